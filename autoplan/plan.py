@@ -1,0 +1,183 @@
+"""Plan, Measurement, Failure: the values that a study produces. Knows no Keras.
+
+Every figure names its unit, every group of figures its evidence tier. `None` is "not known", never zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+SCHEMA_VERSION = 1
+
+
+class Evidence(StrEnum):
+    """Where a number comes from."""
+
+    ANALYTIC = "analytic"
+    COMPILED = "compiled"
+    MEASURED = "measured"
+
+
+class FailureKind(StrEnum):
+    """Why a trial has no measurement."""
+
+    OOM = "oom"
+    COMPILE_OOM = "compile_oom"
+    TIMEOUT = "timeout"
+    NAN = "nan"
+    UNSUPPORTED = "unsupported"
+    DATA = "data"
+    CRASH = "crash"
+
+
+class Value(BaseModel):
+    """A frozen record that refuses unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Measurement(Value):
+    """What one process did, on the machine in front of us."""
+
+    micro_step_seconds: float = Field(description="median over groups of micro-steps, real input path")
+    micro_step_seconds_low: float = Field(description="lower end of the 95% block-bootstrap interval of the median")
+    micro_step_seconds_high: float
+    update_seconds: float = Field(description="micro_step_seconds x accumulation")
+    samples_per_second: float
+    updates_per_second: float
+    compute_micro_step_seconds: float | None = Field(None, description="the same step on one batch that is already there")
+    input_bound: bool | None = None
+    setup_seconds: float = Field(description="what the script did before fit")
+    compile_seconds: float | None = None
+    first_step_seconds: float = Field(description="first micro-step, compilation included")
+    recompilations: int = Field(0, description="compilations of the training step after warm-up")
+    cache_hits: int = 0
+    cache_misses: int = 0
+    peak_bytes: int | None = Field(None, description="per device; see peak_bytes_source")
+    peak_bytes_source: Literal["device", "compiled", "resident"] | None = None
+    groups: int
+    micro_steps: int
+    group_seconds: list[float] = Field(description="seconds a micro-step, one entry a group")
+    simulated_devices: bool = False
+    wall_seconds: float
+    notes: list[str] = []
+
+
+class Failure(Value):
+    """A trial that ended without a measurement: a value, never an exception that stops a study."""
+
+    kind: FailureKind
+    message: str
+    log: str | None = None
+    wall_seconds: float | None = None
+
+
+Outcome = Measurement | Failure
+
+
+class FitRecord(Value):
+    """Which `fit` was tuned: its position, data and the structure of its model."""
+
+    index: int
+    structure: str = Field(description="sha256 over the model's variable shapes in order")
+    samples: int | None = Field(description="samples an epoch; None when the data does not say")
+    epochs: int
+    updates: int | None = Field(None, description="updates of the weights that the script's own fit makes")
+
+
+class SourceRecord(Value):
+    kind: Literal["script", "builder", "callable"]
+    path: str
+    sha256: str
+    fit: FitRecord
+    args: list[str] = []
+
+
+class HardwareRecord(Value):
+    name: str
+    devices: int
+    kind: str
+    capacity_bytes: int | None = Field(None, description="what one device leaves usable")
+    simulated: bool = False
+    description: str = ""
+
+
+class Environment(Value):
+    python: str
+    keras: str
+    backend: str
+    backend_version: str
+    platform: str
+    autoplan: str
+
+
+class BaselineRecord(Value):
+    """The user's own configuration and what became of it."""
+
+    config: dict[str, Any]
+    measured: Measurement | None = None
+    predicted: dict[str, Any] | None = None
+    failure: Failure | None = None
+
+
+class Verification(Value):
+    """Baseline and winner in alternating clean processes."""
+
+    pairs: int
+    speedup: float | None = Field(description="baseline seconds a sample / plan seconds a sample; median over pairs")
+    speedup_low: float | None = None
+    speedup_high: float | None = None
+    faster: bool
+    numerics: Literal["exact", "within_seed_band", "outside", "not_compared"]
+    numerics_detail: str = ""
+    validation_ran: bool = False
+    checkpoint_saved: bool = False
+    remainder_ran: bool = False
+
+
+class Rejection(Value):
+    """A candidate that was never run, and why."""
+
+    config: dict[str, Any]
+    stage: Literal["infeasible", "slower", "known_issue"]
+    reason: str
+    figures: dict[str, Any] = {}
+    nearest: str | None = Field(None, description="the nearest change that would fit")
+
+
+class TrialRecord(Value):
+    number: int
+    config: dict[str, Any]
+    predicted_update_seconds: float | None = None
+    outcome: Literal["measured", "failed"]
+    measurement: Measurement | None = None
+    failure: Failure | None = None
+
+
+class Plan(Value):
+    """The answer with its evidence. `config` has the keys of `cost_models.TrainConfig.to_dict()`."""
+
+    schema_version: int = Field(SCHEMA_VERSION, alias="schema")
+    evidence: Evidence
+    source: SourceRecord
+    hardware: HardwareRecord
+    environment: Environment
+    config: dict[str, Any]
+    baseline: BaselineRecord
+    predicted: dict[str, Any] | None = None
+    measured: Measurement | None = None
+    verification: Verification | None = None
+    trials: list[TrialRecord] = []
+    rejected: list[Rejection] = []
+    notes: list[str] = []
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+
+def to_plain(value: BaseModel) -> Mapping[str, Any]:
+    """Plain values, aliases kept, for JSON and YAML."""
+    return value.model_dump(mode="json", by_alias=True)

@@ -1,0 +1,29 @@
+"""The root of the error tree.
+
+AutoplanError                  anything a user can cause; the message is for them, the exit code for their shell
+├── HardwareError              an unknown chip, a slice that does not exist, an unusable hardware file
+├── ConfigError                a TrainConfig that contradicts itself or its cluster
+├── WorkloadError              a workload file of another version, or one that does not add up
+└── (autoplan.errors)          everything that needs more than arithmetic
+"""
+
+
+class AutoplanError(Exception):
+    """What happened, what was expected, what to do: one message, no traceback.
+
+    `exit_code` is what a command returns: 2 for bad input, 3 for no feasible configuration.
+    """
+
+    exit_code = 2
+
+
+class HardwareError(AutoplanError):
+    """Hardware that the catalogue does not know, or a figure that a computation needs and nobody published."""
+
+
+class ConfigError(AutoplanError):
+    """A training configuration that contradicts itself or its cluster."""
+
+
+class WorkloadError(AutoplanError):
+    """A workload that cannot be read, or that does not fit the configuration it is asked about."""
