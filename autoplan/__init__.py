@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from autoplan.errors import AutoplanError
-    from autoplan.plan import Failure, Measurement, Plan, load_plan
+    from autoplan.plan import Failure, Measurement, Plan
+    from autoplan.planfile import load_plan
     from autoplan.planner import optimize
     from autoplan.runtime.public import compile, fit, scope  # noqa: A004 -- the names users know from Keras
 
@@ -41,7 +42,7 @@ _HOMES = {
     "Failure": "autoplan.plan",
     "Measurement": "autoplan.plan",
     "Plan": "autoplan.plan",
-    "load_plan": "autoplan.plan",
+    "load_plan": "autoplan.planfile",
     "optimize": "autoplan.planner",
     "compile": "autoplan.runtime.public",
     "fit": "autoplan.runtime.public",

@@ -15,13 +15,37 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import Field
 
 from autoplan import shipping
 from autoplan.errors import SourceError
-from autoplan.jobs import SourceSpec
+from autoplan.plan import Value
 
 DEFAULT_FUNCTION = "build_model"
+
+
+class SourceSpec(Value):
+    """Where a model comes from, as something that a fresh process can rebuild.
+
+    script    `path` is run as `__main__` with `args`; where `module` is set, it is run as `python -m` does
+    builder   `path` (or `module`, where set) is imported; `function` is called, and `train_data` too if it is there
+    callable  `payload` holds (builder, data), to be opened with `shipping.unpack`; `path` is the builder's name.
+              data is None, what `fit` takes, or a function without arguments that returns that
+
+    `path` is absolute. sha256: of the file; for a callable, of its source text and its data.
+    """
+
+    kind: Literal["script", "builder", "callable"]
+    path: str = ""
+    module: str | None = None
+    function: str = DEFAULT_FUNCTION
+    args: list[str] = []
+    fit_index: int = 1
+    payload: str | None = None
+    sha256: str
+    directory: str = Field("", description="working directory that the source expects")
 
 
 def resolve(text: str, args: Sequence[str] = (), fit_index: int = 1, function: str | None = None) -> SourceSpec:
