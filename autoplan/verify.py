@@ -1,0 +1,149 @@
+"""The statistics of verification: is the winner faster, and does it train the same?
+
+Speed comes from pairs of clean processes, baseline and winner alternating. Numerics come from the first losses.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from autoplan.plan import Measurement
+from cost_models.config import Precision, TrainConfig
+
+CONFIDENCE = 0.95
+RESAMPLES = 2000
+EXACT_TOLERANCE = 1e-5
+SEEDS = 5
+UPDATES = 20
+
+# Student's t, two-sided 95%, 4 degrees of freedom: five seeds.
+_T_FOUR_DEGREES = 2.776
+
+_EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+
+Verdict = Literal["exact", "within_seed_band", "outside", "not_compared"]
+
+
+@dataclass(frozen=True)
+class Speedup:
+    """Baseline seconds a sample / winner seconds a sample: median over pairs, with a 95% interval."""
+
+    median: float
+    low: float
+    high: float
+    pairs: int
+
+    @property
+    def faster(self) -> bool:
+        """Shown to be faster: the whole interval lies above one."""
+        return self.low > 1.0
+
+
+@dataclass(frozen=True)
+class Numerics:
+    """Whether the winner's losses are the baseline's."""
+
+    verdict: Verdict
+    detail: str
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One process's measurement with the configuration that it ran."""
+
+    config: TrainConfig
+    measurement: Measurement
+
+    def seconds_per_sample(self) -> npt.NDArray[np.float64]:
+        """One figure a group of micro-steps, shape (groups,)."""
+        seconds = self.measurement.group_seconds or [self.measurement.micro_step_seconds]
+        return np.asarray(seconds, dtype=np.float64) / self.config.batch.global_size
+
+
+def speedup(pairs: Sequence[tuple[Timed, Timed]], *, seed: int = 0, resamples: int = RESAMPLES) -> Speedup:
+    """Speed-up from (baseline, winner) pairs. ValueError without pairs.
+
+    Two-level bootstrap (Davison & Hinkley 1997, section 3.8): pairs are drawn with replacement, because processes
+    differ by more than their groups do; within a drawn pair, groups are. The statistic is the median over pairs of the
+    ratio of the medians of groups.
+    """
+    if not pairs:
+        raise ValueError("a speed-up needs at least one pair of measurements")
+    rates = [(base.seconds_per_sample(), winner.seconds_per_sample()) for base, winner in pairs]
+    ratios = [float(np.median(base) / np.median(winner)) for base, winner in rates]
+    generator = np.random.default_rng(seed)
+    resampled = np.stack([_resampled_ratios(base, winner, resamples, generator) for base, winner in rates])
+    drawn = generator.integers(len(pairs), size=(len(pairs), resamples))
+    medians = np.median(np.take_along_axis(resampled, drawn, axis=0), axis=0)
+    tail = (1 - CONFIDENCE) / 2
+    low, high = np.quantile(medians, [tail, 1 - tail])
+    return Speedup(float(np.median(ratios)), float(low), float(high), len(pairs))
+
+
+def _resampled_ratios(
+    base: npt.NDArray[np.float64], winner: npt.NDArray[np.float64], resamples: int, generator: np.random.Generator
+) -> npt.NDArray[np.float64]:
+    """Ratios of medians over redrawn groups, shape (resamples,)."""
+
+    def redrawn(rates: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        return np.median(rates[generator.integers(len(rates), size=(resamples, len(rates)))], axis=1)
+
+    return np.asarray(redrawn(base) / redrawn(winner))
+
+
+def exactness_expected(baseline: TrainConfig, winner: TrainConfig, *, random_layers: bool, batch_norm: bool) -> bool:
+    """Whether the two must agree within rounding: both in float32, no dropout, no BatchNorm."""
+    float32 = {baseline.precision, winner.precision} == {Precision.FLOAT32}
+    return float32 and not random_layers and not batch_norm
+
+
+def compare_losses(
+    baseline_seeds: Sequence[Sequence[float]], winner: Sequence[float], *, exact: bool, compute_dtype: str = "float32"
+) -> Numerics:
+    """Judge the winner's losses, one an update, against the baseline's. The first baseline run has the winner's seed.
+
+    exact    every update within a relative 1e-5 of the same seed's baseline
+    band     the mean loss over the later half of the updates lies in the 95% prediction interval that the baseline's
+             seeds span (mean +- t * s * sqrt(1 + 1/n)), widened by the rounding of the compute dtype
+    """
+    same_seed = list(baseline_seeds[0]) if baseline_seeds else []
+    if not winner or len(same_seed) != len(winner):
+        return Numerics("not_compared", f"{len(same_seed)} losses of the baseline against {len(winner)} of the plan")
+    if not all(map(math.isfinite, winner)):
+        return Numerics("outside", "a loss of the plan is not a finite number")
+    if exact:
+        return _compare_exactly(same_seed, winner)
+    return _compare_with_band(baseline_seeds, winner, compute_dtype)
+
+
+def _compare_exactly(baseline: Sequence[float], winner: Sequence[float]) -> Numerics:
+    worst = max(abs(ours - theirs) / max(abs(theirs), 1e-12) for ours, theirs in zip(winner, baseline, strict=True))
+    detail = (
+        f"largest relative difference of a loss over {len(winner)} updates: {worst:.1e}, allowed {EXACT_TOLERANCE:.0e}"
+    )
+    return Numerics("exact" if worst <= EXACT_TOLERANCE else "outside", detail)
+
+
+def _compare_with_band(seeds: Sequence[Sequence[float]], winner: Sequence[float], compute_dtype: str) -> Numerics:
+    if len(seeds) < SEEDS:
+        return Numerics("not_compared", f"{len(seeds)} of the {SEEDS} baseline seeds ended with losses")
+    finals = [_later_mean(losses) for losses in seeds]
+    centre, spread = float(np.mean(finals)), float(np.std(finals, ddof=1))
+    rounding = _EPSILON[compute_dtype] * abs(centre)
+    half = _T_FOUR_DEGREES * spread * math.sqrt(1 + 1 / len(finals)) + rounding
+    ours = _later_mean(winner)
+    detail = (
+        f"mean loss over the later updates {ours:.6g}; {len(finals)} seeds of the baseline span "
+        f"{centre - half:.6g} to {centre + half:.6g}"
+    )
+    return Numerics("within_seed_band" if abs(ours - centre) <= half else "outside", detail)
+
+
+def _later_mean(losses: Sequence[float]) -> float:
+    return float(np.mean(losses[len(losses) // 2 :]))
