@@ -1,0 +1,283 @@
+"""A jaxpr as a flat list of operations with concrete sizes: calls inlined, loops and branches kept with their bodies."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from autoplan.worker.trace.rules import Cost, rule_for
+from cost_models.workload import Kind, Phase
+
+_INLINED = frozenset(
+    {"jit", "pjit", "closed_call", "core_call", "call", "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
+    | {"custom_lin", "shard_map", "remat2", "checkpoint", "remat", "run_state"}
+)
+_REMAT = frozenset({"remat2", "checkpoint", "remat"})
+_BODIES = ("jaxpr", "call_jaxpr", "fun_jaxpr")
+_TRANSFORM = re.compile(r"(transpose|jvp|vmap|rematted_computation|checkpoint)\(?|\)")
+
+
+@dataclass(frozen=True, slots=True)
+class RawOp:
+    """One operation at one batch size; fields as in `cost_models.workload.Op`."""
+
+    kind: Kind
+    primitive: str
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    cost: Cost
+    phase: Phase
+    layer: str
+    region: int
+    repeat: int = 1
+    body: tuple[RawOp, ...] = ()
+
+
+@dataclass(slots=True)
+class Recording:
+    """Everything that was seen: tensors as (dtype, shape), operations in program order, and what no rule knew."""
+
+    tensors: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
+    ops: list[RawOp] = field(default_factory=list)
+    inputs: list[int] = field(default_factory=list)
+    constants: list[int] = field(default_factory=list)
+    outputs: list[int] = field(default_factory=list)
+    unknown: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    def add(self, aval: Any) -> int:
+        """A new tensor of this abstract value."""
+        self.tensors.append((_dtype_name(aval), tuple(getattr(aval, "shape", ()))))
+        return len(self.tensors) - 1
+
+
+@dataclass(slots=True)
+class _Place:
+    """Where an equation stands: the scopes around it, the remat region, and whether the backward pass has begun."""
+
+    scope: str = ""
+    region: int = 0
+    regions: int = 0
+    backward_seen: bool = False
+
+
+def record(closed: Any) -> Recording:
+    """Walk a closed jaxpr. Every input, constant and output is a tensor of the recording; dead operations are dropped."""
+    recording = Recording()
+    env: dict[Any, int] = {}
+    jaxpr = closed.jaxpr
+    for var in jaxpr.constvars:
+        env[var] = recording.add(var.aval)
+        recording.constants.append(env[var])
+    for var in jaxpr.invars:
+        env[var] = recording.add(var.aval)
+        recording.inputs.append(env[var])
+    walker = _Walker(recording)
+    recording.ops = walker.walk(jaxpr, env)
+    recording.outputs = [walker.read(env, var) for var in jaxpr.outvars]
+    recording.ops = _without_dead(recording.ops, set(recording.outputs))
+    return recording
+
+
+class _Walker:
+    """Turns equations into RawOps; knows structure (calls, loops, branches), not prices."""
+
+    def __init__(self, recording: Recording) -> None:
+        self.recording = recording
+        self.place = _Place()
+        self._structured: Mapping[str, Callable[[Any, dict[Any, int], Phase, str], list[RawOp]]] = {
+            "scan": self._scan,
+            "while": self._while,
+            "cond": self._cond,
+        }
+
+    def walk(self, jaxpr: Any, env: dict[Any, int]) -> list[RawOp]:
+        """The operations of one jaxpr whose inputs are in `env` already."""
+        ops: list[RawOp] = []
+        for eqn in jaxpr.eqns:
+            ops.extend(self._equation(eqn, env))
+        return ops
+
+    def read(self, env: Mapping[Any, int], atom: Any) -> int:
+        """The tensor of a variable or a literal; a literal becomes a tensor that nothing writes."""
+        if hasattr(atom, "val"):
+            return self.recording.add(atom.aval)
+        return env[atom]
+
+    def _equation(self, eqn: Any, env: dict[Any, int]) -> list[RawOp]:
+        name = eqn.primitive.name
+        outer = self.place.scope
+        own = str(eqn.source_info.name_stack)
+        self.place.scope = f"{outer}/{own}" if outer and own else outer or own
+        phase, layer = self._phase(), _layer(self.place.scope)
+        try:
+            if name in self._structured:
+                return self._structured[name](eqn, env, phase, layer)
+            if name in _INLINED and (inner := _inner_jaxpr(eqn)) is not None:
+                return self._inline(eqn, inner, env, phase, layer)
+            return [self._plain(eqn, env, phase, layer)]
+        finally:
+            self.place.scope = outer
+
+    def _phase(self) -> Phase:
+        scope = self.place.scope
+        if "rematted_computation" in scope:
+            return Phase.FORWARD
+        if "transpose(" in scope:
+            self.place.backward_seen = True
+            return Phase.BACKWARD
+        if "jvp(" in scope or not self.place.backward_seen:
+            return Phase.FORWARD
+        return Phase.UPDATE
+
+    def _reads(self, eqn: Any, env: Mapping[Any, int]) -> tuple[int, ...]:
+        return tuple(env[atom] for atom in eqn.invars if not hasattr(atom, "val"))
+
+    def _writes(self, eqn: Any, env: dict[Any, int]) -> tuple[int, ...]:
+        return tuple(self._define(var, env) for var in eqn.outvars)
+
+    def _define(self, var: Any, env: dict[Any, int]) -> int:
+        env[var] = self.recording.add(var.aval)
+        return env[var]
+
+    def _plain(self, eqn: Any, env: dict[Any, int], phase: Phase, layer: str) -> RawOp:
+        name = eqn.primitive.name
+        rule = rule_for(name)
+        if rule is None:
+            self.recording.unknown[name, "no rule: counted by the bytes that it reads and writes"] += 1
+        kind, cost = (rule.kind, rule.price(eqn)) if rule else (Kind.UNKNOWN, Cost())
+        if name == "convert_element_type" and _same_bytes(eqn):
+            kind, cost = Kind.VIEW, Cost()
+        return RawOp(kind, name, self._reads(eqn, env), self._writes(eqn, env), cost, phase, layer, self.place.region)
+
+    def _inline(self, eqn: Any, inner: Any, env: dict[Any, int], phase: Phase, layer: str) -> list[RawOp]:
+        closed_over, jaxpr = _open(inner)
+        arguments = [self.read(env, atom) for atom in eqn.invars]
+        fenced = eqn.primitive.name in _REMAT and eqn.params.get("prevent_cse") and eqn.params.get("differentiated")
+        outer_region, fence = self.place.region, []
+        if fenced:
+            self.place.regions += 1
+            self.place.region = self.place.regions
+            behind = [self.recording.add(atom.aval) for atom in eqn.invars]
+            fence = [self._fence(tuple(arguments), tuple(behind), phase, layer)]
+            arguments = behind
+        local = dict(zip(jaxpr.invars, arguments, strict=True)) | self._constants(jaxpr, closed_over)
+        ops = self.walk(jaxpr, local)
+        self.place.region = outer_region
+        for var, atom in zip(eqn.outvars, jaxpr.outvars, strict=True):
+            env[var] = self.read(local, atom)
+        return fence + ops
+
+    def _fence(self, before: tuple[int, ...], behind: tuple[int, ...], phase: Phase, layer: str) -> RawOp:
+        return RawOp(Kind.BARRIER, "optimization_barrier", before, behind, Cost(), phase, layer, self.place.region)
+
+    def _constants(self, jaxpr: Any, values: Sequence[Any]) -> dict[Any, int]:
+        found = {var: self.recording.add(var.aval) for var, _ in zip(jaxpr.constvars, values, strict=False)}
+        self.recording.constants.extend(found.values())
+        return found
+
+    def _scan(self, eqn: Any, env: dict[Any, int], phase: Phase, layer: str) -> list[RawOp]:
+        """`length` runs of the body: constants and carries as they are, a slice of each stacked input, of each output."""
+        params, outer = eqn.params, self.recording
+        constants, carries = params["num_consts"], params["num_carry"]
+        jaxpr = params["jaxpr"].jaxpr
+        reads = [self.read(env, atom) for atom in eqn.invars]
+        writes = self._writes(eqn, env)
+        local = dict(zip(jaxpr.invars[:constants], reads[:constants], strict=True))
+        body: list[RawOp] = []
+        for var in jaxpr.invars[constants : constants + carries]:
+            local[var] = outer.add(var.aval)
+        stacked = zip(jaxpr.invars[constants + carries :], reads[constants + carries :], strict=True)
+        for var, source in stacked:
+            local[var] = outer.add(var.aval)
+            body.append(self._step(Kind.MOVE, "dynamic_slice", source, local[var], phase, layer))
+        local |= self._constants(jaxpr, params["jaxpr"].consts)
+        body += self.walk(jaxpr, local)
+        for atom, target in zip(jaxpr.outvars[carries:], writes[carries:], strict=True):
+            body.append(self._step(Kind.SCATTER, "dynamic_update_slice", self.read(local, atom), target, phase, layer))
+        repeat = params["length"]
+        return [self._structure(Kind.LOOP, "scan", reads, writes, phase, layer, repeat, body)]
+
+    def _step(self, kind: Kind, name: str, source: int, target: int, phase: Phase, layer: str) -> RawOp:
+        return RawOp(kind, name, (source,), (target,), Cost(), phase, layer, self.place.region)
+
+    def _while(self, eqn: Any, env: dict[Any, int], phase: Phase, layer: str) -> list[RawOp]:
+        """A loop whose trip count depends on data: its body counts once, and that is reported."""
+        self.recording.unknown["while", "trip count depends on data: its body is counted once"] += 1
+        params = eqn.params
+        jaxpr = params["body_jaxpr"].jaxpr
+        reads = [self.read(env, atom) for atom in eqn.invars]
+        writes = self._writes(eqn, env)
+        of_body = reads[params["cond_nconsts"] :]
+        constants = params["body_nconsts"]
+        local = dict(zip(jaxpr.invars[:constants], of_body[:constants], strict=True))
+        local |= {var: self.recording.add(var.aval) for var in jaxpr.invars[constants:]}
+        local |= self._constants(jaxpr, params["body_jaxpr"].consts)
+        return [self._structure(Kind.LOOP, "while", reads, writes, phase, layer, 1, self.walk(jaxpr, local))]
+
+    def _cond(self, eqn: Any, env: dict[Any, int], phase: Phase, layer: str) -> list[RawOp]:
+        """The branch that does the most arithmetic, then the one that touches the most bytes."""
+        reads = [self.read(env, atom) for atom in eqn.invars]
+        bodies = []
+        for branch in eqn.params["branches"]:
+            local = dict(zip(branch.jaxpr.invars, reads[1:], strict=True)) | self._constants(branch.jaxpr, branch.consts)
+            bodies.append(self.walk(branch.jaxpr, local))
+        body = max(bodies, key=lambda ops: (_flops(ops), self._bytes(ops)))
+        writes = self._writes(eqn, env)
+        return [self._structure(Kind.BRANCH, "cond", reads, writes, phase, layer, 1, body)]
+
+    def _structure(
+        self, kind: Kind, name: str, reads: Sequence[int], writes: tuple[int, ...], phase: Phase, layer: str, repeat: int,
+        body: list[RawOp],
+    ) -> RawOp:  # fmt: skip
+        return RawOp(kind, name, tuple(reads), writes, Cost(), phase, layer, self.place.region, repeat, tuple(body))
+
+    def _bytes(self, ops: Sequence[RawOp]) -> int:
+        return sum(math.prod(self.recording.tensors[end][1]) for op in ops for end in (*op.reads, *op.writes))
+
+
+def _flops(ops: Sequence[RawOp]) -> int:
+    return sum(op.cost.flops + op.repeat * _flops(op.body) for op in ops)
+
+
+def _inner_jaxpr(eqn: Any) -> Any | None:
+    return next((eqn.params[key] for key in _BODIES if key in eqn.params), None)
+
+
+def _open(inner: Any) -> tuple[Sequence[Any], Any]:
+    """(constants, jaxpr) of a closed or an open jaxpr."""
+    if hasattr(inner, "jaxpr"):
+        return inner.consts, inner.jaxpr
+    return (), inner
+
+
+def _dtype_name(aval: Any) -> str:
+    dtype = getattr(aval, "dtype", None)
+    if dtype is None:
+        return "token"
+    name = str(dtype)
+    return "key" if name.startswith("key<") else name
+
+
+def _same_bytes(eqn: Any) -> bool:
+    return bool(eqn.invars[0].aval.dtype == eqn.outvars[0].aval.dtype)
+
+
+def _layer(scope: str) -> str:
+    """`transpose(jvp(block1))/dense` -> `block1/dense`: the scopes that Keras named, without JAX's transformations."""
+    parts = [part for part in _TRANSFORM.sub("", scope).split("/") if part]
+    return "/".join(parts)
+
+
+def _without_dead(ops: list[RawOp], needed: set[int]) -> list[RawOp]:
+    """Operations that something needs, in order; XLA removes the others."""
+    kept: list[RawOp] = []
+    for op in reversed(ops):
+        if not needed.isdisjoint(op.writes) or op.kind is Kind.UNKNOWN:
+            kept.append(op)
+            needed.update(op.reads)
+    kept.reverse()
+    return kept

@@ -1,0 +1,134 @@
+"""Keras's training step on JAX -> Workload."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax
+import keras
+
+from autoplan.worker.trace.combine import Combined, combine, exact
+from autoplan.worker.trace.jaxpr import Recording, record
+from cost_models.config import Precision
+from cost_models.errors import WorkloadError
+from cost_models.workload import Role, UnknownOp, Variable, Workload
+
+
+def trace_train_step(model: Any, batch: Any, *, local_batch: int) -> Workload:
+    """The Workload of one micro-step of a compiled Keras model.
+
+    batch        (x, y[, sample_weight]) of arrays or `jax.ShapeDtypeStruct`s, batch dimension first; its size is replaced
+    local_batch  samples on one device
+
+    Nothing is computed and no variable needs a value. The step is traced at `local_batch` and twice that; where the two differ in
+    structure, the workload holds for `local_batch` alone. WorkloadError for a model that is not compiled.
+    """
+    if getattr(model, "optimizer", None) is None:
+        raise WorkloadError("the model has no optimizer, so it has no training step; call model.compile(...) first")
+    one = _record(model, batch, local_batch)
+    combined = _combine(model, batch, local_batch, one)
+    state = _state(model)
+    variables = _variables(model, state, one)
+    return Workload(
+        local_batch=local_batch,
+        precision=precision_of(model),
+        remat=remat_of(model),
+        backend="jax",
+        tensors=combined.tensors,
+        ops=combined.ops,
+        variables=variables,
+        inputs=tuple(one.inputs[len(variables) :]) + tuple(one.constants),
+        outputs=tuple(one.outputs[: len(one.outputs) - len(variables)]),
+        accumulation=accumulation_of(model.optimizer),
+        batch_exact=bool(combined.reason),
+        optimizer=type(_inner_optimizer(model.optimizer)).__name__,
+        unknown_ops=tuple(UnknownOp(name, count, reason) for (name, reason), count in sorted(one.unknown.items())),
+        notes=(f"holds at a local batch of {local_batch} alone: {combined.reason}",) if combined.reason else (),
+    )
+
+
+def build_for(model: Any, batch: Any) -> None:
+    """Create what `fit` would create before its first micro-step: layers, optimizer slots, metrics."""
+    model._symbolic_build(data_batch=_as_tuple(batch))
+    if not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+
+
+def precision_of(model: Any) -> str:
+    """The one dtype policy that the model's layers share, or "other"."""
+    names = {layer.dtype_policy.name for layer in model._flatten_layers() if layer.variables}
+    names = names or {model.dtype_policy.name}
+    known = {precision.value for precision in Precision}
+    return names.pop() if len(names) == 1 and names <= known else Precision.OTHER.value
+
+
+def remat_of(model: Any) -> str:
+    """The rematerialization mode that layers were built under."""
+    modes = {getattr(getattr(layer, "_remat_mode", None), "mode", None) for layer in model._flatten_layers()}
+    modes.discard(None)
+    return str(modes.pop()) if len(modes) == 1 else "mixed" if modes else "none"
+
+
+def accumulation_of(optimizer: Any) -> int:
+    """Micro-steps an update."""
+    return int(_inner_optimizer(optimizer).gradient_accumulation_steps or 1)
+
+
+def _inner_optimizer(optimizer: Any) -> Any:
+    return getattr(optimizer, "inner_optimizer", optimizer)
+
+
+def _combine(model: Any, batch: Any, local_batch: int, one: Recording) -> Combined:
+    try:
+        two = _record(model, batch, 2 * local_batch)
+    except (ValueError, TypeError) as error:  # a model with a fixed batch in its input shape or its code
+        return exact(one, f"the step cannot be traced at twice that ({str(error).splitlines()[0]})")
+    return combine(local_batch, one, two)
+
+
+def _record(model: Any, batch: Any, size: int) -> Recording:
+    sized = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype), _as_tuple(batch))
+    build_for(model, sized)
+    structs = tuple([jax.ShapeDtypeStruct(v.shape, _dtype(v)) for v in group] for group in _state(model))
+    return record(jax.make_jaxpr(model.train_step)(structs, sized))
+
+
+def _as_tuple(batch: Any) -> Any:
+    return tuple(batch) if isinstance(batch, list) else batch
+
+
+def _dtype(variable: Any) -> str:
+    """The stored dtype: `variable.dtype` answers with the compute dtype inside an autocast scope."""
+    return keras.backend.standardize_dtype(variable._dtype)
+
+
+def _state(model: Any) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
+    """Variables in the order of the training step's state."""
+    return (
+        list(model.trainable_variables),
+        list(model.non_trainable_variables),
+        list(model.optimizer.variables),
+        list(model.metrics_variables),
+    )
+
+
+def _variables(model: Any, state: Iterable[list[Any]], recording: Recording) -> tuple[Variable, ...]:
+    trainable, others, optimizer, metrics = state
+    roles = [Role.TRAINABLE] * len(trainable)
+    roles += [Role.SEED if "seed_generator_state" in v.path else Role.STATE for v in others]
+    special = _optimizer_roles(model.optimizer)
+    roles += [special.get(id(v), Role.SLOT) for v in optimizer]
+    roles += [Role.METRIC] * len(metrics)
+    flat = [*trainable, *others, *optimizer, *metrics]
+    results = recording.outputs[len(recording.outputs) - len(flat) :]
+    ends = zip(flat, roles, recording.inputs, results, strict=False)
+    return tuple(Variable(v.path, role, tensor, result) for v, role, tensor, result in ends)
+
+
+def _optimizer_roles(optimizer: Any) -> Mapping[int, Role]:
+    inner = _inner_optimizer(optimizer)
+    roles = {id(v): Role.ACCUMULATOR for v in getattr(inner, "_accumulated_gradients", None) or () if v is not None}
+    roles |= {id(v): Role.EMA for v in getattr(inner, "_model_variables_moving_average", None) or () if v is not None}
+    scale = (getattr(optimizer, name, None) for name in ("step_counter", "dynamic_scale"))
+    return roles | {id(v): Role.LOSS_SCALE for v in scale if v is not None}

@@ -1,0 +1,66 @@
+"""Affine: a size or a count that grows linearly with the local batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Self
+
+from cost_models.errors import WorkloadError
+
+
+@dataclass(frozen=True, slots=True)
+class Affine:
+    """`fixed + per_sample x local batch`.
+
+    Traces at batches b and 2b give both numbers: one line goes through two points.
+    """
+
+    fixed: float = 0
+    per_sample: float = 0
+
+    @classmethod
+    def through(cls, batch: int, at_batch: float, at_double: float) -> Affine:
+        """The line through (batch, at_batch) and (2 x batch, at_double)."""
+        slope, rest = divmod(at_double - at_batch, batch)
+        per_sample = slope if rest == 0 else (at_double - at_batch) / batch
+        return cls(2 * at_batch - at_double, per_sample)
+
+    def at(self, batch: int) -> float:
+        """The value at a local batch of `batch` samples."""
+        return self.fixed + self.per_sample * batch
+
+    def __add__(self, other: Affine) -> Affine:
+        return Affine(self.fixed + other.fixed, self.per_sample + other.per_sample)
+
+    def __sub__(self, other: Affine) -> Affine:
+        return Affine(self.fixed - other.fixed, self.per_sample - other.per_sample)
+
+    def __mul__(self, factor: float) -> Affine:
+        return Affine(self.fixed * factor, self.per_sample * factor)
+
+    @property
+    def constant(self) -> bool:
+        """Whether the batch does not matter."""
+        return self.per_sample == 0
+
+    @classmethod
+    def sum(cls, values: Iterable[Affine]) -> Affine:
+        fixed = per_sample = 0.0
+        for value in values:
+            fixed += value.fixed
+            per_sample += value.per_sample
+        return cls(fixed, per_sample)
+
+    def to_plain(self) -> int | float | list[float]:
+        """A number where the batch does not matter, else [fixed, per_sample]."""
+        return self.fixed if self.constant else [self.fixed, self.per_sample]
+
+    @classmethod
+    def from_plain(cls, value: object) -> Self:
+        """The inverse of `to_plain`. WorkloadError on anything else."""
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return cls(value)
+        if isinstance(value, list) and len(value) == 2 and all(isinstance(part, int | float) for part in value):
+            return cls(*value)
+        raise WorkloadError(f"{value!r} is not a size; expected a number, or [fixed, per_sample]")

@@ -1,0 +1,323 @@
+"""Workload: one training micro-step as plain values, with no framework in it.
+
+A micro-step is what Keras's `fit` runs for one batch: forward, loss, backward, optimizer, metrics. It is a list of `Op`s
+in program order over numbered `Tensor`s; sizes and FLOPs are `Affine` in the local batch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from typing import Any
+
+from cost_models.affine import Affine
+from cost_models.errors import WorkloadError
+
+SCHEMA = 1
+
+ITEM_BYTES: Mapping[str, float] = {
+    "bool": 1, "int4": 0.5, "uint4": 0.5, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4,
+    "int64": 8, "uint64": 8, "float8_e4m3fn": 1, "float8_e5m2": 1, "float16": 2, "bfloat16": 2, "float32": 4,
+    "float64": 8, "complex64": 8, "complex128": 16, "key": 8, "token": 0,
+}  # fmt: skip
+"""Bytes an element. `key` is a typed random key: two 32-bit words (threefry)."""
+
+
+class Kind(StrEnum):
+    """What an operation is to a compiler: the coarsest distinction that changes its cost."""
+
+    DOT = "dot"
+    CONV = "conv"
+    REDUCE = "reduce"
+    ELEMENTWISE = "elementwise"
+    EXPENSIVE = "expensive"  # elementwise, but long chains of arithmetic: erf_inv, lgamma, ...
+    RANDOM = "random"
+    VIEW = "view"  # the same bytes under another name: reshape, a cast to the same dtype
+    BROADCAST = "broadcast"  # made of nothing or of less: iota, broadcast
+    MOVE = "move"  # rearranges: transpose, slice, pad, concatenate, reverse
+    GATHER = "gather"
+    SCATTER = "scatter"
+    SORT = "sort"
+    CUMULATIVE = "cumulative"
+    POOL = "pool"
+    POOL_GRADIENT = "pool_gradient"
+    LOOP = "loop"
+    BRANCH = "branch"
+    BARRIER = "barrier"  # everything that it reads exists before anything that it writes
+    COLLECTIVE = "collective"
+    CUSTOM = "custom"
+    UNKNOWN = "unknown"
+
+
+class Phase(StrEnum):
+    """Which part of the micro-step an operation belongs to."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    UPDATE = "update"
+
+
+class Role(StrEnum):
+    """What a variable is for."""
+
+    TRAINABLE = "trainable"
+    STATE = "state"
+    SEED = "seed"
+    METRIC = "metric"
+    SLOT = "slot"
+    ACCUMULATOR = "accumulator"
+    EMA = "ema"
+    LOSS_SCALE = "loss_scale"
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A value of the micro-step. `shape` in elements, outermost first; each dimension may grow with the batch."""
+
+    dtype: str
+    shape: tuple[Affine, ...]
+
+    @property
+    def item_bytes(self) -> float:
+        """Bytes an element. WorkloadError for a dtype without a known size."""
+        try:
+            return ITEM_BYTES[self.dtype]
+        except KeyError:
+            known = ", ".join(ITEM_BYTES)
+            raise WorkloadError(f"a tensor of dtype {self.dtype!r} has no known size; known are {known}") from None
+
+    @property
+    def elements(self) -> Affine:
+        """Number of elements. WorkloadError when two dimensions grow with the batch (their product is no line)."""
+        scale = math.prod(dim.fixed for dim in self.shape if dim.constant)
+        growing = [dim for dim in self.shape if not dim.constant]
+        if len(growing) > 1:
+            raise WorkloadError(f"a tensor of shape {self.shape} grows with the square of the batch; it has no line")
+        return growing[0] * scale if growing else Affine(scale)
+
+    @property
+    def bytes(self) -> Affine:
+        """Bytes without padding."""
+        return self.elements * self.item_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One operation. `reads` and `writes` are positions in `Workload.tensors`.
+
+    flops      floating-point operations of one execution; a multiply-add is two
+    gemm       (groups, m, n, k) of the matrix product that a dot or a convolution is, else ()
+    repeat     how often the body runs (loops); 1 otherwise
+    body       operations of one iteration (loops) or of the larger branch
+    region     0, or the number of the rematerialized region: nothing moves or merges across its border
+    elementwise_from   whether an output element needs only the inputs' elements at its own place
+    """
+
+    kind: Kind
+    primitive: str
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    flops: Affine = Affine()
+    gemm: tuple[Affine, ...] = ()
+    repeat: int = 1
+    body: tuple[Op, ...] = ()
+    phase: Phase = Phase.FORWARD
+    layer: str = ""
+    region: int = 0
+
+    @property
+    def total_flops(self) -> Affine:
+        """FLOPs with bodies counted as often as they run."""
+        inner = Affine.sum(op.total_flops for op in self.body) * self.repeat
+        return self.flops + inner
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A piece of state: what it is for, the tensor that comes in and the tensor that leaves."""
+
+    path: str
+    role: Role
+    tensor: int
+    result: int
+
+
+@dataclass(frozen=True)
+class UnknownOp:
+    """An operation that no rule knows: counted by its bytes, never free."""
+
+    primitive: str
+    count: int
+    reason: str = "no rule: counted by the bytes that it reads and writes"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"primitive": self.primitive, "count": self.count, "reason": self.reason}
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One micro-step.
+
+    local_batch   samples at which it was traced
+    batch_exact   the sizes hold at `local_batch` alone (the step's structure changes with the batch)
+    accumulation  micro-steps an update that are built into the traced step
+    """
+
+    local_batch: int
+    precision: str
+    remat: str
+    backend: str
+    tensors: tuple[Tensor, ...]
+    ops: tuple[Op, ...]
+    variables: tuple[Variable, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    accumulation: int = 1
+    batch_exact: bool = False
+    optimizer: str = ""
+    unknown_ops: tuple[UnknownOp, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @cached_property
+    def structure(self) -> str:
+        """A stable hash of everything in it: the key of caches."""
+        text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def check_batch(self, local_batch: int) -> None:
+        """WorkloadError when nothing is known about this batch."""
+        if self.batch_exact and local_batch != self.local_batch:
+            raise WorkloadError(
+                f"this training step changes its structure with the batch, so its trace at a local batch of "
+                f"{self.local_batch} says nothing about {local_batch}; trace it again at that batch"
+            )
+
+    def variable_bytes(self, *roles: Role) -> int:
+        """Bytes of the variables in these roles, unpadded."""
+        chosen = (self.tensors[v.tensor] for v in self.variables if v.role in roles)
+        return round(sum(tensor.bytes.fixed for tensor in chosen))
+
+    @property
+    def parameters(self) -> int:
+        """Number of trainable parameters."""
+        chosen = (self.tensors[v.tensor] for v in self.variables if v.role is Role.TRAINABLE)
+        return round(sum(tensor.elements.fixed for tensor in chosen))
+
+    @property
+    def flops(self) -> Affine:
+        """FLOPs of one micro-step on one device."""
+        return Affine.sum(op.total_flops for op in self.ops)
+
+    @property
+    def model_flops(self) -> Affine:
+        """FLOPs of products and convolutions outside recomputation: the numerator of MFU (PaLM, appendix B)."""
+        return Affine.sum(_model_flops(op) for op in self.ops)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for job messages and files."""
+        return {
+            "schema": SCHEMA,
+            "local_batch": self.local_batch,
+            "batch_exact": self.batch_exact,
+            "precision": self.precision,
+            "remat": self.remat,
+            "backend": self.backend,
+            "accumulation": self.accumulation,
+            "optimizer": self.optimizer,
+            "tensors": [[t.dtype, [dim.to_plain() for dim in t.shape]] for t in self.tensors],
+            "ops": [_op_to_plain(op) for op in self.ops],
+            "variables": [[v.path, v.role.value, v.tensor, v.result] for v in self.variables],
+            "inputs": list(self.inputs),
+            "outputs": list(self.outputs),
+            "unknown_ops": [op.to_dict() for op in self.unknown_ops],
+            "notes": list(self.notes),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Workload:
+        """The inverse of `to_dict`. WorkloadError for another schema, a missing key or a value that does not add up."""
+        if data.get("schema") != SCHEMA:
+            raise WorkloadError(f"a workload of schema {data.get('schema')!r}; this version reads schema {SCHEMA}")
+        try:
+            workload = cls(
+                local_batch=data["local_batch"],
+                batch_exact=data["batch_exact"],
+                precision=data["precision"],
+                remat=data["remat"],
+                backend=data["backend"],
+                accumulation=data["accumulation"],
+                optimizer=data["optimizer"],
+                tensors=tuple(Tensor(t, tuple(map(Affine.from_plain, shape))) for t, shape in data["tensors"]),
+                ops=tuple(_op_from_plain(op) for op in data["ops"]),
+                variables=tuple(Variable(path, Role(role), *ends) for path, role, *ends in data["variables"]),
+                inputs=tuple(data["inputs"]),
+                outputs=tuple(data["outputs"]),
+                unknown_ops=tuple(UnknownOp(**op) for op in data["unknown_ops"]),
+                notes=tuple(data["notes"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise WorkloadError(f"a workload that cannot be read ({error}); trace the model again") from None
+        workload._check_references()
+        return workload
+
+    def _check_references(self) -> None:
+        count = len(self.tensors)
+        used = [*self.inputs, *self.outputs, *(end for v in self.variables for end in (v.tensor, v.result))]
+        used += [end for op in walk(self.ops) for end in (*op.reads, *op.writes)]
+        wrong = [end for end in used if not 0 <= end < count]
+        if wrong:
+            raise WorkloadError(f"a workload that names tensor {wrong[0]}, but has {count}; trace the model again")
+
+
+def walk(ops: tuple[Op, ...]) -> list[Op]:
+    """Every operation, bodies included, in program order."""
+    found: list[Op] = []
+    for op in ops:
+        found.append(op)
+        found.extend(walk(op.body))
+    return found
+
+
+def _model_flops(op: Op) -> Affine:
+    if op.region and op.phase is Phase.FORWARD:  # recomputed: work, but not the model's
+        return Affine()
+    own = op.flops if op.kind in (Kind.DOT, Kind.CONV) else Affine()
+    return own + Affine.sum(_model_flops(inner) for inner in op.body) * op.repeat
+
+
+def _op_to_plain(op: Op) -> dict[str, Any]:
+    """Only what differs from the defaults: a step has thousands of operations."""
+    plain: dict[str, Any] = {"kind": op.kind.value, "primitive": op.primitive, "phase": op.phase.value}
+    plain |= {"reads": list(op.reads), "writes": list(op.writes)}
+    if op.flops != Affine():
+        plain["flops"] = op.flops.to_plain()
+    if op.gemm:
+        plain["gemm"] = [part.to_plain() for part in op.gemm]
+    if op.body:
+        plain |= {"repeat": op.repeat, "body": [_op_to_plain(inner) for inner in op.body]}
+    if op.layer:
+        plain["layer"] = op.layer
+    if op.region:
+        plain["region"] = op.region
+    return plain
+
+
+def _op_from_plain(plain: Mapping[str, Any]) -> Op:
+    return Op(
+        kind=Kind(plain["kind"]),
+        primitive=plain["primitive"],
+        reads=tuple(plain["reads"]),
+        writes=tuple(plain["writes"]),
+        flops=Affine.from_plain(plain.get("flops", 0)),
+        gemm=tuple(map(Affine.from_plain, plain.get("gemm", ()))),
+        repeat=plain.get("repeat", 1),
+        body=tuple(_op_from_plain(inner) for inner in plain.get("body", ())),
+        phase=Phase(plain["phase"]),
+        layer=plain.get("layer", ""),
+        region=plain.get("region", 0),
+    )
