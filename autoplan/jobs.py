@@ -1,13 +1,38 @@
-"""The bridge to worker processes: what is asked, what comes back, and the client that starts, limits and ends them."""
+"""The bridge to worker processes: what is asked, what comes back, and the client that starts, limits and ends them.
+
+A client starts one server a backend (`python -m autoplan.worker serve`), which has imported Keras and the backend and
+forks a process a job. Each job has a channel of its own, a Unix socket that carries one JSON object a line:
+{"event": "started", "pid"}, {"event": "phase", "name"}, {"event": "result", "value"}, {"event": "failure", ...},
+{"event": "error", "error", "message"} from the job, and {"event": "exit", "status"} from whoever waited for it.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from pydantic import Field
 
-from autoplan.plan import Value
+from autoplan import errors, processes
+from autoplan.plan import Failure, FailureKind, Value
+from autoplan.source import SourceSpec as SourceSpec  # what a job is about; its home is below this module
+
+_WATCH_SECONDS = 0.2
+_LOG_TAIL_BYTES = 4000
 
 
 class JobKind(StrEnum):
@@ -27,25 +52,6 @@ class JobKind(StrEnum):
     PROBE = "probe"
 
 
-class SourceSpec(Value):
-    """Where a model comes from, as something that a fresh process can rebuild.
-
-    script    `path` is run as `__main__` with `args` (or `module` is, as `python -m` does)
-    builder   `path` (a file) or `module` is imported; `function` (default build_model) is called, `train_data` too if there
-    callable  `payload` is a base64 cloudpickle, by value, of (builder, data or None)
-    """
-
-    kind: str
-    path: str = ""
-    module: str | None = None
-    function: str = "build_model"
-    args: list[str] = []
-    fit_index: int = 1
-    payload: str | None = None
-    sha256: str
-    directory: str = Field("", description="working directory that the source expects")
-
-
 class Job(Value):
     """One question to one process. `config` is TrainConfig.to_dict(), or None for "as the script has it"."""
 
@@ -59,7 +65,7 @@ class Job(Value):
 
 
 class Observation(Value):
-    """What the chosen `fit` said about itself, before a single step."""
+    """What the chosen `fit` said about itself, before a single micro-step."""
 
     config: dict[str, Any] = Field(description="the script's own TrainConfig")
     structure: str
@@ -87,3 +93,238 @@ class Observation(Value):
     device_memory_bytes: int | None
     environment: dict[str, str]
     notes: list[str] = []
+
+
+@dataclass(frozen=True)
+class JobResult:
+    """What became of a job: exactly one of `value` and `failure` is set.
+
+    peak_bytes is the largest proportional set size of the process tree that was seen, in bytes.
+    """
+
+    value: dict[str, Any] | None
+    failure: Failure | None
+    wall_seconds: float
+    peak_bytes: int | None = None
+    phases: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class _Running:
+    """A job under way: what its channel has said so far."""
+
+    started_at: float
+    log: Path | None
+    pid: int | None = None
+    phase: str = "start"
+    phase_at: float = 0.0
+    phases: dict[str, float] = field(default_factory=dict)
+    value: dict[str, Any] | None = None
+    failure: Failure | None = None
+    error: errors.AutoplanError | None = None
+    status: int | None = None
+    peak_bytes: int = 0
+
+    @property
+    def answered(self) -> bool:
+        return self.value is not None or self.failure is not None or self.error is not None
+
+    def wall_seconds(self) -> float:
+        return time.monotonic() - self.started_at
+
+    def enter(self, phase: str) -> None:
+        now = time.monotonic()
+        self.phases[self.phase] = self.phases.get(self.phase, 0.0) + now - (self.phase_at or self.started_at)
+        self.phase, self.phase_at = phase, now
+
+
+class Client:
+    """Starts, limits and ends worker processes. A context manager; `run` may be called from several threads.
+
+    Nothing outlives it: the server kills its jobs when this process ends, however it ends.
+    """
+
+    def __init__(self, backend: str = "jax", *, environment: dict[str, str] | None = None) -> None:
+        self._backend = backend
+        self._environment = dict(environment or {})
+        self._lock = threading.Lock()
+        self._server: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the server and every job."""
+        if self._control is not None:
+            self._control.close()
+        if self._server is not None:
+            try:
+                self._server.wait(timeout=5)
+            except subprocess.TimeoutExpired:
+                processes.kill_tree(self._server.pid)
+                self._server.wait()
+        self._server = self._control = None
+
+    def run(
+        self,
+        job: Job,
+        *,
+        time_limit_seconds: float,
+        memory_limit_bytes: int | None = None,
+        log: Path | None = None,
+        on_phase: Callable[[str], None] | None = None,
+    ) -> JobResult:
+        """Run one job in a process of its own and wait for what becomes of it.
+
+        Raises SourceError (ScriptFailed, NeverFits) when the source itself is at fault in a job that only looks
+        (observe, trace); everything else that can go wrong is a Failure.
+        """
+        running = _Running(time.monotonic(), log)
+        with self._channel(job, log) as channel:
+            try:
+                for event in self._events(channel, running, time_limit_seconds, memory_limit_bytes):
+                    self._take(event, running, on_phase)
+            finally:
+                if running.pid is not None:
+                    processes.kill_tree(running.pid)
+        if running.error is not None:
+            raise running.error
+        failure = running.failure if running.value is None else None
+        if running.value is None and failure is None:
+            failure = _failure_of_exit(running)
+        running.enter("end")
+        return JobResult(running.value, failure, running.wall_seconds(), running.peak_bytes or None, running.phases)
+
+    @contextlib.contextmanager
+    def _channel(self, job: Job, log: Path | None) -> Iterator[socket.socket]:
+        """Hand the job to the server and yield our end of its channel."""
+        ours, theirs = socket.socketpair()
+        with ours, theirs, open(log or os.devnull, "ab") as log_file:
+            message = job.model_dump_json().encode() + b"\n"
+            for attempt in (1, 2):
+                with self._lock:
+                    control = self._started()
+                    try:
+                        socket.send_fds(control, [len(message).to_bytes(8, "big")], [theirs.fileno(), log_file.fileno()])
+                        control.sendall(message)
+                        break
+                    except OSError as error:  # the server was killed since the last job: a fresh one takes over
+                        self._forget()
+                        if attempt == 2:
+                            raise errors.WorkerError(f"the worker server of the {self._backend} backend is gone: {error}") from error
+            theirs.close()
+            yield ours
+
+    def _started(self) -> socket.socket:
+        if self._control is not None and self._server is not None and self._server.poll() is None:
+            return self._control
+        self._forget()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._server = subprocess.Popen(
+                [sys.executable, "-m", "autoplan.worker", "serve", "--fd", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                env={**os.environ, "KERAS_BACKEND": self._backend, **self._environment},
+                start_new_session=True,
+            )
+        threading.Thread(target=self._drain, args=(self._server,), daemon=True).start()
+        self._control = ours
+        return ours
+
+    def _drain(self, server: subprocess.Popen[bytes]) -> None:
+        """Keep the last of what the server says on stderr, for the message when it does not come up."""
+        if server.stderr is not None:
+            self._server_says = server.stderr.read()[-_LOG_TAIL_BYTES:].decode(errors="replace")
+
+    def _forget(self) -> None:
+        if self._control is not None:
+            self._control.close()
+        if self._server is not None:
+            processes.kill_tree(self._server.pid)
+            self._server.wait()
+        self._server = self._control = None
+
+    def _events(
+        self, channel: socket.socket, running: _Running, time_limit_seconds: float, memory_limit_bytes: int | None
+    ) -> Iterator[dict[str, Any]]:
+        """What the channel says, until the job has answered and ended or a limit ends it."""
+        pending = b""
+        while True:
+            readable, _, _ = select.select([channel], [], [], _WATCH_SECONDS)
+            if readable:
+                received = channel.recv(1 << 16)
+                if not received:
+                    return
+                *lines, pending = (pending + received).split(b"\n")
+                yield from map(json.loads, lines)
+                if running.status is not None or running.answered:
+                    return
+            self._enforce(running, time_limit_seconds, memory_limit_bytes)
+            if running.failure is not None:
+                return
+
+    def _enforce(self, running: _Running, time_limit_seconds: float, memory_limit_bytes: int | None) -> None:
+        if running.pid is not None:
+            held = processes.tree_bytes(running.pid)
+            running.peak_bytes = max(running.peak_bytes, held)
+            if memory_limit_bytes is not None and held > memory_limit_bytes:
+                message = f"held {held / 2**30:.2f} GiB of {memory_limit_bytes / 2**30:.2f} in phase {running.phase}"
+                kind = FailureKind.COMPILE_OOM if running.phase == "compile" else FailureKind.OOM
+                running.failure = _failure(kind, message, running)
+                return
+        if running.wall_seconds() > time_limit_seconds:
+            message = f"not done after {time_limit_seconds:.0f} s; it was in phase {running.phase}"
+            running.failure = _failure(FailureKind.TIMEOUT, message, running)
+
+    def _take(self, event: dict[str, Any], running: _Running, on_phase: Callable[[str], None] | None) -> None:
+        match event["event"]:
+            case "started":
+                running.pid = event["pid"]
+            case "phase":
+                running.enter(event["name"])
+                if on_phase is not None:
+                    on_phase(event["name"])
+            case "result":
+                running.value = event["value"]
+            case "failure":
+                running.failure = _failure(FailureKind(event["kind"]), event["message"], running)
+            case "error":
+                running.error = getattr(errors, event["error"])(event["message"])
+            case "exit":
+                running.status = event["status"]
+
+
+def _failure(kind: FailureKind, message: str, running: _Running) -> Failure:
+    return Failure(
+        kind=kind, message=message, log=str(running.log) if running.log else None, wall_seconds=running.wall_seconds()
+    )
+
+
+def _failure_of_exit(running: _Running) -> Failure:
+    """Name the end of a process that did not answer."""
+    status = running.status
+    if status is None:
+        return _failure(FailureKind.CRASH, f"the worker server ended in phase {running.phase}", running)
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        name = signal.Signals(number).name
+        hint = "; the kernel's out-of-memory killer sends this" if number == signal.SIGKILL else ""
+        return _failure(FailureKind.CRASH, f"ended by {name} in phase {running.phase}{hint}", running)
+    code = os.WEXITSTATUS(status)
+    return _failure(FailureKind.CRASH, f"left with exit code {code} in phase {running.phase}, without a result", running)
+
+
+def log_tail(log: Path | None) -> str:
+    """The last of a job's output, for a person to read."""
+    if log is None or not log.exists():
+        return ""
+    return log.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace")

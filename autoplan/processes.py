@@ -1,0 +1,85 @@
+"""Process trees: how much memory they hold, and how to end them for good."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import psutil
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def tree(pid: int) -> list[psutil.Process]:
+    """The process and all its living descendants; empty when it is gone."""
+    with contextlib.suppress(psutil.Error):
+        root = psutil.Process(pid)
+        return [root, *root.children(recursive=True)]
+    return []
+
+
+def proportional_bytes(pid: int) -> int:
+    """Proportional set size of one process in bytes: shared pages count by their share.
+
+    Forked workers share their libraries with the server, so resident size would count those again and again.
+    Falls back to resident size where the kernel does not tell (not Linux); 0 when the process is gone.
+    """
+    try:
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    with contextlib.suppress(psutil.Error):
+        return int(psutil.Process(pid).memory_info().rss)
+    return 0
+
+
+def tree_bytes(pid: int) -> int:
+    """Proportional set size of a whole process tree, in bytes."""
+    return sum(proportional_bytes(process.pid) for process in tree(pid))
+
+
+def kill(processes: Iterable[psutil.Process]) -> None:
+    """SIGKILL each and wait until none is left running (5 s at most)."""
+    targets = list(processes)
+    for process in targets:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    psutil.wait_procs(targets, timeout=5)
+
+
+def kill_tree(pid: int) -> None:
+    """End a process, its process group and every descendant, in whatever session they are."""
+    found = tree(pid)
+    if pid > 1 and pid != os.getpid():
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
+    kill(found)
+
+
+def kill_descendants(keep: Iterable[int] = ()) -> None:
+    """End every descendant of this process outside the trees of `keep`."""
+    spared = {process.pid for pid in keep for process in tree(pid)}
+    kill(process for process in psutil.Process().children(recursive=True) if process.pid not in spared)
+
+
+def die_with_parent() -> None:
+    """Linux: the kernel kills this process when its parent ends, `kill -9` included. Elsewhere nothing happens."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def adopt_orphans() -> None:
+    """Linux: descendants whose parent ends become children of this process, so that none can escape it."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _prctl(option: int, argument: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(option, argument, 0, 0, 0)

@@ -1,0 +1,80 @@
+"""TrainConfig -> Keras: what holds for the process (policy, remat, distribution) and what holds for one model.
+
+Only what differs from the script's own configuration is touched, so that a candidate that changes one thing runs the
+script as it is in everything else.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+
+from autoplan.runtime.backends import Backend
+from autoplan.runtime.optimizers import retime_optimizer
+from cost_models.config import RematMode, TrainConfig
+
+
+PROCESS_WIDE = ("precision", "remat", "mesh")
+"""Knobs that must be set before the model is built."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """From the script's own configuration to the wanted one."""
+
+    script: TrainConfig
+    wanted: TrainConfig
+
+    def of(self, knob: str) -> bool:
+        """Whether this knob differs."""
+        return bool(getattr(self.script, knob) != getattr(self.wanted, knob))
+
+    def process_wide(self) -> list[str]:
+        """The differing knobs that only a fresh build can honour."""
+        return [knob for knob in PROCESS_WIDE if self.of(knob)]
+
+
+class ProcessSettings:
+    """Policy, remat scope and distribution of this process, kept through whatever the script does to them."""
+
+    def __init__(self, change: Change, backend: Backend) -> None:
+        self._change = change
+        self._distribution = None
+        if change.of("mesh") and change.wanted.mesh.devices > 1:
+            self._distribution = backend.data_parallel(change.wanted.mesh.data)
+        if change.wanted.mesh.devices > 1:
+            backend.accept_remainders()
+
+    def enter(self) -> None:
+        """Set what differs. Called before the script's first line, and again after each `clear_session`."""
+        if self._change.of("precision"):
+            keras.config.set_dtype_policy(self._change.wanted.precision.value)
+        if self._change.of("mesh"):
+            keras.distribution.set_distribution(self._distribution)
+        if self._change.of("remat") and self._change.wanted.remat.mode is not RematMode.NONE:
+            keras.RematScope(mode=self._change.wanted.remat.mode.value).__enter__()
+
+    def overrides(self, knob: str) -> bool:
+        """Whether a call of the script that sets this knob must be ignored."""
+        return self._change.of(knob)
+
+
+def settle_model(model: Any, change: Change) -> None:
+    """Give a compiled model the wanted jit_compile, steps_per_execution and accumulation.
+
+    The script's own `compile` has run by then: with its loss, metrics and optimizer, and under the wanted policy.
+    """
+    if change.of("jit_compile"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a model that cannot be compiled says so through `jit_compile` below
+            model.jit_compile = change.wanted.jit_compile
+        if change.wanted.jit_compile:
+            model.run_eagerly = False
+    if change.of("steps_per_execution"):
+        model.steps_per_execution = change.wanted.steps_per_execution
+    if change.of("batch"):
+        model.optimizer = retime_optimizer(model.optimizer, change.script.batch, change.wanted.batch)
+    model.train_function = model.test_function = model.predict_function = None

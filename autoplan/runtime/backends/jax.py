@@ -1,0 +1,155 @@
+"""Keras on JAX."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import keras
+from keras.src.backend.jax import distribution_lib
+
+from autoplan.errors import ConfigError
+
+_COMPILE_EVENTS = (
+    "/jax/core/compile/jaxpr_trace_duration",
+    "/jax/core/compile/jaxpr_to_mlir_module_duration",
+    "/jax/core/compile/backend_compile_duration",
+)
+_OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "out of memory", "Out of memory", "Ran out of memory")
+
+
+@dataclass
+class JaxCompileWatch:
+    """Listens to `jax.monitoring`. Only the training step counts: initializers compile apart."""
+
+    compilations: int = 0
+    compile_seconds: float = 0.0
+    cache_hits: int = 0
+    cache_misses: int = 0
+
+    def on_duration(self, event: str, seconds: float, **details: Any) -> None:
+        if event in _COMPILE_EVENTS and "train_step" in str(details.get("fun_name", "")):
+            self.compile_seconds += seconds
+            self.compilations += event == _COMPILE_EVENTS[-1]
+
+    def on_event(self, event: str, **_: Any) -> None:
+        self.cache_hits += event == "/jax/compilation_cache/cache_hits"
+        self.cache_misses += event == "/jax/compilation_cache/cache_misses"
+
+
+class JaxBackend:
+    """See `autoplan.runtime.backends.Backend` for what each method owes."""
+
+    name = "jax"
+
+    def version(self) -> str:
+        return jax.__version__
+
+    def configure_devices(self, count: int) -> None:
+        jax.config.update("jax_num_cpu_devices", count)
+
+    def enable_compilation_cache(self, directory: Path) -> None:
+        jax.config.update("jax_compilation_cache_dir", str(directory))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+
+    def devices(self) -> tuple[int, str, int | None]:
+        found = jax.devices()
+        stats = found[0].memory_stats() or {}
+        return len(found), found[0].device_kind, stats.get("bytes_limit")
+
+    def data_parallel(self, devices: int) -> Any:
+        found = keras.distribution.list_devices()
+        if len(found) < devices:
+            raise ConfigError(
+                f"the plan's mesh needs {devices} devices and this machine has {len(found)}; "
+                f"use a mesh of at most {len(found)}, or --devices {devices} to simulate them on a CPU"
+            )
+        mesh = keras.distribution.DeviceMesh((devices,), ["data"], found[:devices])
+        return keras.distribution.DataParallel(device_mesh=mesh, auto_shard_dataset=False)
+
+    def accept_remainders(self) -> None:
+        """Keras refuses a batch that does not divide over the mesh, an epoch's last one above all.
+
+        Replicated, each device computes the whole of that one batch: the same numbers as on one device.
+        """
+        original = distribution_lib.distribute_data_input
+        if getattr(original, "accepts_remainders", False):
+            return
+
+        def distribute(per_process_batch: Any, layout: Any, batch_dim_name: Any) -> Any:
+            sharding = getattr(layout, "backend_layout", layout)
+            if isinstance(sharding, jax.sharding.NamedSharding):
+                try:
+                    sharding.shard_shape(per_process_batch.shape)
+                except ValueError:
+                    replicated = jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec())
+                    return jax.device_put(per_process_batch, replicated)
+            return original(per_process_batch, layout, batch_dim_name)
+
+        distribute.accepts_remainders = True  # type: ignore[attr-defined]
+        distribution_lib.distribute_data_input = distribute
+
+    def synchronize(self, values: Any) -> None:
+        jax.block_until_ready(values)
+
+    def watch_compilation(self) -> JaxCompileWatch:
+        watch = JaxCompileWatch()
+        jax.monitoring.register_event_duration_secs_listener(watch.on_duration)
+        jax.monitoring.register_event_listener(watch.on_event)
+        return watch
+
+    def fixed_batch_runner(self, model: Any, batch: Any) -> Callable[[int], None]:
+        from keras.src.backend.jax.trainer import _distribute_data
+
+        on_device = _distribute_data(batch)
+        state = model._get_jax_state(
+            trainable_variables=True,
+            non_trainable_variables=True,
+            optimizer_variables=True,
+            metrics_variables=True,
+            purge_model_variables=True,
+        )
+
+        def run(micro_steps: int) -> None:
+            nonlocal state
+            logs = None
+            calls = -(-micro_steps // model.steps_per_execution)
+            for _ in range(calls):
+                logs, state = model.train_function(state, itertools.repeat(on_device))
+            jax.block_until_ready((logs, state))
+
+        return run
+
+    def peak_bytes(self) -> int | None:
+        peaks = [(device.memory_stats() or {}).get("peak_bytes_in_use") for device in jax.local_devices()]
+        known = [peak for peak in peaks if peak is not None]
+        return max(known) if known else None
+
+    def compiled_bytes(self, model: Any, batch: Any) -> int | None:
+        from keras.src.backend.jax.trainer import _distribute_data
+
+        state = model._get_jax_state(
+            trainable_variables=True, non_trainable_variables=True, optimizer_variables=True, metrics_variables=True
+        )
+        step = jax.jit(model.train_step, donate_argnums=0)
+        figures = step.lower(state, _distribute_data(batch)).compile().memory_analysis()
+        if figures is None:
+            return None
+        total = (
+            figures.argument_size_in_bytes
+            + figures.output_size_in_bytes
+            - figures.alias_size_in_bytes
+            + figures.temp_size_in_bytes
+        )
+        return int(total) or None
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        return isinstance(error, MemoryError) or any(word in str(error) for word in _OUT_OF_MEMORY)
+
+
+BACKEND = JaxBackend()

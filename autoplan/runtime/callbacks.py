@@ -1,0 +1,59 @@
+"""A script's own callbacks: which ones write, which ones count micro-steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from cost_models.config import Batch
+
+_WRITERS = ("ModelCheckpoint", "TensorBoard", "CSVLogger", "BackupAndRestore", "RemoteMonitor", "SwapEMAWeights")
+_WRITER_WORDS = ("wandb", "mlflow", "neptune", "comet", "clearml", "checkpoint", "tensorboard", "logger", "monitor", "save")
+_BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
+_COUNTS = {"ModelCheckpoint": "save_freq", "BackupAndRestore": "save_freq", "TensorBoard": "update_freq"}
+
+
+def as_list(callbacks: Any) -> list[Any]:
+    """The callbacks argument of `fit` as a list."""
+    if callbacks is None:
+        return []
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        return list(callbacks.callbacks)
+    return list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
+
+
+def writes(callback: Any) -> bool:
+    """Whether this callback leaves something behind: by class, or by what its name or package says."""
+    if any(base.__name__ in _WRITERS for base in type(callback).__mro__):
+        return True
+    name = f"{type(callback).__module__}.{type(callback).__name__}".lower()
+    return any(word in name for word in _WRITER_WORDS)
+
+
+def timed_in_trials(callback: Any) -> bool:
+    """Whether a trial keeps it: it works at every micro-step and writes nothing.
+
+    What works once an epoch (schedules by epoch, early stopping) has no share in a micro-step, and would act on epochs
+    that a trial only pretends to run.
+    """
+    hooks = any(getattr(type(callback), hook) is not getattr(keras.callbacks.Callback, hook) for hook in _BATCH_HOOKS)
+    return hooks and not writes(callback)
+
+
+def retime_callbacks(callbacks: Any, script: Batch, wanted: Batch) -> list[str]:
+    """Re-express counts of micro-steps (save_freq, update_freq) so that they fall on the same samples.
+
+    Returns a line for every change and for every count that cannot be kept exactly.
+    """
+    changed = []
+    for callback in as_list(callbacks):
+        attribute = _COUNTS.get(type(callback).__name__)
+        count = getattr(callback, attribute, None) if attribute else None
+        if attribute is None or not isinstance(count, int):
+            continue
+        wanted_count = max(1, round(count * script.global_size / wanted.global_size))
+        if wanted_count != count:
+            setattr(callback, attribute, wanted_count)
+            changed.append(f"{type(callback).__name__}.{attribute}: {count} -> {wanted_count} micro-steps")
+    return changed

@@ -1,0 +1,162 @@
+"""A script's `compile`, `fit`, `set_dtype_policy`, `set_distribution`, `clear_session`, `RematScope`: watched, steered.
+
+Scripts reach these functions by many names (`from keras.config import set_dtype_policy`, `keras.mixed_precision...`), so
+every module of Keras that holds the function is given the watching one before the script's first line.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+from keras.src.backend.common import global_state
+from keras.src.distribution import distribution_lib
+from keras.src.dtype_policies import dtype_policy
+
+from autoplan.runtime.apply import ProcessSettings
+
+
+@dataclass
+class FitCall:
+    """One call of `fit`: `arguments` are bound to names, defaults left out. `proceed` runs Keras's own fit."""
+
+    index: int
+    model: Any
+    arguments: dict[str, Any]
+    original: Callable[..., Any]
+
+    def proceed(self, **arguments: Any) -> Any:
+        """Keras's own `fit` with these arguments instead of the script's."""
+        return self.original(self.model, **arguments)
+
+
+@dataclass
+class Seen:
+    """What the script did about precision, distribution and remat, in the order that it happened."""
+
+    policies: set[str] = field(default_factory=set)
+    remat_modes: list[str] = field(default_factory=list)
+    overridden: list[str] = field(default_factory=list)
+    fits: int = 0
+    started_at: float = field(default_factory=time.monotonic)
+
+
+class Interception:
+    """Watches a script. `on_fit` is called in place of every `fit`; what it returns is what the script gets.
+
+    settings is None where the script is to run exactly as it is.
+    """
+
+    def __init__(self, on_fit: Callable[[FitCall], Any], settings: ProcessSettings | None = None) -> None:
+        self._on_fit = on_fit
+        self._settings = settings
+        self.seen = Seen(policies={keras.config.dtype_policy().name})
+        self._undo: list[Callable[[], None]] = []
+        self._inside_fit = False
+
+    def install(self) -> None:
+        """Put the watching functions in place and enter the process-wide settings."""
+        self._replace(dtype_policy.set_dtype_policy, self._set_dtype_policy)
+        self._replace(distribution_lib.set_distribution, self._set_distribution)
+        self._replace(global_state.clear_session, self._clear_session)
+        self._patch(keras.RematScope, "__enter__", self._enter_remat)
+        self._patch(keras.Model, "fit", self._fit)
+        if self._settings is not None:
+            self._entering(self._settings)
+
+    def uninstall(self) -> None:
+        """Put back what was there."""
+        while self._undo:
+            self._undo.pop()()
+
+    def _entering(self, settings: ProcessSettings) -> None:
+        """Enter our own settings past our own watching functions."""
+        self._settings = None
+        try:
+            settings.enter()
+        finally:
+            self._settings = settings
+
+    def _replace(self, original: Any, watching: Callable[..., Any]) -> None:
+        @functools.wraps(original)
+        def replacement(*args: Any, **kwargs: Any) -> Any:
+            return watching(original, *args, **kwargs)
+
+        for module in list(sys.modules.values()):
+            if getattr(module, "__name__", "").split(".")[0] != "keras":
+                continue
+            for name, value in list(vars(module).items()):
+                if value is original:
+                    setattr(module, name, replacement)
+                    self._undo.append(functools.partial(setattr, module, name, original))
+
+    def _patch(self, owner: type, name: str, watching: Callable[..., Any]) -> None:
+        original = getattr(owner, name)
+        inherited = name not in vars(owner)
+
+        @functools.wraps(original)
+        def replacement(instance: Any, *args: Any, **kwargs: Any) -> Any:
+            return watching(original, instance, *args, **kwargs)
+
+        setattr(owner, name, replacement)
+        undo = functools.partial(delattr, owner, name) if inherited else functools.partial(setattr, owner, name, original)
+        self._undo.append(undo)
+
+    def _overridden(self, knob: str, call: str) -> bool:
+        if self._settings is None or not self._settings.overrides(knob):
+            return False
+        if call not in self.seen.overridden:
+            self.seen.overridden.append(call)
+        return True
+
+    def _set_dtype_policy(self, original: Callable[..., Any], policy: Any) -> None:
+        name = policy if isinstance(policy, str) else policy.name
+        if self._settings is None:
+            self.seen.policies.add(name)
+        if not self._overridden("precision", f"set_dtype_policy({name!r})"):
+            original(policy)
+
+    def _set_distribution(self, original: Callable[..., Any], value: Any) -> None:
+        shown = type(value).__name__ if value is not None else None
+        if not self._overridden("mesh", f"set_distribution({shown})"):
+            original(value)
+
+    def _clear_session(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        if self._settings is not None:
+            self._entering(self._settings)
+            if "clear_session()" not in self.seen.overridden:
+                self.seen.overridden.append("clear_session()")
+        return result
+
+    def _enter_remat(self, original: Callable[..., Any], scope: Any) -> Any:
+        if self._settings is None:
+            self.seen.remat_modes.append(str(scope.mode))
+        elif self._overridden("remat", f"RematScope({scope.mode!r})"):
+            return scope
+        return original(scope)
+
+    def _fit(self, original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._inside_fit:  # an overridden `fit` that calls super().fit, or a fit within a callback
+            return original(model, *args, **kwargs)
+        arguments = dict(inspect.signature(original).bind(model, *args, **kwargs).arguments)
+        arguments.pop("self", None)
+        self.seen.fits += 1
+        self._inside_fit = True
+        try:
+            return self._on_fit(FitCall(self.seen.fits, model, arguments, original))
+        finally:
+            self._inside_fit = False
+
+
+def one_micro_step(call: FitCall) -> Any:
+    """Run an earlier `fit` just far enough that the script can go on: one micro-step, no validation, no callbacks."""
+    left_out = ("validation_data", "validation_split", "callbacks", "epochs", "steps_per_epoch", "initial_epoch", "verbose")
+    arguments = {name: value for name, value in call.arguments.items() if name not in left_out}
+    return call.proceed(**arguments, epochs=1, steps_per_epoch=1, verbose=0)

@@ -1,0 +1,94 @@
+"""What a compiled model is, as far as a configuration cares."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from typing import Any
+
+import keras
+
+from autoplan.runtime.optimizers import innermost
+from cost_models.config import Precision
+
+_BATCH_STATISTICS = ("BatchNormalization",)
+_RANDOM = ("Dropout", "Noise", "Random", "MixUp", "CutMix", "AugMix")
+_RECURRENT = ("LSTM", "GRU", "SimpleRNN", "RNN", "Bidirectional", "ConvLSTM")
+
+
+def layers_of(model: Any) -> list[Any]:
+    """Every layer, nested ones included, the model itself left out."""
+    return list(model._flatten_layers(include_self=False))
+
+
+def layer_kinds(model: Any) -> list[str]:
+    """Class names of all layers, sorted, each once."""
+    return sorted({type(layer).__name__ for layer in layers_of(model)})
+
+
+def has_batch_norm(model: Any) -> bool:
+    """Whether statistics over the micro-batch are part of the model."""
+    return any(isinstance(layer, keras.layers.BatchNormalization) for layer in layers_of(model))
+
+
+def has_random_layers(model: Any) -> bool:
+    """Dropout, noise or random augmentation that is switched on: two runs see different numbers."""
+    return any(
+        any(word in type(layer).__name__ for word in _RANDOM) and getattr(layer, "rate", 1) for layer in layers_of(model)
+    ) or any(getattr(layer, "dropout", 0) or getattr(layer, "recurrent_dropout", 0) for layer in layers_of(model))
+
+
+def has_recurrent_layers(model: Any) -> bool:
+    """Whether a layer loops over time."""
+    return any(isinstance(layer, keras.layers.RNN) or any(word in type(layer).__name__ for word in _RECURRENT) for layer in layers_of(model))
+
+
+def has_unweighted_metrics(model: Any) -> bool:
+    """Metrics that a padded row would enter: those of `compile(metrics=...)` and of the model's own."""
+    compiled = getattr(model, "_compile_metrics", None)
+    own = [metric for layer in layers_of(model) for metric in getattr(layer, "_metrics", [])]
+    return bool(own or model._metrics or (compiled is not None and compiled._user_metrics))
+
+
+def has_custom_train_step(model: Any) -> bool:
+    """Whether the class brings its own micro-step or loss computation."""
+    return any(
+        getattr(type(model), name) is not getattr(keras.Model, name)
+        for name in ("train_step", "compute_loss", "compute_metrics", "compute_loss_and_updates")
+        if hasattr(keras.Model, name)
+    )
+
+
+def has_ema(model: Any) -> bool:
+    """Whether the optimizer keeps an average of the weights."""
+    return bool(innermost(model.optimizer).use_ema)
+
+
+def parameters(model: Any) -> int:
+    """Number of trainable weights' elements."""
+    return sum(int(variable.size) if hasattr(variable, "size") else _elements(variable) for variable in model.trainable_variables)
+
+
+def _elements(variable: Any) -> int:
+    count = 1
+    for size in variable.shape:
+        count *= int(size)
+    return count
+
+
+def structure(model: Any) -> str:
+    """sha256 over the variables' shapes in order: equal for two builds of the same code, names and values left out."""
+    lines = [f"{'t' if variable.trainable else 's'}{tuple(variable.shape)}" for variable in model.variables]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def precision_of(model: Any, set_by_script: set[str]) -> Precision:
+    """The policy that most weighted layers compute under, if a global policy brought it; else OTHER.
+
+    `set_by_script` holds the global policies that were current at some time. A model whose layers carry policies of
+    their own cannot be moved by a global one, so its precision has no name.
+    """
+    policies = Counter(layer.dtype_policy.name for layer in layers_of(model) if layer.weights and not layer._layers)
+    name = policies.most_common(1)[0][0] if policies else keras.config.dtype_policy().name
+    known = {precision.value for precision in Precision}
+    return Precision(name) if name in known and name in set_by_script else Precision.OTHER

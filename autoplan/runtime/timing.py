@@ -1,0 +1,147 @@
+"""A callback that times micro-steps in groups with real synchronisation, and stops the fit once it knows enough."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+
+from autoplan.runtime.backends import Backend, CompileWatch
+
+_WARM_UP_SPREAD = 0.10
+_WARM_UP_GROUPS = 4
+
+
+class NotFinite(Exception):
+    """The training loss is NaN or infinite."""
+
+
+class GroupTimer(keras.callbacks.Callback):  # type: ignore[misc]
+    """Times a fit from its first micro-step on.
+
+    First call: compilation and first execution together. Then groups of calls of at least `group_seconds` each, every
+    group ended by waiting for the device. Groups are warm-up until two in a row agree within 10% (4 at most), and a
+    group in which the training step was compiled again never counts. After `groups` of them, or `max_seconds` once at
+    least 3 are there, the fit is stopped.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        watch: CompileWatch,
+        *,
+        groups: int,
+        group_seconds: float,
+        max_seconds: float,
+        on_phase: Callable[[str], None],
+    ) -> None:
+        super().__init__()
+        self._backend, self._watch, self._on_phase = backend, watch, on_phase
+        self._wanted, self.target_group_seconds, self._max_seconds = groups, group_seconds, max_seconds
+        self.first_call_seconds: float | None = None
+        self.compile_seconds = 0.0
+        self.recompilations = 0
+        self.warm_up: list[float] = []
+        self.group_seconds: list[float] = []
+        self.micro_steps = 0
+        self._calls_a_group = 1
+        self._calls = self._steps = self._done_in_epoch = 0
+        self._group_started = self._began = 0.0
+        self._compiled_before = 0
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._began = self._group_started = time.perf_counter()
+        self._on_phase("compile")
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._done_in_epoch = 0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._calls += 1
+        self._steps += self._micro_steps_of_call()
+        if self._calls < self._calls_a_group:
+            return
+        self._backend.synchronize(logs)
+        now = time.perf_counter()
+        elapsed = now - self._group_started
+        _require_finite(logs)
+        if self.first_call_seconds is None:
+            self._after_first_call(elapsed)
+        else:
+            self._after_group(elapsed, now)
+        self._calls = self._steps = 0
+        self._group_started = time.perf_counter()
+
+    def _micro_steps_of_call(self) -> int:
+        """Keras calls back once an execution, with a nominal index: the last one of an epoch may be shorter."""
+        a_call, in_epoch = self.model.steps_per_execution, self.params.get("steps")
+        taken = a_call if in_epoch is None else min(a_call, in_epoch - self._done_in_epoch)
+        self._done_in_epoch += max(taken, 1)
+        return max(taken, 1)
+
+    def _after_first_call(self, elapsed: float) -> None:
+        self.first_call_seconds = elapsed
+        self.compile_seconds = self._watch.compile_seconds
+        self._compiled_before = self._watch.compilations
+        self._on_phase("warm-up")
+
+    def _after_group(self, elapsed: float, now: float) -> None:
+        per_micro_step = elapsed / self._steps
+        recompiled = self._watch.compilations - self._compiled_before
+        self._compiled_before = self._watch.compilations
+        self.recompilations += recompiled
+        if elapsed < self.target_group_seconds / 2 and not recompiled:
+            self._grow(elapsed)
+        elif not recompiled:
+            self._record(per_micro_step)
+        enough = len(self.group_seconds) >= self._wanted
+        late = now - self._began > self._max_seconds and len(self.group_seconds) >= 3
+        if enough or late:
+            self.model.stop_training = True
+
+    def keep_what_there_is(self) -> None:
+        """For a fit that ended by itself (a generator ran dry): its warm-up, or its first call, is all that is known."""
+        self.group_seconds = self.warm_up[-3:] or [self.first_call_seconds or math.nan]
+        self.micro_steps = max(self.micro_steps, 1)
+
+    def _grow(self, elapsed: float) -> None:
+        factor = min(16.0, self.target_group_seconds / max(elapsed, 1e-6))
+        self._calls_a_group = max(self._calls_a_group + 1, math.ceil(self._calls_a_group * factor))
+
+    def _record(self, per_micro_step: float) -> None:
+        if not self.group_seconds and len(self.warm_up) < _WARM_UP_GROUPS:
+            settled = self.warm_up and abs(per_micro_step / self.warm_up[-1] - 1) < _WARM_UP_SPREAD
+            self.warm_up.append(per_micro_step)
+            if settled or len(self.warm_up) == _WARM_UP_GROUPS:
+                self._on_phase("measure")
+            if not settled:
+                return
+        self.group_seconds.append(per_micro_step)
+        self.micro_steps += self._steps
+
+
+def _require_finite(logs: Any) -> None:
+    for name, value in (logs or {}).items():
+        if not np.all(np.isfinite(np.asarray(value, dtype="float64"))):
+            raise NotFinite(f"{name} is {float(np.asarray(value).ravel()[0])}")
+
+
+def median_interval(values: list[float], *, seed: int = 0, draws: int = 2000) -> tuple[float, float, float]:
+    """Median of consecutive group figures and its 95% interval by a moving-block bootstrap.
+
+    Blocks (of about the cube root of the length, Künsch 1989) keep what neighbouring groups have in common, such as
+    another process that slowed several of them. Same unit as `values`; three equal numbers for a single value.
+    """
+    array = np.asarray(values, dtype="float64")
+    median = float(np.median(array))
+    if len(array) < 2:
+        return median, median, median
+    block = max(1, round(len(array) ** (1 / 3)))
+    starts = np.random.default_rng(seed).integers(0, len(array) - block + 1, size=(draws, math.ceil(len(array) / block)))
+    picked = (starts[..., None] + np.arange(block)).reshape(draws, -1)[:, : len(array)]
+    low, high = np.quantile(np.median(array[picked], axis=1), [0.025, 0.975])
+    return median, float(low), float(high)

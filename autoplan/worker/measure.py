@@ -1,0 +1,185 @@
+"""A fit -> Measurement: the real `fit` with the real input path, timed; then the same micro-step on one batch alone."""
+
+from __future__ import annotations
+
+import math
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import keras
+
+from autoplan.plan import Measurement
+from autoplan.runtime import batching, callbacks, data, model_facts
+from autoplan.runtime.apply import Change
+from autoplan.runtime.backends import Backend
+from autoplan.runtime.data import DataFacts
+from autoplan.runtime.intercept import FitCall
+from autoplan.runtime.optimizers import accumulation_of
+from autoplan.runtime.timing import GroupTimer, median_interval
+
+_INPUT_BOUND_RATIO = 1.15
+_CHEAP_COMPILE_SECONDS = 5.0
+_PeakSource = Literal["device", "compiled", "resident"]
+
+
+def fit_arguments(call: FitCall, facts: DataFacts, change: Change | None, **instead: Any) -> dict[str, Any]:
+    """The script's arguments, with those of `instead`, under the wanted batch."""
+    arguments = {**call.arguments, **instead}
+    if change is None:
+        return arguments
+    return batching.rebatch(
+        arguments, facts, change.script.batch, change.wanted.batch, weights_only=_weights_only(call.model)
+    )
+
+
+def _weights_only(model: Any) -> bool:
+    return not (
+        model_facts.has_batch_norm(model)
+        or model_facts.has_unweighted_metrics(model)
+        or model_facts.has_custom_train_step(model)
+    )
+
+
+def measure(
+    call: FitCall,
+    facts: DataFacts,
+    change: Change | None,
+    backend: Backend,
+    options: dict[str, Any],
+    on_phase: Callable[[str], None],
+    setup_seconds: float,
+    *,
+    simulated: bool,
+) -> Measurement:
+    """Run the fit until enough groups of micro-steps are timed.
+
+    options: groups, group_seconds, max_seconds, validation (also run one), checkpoint (also save one).
+    Raises NotFinite when the loss is not a number; whatever the fit itself raises passes through.
+    """
+    started = time.perf_counter()
+    arguments = fit_arguments(call, facts, change)
+    watch = backend.watch_compilation()
+    timer = GroupTimer(
+        backend,
+        watch,
+        groups=int(options.get("groups", 8)),
+        group_seconds=float(options.get("group_seconds", 0.5)),
+        max_seconds=float(options.get("max_seconds", 60.0)),
+        on_phase=on_phase,
+    )
+    _timed_fit(call, arguments, timer)
+    if not timer.group_seconds:
+        timer.keep_what_there_is()
+    batch_size = change.wanted.batch.global_size if change is not None else facts.batch
+    notes = _extras(call, arguments, options, on_phase)
+    peak, peak_source = _peak(call, facts, batch_size, backend, timer)
+    alone = _compute_only(call, facts, batch_size, backend, timer, on_phase)
+    median, low, high = median_interval(timer.group_seconds)
+    accumulation = accumulation_of(call.model.optimizer)
+    return Measurement(
+        micro_step_seconds=median,
+        micro_step_seconds_low=low,
+        micro_step_seconds_high=high,
+        update_seconds=median * accumulation,
+        samples_per_second=batch_size / median,
+        updates_per_second=1 / (median * accumulation),
+        compute_micro_step_seconds=alone,
+        input_bound=None if alone is None else low > alone * _INPUT_BOUND_RATIO,
+        setup_seconds=setup_seconds,
+        compile_seconds=timer.compile_seconds or None,
+        first_step_seconds=timer.first_call_seconds or math.nan,
+        recompilations=timer.recompilations,
+        cache_hits=watch.cache_hits,
+        cache_misses=watch.cache_misses,
+        peak_bytes=peak,
+        peak_bytes_source=peak_source,
+        groups=len(timer.group_seconds),
+        micro_steps=timer.micro_steps,
+        group_seconds=timer.group_seconds,
+        simulated_devices=simulated,
+        wall_seconds=time.perf_counter() - started + setup_seconds,
+        notes=notes,
+    )
+
+
+def _timed_fit(call: FitCall, arguments: dict[str, Any], timer: GroupTimer) -> None:
+    """The fit as the script has it, less what writes, what works by epochs, and validation."""
+    kept = [one for one in callbacks.as_list(arguments.get("callbacks")) if callbacks.timed_in_trials(one)]
+    left_out = ("callbacks", "epochs", "initial_epoch", "validation_freq")
+    arguments = {name: value for name, value in arguments.items() if name not in left_out}
+    # A validation that never comes, rather than none: `validation_split` also decides what is trained on.
+    call.proceed(**arguments, epochs=sys.maxsize, validation_freq=sys.maxsize, callbacks=[*kept, timer])
+
+
+def _peak(
+    call: FitCall, facts: DataFacts, batch_size: int, backend: Backend, timer: GroupTimer
+) -> tuple[int | None, _PeakSource | None]:
+    """Largest memory of a device, from the best source there is.
+
+    The compiled program is asked only where the compilation cache or a quick compiler makes that cheap.
+    """
+    on_device = backend.peak_bytes()
+    if on_device is not None:
+        return on_device, "device"
+    batch = data.sample_batch(call.arguments, facts, batch_size)
+    if batch is not None and call.model.jit_compile and timer.compile_seconds < _CHEAP_COMPILE_SECONDS:
+        compiled = backend.compiled_bytes(call.model, batch)
+        if compiled is not None:
+            return compiled, "compiled"
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, "resident"
+
+
+def _compute_only(
+    call: FitCall,
+    facts: DataFacts,
+    batch_size: int,
+    backend: Backend,
+    timer: GroupTimer,
+    on_phase: Callable[[str], None],
+) -> float | None:
+    """Seconds of a micro-step whose batch is already there: a few groups, the median. None where no batch can be had."""
+    batch = data.sample_batch(call.arguments, facts, batch_size)
+    if batch is None:
+        return None
+    on_phase("measure without input")
+    run = backend.fixed_batch_runner(call.model, batch)
+    per_group = max(1, round(timer.target_group_seconds / (2 * timer.group_seconds[-1])))
+    run(min(per_group, 2))
+    seconds = []
+    for _ in range(4):
+        started = time.perf_counter()
+        run(per_group)
+        seconds.append((time.perf_counter() - started) / per_group)
+    return median_interval(seconds[1:])[0]
+
+
+def _extras(
+    call: FitCall, arguments: dict[str, Any], options: dict[str, Any], on_phase: Callable[[str], None]
+) -> list[str]:
+    """What a verification also runs: the end of an epoch, a validation, a checkpoint. Returns which of them ran."""
+    ran = []
+    if options.get("remainder") and data.is_arrays(arguments.get("x")):
+        on_phase("remainder")
+        rows = data.training_samples(arguments) % arguments["batch_size"] + arguments["batch_size"]
+        tail = {name: arguments[name] for name in ("class_weight", "batch_size") if arguments.get(name) is not None}
+        for name in ("x", "y", "sample_weight"):
+            tail[name] = data.map_leaves(lambda leaf: leaf[-rows:], arguments.get(name))
+        call.proceed(**tail, shuffle=False, verbose=0)
+        ran.append("remainder")
+    if options.get("validation") and arguments.get("validation_data") is not None:
+        on_phase("validation")
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(arguments["validation_data"])
+        size = arguments.get("validation_batch_size") or arguments.get("batch_size")
+        call.model.evaluate(x, y, batch_size=size, sample_weight=weight, steps=arguments.get("validation_steps"), verbose=0)
+        ran.append("validation")
+    if options.get("checkpoint"):
+        on_phase("checkpoint")
+        with tempfile.TemporaryDirectory(prefix="autoplan-") as folder:
+            call.model.save(Path(folder) / "checkpoint.keras")
+        ran.append("checkpoint")
+    return ran

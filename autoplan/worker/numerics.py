@@ -1,0 +1,67 @@
+"""A few updates with a seed -> the loss of each: the ground on which two configurations are compared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+
+from autoplan.runtime import callbacks, model_facts
+from autoplan.runtime.apply import Change
+from autoplan.runtime.data import DataFacts
+from autoplan.runtime.intercept import FitCall
+from autoplan.runtime.optimizers import accumulation_of
+from autoplan.worker.measure import fit_arguments
+
+
+def numerics(call: FitCall, facts: DataFacts, change: Change | None, options: dict[str, Any]) -> dict[str, Any]:
+    """{"losses": one an update, "deterministic_model": bool, "seed"}.
+
+    options: updates, seed. The data come in order; the seed was set before the source ran and is set again here, since
+    two configurations may have drawn differently on the way.
+    """
+    seed = int(options.get("seed") or 0)
+    accumulation = accumulation_of(call.model.optimizer)
+    call.model.steps_per_execution = 1  # it changes no number, only how often the losses are shown
+    recorder = LossRecorder(int(options.get("updates", 20)) * accumulation)
+    keras.utils.set_random_seed(seed)
+    ordered = {"shuffle": False} if facts.kind == "arrays" else {}
+    _ordered_fit(call, fit_arguments(call, facts, change, **ordered), recorder)
+    losses = np.asarray(recorder.losses[: len(recorder.losses) // accumulation * accumulation], dtype="float64")
+    deterministic = not (model_facts.has_batch_norm(call.model) or model_facts.has_random_layers(call.model))
+    return {
+        "losses": [float(value) for value in losses.reshape(-1, accumulation).mean(axis=1)],
+        "deterministic_model": deterministic,
+        "seed": seed,
+    }
+
+
+def _ordered_fit(call: FitCall, arguments: dict[str, Any], recorder: LossRecorder) -> None:
+    left_out = ("callbacks", "epochs", "initial_epoch", "validation_freq", "verbose")
+    arguments = {name: value for name, value in arguments.items() if name not in left_out}
+    kept = [one for one in callbacks.as_list(call.arguments.get("callbacks")) if callbacks.timed_in_trials(one)]
+    call.proceed(
+        **arguments, epochs=2**31, validation_freq=2**31, verbose=0, callbacks=[*kept, recorder]
+    )
+
+
+class LossRecorder(keras.callbacks.Callback):  # type: ignore[misc]
+    """Records each micro-step's own loss and ends the fit after `micro_steps` of them.
+
+    Keras shows a running mean; its metrics are reset after every micro-step so that the mean is over one.
+    """
+
+    def __init__(self, micro_steps: int) -> None:
+        super().__init__()
+        self._wanted = micro_steps
+        self.losses: list[float] = []
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        shown = (logs or {}).get("loss", next(iter((logs or {}).values()), float("nan")))
+        self.losses.append(float(np.asarray(shown)))
+        if hasattr(self.model, "jax_state_sync"):
+            self.model.jax_state_sync()
+        self.model.reset_metrics()
+        if len(self.losses) >= self._wanted:
+            self.model.stop_training = True

@@ -1,0 +1,120 @@
+"""A fit that is about to start -> Observation: what it is, before a single micro-step of it has run."""
+
+from __future__ import annotations
+
+import platform
+import sys
+import time
+from typing import Any
+
+import keras
+
+import autoplan
+from autoplan.jobs import Observation
+from autoplan.runtime import callbacks, model_facts, optimizers
+from autoplan.runtime.backends import Backend
+from autoplan.runtime.data import DataFacts
+from autoplan.runtime.intercept import FitCall, Seen
+from cost_models.config import Batch, Mesh, Precision, Remat, RematMode, TrainConfig
+
+
+def script_config(call: FitCall, facts: DataFacts, seen: Seen, backend: Backend) -> TrainConfig:
+    """The script's own configuration, read off the live model. ConfigError when its batch does not divide over its mesh."""
+    model = call.model
+    mesh = _mesh()
+    return TrainConfig(
+        batch=Batch.from_global(
+            facts.batch, data=mesh.data, accumulation=optimizers.accumulation_of(model.optimizer)
+        ),
+        backend=backend.name,
+        precision=_precision(model, seen),
+        mesh=mesh,
+        remat=Remat(_remat_mode(seen)),
+        steps_per_execution=model.steps_per_execution,
+        jit_compile=bool(model.jit_compile) and not model.run_eagerly,
+    )
+
+
+def observe(call: FitCall, facts: DataFacts, seen: Seen, backend: Backend) -> Observation:
+    """Everything that choosing a configuration needs to know of this fit."""
+    model, arguments = call.model, call.arguments
+    devices, kind, memory_bytes = backend.devices()
+    return Observation(
+        config=script_config(call, facts, seen, backend).to_dict(),
+        structure=model_facts.structure(model),
+        parameters=model_facts.parameters(model),
+        samples=facts.samples,
+        epochs=arguments.get("epochs", 1) - arguments.get("initial_epoch", 0),
+        steps_per_epoch=facts.micro_steps,
+        explicit_steps_per_epoch=facts.explicit_steps,
+        data=facts.kind,
+        rebatchable=facts.rebatchable,
+        batch_norm=model_facts.has_batch_norm(model),
+        random_layers=model_facts.has_random_layers(model),
+        recurrent=model_facts.has_recurrent_layers(model),
+        unweighted_metrics=model_facts.has_unweighted_metrics(model),
+        custom_train_step=model_facts.has_custom_train_step(model),
+        schedule=optimizers.has_schedule(model.optimizer),
+        ema=model_facts.has_ema(model),
+        optimizer=type(optimizers.innermost(model.optimizer)).__name__,
+        writers_left_out=[
+            type(one).__name__ for one in callbacks.as_list(arguments.get("callbacks")) if callbacks.writes(one)
+        ],
+        intercepted=list(seen.overridden),
+        layer_kinds=model_facts.layer_kinds(model),
+        setup_seconds=time.monotonic() - seen.started_at,
+        devices=devices,
+        device_kind=kind,
+        device_memory_bytes=memory_bytes,
+        environment=environment(backend),
+        notes=_notes(call, facts, seen),
+    )
+
+
+def environment(backend: Backend) -> dict[str, str]:
+    """Versions that a plan is bound to: the keys of `autoplan.plan.Environment`."""
+    return {
+        "python": platform.python_version(),
+        "keras": keras.version(),
+        "backend": backend.name,
+        "backend_version": backend.version(),
+        "platform": f"{sys.platform}-{platform.machine()}",
+        "autoplan": autoplan.__version__,
+    }
+
+
+def _mesh() -> Mesh:
+    distribution = keras.distribution.distribution()
+    if distribution is None:
+        return Mesh()
+    sizes = dict(zip(distribution.device_mesh.axis_names, distribution.device_mesh.shape, strict=True))
+    data = sizes.pop(distribution.batch_dim_name, 1)
+    model = 1
+    for size in sizes.values():
+        model *= size
+    return Mesh(data=data, model=model)
+
+
+def _precision(model: Any, seen: Seen) -> Precision:
+    if keras.config.floatx() != "float32":
+        return Precision.OTHER
+    return model_facts.precision_of(model, seen.policies)
+
+
+def _remat_mode(seen: Seen) -> RematMode:
+    """The script's own scope; its finer modes are kept as they are and counted as `full`."""
+    if not seen.remat_modes or seen.remat_modes[-1] == "None":
+        return RematMode.NONE
+    return RematMode.ACTIVATIONS if seen.remat_modes[-1] == "activations" else RematMode.FULL
+
+
+def _notes(call: FitCall, facts: DataFacts, seen: Seen) -> list[str]:
+    notes = []
+    if facts.kind == "other":
+        kind = type(call.arguments.get("x")).__name__
+        notes.append(f"the data ({kind}) cannot be re-batched, so the global batch stays as it is")
+    if call.index > 1:
+        notes.append(f"fit {call.index} of the script is tuned; each earlier one ran a single micro-step in trials")
+    if seen.remat_modes and seen.remat_modes[-1] not in ("None", "full", "activations"):
+        notes.append(f"the script's own RematScope({seen.remat_modes[-1]!r}) is shown as full")
+    return notes

@@ -1,0 +1,187 @@
+"""One job in this process: settings, the source run up to its fit, the question answered there, the way out."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from autoplan.errors import AutoplanError
+from autoplan.jobs import Job, JobKind
+from autoplan.plan import FailureKind
+from autoplan.runtime import backends, data
+from autoplan.runtime.apply import Change, ProcessSettings, settle_model
+from autoplan.runtime.data import DataFacts
+from autoplan.runtime.intercept import FitCall, Interception, one_micro_step
+from autoplan.runtime.timing import NotFinite
+from autoplan.worker import rebuild
+from autoplan.worker.channel import Channel
+from autoplan.worker.measure import measure
+from autoplan.worker.numerics import numerics
+from autoplan.worker.observe import observe
+from cost_models.config import TrainConfig
+
+_LOOKS = (JobKind.OBSERVE, JobKind.TRACE)
+
+
+def run_job(job: Job, channel: Channel) -> None:
+    """Answer one job and leave the process. Never returns."""
+    os.environ["AUTOPLAN_TRIAL"] = "1"
+    channel.started()
+    try:
+        Session(job, channel).run()
+    except AutoplanError as error:
+        traceback.print_exc()
+        if job.kind in _LOOKS or job.kind is JobKind.PROBE:
+            channel.error(error)
+        channel.failure(FailureKind.UNSUPPORTED if job.config else FailureKind.CRASH, str(error))
+    except BaseException as error:  # noqa: BLE001 -- whatever ends a trial is a value to its study
+        traceback.print_exc()
+        channel.failure(*_classified(job, error))
+
+
+class Session:
+    """The state of one job: which backend, which configuration, which fit is awaited."""
+
+    def __init__(self, job: Job, channel: Channel) -> None:
+        self.job, self.channel = job, channel
+        self.backend = backends.get(job.backend)
+        self.interception: Interception | None = None
+
+    def run(self) -> None:
+        """Do what the job asks; leaves the process on success."""
+        if self.job.kind is JobKind.PROBE:
+            from autoplan.worker.probe import probe
+
+            self.channel.phase("probe")
+            self.channel.result(probe(self.job.backend))
+        self._prepare_process()
+        change = self._change()
+        settings = ProcessSettings(change, self.backend) if change is not None else None
+        self.interception = Interception(self._on_fit, settings)
+        self.channel.phase("setup")
+        with self._variables():
+            self.interception.install()
+            source = self.job.source
+            if source is None:
+                raise AutoplanError(f"a {self.job.kind.value} job needs a source")
+            rebuild.run_source(source, self._on_builder)
+        raise rebuild.never_fits(source, self.interception.seen.fits)
+
+    def _prepare_process(self) -> None:
+        options = self.job.options
+        if self.job.devices is not None:
+            self.backend.configure_devices(self.job.devices)
+        if options.get("cache_dir"):
+            self.backend.enable_compilation_cache(Path(options["cache_dir"]))
+        if options.get("scratch"):
+            os.chdir(tempfile.mkdtemp(prefix="autoplan-"))
+        if options.get("seed") is not None:
+            keras.utils.set_random_seed(options["seed"])
+
+    def _change(self) -> Change | None:
+        if self.job.config is None:
+            return None
+        wanted = TrainConfig.from_dict(self.job.config)
+        return Change(TrainConfig.from_dict(self.job.baseline or self.job.config), wanted)
+
+    def _variables(self) -> AbstractContextManager[None]:
+        if self.job.kind is JobKind.TRACE and self.job.options.get("abstract"):
+            from autoplan.worker.trace.abstract import abstract_variables
+
+            return abstract_variables()
+        return nullcontext()
+
+    def _on_builder(self, model: Any, arguments: dict[str, Any]) -> None:
+        """A builder's model: give it data where it has none, and let it fit."""
+        batch_size = int(self.job.options.get("batch_size") or rebuild.SYNTHETIC_BATCH)
+        if "x" in arguments:
+            model.fit(**arguments)
+        elif self.job.kind in _LOOKS:
+            self._answer(FitCall(1, model, {"batch_size": batch_size}, type(model).fit), _synthetic_facts(batch_size))
+        else:
+            model.fit(**arguments, **rebuild.synthetic_arguments(model, batch_size))
+
+    def _on_fit(self, call: FitCall) -> Any:
+        """Called in place of each `fit` of the source."""
+        source = self.job.source
+        wanted = source.fit_index if source is not None else 1
+        if call.index < wanted:
+            abstract = self.job.kind is JobKind.TRACE and self.job.options.get("abstract")
+            return keras.callbacks.History() if abstract else one_micro_step(call)
+        self._answer(call, data.describe(call.arguments))
+        return None
+
+    def _answer(self, call: FitCall, facts: DataFacts) -> None:
+        answers: dict[JobKind, Callable[[FitCall, DataFacts], dict[str, Any]]] = {
+            JobKind.OBSERVE: self._observe,
+            JobKind.TRACE: self._trace,
+            JobKind.MEASURE: self._measure,
+            JobKind.NUMERICS: self._numerics,
+        }
+        self.channel.result(answers[self.job.kind](call, facts))
+
+    def _observe(self, call: FitCall, facts: DataFacts) -> dict[str, Any]:
+        assert self.interception is not None
+        return observe(call, facts, self.interception.seen, self.backend).model_dump(mode="json")
+
+    def _trace(self, call: FitCall, facts: DataFacts) -> dict[str, Any]:
+        from autoplan.worker.trace.job import trace
+
+        observation = self._observe(call, facts)
+        self._settle(call)
+        self.channel.phase("trace")
+        local_batch = int(self.job.options.get("local_batch") or facts.batch)
+        workload = trace(call.model, call.arguments, facts, local_batch)
+        return {"observation": observation, "workload": workload.to_dict()}
+
+    def _settle(self, call: FitCall) -> Change | None:
+        change = self._change()
+        if change is not None:
+            settle_model(call.model, change)
+        return change
+
+    def _measure(self, call: FitCall, facts: DataFacts) -> dict[str, Any]:
+        assert self.interception is not None
+        setup_seconds = time.monotonic() - self.interception.seen.started_at
+        change = self._settle(call)
+        simulated = self.job.devices is not None and self.job.devices > 1
+        found = measure(
+            call, facts, change, self.backend, self.job.options, self.channel.phase, setup_seconds, simulated=simulated
+        )
+        return found.model_dump(mode="json")
+
+    def _numerics(self, call: FitCall, facts: DataFacts) -> dict[str, Any]:
+        self.channel.phase("numerics")
+        return numerics(call, facts, self._settle(call), self.job.options)
+
+
+def _synthetic_facts(batch_size: int) -> DataFacts:
+    return DataFacts("synthetic", None, batch_size, None, explicit_steps=False)
+
+
+def _classified(job: Job, error: BaseException) -> tuple[FailureKind, str]:
+    """What kind of failure an exception is. The script's own way cannot be unsupported: it is the script that failed."""
+    message = f"{type(error).__name__}: {str(error).strip()[:1000]}"
+    if isinstance(error, NotFinite):
+        return FailureKind.NAN, str(error)
+    if backends.get(job.backend).is_out_of_memory(error):
+        return FailureKind.OOM, message
+    if _raised_by_data(error):
+        return FailureKind.DATA, message
+    changes = job.config is not None and job.config != job.baseline
+    return (FailureKind.UNSUPPORTED if changes else FailureKind.CRASH), message
+
+
+def _raised_by_data(error: BaseException) -> bool:
+    """Whether the exception came up through the input path rather than through the model."""
+    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    inside = [name for name in files if "data_adapters" in name or name.endswith("autoplan/runtime/batching.py")]
+    return bool(inside) and not any(name.endswith("layers/layer.py") for name in files)
