@@ -1,0 +1,114 @@
+"""Reading mappings that people write: unknown and missing keys by name, and what was expected of a value."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
+from math import isfinite
+from typing import Any
+
+from cost_models.errors import HardwareError
+
+Reader = Callable[[Any, str], Any]
+"""Takes a value and the dotted place it stands at; returns it checked, or raises HardwareError."""
+
+_UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+_UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+
+
+def read_mapping(
+    data: object, where: str, readers: Mapping[str, Reader] | Reader, *, required: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The checked values of `data` under its own keys.
+
+    `readers` has one reader a key, or is one reader for whatever keys there are. HardwareError for what is no mapping,
+    an unknown key (with the near one and all expected ones), and a missing one.
+    """
+    if not isinstance(data, Mapping):
+        raise HardwareError(f"{where} is {data!r}; expected a mapping")
+    if missing := [key for key in required if key not in data]:
+        raise HardwareError(f"{where} lacks {', '.join(missing)}; expected {', '.join(required)}")
+    values: dict[str, Any] = {}
+    for key, value in data.items():
+        if isinstance(readers, Mapping) and key not in readers:
+            raise HardwareError(_unknown_key(str(key), where, list(readers)))
+        reader = readers[key] if isinstance(readers, Mapping) else readers
+        values[str(key)] = reader(value, f"{where}.{key}")
+    return values
+
+
+def _unknown_key(key: str, where: str, expected: list[str]) -> str:
+    near = get_close_matches(key, expected, 1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    return f"{where} has an unknown key '{key}'{hint} Expected: {', '.join(expected)}"
+
+
+def number(value: object, where: str) -> float:
+    """A finite number, not negative. `1e12` is one too, which YAML 1.1 reads as text."""
+    try:
+        read = float("nan") if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        read = float("nan")
+    if not isfinite(read) or read < 0:
+        raise HardwareError(f"{where} is {value!r}; expected a number such as 3.12e14")
+    return read
+
+
+def whole(value: object, where: str) -> int:
+    """A whole number, not negative."""
+    try:
+        read = number(value, where)
+    except HardwareError:
+        read = 0.5
+    if read != int(read):
+        raise HardwareError(f"{where} is {value!r}; expected a whole number")
+    return int(value) if isinstance(value, int) else int(read)
+
+
+def memory(value: object, where: str) -> int:
+    """Bytes: a whole number, or text with a unit such as `80 GiB` or `24 GB`."""
+    match = re.fullmatch(r"\s*([0-9.]+)\s*([kmgt]?i?b)\s*", value.lower()) if isinstance(value, str) else None
+    if match and match[1].count(".") < 2:
+        return int(float(match[1]) * _UNITS[match[2]]) if match[2] in _UNITS else whole(value, where)
+    try:
+        return whole(value, where)
+    except HardwareError:
+        raise HardwareError(f"{where} is {value!r}; expected bytes, as a whole number or as in '80 GiB'") from None
+
+
+def text(value: object, where: str) -> str:
+    """Text."""
+    if not isinstance(value, str):
+        raise HardwareError(f"{where} is {value!r}; expected text")
+    return value
+
+
+def flag(value: object, where: str) -> bool:
+    """True or false."""
+    if not isinstance(value, bool):
+        raise HardwareError(f"{where} is {value!r}; expected true or false")
+    return value
+
+
+def mapping(value: object, where: str) -> dict[str, Any]:
+    """Any mapping; its keys are checked by who asked for it."""
+    if not isinstance(value, Mapping):
+        raise HardwareError(f"{where} is {value!r}; expected a mapping")
+    return dict(value)
+
+
+def optional(reader: Reader) -> Reader:
+    """The same reader, with null let through."""
+    return lambda value, where: None if value is None else reader(value, where)
+
+
+def several(reader: Reader) -> Reader:
+    """A list whose items `reader` reads, as a tuple."""
+
+    def read(value: object, where: str) -> tuple[Any, ...]:
+        if not isinstance(value, (list, tuple)):
+            raise HardwareError(f"{where} is {value!r}; expected a list")
+        return tuple(reader(item, f"{where}[{index}]") for index, item in enumerate(value))
+
+    return read
