@@ -109,6 +109,13 @@ def _positive(text: str) -> int:
     return number
 
 
+def _policy(text: str) -> Precision:
+    policy = Precision(text)
+    if policy is Precision.OTHER:
+        raise ValueError(text)
+    return policy
+
+
 def _flag(text: str) -> bool:
     known = {"true": True, "on": True, "yes": True, "false": False, "off": False, "no": False}
     if text.lower() not in known:
@@ -117,7 +124,7 @@ def _flag(text: str) -> bool:
 
 
 _CONVERTERS: Mapping[str, tuple[Callable[[str], Any], str]] = {
-    "precision": (Precision, "one of " + ", ".join(p.value for p in Precision if p is not Precision.OTHER)),
+    "precision": (_policy, "one of " + ", ".join(p.value for p in Precision if p is not Precision.OTHER)),
     "remat": (RematMode, "one of " + ", ".join(mode.value for mode in RematMode)),
     "jit_compile": (_flag, "true or false"),
     "shard_state": (_flag, "true or false"),
