@@ -13,13 +13,15 @@ Importing this package imports no framework: everything but the version is fetch
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from autoplan.errors import AutoplanError
     from autoplan.plan import Failure, Measurement, Plan
     from autoplan.planfile import load_plan
-    from autoplan.planner import optimize
+    from autoplan.requests import Watch
     from autoplan.runtime.public import compile, fit, scope  # noqa: A004 -- the names users know from Keras
 
 __version__ = "0.1.0"
@@ -43,11 +45,65 @@ _HOMES = {
     "Measurement": "autoplan.plan",
     "Plan": "autoplan.plan",
     "load_plan": "autoplan.planfile",
-    "optimize": "autoplan.planner",
     "compile": "autoplan.runtime.public",
     "fit": "autoplan.runtime.public",
     "scope": "autoplan.runtime.public",
 }
+
+
+def optimize(
+    builder: Callable[[], Any] | str | Path,
+    data: Any = None,
+    hardware: str = "local",
+    *,
+    trials: int = 20,
+    budget: float | str | None = None,
+    effective_batch: str | tuple[int, int] = "keep",
+    fix: Mapping[str, Any] | None = None,
+    only: Iterable[str] = (),
+    backend: str | None = None,
+    devices: int | None = None,
+    study: str | None = None,
+    headroom: float = 0.08,
+    output: str | Path | None = None,
+    measure: bool = True,
+    watch: Watch | None = None,
+) -> Plan:
+    """What `autoplan tune` does, from Python: the best verified plan for training this model on this hardware.
+
+    builder          a function without arguments that builds and compiles the model, or what `autoplan tune` takes
+    data             what `fit` takes, as (x, y) or a function that makes it; None trains on synthetic batches
+    budget           seconds, or a time with units: "10m"
+    effective_batch  "keep", or samples an update that may be tried: "64..4096" or (64, 4096)
+    fix, only        knobs that are set, as {"precision": "float32"}, and the ones that may be tuned, as ["batch"]
+    headroom         fraction of the device's memory that stays free
+    watch            is told of every autoplan.requests.Event on the way
+
+    Raises an AutoplanError for whatever its caller can mend. Runs anywhere: scripts, notebooks, `__main__`.
+    """
+    from autoplan import cli_values, planner, source  # here, so that importing autoplan stays cheap
+    from autoplan.requests import TuneRequest
+
+    spec = source.resolve(str(builder)) if isinstance(builder, str | Path) else source.from_callable(builder, data)
+    request = TuneRequest(
+        source=spec,
+        hardware=hardware,
+        backend=backend,
+        devices=devices,
+        trials=trials,
+        budget_seconds=cli_values.duration_seconds(budget) if isinstance(budget, str) else budget,
+        effective_batch=(
+            cli_values.batch_range(effective_batch) if isinstance(effective_batch, str) else effective_batch
+        ),
+        fix={key: str(value) for key, value in (fix or {}).items()},
+        only=tuple(only),
+        study=study,
+        headroom=headroom,
+        output=None if output is None else Path(output),
+        measure=measure,
+    )
+    result = planner.tune(request, watch or planner.silent)
+    return cast("Plan", result.plan)  # None for a dry run only, which this is not
 
 
 def __getattr__(name: str) -> Any:
