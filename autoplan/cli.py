@@ -1,0 +1,297 @@
+"""The commands. Each reads its words, asks, and answers; nothing heavy is imported before a command needs it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+import autoplan
+from autoplan import cli_frame, cli_values
+from autoplan.cli_frame import Commands, Format, SourceCommand, source_arguments, tell_json
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from autoplan.jobs import SourceSpec
+    from autoplan.requests import TuneRequest, TuneResult
+
+_OPTIONS: dict[str, Any] = {
+    "add_completion": False,
+    "no_args_is_help": True,
+    "rich_markup_mode": None,
+    "pretty_exceptions_enable": False,
+    "context_settings": {"help_option_names": ["-h", "--help"], "max_content_width": 100},
+}
+app = typer.Typer(name="autoplan", cls=Commands, **_OPTIONS)
+hardware_app = typer.Typer(help="Show known hardware; measure this machine.", **_OPTIONS)
+app.add_typer(hardware_app, name="hardware")
+
+Source = Annotated[
+    str,
+    typer.Argument(
+        metavar="SOURCE",
+        help="A training script, a file with build_model(), or package.module:function.",
+        show_default=False,
+    ),
+]
+PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file.", show_default=False)]
+Output = Annotated[
+    Format,
+    typer.Option("--format", help="text for people, json for programs.", callback=cli_frame.remember_format),
+]
+Headroom = Annotated[str, typer.Option(help="Share of a device's memory to keep free.", metavar="PERCENT")]
+Fit = Annotated[int, typer.Option(min=1, help="Which fit() of a script, counted from 1.", metavar="N")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"autoplan {autoplan.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _autoplan(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    """Find, measure and apply the fastest way to run a Keras training script on a given machine."""
+
+
+@app.command(cls=SourceCommand, short_help="Find, measure and write the fastest plan.")
+def tune(
+    context: typer.Context,
+    source: Source,
+    hardware: Annotated[str, typer.Option(help="local, a name of `autoplan hardware list`, or a YAML file.")] = "local",
+    devices: Annotated[int | None, typer.Option(min=1, metavar="N", help="Simulate N devices on this CPU.")] = None,
+    trials: Annotated[int, typer.Option(min=1, metavar="N", help="Configurations to try at most.")] = 20,
+    budget: Annotated[str | None, typer.Option(metavar="TIME", help="Time to spend at most, such as 10m.")] = None,
+    effective_batch: Annotated[
+        str, typer.Option(metavar="keep|LO..HI", help="Samples an update: as they are, or searched between.")
+    ] = "keep",
+    fix: Annotated[
+        list[str] | None, typer.Option(metavar="K=V", help="Pin a setting, such as precision=float32. Repeatable.")
+    ] = None,
+    only: Annotated[list[str] | None, typer.Option(metavar="K,...", help="Tune these settings alone.")] = None,
+    fit: Fit = 1,
+    study: Annotated[str | None, typer.Option(metavar="PATH|URL", help="Where trials are kept.")] = None,
+    headroom: Headroom = "8%",
+    output: Annotated[Path, typer.Option(metavar="FILE", help="Where the plan is written.")] = Path("plan.yaml"),
+    scratch: Annotated[bool, typer.Option("--scratch", help="Run trials in an empty working directory.")] = False,
+    no_measure: Annotated[bool, typer.Option("--no-measure", help="Plan by arithmetic alone; run no trial.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be tried, and stop.")] = False,
+    format_: Output = Format.TEXT,
+) -> None:
+    """Find the fastest configuration that trains the same, measure it here, and write it as a plan."""
+    from autoplan import planfile
+    from autoplan.requests import TuneRequest
+
+    request = TuneRequest(
+        source=_resolve(source, source_arguments(context), fit),
+        hardware=hardware,
+        devices=devices,
+        trials=trials,
+        budget_seconds=None if budget is None else cli_values.duration_seconds(budget),
+        effective_batch=cli_values.batch_range(effective_batch),
+        fix=cli_values.settings(fix or []),
+        only=cli_values.names(only or []),
+        study=study,
+        headroom=cli_values.share(headroom),
+        output=None if dry_run else output,
+        measure=not no_measure,
+        dry_run=dry_run,
+        scratch=scratch,
+    )
+    if request.output is not None:
+        planfile.ensure_writable(request.output)
+    _answer_tune(_tuned(request, format_), format_)
+
+
+def _tuned(request: TuneRequest, format_: Format) -> TuneResult:
+    """Tune; what happens on the way is shown on stdout, or on stderr where stdout is for one JSON document."""
+    from autoplan import live, planner
+
+    with live.watching(sys.stderr if format_ is Format.JSON else sys.stdout) as watch:
+        return planner.tune(request, watch)
+
+
+def _answer_tune(result: TuneResult, format_: Format) -> None:
+    from autoplan import report
+    from autoplan.plan import to_plain
+
+    if format_ is Format.TEXT:
+        report.print_to(report.open_console(sys.stdout), report.tuned(result))
+    elif result.plan is None:
+        tell_json(report.shortlist_document(result))
+    else:
+        tell_json(to_plain(result.plan))
+    if result.interrupted:
+        raise typer.Exit(cli_frame.INTERRUPTED)
+
+
+@app.command(cls=SourceCommand, short_help="Say what one configuration would take.")
+def estimate(
+    context: typer.Context,
+    source: Source,
+    hardware: Annotated[
+        str, typer.Option(help="A name of `autoplan hardware list`, local, or a YAML file.", show_default=False)
+    ],
+    batch_size: Annotated[int | None, typer.Option(min=1, metavar="N", help="Global batch: fit's batch_size.")] = None,
+    accumulation: Annotated[int | None, typer.Option(min=1, metavar="N", help="Micro-steps an update.")] = None,
+    precision: Annotated[str | None, typer.Option(metavar="P", help="A dtype policy, such as mixed_bfloat16.")] = None,
+    remat: Annotated[str | None, typer.Option(metavar="MODE", help="none, activations or full.")] = None,
+    steps_per_execution: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Micro-steps a call of the compiled program.")
+    ] = None,
+    mesh: Annotated[str | None, typer.Option(metavar="AXES", help="Devices by axis, such as data=4,model=2.")] = None,
+    shard_state: Annotated[
+        bool, typer.Option("--shard-state", help="Split weights, gradients and optimizer state over data.")
+    ] = False,
+    fit: Fit = 1,
+    headroom: Headroom = "8%",
+    explain: Annotated[bool, typer.Option("--explain", help="Say what each part holds.")] = False,
+    format_: Output = Format.TEXT,
+) -> None:
+    """Say what memory and time one configuration would take on some hardware. Runs and measures nothing."""
+    from autoplan import planner
+    from autoplan.requests import EstimateRequest
+
+    answer = planner.estimate(
+        EstimateRequest(
+            source=_resolve(source, source_arguments(context), fit),
+            hardware=hardware,
+            batch_size=batch_size,
+            accumulation=accumulation,
+            precision=precision,
+            remat=remat,
+            steps_per_execution=steps_per_execution,
+            mesh=None if mesh is None else cli_values.mesh_axes(mesh),
+            shard_state=shard_state,
+            headroom=cli_values.share(headroom),
+        )
+    )
+    from autoplan import estimate_report
+
+    _answer(format_, lambda: answer, lambda: estimate_report.estimated(answer, explain=explain))
+
+
+@app.command(cls=SourceCommand, short_help="Run a script under a plan.")
+def train(
+    context: typer.Context,
+    source: Source,
+    plan: Annotated[Path, typer.Option(metavar="PLAN", help="The plan to train with.", show_default=False)],
+) -> None:
+    """Run the whole script, unchanged but for what the plan says."""
+    from autoplan import planfile
+
+    arguments = source_arguments(context)
+    planfile.read(plan)
+    _resolve(source, arguments, 1)
+    # The runtime imports Keras, so it takes the place of this process rather than being imported by it.
+    command = [sys.executable, "-m", "autoplan.runtime", "train", "--plan", str(plan), source]
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, [*command, *(["--", *arguments] if arguments else [])])
+
+
+@app.command(short_help="Tell a plan's story.")
+def explain(plan: PlanFile, format_: Output = Format.TEXT) -> None:
+    """Tell a plan's story: what it changes and why, what was tried, what was not, and what to know."""
+    from autoplan import planfile, report
+    from autoplan.plan import to_plain
+
+    found = planfile.read(plan)
+    _answer(format_, lambda: dict(to_plain(found)), lambda: report.explained(found, plan))
+
+
+@app.command(short_help="Print a plan as plain Keras calls.")
+def export(
+    plan: PlanFile,
+    to: Annotated[str, typer.Option(metavar="python", help="The only target so far: plain Keras calls.")] = "python",
+) -> None:
+    """Print the plan as plain Keras calls, to paste into a script that shall not depend on autoplan."""
+    from autoplan import export as exporting
+    from autoplan import planfile
+
+    typer.echo(exporting.exported(planfile.read(plan), to), nl=False)
+
+
+@app.command(short_help="Say whether a plan is still valid here.")
+def check(plan: PlanFile, format_: Output = Format.TEXT) -> None:
+    """Say whether a plan is still valid here: versions, hardware and source. Exit code 2 when it is not."""
+    from autoplan import planfile, validity
+
+    found = planfile.read(plan)
+    verdict = validity.verdict(found, validity.here(found))
+    _answer(format_, verdict.to_dict, lambda: "\n".join(verdict.lines(str(plan))))
+    if not verdict.valid:
+        raise typer.Exit(2)
+
+
+@app.command(short_help="Print the JSON schema of plan files.")
+def schema() -> None:
+    """Print the JSON schema of plan files."""
+    from autoplan import plan_schema
+
+    tell_json(plan_schema.json_schema())
+
+
+@hardware_app.command("list", short_help="List known chips and their names.")
+def list_hardware(format_: Output = Format.TEXT) -> None:
+    """List the chips that are known, with the names that they answer to."""
+    from autoplan import hardware_report
+
+    _answer(format_, hardware_report.known_document, hardware_report.known_table)
+
+
+@hardware_app.command("show", short_help="Show all that is known of some hardware.")
+def show_hardware(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A name of `hardware list`, local, or a YAML file.")],
+    format_: Output = Format.TEXT,
+) -> None:
+    """Show all that is known of some hardware: figures, sources and doubts."""
+    from autoplan import hardware_report
+
+    described = hardware_report.described(name)
+    _answer(format_, lambda: described, lambda: hardware_report.description(described))
+
+
+@hardware_app.command("probe", short_help="Measure what this machine reaches.")
+def probe_hardware(format_: Output = Format.TEXT) -> None:
+    """Measure what this machine really reaches. The text is a hardware file: `--hardware FILE` reads it."""
+    from autoplan import hardware_report, planner
+
+    profile = planner.probe()
+    _answer(format_, lambda: profile, lambda: hardware_report.profile_text(profile))
+
+
+def _answer(format_: Format, document: Callable[[], dict[str, Any]], report_: Callable[[], RenderableType]) -> None:
+    """The same answer as one JSON document, or as text."""
+    if format_ is Format.JSON:
+        tell_json(document())
+        return
+    from autoplan import report
+
+    report.print_to(report.open_console(sys.stdout), report_())
+
+
+def _resolve(source: str, arguments: list[str], fit_index: int) -> SourceSpec:
+    from autoplan.source import resolve
+
+    return resolve(source, arguments, fit_index)
+
+
+def main() -> None:
+    """The `autoplan` command."""
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that knows no arrow or micro sign shall show a question mark, not a traceback.
+        getattr(stream, "reconfigure", lambda **_: None)(errors="replace")
+    try:
+        app()
+    except Exception as error:  # noqa: BLE001 -- the last door: whatever is left is told and kept, not shown
+        sys.exit(cli_frame.tell_crash(error))

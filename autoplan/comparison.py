@@ -1,0 +1,258 @@
+"""Baseline against plan: the figures of both as rows, each cell with the tier that it comes from. Values, no layout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from autoplan import figures
+from autoplan.plan import BaselineRecord, Evidence, Measurement, Plan
+from cost_models.config import TrainConfig
+
+FAILURES = {
+    "oom": "out of memory",
+    "compile_oom": "the compiler ran out of memory",
+    "timeout": "took too long",
+    "nan": "the loss became NaN",
+    "unsupported": "not supported",
+    "data": "could not read its data",
+    "crash": "crashed",
+}
+PEAK_SOURCES = {
+    "device": "measured on the device",
+    "compiled": "compiled program",
+    "resident": "measured as resident size",
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A figure as text, the tier that it comes from, and its interval where it has one."""
+
+    text: str
+    tier: str = ""
+    interval: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One quantity of baseline and plan."""
+
+    name: str
+    baseline: Cell
+    plan: Cell
+
+    @property
+    def evidence(self) -> str:
+        """One tier when both cells share it, else each with its side."""
+        tiers = {"baseline": self.baseline.tier, "plan": self.plan.tier}
+        known = {side: tier for side, tier in tiers.items() if tier}
+        if len(set(known.values())) <= 1:
+            return next(iter(known.values()), "")
+        return "; ".join(f"{side} {tier}" for side, tier in known.items())
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One key of a configuration whose value the plan changes."""
+
+    key: str
+    baseline: str
+    plan: str
+
+
+def rows(plan: Plan) -> list[Row]:
+    """Micro-step, samples/s, updates/s, memory, MFU and compile time of baseline and plan."""
+    baseline = _column(
+        _Side(plan.baseline.config, plan.baseline.measured, plan.baseline.predicted, plan.hardware.simulated)
+    )
+    chosen = _column(_Side(plan.config, plan.measured, plan.predicted, plan.hardware.simulated))
+    if plan.baseline.failure is not None and plan.baseline.measured is None:
+        baseline = _failed_column(plan.baseline)
+    return [Row(name, baseline[name], chosen[name]) for name in chosen]
+
+
+def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Difference]:
+    """The keys on which two configurations differ, nested ones as `batch.global`."""
+    old, new = _flat(before), _flat(after)
+    keys = [key for key in new if old.get(key) != new[key]]
+    return [Difference(key, _spoken(old.get(key)), _spoken(new[key])) for key in keys]
+
+
+def headline(plan: Plan) -> str:
+    """What came of it, in one sentence, no more than what was shown."""
+    if plan.evidence is not Evidence.MEASURED:
+        return f"Nothing was measured: every figure here is {plan.evidence}."
+    if plan.config == plan.baseline.config:
+        return "No other configuration was shown to be faster: the plan is your own configuration."
+    failure = plan.baseline.failure
+    if failure is not None:
+        told = FAILURES[failure.kind]
+        return f"Your own configuration failed ({told}); the plan is one that runs. There is no speed-up to state."
+    verification = plan.verification
+    if verification is None or verification.speedup is None:
+        return "The plan was measured, but not compared with your own configuration in pairs: no speed-up is claimed."
+    return (
+        f"{figures.significant(verification.speedup)} times as fast as your own configuration{_interval(plan)}, "
+        f"{_tier(plan)} in {figures.counted(verification.pairs, 'alternating pair')} of clean processes."
+    )
+
+
+def reasons(plan: Plan) -> list[str]:
+    """Two lines of why: what the plan changes, and where the time went before and goes now."""
+    changed = differences(plan.baseline.config, plan.config)
+    if not changed:
+        return ["It changes nothing.", _where_time_goes(plan)]
+    told = "; ".join(f"{change.key} {change.baseline} → {change.plan}" for change in _essential(changed))
+    return [f"It changes {told}.", _where_time_goes(plan)]
+
+
+def numerics(plan: Plan) -> str | None:
+    """Whether the plan trains as the baseline does, as verification found."""
+    if plan.verification is None:
+        return None
+    told = {
+        "exact": "It trains the same: the losses of baseline and plan are equal within 1e-5",
+        "within_seed_band": "It trains alike: the plan's losses lie within what a change of the seed does",
+        "outside": "It trains differently: the plan's losses lie outside what a change of the seed does",
+        "not_compared": "Whether it trains the same was not compared",
+    }[plan.verification.numerics]
+    detail = plan.verification.numerics_detail
+    return told + (f" ({detail})." if detail else ".")
+
+
+@dataclass(frozen=True)
+class _Side:
+    """What is known of one configuration."""
+
+    config: Mapping[str, Any]
+    measured: Measurement | None
+    predicted: Mapping[str, Any] | None
+    simulated: bool
+
+    def forecast(self, section: str, key: str) -> Any:
+        """A figure of the estimate; None when there is none."""
+        return ((self.predicted or {}).get(section) or {}).get(key)
+
+    @property
+    def tier(self) -> str:
+        """The tier of times, with a word for devices that are not real."""
+        if self.measured is None:
+            return str((self.predicted or {}).get("evidence", Evidence.ANALYTIC)) if self.predicted else ""
+        return "measured, simulated devices" if self.measured.simulated_devices or self.simulated else "measured"
+
+
+def _column(side: _Side) -> dict[str, Cell]:
+    return {
+        "micro-step": _micro_step(side),
+        "samples/s": _per_second(side, TrainConfig.from_dict(side.config).batch.global_size),
+        "updates/s": _per_second(side, 1 / TrainConfig.from_dict(side.config).batch.accumulation),
+        "peak memory a device": _memory(side),
+        "MFU": _mfu(side),
+        "compile time": _compile_time(side),
+    }
+
+
+def _failed_column(baseline: BaselineRecord) -> dict[str, Cell]:
+    kind = baseline.failure.kind if baseline.failure else "crash"
+    names = ("samples/s", "updates/s", "peak memory a device", "MFU", "compile time")
+    return {"micro-step": Cell(FAILURES[kind], "measured")} | {name: Cell("—") for name in names}
+
+
+def _micro_step(side: _Side) -> Cell:
+    if side.measured is None:
+        return Cell(figures.seconds(side.forecast("time", "micro_step_seconds")), side.tier)
+    low, high = side.measured.micro_step_seconds_low, side.measured.micro_step_seconds_high
+    return Cell(figures.seconds(side.measured.micro_step_seconds), side.tier, figures.seconds_range(low, high))
+
+
+def _per_second(side: _Side, amount: float) -> Cell:
+    """`amount` things a micro-step, a second; the interval is that of the micro-step."""
+    measured = side.measured
+    if measured is None:
+        seconds = side.forecast("time", "micro_step_seconds")
+        return Cell(figures.rate(amount / seconds if seconds else None), side.tier)
+    low, high = amount / measured.micro_step_seconds_high, amount / measured.micro_step_seconds_low
+    interval = f"{figures.rate(low)} to {figures.rate(high)}"
+    return Cell(figures.rate(amount / measured.micro_step_seconds), side.tier, interval)
+
+
+def _memory(side: _Side) -> Cell:
+    measured = side.measured
+    if measured is not None and measured.peak_bytes is not None:
+        tier = PEAK_SOURCES[measured.peak_bytes_source] if measured.peak_bytes_source else "measured"
+        return Cell(figures.size(measured.peak_bytes), tier)
+    memory: Mapping[str, Any] = side.forecast("memory", "per_device_bytes") or {}
+    if "total" not in memory:
+        return Cell(figures.NOT_KNOWN)
+    low, high = memory.get("total_low"), memory.get("total_high")
+    interval = f"{figures.size(low)} to {figures.size(high)}" if low is not None and high is not None else ""
+    return Cell(figures.size(memory["total"]), str((side.predicted or {}).get("evidence", "analytic")), interval)
+
+
+def _mfu(side: _Side) -> Cell:
+    """Model FLOPs utilization: the estimate's FLOPs over the peak, in the time that was measured where one was."""
+    mfu, predicted_seconds = side.forecast("time", "mfu"), side.forecast("time", "micro_step_seconds")
+    if mfu is None or not predicted_seconds:
+        return Cell(figures.NOT_KNOWN)
+    if side.measured is None:
+        return Cell(figures.percent(mfu), side.tier)
+    achieved = mfu * predicted_seconds / side.measured.micro_step_seconds
+    return Cell(figures.percent(achieved), f"{side.tier.replace('measured', 'measured time')}, analytic FLOPs")
+
+
+def _compile_time(side: _Side) -> Cell:
+    if side.measured is None or side.measured.compile_seconds is None:
+        return Cell(figures.NOT_KNOWN)
+    return Cell(figures.seconds(side.measured.compile_seconds), "measured")
+
+
+def _where_time_goes(plan: Plan) -> str:
+    """From the estimates' bounds, and from whether the real input path kept up."""
+    before, after = _bound(plan.baseline.predicted), _bound(plan.predicted)
+    if before and after and before != after:
+        told = f"Before, {before} bound the time; now {after} does (analytic)."
+    elif after:
+        told = f"{after[0].upper()}{after[1:]} binds the time (analytic)."
+    else:
+        told = "What binds the time is not known."
+    if plan.measured is not None and plan.measured.input_bound:
+        told += " Reading the data is slower than computing (measured): a faster input path would help next."
+    return told
+
+
+def _bound(predicted: Mapping[str, Any] | None) -> str | None:
+    bound = ((predicted or {}).get("time") or {}).get("bound")
+    words = {"memory": "memory bandwidth", "overhead": "launch overhead", "compute": "arithmetic"}
+    return None if bound is None else words.get(bound, str(bound))
+
+
+def _essential(changed: list[Difference]) -> list[Difference]:
+    """Without the keys that follow from others."""
+    return [change for change in changed if change.key not in {"batch.local"}]
+
+
+def _interval(plan: Plan) -> str:
+    verification = plan.verification
+    if verification is None or verification.speedup_low is None or verification.speedup_high is None:
+        return ""
+    low, high = figures.significant(verification.speedup_low), figures.significant(verification.speedup_high)
+    return f" (95% interval {low} to {high})"
+
+
+def _tier(plan: Plan) -> str:
+    simulated = plan.hardware.simulated or (plan.measured is not None and plan.measured.simulated_devices)
+    return "measured on simulated devices" if simulated else "measured"
+
+
+def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+    return flat
+
+
+def _spoken(value: Any) -> str:
+    words = {True: "on", False: "off", None: "not set"}
+    return words[value] if value is None or isinstance(value, bool) else str(value)

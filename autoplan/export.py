@@ -1,0 +1,176 @@
+"""A plan as plain Keras calls, for a script that shall not depend on autoplan."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from autoplan.errors import ConfigError, PlanError
+from autoplan.plan import Plan
+from autoplan.planfile import first_line
+from cost_models.config import Precision, RematMode, TrainConfig
+
+TARGETS = ("python",)
+
+_ACCUMULATION = '''
+def accumulating(optimizer):
+    """The optimizer with ACCUMULATION micro-steps an update, set where Keras wants it: on the innermost optimizer."""
+    inner = optimizer
+    while isinstance(inner, keras.optimizers.LossScaleOptimizer):
+        inner = inner.inner_optimizer
+    inner.gradient_accumulation_steps = ACCUMULATION if ACCUMULATION > 1 else None
+    return optimizer
+'''
+
+_SCHEDULE = '''
+@keras.saving.register_keras_serializable()
+class Stretched(keras.optimizers.schedules.LearningRateSchedule):
+    """A learning-rate schedule made for the old batch sizes, read where it would stand after as many samples.
+
+    Keras counts micro-steps, and the plan makes them of another size: learning_rate=Stretched(your_schedule).
+    """
+
+    def __init__(self, schedule):
+        self.schedule = keras.saving.deserialize_keras_object(schedule) if isinstance(schedule, dict) else schedule
+
+    def __call__(self, step):
+        update = keras.ops.floor_divide(step, ACCUMULATION)
+        old_update = keras.ops.floor_divide(update * {new_share}, {old_share})  # as many samples
+        return self.schedule(old_update * OLD_ACCUMULATION + OLD_ACCUMULATION - 1)
+
+    def get_config(self):
+        return {"schedule": keras.saving.serialize_keras_object(self.schedule)}
+'''
+
+
+def exported(plan: Plan, to: str = "python") -> str:
+    """The plan as a Python module that needs Keras alone.
+
+    ConfigError for a target that is not known; PlanError for a plan that plain calls cannot express yet.
+    """
+    if to not in TARGETS:
+        raise ConfigError(f"--to {to}: cannot export to that; choose from {', '.join(TARGETS)}")
+    config, baseline = TrainConfig.from_dict(plan.config), TrainConfig.from_dict(plan.baseline.config)
+    _refuse(config)
+    parts = [_head(plan, config), _imports(config), _constants(config, baseline)]
+    parts += [_process(config, baseline), _ACCUMULATION]
+    if config.batch != baseline.batch:
+        parts.append(_schedule(config, baseline))
+    parts.append(_usage(plan, config, baseline))
+    return "\n".join(parts)
+
+
+def _refuse(config: TrainConfig) -> None:
+    if config.mesh.model > 1 or config.layout.shard_state:
+        raise PlanError(
+            "this plan splits weights over devices, which takes more than a few plain calls; "
+            "train with it through `autoplan train`"
+        )
+    if config.mesh.devices > 1 and config.backend != "jax":
+        raise PlanError(
+            f"this plan uses {config.mesh.devices} devices on {config.backend}, where keras.distribution does not "
+            "work; train with it through `autoplan train`"
+        )
+
+
+def _head(plan: Plan, config: TrainConfig) -> str:
+    return (
+        f'"""{first_line(plan)}\n\n'
+        f"Plain calls of Keras {plan.environment.keras} for {config.describe()}.\n"
+        "Put each part where it belongs: the settings before the model is built, the model inside planned_model(),\n"
+        "COMPILE and FIT into your calls.\n"
+        '"""\n'
+    )
+
+
+def _imports(config: TrainConfig) -> str:
+    return (
+        "import contextlib\nimport os\n\n"
+        f'os.environ["KERAS_BACKEND"] = "{config.backend}"  # read when Keras is imported\n\n'
+        "import keras  # noqa: E402\n"
+    )
+
+
+def _constants(config: TrainConfig, baseline: TrainConfig) -> str:
+    batch, old = config.batch, baseline.batch
+    lines = [
+        f"GLOBAL_BATCH = {batch.global_size}  # samples a micro-step, over all devices",
+        f"ACCUMULATION = {batch.accumulation}  # micro-steps an update; {batch.effective} samples an update",
+    ]
+    if batch != old:
+        lines += [
+            f"OLD_GLOBAL_BATCH = {old.global_size}",
+            f"OLD_ACCUMULATION = {old.accumulation}  # {old.effective} samples an update",
+        ]
+    lines += [
+        "",
+        f'COMPILE = {{"jit_compile": {config.jit_compile}, "steps_per_execution": {config.steps_per_execution}}}',
+        'FIT = {"batch_size": GLOBAL_BATCH}',
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _process(config: TrainConfig, baseline: TrainConfig) -> str:
+    """What must be set before the model is built."""
+    lines = []
+    if config.precision is not Precision.OTHER:
+        lines.append(f'keras.config.set_dtype_policy("{config.precision}")')
+    if config.mesh.devices > 1:
+        lines += [
+            f"devices = keras.distribution.list_devices()[:{config.mesh.data}]",
+            f"if len(devices) < {config.mesh.data}:",
+            f'    raise SystemExit(f"the plan needs {config.mesh.data} devices; there are {{len(devices)}}")',
+            "keras.distribution.set_distribution(keras.distribution.DataParallel(devices=devices))",
+        ]
+    elif baseline.mesh.devices > 1:
+        lines.append("keras.distribution.set_distribution(None)")
+    return "\n".join([*lines, "", "", *_model_scope(config, baseline)])
+
+
+def _model_scope(config: TrainConfig, baseline: TrainConfig) -> Iterator[str]:
+    yield "def planned_model():"
+    yield '    """Build the model in this scope: `with planned_model(): model = ...`"""'
+    if config.remat.mode is not RematMode.NONE:
+        yield f'    return keras.RematScope(mode="{config.remat.mode}")'
+    elif baseline.remat.mode is not RematMode.NONE:
+        yield "    return keras.RematScope(mode=None)  # and take your own RematScope away"
+    else:
+        yield "    return contextlib.nullcontext()"
+    yield ""
+
+
+def _schedule(config: TrainConfig, baseline: TrainConfig) -> str:
+    new, old = config.batch.effective, baseline.batch.effective
+    common = math.gcd(new, old)
+    return _SCHEDULE.replace("{new_share}", str(new // common)).replace("{old_share}", str(old // common))
+
+
+def _usage(plan: Plan, config: TrainConfig, baseline: TrainConfig) -> str:
+    notes = [*_usage_lines(), *_batch_notes(plan, config, baseline), *(f"Note: {note}" for note in plan.notes)]
+    return "\n" + "".join(f"# {line}".rstrip() + "\n" for note in notes for line in note.splitlines() or [""])
+
+
+def _usage_lines() -> Iterator[str]:
+    yield "How to use it:"
+    yield "    with planned_model():"
+    yield "        model = build_model()"
+    yield "    model.compile(optimizer=accumulating(your_optimizer), loss=your_loss, **COMPILE)"
+    yield "    model.fit(x, y, epochs=your_epochs, **FIT)"
+    yield ""
+
+
+def _batch_notes(plan: Plan, config: TrainConfig, baseline: TrainConfig) -> Iterator[str]:
+    batch, old, samples = config.batch, baseline.batch, plan.source.fit.samples
+    if batch != old:
+        yield "A learning-rate schedule made for the old batch: wrap it, learning_rate=Stretched(your_schedule)."
+    if batch.global_size != old.global_size:
+        yield "steps_per_epoch and other counts of micro-steps: multiply them by OLD_GLOBAL_BATCH / GLOBAL_BATCH."
+        yield "EMA: ema_momentum ** (GLOBAL_BATCH / OLD_GLOBAL_BATCH), for Keras averages every micro-step."
+        yield "Data that is batched already, such as a tf.data.Dataset: dataset.unbatch().batch(GLOBAL_BATCH)."
+    if batch.effective != old.effective:
+        ratio = batch.effective / old.effective
+        yield f"An update sees {ratio:g} times as many samples as before: set the learning rate anew."
+    rest = None if samples is None else samples % batch.effective
+    if rest and (batch.accumulation > 1 or config.mesh.devices > 1):
+        yield f"The last {rest} of {samples} samples fill no update: leave them out, or pad them with zero weights."

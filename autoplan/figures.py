@@ -1,0 +1,87 @@
+"""Figures as people read them: three significant digits, a unit, and words where there is no figure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+NOT_KNOWN = "not known"
+_BYTE_UNITS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+
+
+def significant(value: float) -> str:
+    """Three significant digits, without an exponent: 134,000; 36.6; 0.00412."""
+    if value == 0:
+        return "0"
+    rounded = float(f"{value:.3g}")
+    if abs(rounded) >= 100:
+        return f"{rounded:,.0f}"
+    decimals = max(0, 2 - _exponent(rounded))
+    return f"{rounded:.{decimals}f}"
+
+
+def size(count: int | None) -> str:
+    """Bytes as GiB, MiB or KiB, powers of two."""
+    if count is None:
+        return NOT_KNOWN
+    for unit_bytes, unit in _BYTE_UNITS:
+        if abs(count) >= unit_bytes:
+            return f"{significant(count / unit_bytes)} {unit}"
+    return f"{count} B"
+
+
+def seconds(value: float | None) -> str:
+    """A time of the size of a micro-step: µs, ms or s."""
+    if value is None:
+        return NOT_KNOWN
+    scale, unit = _second_unit(value)
+    return f"{significant(value * scale)} {unit}"
+
+
+def seconds_range(low: float, high: float) -> str:
+    """An interval in one unit, that of its upper end: `3.97 to 4.36 ms`."""
+    scale, unit = _second_unit(high)
+    return f"{significant(low * scale)} to {significant(high * scale)} {unit}"
+
+
+def duration(value: float) -> str:
+    """A time that a person waits: `45 s`, `3 min 20 s`, `1 h 5 min`."""
+    whole = round(value)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min" + (f" {whole % 60} s" if whole % 60 else "")
+    minutes = round(whole / 60)
+    return f"{minutes // 60} h" + (f" {minutes % 60} min" if minutes % 60 else "")
+
+
+def rate(value: float | None) -> str:
+    """Something a second, without its name: `134,000`."""
+    return NOT_KNOWN if value is None else significant(value)
+
+
+def percent(value: float | None) -> str:
+    """A fraction as a percentage, with one digit behind the point below ten percent where it says something."""
+    if value is None:
+        return NOT_KNOWN
+    return f"{value:.0%}" if abs(value) >= 0.1 else f"{value:.1%}".replace(".0%", "%")
+
+
+def listed(words: Sequence[str], conjunction: str = "and") -> str:
+    """`a, b and c`."""
+    return f" {conjunction} ".join(part for part in (", ".join(words[:-1]), *words[-1:]) if part)
+
+
+def counted(number: int, singular: str, plural: str | None = None) -> str:
+    """`1 device`, `4 devices`."""
+    return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
+
+
+def _exponent(value: float) -> int:
+    """The power of ten of the first digit."""
+    return int(f"{abs(value):e}".partition("e")[2])
+
+
+def _second_unit(value: float) -> tuple[float, str]:
+    if abs(value) < 1e-3:
+        return 1e6, "µs"
+    return (1e3, "ms") if abs(value) < 1 else (1.0, "s")

@@ -1,0 +1,100 @@
+"""`hardware list`, `show` and `probe` as tables and as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from autoplan import figures, yaml_lines
+from autoplan.report import heading, open_table
+from cost_models import hardware as catalogue
+from cost_models.catalogue import parse
+from cost_models.errors import HardwareError
+
+
+def known_document() -> dict[str, Any]:
+    """The catalogue as plain values."""
+    return {"schema": 1, "hardware": [asdict(row) for row in catalogue.known()]}
+
+
+def known_table() -> RenderableType:
+    """The catalogue, a chip a row; figures are of one device."""
+    table = open_table("name", "chip", "usable memory", "GB/s", "float32 TFLOP/s", "bfloat16 TFLOP/s", "other names")
+    for row in catalogue.known():
+        name = f"{row.key}-N" if row.sizes else row.key
+        table.add_row(
+            name,
+            row.title,
+            figures.size(row.usable_memory_bytes),
+            f"{row.memory_bytes_per_second / 1e9:,.4g}",
+            *(_teraflops(row.peak_flops_per_second.get(dtype)) for dtype in ("float32", "bfloat16")),
+            ", ".join(row.aliases),
+        )
+    return Group(
+        table,
+        "\nFigures are of one device, as published; GB/s of its main memory.\n"
+        "GPUs: add -x<GPUs a host> and -n<hosts>, such as gpu-h100-80gb-x8-n2.\n"
+        "TPUs: N counts as Google counts, such as tpu-v4-8; `autoplan hardware show tpu-v4-8` lists the sizes.",
+    )
+
+
+def described(name: str) -> dict[str, Any]:
+    """All that is known of a catalogue name; of `local` and of a file, the devices that they mean."""
+    try:
+        parse(name)
+    except HardwareError:
+        from autoplan import hardware
+
+        cluster = hardware.resolve(name)
+        return {"schema": 1, "name": cluster.name, "cluster": cluster.to_dict()}
+    return {"schema": 1, **catalogue.describe(name)}
+
+
+def description(found: Mapping[str, Any]) -> RenderableType:
+    """What `described` found, for people."""
+    cluster = catalogue.from_mapping(found["cluster"])
+    parts: list[RenderableType] = [f"{found['name']}: {cluster.summary()}"]
+    if found.get("aliases"):
+        parts.append(f"Other names: {', '.join(found['aliases'])}")
+    parts += [_figures(found["figures"])] if "figures" in found else [_plain_figures(found["cluster"])]
+    if found.get("slices"):
+        parts += [heading("Sizes"), Text(", ".join(found["slices"]))]
+    for price in found.get("prices") or []:
+        sources = "; ".join(price["sources"])
+        parts.append(f"Price: {price['usd_per_chip_hour']} USD a chip and hour, {price['basis']} ({sources})")
+    return Group(*parts)
+
+
+def profile_text(profile: Mapping[str, Any]) -> RenderableType:
+    """A probe's answer as the YAML that `--hardware FILE` reads."""
+    return Text("# Measured on this machine by `autoplan hardware probe`.\n" + yaml_lines.render(profile))
+
+
+def _teraflops(peak: float | None) -> str:
+    return figures.NOT_KNOWN if peak is None else f"{peak / 1e12:,.4g}"
+
+
+def _figures(rows: list[Mapping[str, Any]]) -> RenderableType:
+    """Figures as published, of one chip, each with its sources and what is doubtful about it."""
+    table = open_table("figure, of one chip", "value", "sources and choices")
+    for row in rows:
+        doubt = "unverified: " if row["unverified"] else ""
+        choice = f" ({row['choice']})" if row["choice"] else ""
+        table.add_row(row["figure"], f"{row['value']:.6g}", f"{doubt}{'; '.join(row['sources'])}{choice}")
+    return Group("", table)
+
+
+def _plain_figures(cluster: Mapping[str, Any]) -> RenderableType:
+    """Figures of hardware that no catalogue describes, of one device, with the sources that it names."""
+    chip = cluster["chip"]
+    sources: Mapping[str, str] = chip["sources"]
+    flat = {key: value for key, value in chip.items() if isinstance(value, int | float)}
+    flat |= {f"peak_flops_per_second.{dtype}": peak for dtype, peak in chip["peak_flops_per_second"].items()}
+    table = open_table("figure, of one device", "value", "source")
+    for key, value in flat.items():
+        table.add_row(key, f"{value:.6g}", sources.get(key, figures.NOT_KNOWN))
+    return Group("", table)

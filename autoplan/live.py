@@ -1,0 +1,155 @@
+"""What is seen while tuning: a live table in a terminal, plain lines everywhere else."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TextIO
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.spinner import Spinner
+from rich.text import Text
+
+from autoplan import figures
+from autoplan.comparison import FAILURES
+from autoplan.plan import Failure, Measurement
+from autoplan.report import describe, open_console, open_table, outcome_cells
+from autoplan.requests import Event, Watch
+
+_ROWS_SHOWN = 15
+_REFRESHES_PER_SECOND = 4
+
+
+@contextlib.contextmanager
+def watching(stream: TextIO, clock: Callable[[], float] = time.monotonic) -> Iterator[Watch]:
+    """Somebody to tell of events, who shows them on `stream` until the end of the block."""
+    console = open_console(stream)
+    if not console.is_terminal:
+        yield PlainLines(console, clock)
+        return
+    board = Board(clock)
+    with Live(get_renderable=board.render, console=console, refresh_per_second=_REFRESHES_PER_SECOND, transient=True):
+        yield lambda event: board.tell(event, console)
+
+
+class PlainLines:
+    """An event, a line: for pipes and logs."""
+
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console = console
+        self._clock = clock
+        self._start = clock()
+
+    def __call__(self, event: Event) -> None:
+        """Write the event, with the seconds since the start, and what is left where that is known."""
+        if event.kind == "trial_phase":
+            return
+        words = [f"[{figures.duration(self._clock() - self._start)}]", _told(event)]
+        if event.kind == "trial_finished":
+            words += [part for part in (_best(event), _left(event.seconds_left)) if part]
+        self._console.print(Text("  ".join(words)), soft_wrap=True)
+        self._console.file.flush()
+
+
+@dataclass
+class Trial:
+    """A row of the live table."""
+
+    number: int
+    config: Mapping[str, Any]
+    phase: str
+    started: float
+    outcome: Measurement | Failure | None = None
+
+
+@dataclass
+class Board:
+    """The state of a study as its events tell it, drawn anew several times a second."""
+
+    clock: Callable[[], float] = time.monotonic
+    trials: dict[int, Trial] = field(default_factory=dict)
+    stage: str = "starting"
+    best_number: int | None = None
+    seconds_left: float | None = None
+    left_at: float = 0.0
+    _spinner: Spinner = field(default_factory=lambda: Spinner("dots"))
+
+    def tell(self, event: Event, console: Console) -> None:
+        """Take an event in; notes are printed above the table, where they stay."""
+        if event.number is not None:
+            self._tell_trial(event, event.number)
+        if event.kind == "note":
+            console.print(Text(event.text))
+        elif event.kind != "trial_phase" and event.kind != "trial_finished":
+            self.stage = event.text
+        if event.best_number is not None:
+            self.best_number = event.best_number
+        if event.seconds_left is not None:
+            self.seconds_left, self.left_at = event.seconds_left, self.clock()
+
+    def render(self) -> RenderableType:
+        """The table of trials with a line on what is being done, the time left, and the best so far."""
+        self._spinner.update(text=Text(self._status()))
+        if not self.trials:
+            return self._spinner
+        table = open_table("trial", "configuration", "micro-step", "samples/s", "peak memory", "state")
+        for trial in list(self.trials.values())[-_ROWS_SHOWN:]:
+            style = "bold green" if trial.number == self.best_number else None
+            table.add_row(str(trial.number), describe(trial.config), *self._cells(trial), style=style)
+        return Group(table, self._spinner)
+
+    def _tell_trial(self, event: Event, number: int) -> None:
+        known = self.trials.get(number)
+        if known is None and event.config is not None:
+            known = self.trials[number] = Trial(number, event.config, "starting", self.clock())
+        if known is None:
+            return
+        if event.outcome is not None:
+            known.outcome = event.outcome
+        elif event.kind == "trial_phase":
+            known.phase = event.text
+
+    def _cells(self, trial: Trial) -> list[str]:
+        if isinstance(trial.outcome, Measurement):
+            simulated = "measured, simulated devices" if trial.outcome.simulated_devices else "measured"
+            return [*outcome_cells(trial.outcome), simulated]
+        if isinstance(trial.outcome, Failure):
+            return [*outcome_cells(None), FAILURES[trial.outcome.kind]]
+        return [*outcome_cells(None), f"{trial.phase}, {figures.duration(self.clock() - trial.started)}"]
+
+    def _status(self) -> str:
+        parts = [self.stage]
+        if self.seconds_left is not None:
+            parts.append(_left(max(0.0, self.seconds_left - (self.clock() - self.left_at))))
+        best = self.trials.get(self.best_number) if self.best_number is not None else None
+        if best is not None and isinstance(best.outcome, Measurement):
+            parts.append(f"best so far: trial {best.number}, {figures.rate(best.outcome.samples_per_second)} samples/s")
+        return "  ·  ".join(parts)
+
+
+def _told(event: Event) -> str:
+    if event.kind == "trial_started" and event.number is not None:
+        config = f": {describe(event.config)}" if event.config else ""
+        return f"trial {event.number} starts{config}"
+    if event.kind != "trial_finished" or event.number is None or event.outcome is None:
+        return event.text
+    return f"trial {event.number} {_outcome(event.outcome)}"
+
+
+def _outcome(outcome: Measurement | Failure) -> str:
+    if isinstance(outcome, Failure):
+        return f"failed, {FAILURES[outcome.kind]}: {next(iter(outcome.message.splitlines()), '')}"
+    simulated = " on simulated devices" if outcome.simulated_devices else ""
+    micro_step, rate, memory = outcome_cells(outcome)
+    return f"measured{simulated}: micro-step {micro_step}, {rate} samples/s, peak memory {memory}"
+
+
+def _best(event: Event) -> str:
+    return "" if event.best_number is None else f"(best so far: trial {event.best_number})"
+
+
+def _left(seconds_left: float | None) -> str:
+    return "" if seconds_left is None else f"{figures.duration(seconds_left)} left"

@@ -1,0 +1,264 @@
+"""Plans, estimates and shortlists as text for a terminal or a pipe. Every figure stands beside its evidence tier."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from autoplan import comparison, figures, planfile
+from autoplan.plan import Measurement, Plan, Rejection, TrialRecord, to_plain
+from autoplan.requests import Candidate, TuneResult
+from cost_models.config import TrainConfig
+
+_SHOWN_OF_A_GROUP = 8
+_STAGES = {
+    "infeasible": "not enough memory (analytic)",
+    "known_issue": "known not to work",
+    "slower": "predicted to be slower (analytic)",
+}
+
+
+def tuned(result: TuneResult, path: Path | None = None) -> RenderableType:
+    """The end of `tune`: baseline against plan, two lines of why, and the next command to paste."""
+    if result.plan is None:
+        return shortlist(result)
+    plan = result.plan
+    where = result.written_to or path
+    parts: list[RenderableType] = [comparison.headline(plan), _compared(plan), *_why(plan), *_notes(plan.notes)]
+    if result.interrupted:
+        parts.insert(0, "Interrupted: this is the best plan so far.")
+    if where is not None:
+        parts += [Text(f"\nThe plan is in {where}. Next:"), _Verbatim("  " + planfile.train_command(plan, where))]
+    return Group(*parts)
+
+
+def explained(plan: Plan, path: Path) -> RenderableType:
+    """`explain`: what the plan changes, what was tried and what was not, how it was verified, and what to know."""
+    return Group(
+        planfile.first_line(plan),
+        _origin(plan),
+        heading("What it changes"),
+        _differences(plan),
+        heading("What that brings"),
+        comparison.headline(plan),
+        _compared(plan),
+        *_why(plan),
+        *_verified(plan),
+        *_tried(plan),
+        *_rejections(plan.rejected),
+        *_notes(plan.notes),
+        Text("\nNext:"),
+        _Verbatim("  " + planfile.train_command(plan, path)),
+    )
+
+
+def shortlist(result: TuneResult) -> RenderableType:
+    """A dry run: what would be tried, in which order and why, what would not, and how long it would take."""
+    table = open_table("", "configuration", "update, analytic", "memory a device, analytic", "why")
+    for number, candidate in enumerate(result.shortlist):
+        table.add_row(str(number), describe(candidate.config), *_forecast(candidate), candidate.reason)
+    parts: list[RenderableType] = [
+        "Nothing was measured: a dry run lists what tuning would try.",
+        table,
+        *_rejections(result.rejected),
+    ]
+    if result.forecast_seconds is not None:
+        parts.append(f"\nTuning would take about {figures.duration(result.forecast_seconds)} (analytic).")
+    return Group(*parts)
+
+
+def shortlist_document(result: TuneResult) -> dict[str, Any]:
+    """A dry run as plain values."""
+    return {
+        "schema": 1,
+        "evidence": "analytic",
+        "shortlist": [
+            {"config": dict(item.config), "estimate": item.estimate, "reason": item.reason} for item in result.shortlist
+        ],
+        "rejected": [to_plain(item) for item in result.rejected],
+        "forecast_seconds": result.forecast_seconds,
+    }
+
+
+def describe(config: Mapping[str, Any]) -> str:
+    """A configuration in a few words."""
+    return TrainConfig.from_dict(config).describe()
+
+
+def print_to(console: Console, report: RenderableType) -> None:
+    """Print a report without the spaces that tables put at the ends of lines."""
+    with console.capture() as captured:
+        console.print(report)
+    console.file.write("".join(line.rstrip() + "\n" for line in captured.get().splitlines()))
+    console.file.flush()
+
+
+def open_console(stream: Any, width: int | None = None) -> Console:
+    """A console on a stream. In a pipe tables get the width that they need, up to 140 columns."""
+    if width is None and not stream.isatty():
+        width = 140
+    return Console(file=stream, width=width, markup=False, highlight=False, emoji=False)
+
+
+def heading(text: str) -> RenderableType:
+    """A title above a part of a report, one line apart from what stands before it."""
+    return Text(f"\n{text}", style="bold")
+
+
+def open_table(*columns: str) -> Table:
+    """A table without a frame; words that are too long are broken rather than lost."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", show_edge=False)
+    for name in columns:
+        table.add_column(name, overflow="fold")
+    return table
+
+
+class _Verbatim:
+    """A line that is never broken: it is there to be pasted."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Text(self._text, no_wrap=True, overflow="ignore", style="bold")
+
+
+def _compared(plan: Plan) -> RenderableType:
+    table = open_table("", "baseline", "plan", "evidence")
+    for row in comparison.rows(plan):
+        table.add_row(row.name, _cell(row.baseline), _cell(row.plan), row.evidence)
+    if plan.measured is None:
+        return Padding(table, (1, 0))
+    return Padding(Group(table, "In brackets: 95% intervals of the medians."), (1, 0))
+
+
+def _cell(cell: comparison.Cell) -> str:
+    return f"{cell.text} ({cell.interval})" if cell.interval else cell.text
+
+
+def _why(plan: Plan) -> list[RenderableType]:
+    lines = [*comparison.reasons(plan)]
+    numerics = comparison.numerics(plan)
+    return [*lines, *([numerics] if numerics else [])]
+
+
+def _origin(plan: Plan) -> RenderableType:
+    source, environment = plan.source, plan.environment
+    fit = source.fit
+    samples = "an unknown number of samples" if fit.samples is None else figures.counted(fit.samples, "sample")
+    epochs = figures.counted(fit.epochs, "epoch")
+    updates = "" if fit.updates is None else f", {figures.counted(fit.updates, 'update')} of the weights"
+    return (
+        f"It is for fit {fit.index} of {source.path}: {samples} an epoch, {epochs}{updates}.\n"
+        f"Made with autoplan {environment.autoplan}, Keras {environment.keras}, "
+        f"{environment.backend} {environment.backend_version}, Python {environment.python} on {environment.platform}."
+    )
+
+
+def _differences(plan: Plan) -> RenderableType:
+    changed = comparison.differences(plan.baseline.config, plan.config)
+    if not changed:
+        return "Nothing: it is your own configuration."
+    table = open_table("setting", "baseline", "plan")
+    for change in changed:
+        table.add_row(change.key, change.baseline, change.plan)
+    return table
+
+
+def _verified(plan: Plan) -> list[RenderableType]:
+    checked = plan.verification
+    if checked is None:
+        return [heading("How it was verified"), "It was not."]
+    done = {
+        "validation": checked.validation_ran,
+        "a checkpoint": checked.checkpoint_saved,
+        "a remainder": checked.remainder_ran,
+    }
+    told = figures.listed([name for name, ran in done.items() if ran]) or "nothing besides training"
+    missing = figures.listed([name for name, ran in done.items() if not ran], "nor")
+    return [
+        heading("How it was verified"),
+        f"{figures.counted(checked.pairs, 'pair')} of clean processes, baseline and plan in turn. "
+        f"The plan's own run had {told}" + (f", but not {missing}." if missing else "."),
+    ]
+
+
+def _tried(plan: Plan) -> list[RenderableType]:
+    if not plan.trials:
+        return []
+    table = open_table(
+        "trial", "configuration", "predicted update", "micro-step", "samples/s", "peak memory", "outcome"
+    )
+    for trial in plan.trials:
+        table.add_row(*_trial_row(trial))
+    title = (
+        f"What was tried: {figures.counted(len(plan.trials), 'trial')}, predictions analytic, the rest {_tier(plan)}"
+    )
+    return [heading(title), table]
+
+
+def _trial_row(trial: TrialRecord) -> Sequence[str]:
+    predicted = trial.predicted_update_seconds
+    head = [str(trial.number), describe(trial.config), "—" if predicted is None else figures.seconds(predicted)]
+    return [*head, *outcome_cells(trial.measurement), _outcome(trial)]
+
+
+def outcome_cells(measured: Measurement | None) -> list[str]:
+    """Micro-step, samples/s and peak memory of a trial; dashes when it has none."""
+    if measured is None:
+        return ["—", "—", "—"]
+    rate = figures.rate(measured.samples_per_second)
+    return [figures.seconds(measured.micro_step_seconds), rate, figures.size(measured.peak_bytes)]
+
+
+def _outcome(trial: TrialRecord) -> str:
+    if trial.failure is None:
+        return "measured"
+    first = next(iter(trial.failure.message.splitlines()), "")
+    return f"{comparison.FAILURES[trial.failure.kind]}: {first}" if first else comparison.FAILURES[trial.failure.kind]
+
+
+def _tier(plan: Plan) -> str:
+    return "measured on simulated devices" if plan.hardware.simulated else "measured"
+
+
+def _rejections(rejected: Iterable[Rejection]) -> list[RenderableType]:
+    """By stage, in the order of `_STAGES`; the first few of each with their figures."""
+    groups: dict[str, list[Rejection]] = defaultdict(list)
+    for rejection in rejected:
+        groups[rejection.stage].append(rejection)
+    parts: list[RenderableType] = []
+    for stage, told in _STAGES.items():
+        if groups[stage]:
+            count = figures.counted(len(groups[stage]), "configuration")
+            parts += [heading(f"Not tried, {told}: {count}"), *_rejection_group(groups[stage])]
+    return parts
+
+
+def _rejection_group(group: Sequence[Rejection]) -> list[RenderableType]:
+    table = open_table("configuration", "reason", "what would do")
+    for rejection in group[:_SHOWN_OF_A_GROUP]:
+        table.add_row(describe(rejection.config), rejection.reason, rejection.nearest or "—")
+    left = len(group) - _SHOWN_OF_A_GROUP
+    return [table, *([f"and {left:,} more; --format json lists all"] if left > 0 else [])]
+
+
+def _forecast(candidate: Candidate) -> tuple[str, str]:
+    estimate = candidate.estimate or {}
+    update = (estimate.get("time") or {}).get("update_seconds")
+    memory = ((estimate.get("memory") or {}).get("per_device_bytes") or {}).get("total")
+    return figures.seconds(update), figures.size(memory)
+
+
+def _notes(notes: Sequence[str]) -> list[RenderableType]:
+    if not notes:
+        return []
+    return [heading("To know"), *(Padding(Text(f"- {note}"), (0, 0, 0, 2)) for note in notes)]

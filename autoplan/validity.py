@@ -1,0 +1,174 @@
+"""Is a plan still valid here? A comparison of what it was made with and for against what is here now."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
+
+import autoplan
+from autoplan import figures
+from autoplan.errors import HardwareError, SourceError
+from autoplan.plan import Environment, HardwareRecord, Plan, SourceRecord
+
+_DISTRIBUTIONS = {
+    "jax": ("jax",),
+    "tensorflow": ("tensorflow", "tensorflow-cpu", "tensorflow-macos"),
+    "torch": ("torch",),
+}
+NOT_HERE = "not here"
+_CAPACITY_TOLERANCE = 0.05
+
+
+@dataclass(frozen=True)
+class Here:
+    """What a plan would meet now. `source_sha256` is None where the source cannot be looked at; `why` then says so."""
+
+    environment: Environment
+    hardware: HardwareRecord
+    source_sha256: str | None
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One thing that is not as the plan has it. `matters`: the plan is not valid here because of it."""
+
+    key: str
+    planned: str
+    here: str
+    matters: bool
+
+    def __str__(self) -> str:
+        return f"{self.key}: the plan has {self.planned}, here is {self.here}"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Valid when no difference matters."""
+
+    differences: tuple[Difference, ...]
+
+    @property
+    def valid(self) -> bool:
+        """Whether nothing that matters differs."""
+        return not any(difference.matters for difference in self.differences)
+
+    def lines(self, name: str) -> list[str]:
+        """One line for the verdict, one for each difference, what matters first."""
+        ordered = sorted(self.differences, key=lambda difference: not difference.matters)
+        told = [f"{'differs' if one.matters else 'changed'}: {one}" for one in ordered]
+        if not self.valid:
+            return [f"{name} is not valid here; tune again, or go back to what it was made for", *told]
+        return [f"{name} is valid here" + ("; what changed does not matter to it" if told else ""), *told]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for `--format json`."""
+        return {"schema": 1, "valid": self.valid, "differences": [vars(one) for one in self.differences]}
+
+
+def verdict(plan: Plan, here: Here) -> Verdict:
+    """Compare; pure."""
+    return Verdict(tuple(check(plan, here.environment, here.hardware, here.source_sha256, here.why)))
+
+
+def check(
+    plan: Plan, environment: Environment, hardware: HardwareRecord, source_sha256: str | None, why: str = ""
+) -> Iterator[Difference]:
+    """What differs between a plan and an environment, some hardware, and the source's sha256 (None: `why` tells)."""
+    if source_sha256 != plan.source.sha256 and not (source_sha256 is None and plan.source.kind == "callable"):
+        told = why or f"sha256 {(source_sha256 or NOT_HERE)[:12]}"
+        yield Difference("source", f"sha256 {plan.source.sha256[:12]}", told, True)
+    yield from _versions(plan.environment, environment)
+    yield from _hardware(plan.hardware, hardware)
+
+
+def here(plan: Plan) -> Here:
+    """What the plan would meet on this machine. Imports no framework; asks for installed versions and hardware."""
+    digest, why = _source_digest(plan.source)
+    return Here(_environment(plan.environment.backend), _local_hardware(plan), digest, why)
+
+
+def _versions(planned: Environment, found: Environment) -> Iterator[Difference]:
+    """A release of Keras or the backend may run and cost otherwise; a bug-fix release, Python and autoplan need not."""
+    for key in ("backend", "platform", "keras", "backend_version", "python", "autoplan"):
+        old, new = getattr(planned, key), getattr(found, key)
+        if old == new:
+            continue
+        exact = key in {"backend", "platform"}
+        same_release = old.split(".")[:2] == new.split(".")[:2]
+        matters = exact or (key in {"keras", "backend_version"} and not same_release)
+        yield Difference(_environment_name(key, planned), old, new, matters)
+
+
+def _environment_name(key: str, planned: Environment) -> str:
+    return planned.backend if key == "backend_version" else key
+
+
+def _hardware(planned: HardwareRecord, found: HardwareRecord) -> Iterator[Difference]:
+    for key in ("kind", "name", "description"):
+        old, new = getattr(planned, key), getattr(found, key)
+        if old != new:
+            yield Difference(f"hardware {key}", old, new, True)
+            return
+    if planned.devices > found.devices:
+        old, new = (figures.counted(count, "device") for count in (planned.devices, found.devices))
+        yield Difference("hardware devices", old, new, True)
+    old_bytes, new_bytes = planned.capacity_bytes, found.capacity_bytes
+    if old_bytes and new_bytes and abs(new_bytes / old_bytes - 1) > _CAPACITY_TOLERANCE:
+        old, new = (f"{figures.size(count)} a device" for count in (old_bytes, new_bytes))
+        yield Difference("hardware memory", old, new, new_bytes < old_bytes)
+
+
+def _environment(backend: str) -> Environment:
+    """As a worker would see it, from what is installed."""
+    return Environment(
+        python=platform.python_version(),
+        keras=_installed("keras"),
+        backend=backend,
+        backend_version=next(
+            filter(lambda found: found != NOT_HERE, map(_installed, _DISTRIBUTIONS[backend])), NOT_HERE
+        ),
+        platform=f"{sys.platform}-{platform.machine()}",
+        autoplan=autoplan.__version__,
+    )
+
+
+def _installed(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return NOT_HERE
+
+
+def _local_hardware(plan: Plan) -> HardwareRecord:
+    """This machine, with as many simulated devices as the plan has where it has those."""
+    from autoplan import hardware
+
+    devices = plan.hardware.devices if plan.hardware.simulated else None
+    try:
+        cluster = hardware.resolve("local", devices=devices)
+    except HardwareError as error:
+        return HardwareRecord(name=NOT_HERE, devices=0, kind=NOT_HERE, capacity_bytes=None, description=str(error))
+    return HardwareRecord(
+        name=cluster.name,
+        devices=cluster.devices,
+        kind=cluster.chip.kind,
+        capacity_bytes=cluster.chip.usable_memory_bytes,
+        simulated=cluster.simulated,
+        description=cluster.chip.name,
+    )
+
+
+def _source_digest(source: SourceRecord) -> tuple[str | None, str]:
+    if source.kind == "callable":
+        return None, ""
+    from autoplan.source import resolve
+
+    try:
+        return resolve(source.path, source.args, source.fit.index).sha256, ""
+    except SourceError as error:
+        return None, str(error)
