@@ -1,0 +1,37 @@
+"""What a training configuration costs: pure arithmetic on plain values, with no framework and no question to this machine."""
+
+from cost_models.config import Batch, Layout, Mesh, Precision, Remat, RematMode, TrainConfig
+from cost_models.errors import AutoplanError, ConfigError, HardwareError, WorkloadError
+from cost_models.estimate import Estimate, estimate, estimate_many
+from cost_models.hardware import Chip, Cluster, Link
+from cost_models.memory import MemoryCost, memory
+from cost_models.roofline import TimeCost, step_time
+from cost_models.workload import Op, Tensor, Variable, Workload
+
+__all__ = [
+    "AutoplanError",
+    "Batch",
+    "Chip",
+    "Cluster",
+    "ConfigError",
+    "Estimate",
+    "HardwareError",
+    "Layout",
+    "Link",
+    "MemoryCost",
+    "Mesh",
+    "Op",
+    "Precision",
+    "Remat",
+    "RematMode",
+    "Tensor",
+    "TimeCost",
+    "TrainConfig",
+    "Variable",
+    "Workload",
+    "WorkloadError",
+    "estimate",
+    "estimate_many",
+    "memory",
+    "step_time",
+]

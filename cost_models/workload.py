@@ -114,8 +114,8 @@ class Op:
     gemm       (groups, m, n, k) of the matrix product that a dot or a convolution is, else ()
     repeat     how often the body runs (loops); 1 otherwise
     body       operations of one iteration (loops) or of the larger branch
+    results    what the body hands back: carried values, or the branch's outputs
     region     0, or the number of the rematerialized region: nothing moves or merges across its border
-    elementwise_from   whether an output element needs only the inputs' elements at its own place
     """
 
     kind: Kind
@@ -126,6 +126,7 @@ class Op:
     gemm: tuple[Affine, ...] = ()
     repeat: int = 1
     body: tuple[Op, ...] = ()
+    results: tuple[int, ...] = ()
     phase: Phase = Phase.FORWARD
     layer: str = ""
     region: int = 0
@@ -159,13 +160,13 @@ class UnknownOp:
         return {"primitive": self.primitive, "count": self.count, "reason": self.reason}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Workload:
     """One micro-step.
 
     local_batch   samples at which it was traced
     batch_exact   the sizes hold at `local_batch` alone (the step's structure changes with the batch)
-    accumulation  micro-steps an update that are built into the traced step
+    dispatches    operations that run one by one without a compiler
     """
 
     local_batch: int
@@ -177,7 +178,7 @@ class Workload:
     variables: tuple[Variable, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    accumulation: int = 1
+    dispatches: int = 0
     batch_exact: bool = False
     optimizer: str = ""
     unknown_ops: tuple[UnknownOp, ...] = ()
@@ -188,6 +189,12 @@ class Workload:
         """A stable hash of everything in it: the key of caches."""
         text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Workload) and self.structure == other.structure
+
+    def __hash__(self) -> int:
+        return hash(self.structure)
 
     def check_batch(self, local_batch: int) -> None:
         """WorkloadError when nothing is known about this batch."""
@@ -227,7 +234,7 @@ class Workload:
             "precision": self.precision,
             "remat": self.remat,
             "backend": self.backend,
-            "accumulation": self.accumulation,
+            "dispatches": self.dispatches,
             "optimizer": self.optimizer,
             "tensors": [[t.dtype, [dim.to_plain() for dim in t.shape]] for t in self.tensors],
             "ops": [_op_to_plain(op) for op in self.ops],
@@ -250,7 +257,7 @@ class Workload:
                 precision=data["precision"],
                 remat=data["remat"],
                 backend=data["backend"],
-                accumulation=data["accumulation"],
+                dispatches=data["dispatches"],
                 optimizer=data["optimizer"],
                 tensors=tuple(Tensor(t, tuple(map(Affine.from_plain, shape))) for t, shape in data["tensors"]),
                 ops=tuple(_op_from_plain(op) for op in data["ops"]),
@@ -268,7 +275,7 @@ class Workload:
     def _check_references(self) -> None:
         count = len(self.tensors)
         used = [*self.inputs, *self.outputs, *(end for v in self.variables for end in (v.tensor, v.result))]
-        used += [end for op in walk(self.ops) for end in (*op.reads, *op.writes)]
+        used += [end for op in walk(self.ops) for end in (*op.reads, *op.writes, *op.results)]
         wrong = [end for end in used if not 0 <= end < count]
         if wrong:
             raise WorkloadError(f"a workload that names tensor {wrong[0]}, but has {count}; trace the model again")
@@ -299,7 +306,7 @@ def _op_to_plain(op: Op) -> dict[str, Any]:
     if op.gemm:
         plain["gemm"] = [part.to_plain() for part in op.gemm]
     if op.body:
-        plain |= {"repeat": op.repeat, "body": [_op_to_plain(inner) for inner in op.body]}
+        plain |= {"repeat": op.repeat, "results": list(op.results), "body": [_op_to_plain(inner) for inner in op.body]}
     if op.layer:
         plain["layer"] = op.layer
     if op.region:
@@ -317,6 +324,7 @@ def _op_from_plain(plain: Mapping[str, Any]) -> Op:
         gemm=tuple(map(Affine.from_plain, plain.get("gemm", ()))),
         repeat=plain.get("repeat", 1),
         body=tuple(_op_from_plain(inner) for inner in plain.get("body", ())),
+        results=tuple(plain.get("results", ())),
         phase=Phase(plain["phase"]),
         layer=plain.get("layer", ""),
         region=plain.get("region", 0),

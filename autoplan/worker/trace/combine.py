@@ -71,6 +71,7 @@ def _op(batch: int, one: RawOp, two: RawOp) -> Op:
         gemm=tuple(Affine.through(batch, size, double) for size, double in gemm),
         repeat=one.repeat,
         body=tuple(_op(batch, inner, other) for inner, other in body),
+        results=one.results,
         phase=one.phase,
         layer=one.layer,
         region=one.region,

@@ -35,6 +35,16 @@ class RawOp:
     region: int
     repeat: int = 1
     body: tuple[RawOp, ...] = ()
+    results: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Inner:
+    """The body of a loop or a branch, and what it hands back."""
+
+    ops: tuple[RawOp, ...]
+    results: tuple[int, ...]
+    repeat: int = 1
 
 
 @dataclass(slots=True)
@@ -46,6 +56,7 @@ class Recording:
     inputs: list[int] = field(default_factory=list)
     constants: list[int] = field(default_factory=list)
     outputs: list[int] = field(default_factory=list)
+    dispatches: int = 0
     unknown: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def add(self, aval: Any) -> int:
@@ -75,6 +86,7 @@ def record(closed: Any) -> Recording:
     for var in jaxpr.invars:
         env[var] = recording.add(var.aval)
         recording.inputs.append(env[var])
+    recording.dispatches = len(jaxpr.eqns)
     walker = _Walker(recording)
     recording.ops = walker.walk(jaxpr, env)
     recording.outputs = [walker.read(env, var) for var in jaxpr.outvars]
@@ -198,8 +210,9 @@ class _Walker:
         body += self.walk(jaxpr, local)
         for atom, target in zip(jaxpr.outvars[carries:], writes[carries:], strict=True):
             body.append(self._step(Kind.SCATTER, "dynamic_update_slice", self.read(local, atom), target, phase, layer))
-        repeat = params["length"]
-        return [self._structure(Kind.LOOP, "scan", reads, writes, phase, layer, repeat, body)]
+        results = [self.read(local, atom) for atom in jaxpr.outvars[:carries]]
+        inner = _Inner(tuple(body), tuple(results), params["length"])
+        return [self._structure(Kind.LOOP, "scan", reads, writes, phase, layer, inner)]
 
     def _step(self, kind: Kind, name: str, source: int, target: int, phase: Phase, layer: str) -> RawOp:
         return RawOp(kind, name, (source,), (target,), Cost(), phase, layer, self.place.region)
@@ -216,7 +229,12 @@ class _Walker:
         local = dict(zip(jaxpr.invars[:constants], of_body[:constants], strict=True))
         local |= {var: self.recording.add(var.aval) for var in jaxpr.invars[constants:]}
         local |= self._constants(jaxpr, params["body_jaxpr"].consts)
-        return [self._structure(Kind.LOOP, "while", reads, writes, phase, layer, 1, self.walk(jaxpr, local))]
+        inner = self._inner(jaxpr, local)
+        return [self._structure(Kind.LOOP, "while", reads, writes, phase, layer, inner)]
+
+    def _inner(self, jaxpr: Any, local: dict[Any, int]) -> _Inner:
+        body = self.walk(jaxpr, local)
+        return _Inner(tuple(body), tuple(self.read(local, atom) for atom in jaxpr.outvars))
 
     def _cond(self, eqn: Any, env: dict[Any, int], phase: Phase, layer: str) -> list[RawOp]:
         """The branch that does the most arithmetic, then the one that touches the most bytes."""
@@ -224,16 +242,18 @@ class _Walker:
         bodies = []
         for branch in eqn.params["branches"]:
             local = dict(zip(branch.jaxpr.invars, reads[1:], strict=True)) | self._constants(branch.jaxpr, branch.consts)
-            bodies.append(self.walk(branch.jaxpr, local))
-        body = max(bodies, key=lambda ops: (_flops(ops), self._bytes(ops)))
+            bodies.append(self._inner(branch.jaxpr, local))
+        largest = max(bodies, key=lambda inner: (_flops(inner.ops), self._bytes(inner.ops)))
         writes = self._writes(eqn, env)
-        return [self._structure(Kind.BRANCH, "cond", reads, writes, phase, layer, 1, body)]
+        return [self._structure(Kind.BRANCH, "cond", reads, writes, phase, layer, largest)]
 
     def _structure(
-        self, kind: Kind, name: str, reads: Sequence[int], writes: tuple[int, ...], phase: Phase, layer: str, repeat: int,
-        body: list[RawOp],
-    ) -> RawOp:  # fmt: skip
-        return RawOp(kind, name, tuple(reads), writes, Cost(), phase, layer, self.place.region, repeat, tuple(body))
+        self, kind: Kind, name: str, reads: Sequence[int], writes: tuple[int, ...], phase: Phase, layer: str, inner: _Inner
+    ) -> RawOp:
+        region, repeat = self.place.region, inner.repeat
+        return RawOp(
+            kind, name, tuple(reads), writes, Cost(), phase, layer, region, repeat, inner.ops, inner.results
+        )
 
     def _bytes(self, ops: Sequence[RawOp]) -> int:
         return sum(math.prod(self.recording.tensors[end][1]) for op in ops for end in (*op.reads, *op.writes))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -26,10 +27,10 @@ def trace_train_step(model: Any, batch: Any, *, local_batch: int) -> Workload:
     """
     if getattr(model, "optimizer", None) is None:
         raise WorkloadError("the model has no optimizer, so it has no training step; call model.compile(...) first")
-    one = _record(model, batch, local_batch)
-    combined = _combine(model, batch, local_batch, one)
-    state = _state(model)
-    variables = _variables(model, state, one)
+    with _every_micro_step_updates(model.optimizer):
+        one = _record(model, batch, local_batch)
+        combined = _combine(model, batch, local_batch, one)
+    variables = _variables(model, _state(model), one)
     return Workload(
         local_batch=local_batch,
         precision=precision_of(model),
@@ -40,7 +41,7 @@ def trace_train_step(model: Any, batch: Any, *, local_batch: int) -> Workload:
         variables=variables,
         inputs=tuple(one.inputs[len(variables) :]) + tuple(one.constants),
         outputs=tuple(one.outputs[: len(one.outputs) - len(variables)]),
-        accumulation=accumulation_of(model.optimizer),
+        dispatches=one.dispatches,
         batch_exact=bool(combined.reason),
         optimizer=type(_inner_optimizer(model.optimizer)).__name__,
         unknown_ops=tuple(UnknownOp(name, count, reason) for (name, reason), count in sorted(one.unknown.items())),
@@ -70,9 +71,15 @@ def remat_of(model: Any) -> str:
     return str(modes.pop()) if len(modes) == 1 else "mixed" if modes else "none"
 
 
-def accumulation_of(optimizer: Any) -> int:
-    """Micro-steps an update."""
-    return int(_inner_optimizer(optimizer).gradient_accumulation_steps or 1)
+@contextmanager
+def _every_micro_step_updates(optimizer: Any) -> Iterator[None]:
+    """Trace the step without accumulation: what that adds is arithmetic, and one trace then serves every accumulation."""
+    inner = _inner_optimizer(optimizer)
+    steps, inner.gradient_accumulation_steps = inner.gradient_accumulation_steps, None
+    try:
+        yield
+    finally:
+        inner.gradient_accumulation_steps = steps
 
 
 def _inner_optimizer(optimizer: Any) -> Any:

@@ -1,0 +1,105 @@
+"""Estimate: memory and time of one configuration, and how far to trust them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cost_models.config import TrainConfig
+from cost_models.hardware import Cluster
+from cost_models.memory import LiveTensor, MemoryCost, largest, memory
+from cost_models.roofline import TimeCost, step_time
+from cost_models.workload import UnknownOp, Workload
+
+SCHEMA = 1
+DEFAULT_HEADROOM = 0.08
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The largest temporaries at the memory peak, and the layer at work there."""
+
+    largest_tensors: tuple[LiveTensor, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"largest_tensors": [tensor.to_dict() for tensor in self.largest_tensors]}
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What arithmetic says about one configuration on one cluster. Evidence: analytic."""
+
+    workload: Workload
+    config: TrainConfig
+    cluster: Cluster
+    memory: MemoryCost
+    time: TimeCost
+    headroom: float
+
+    @property
+    def capacity_bytes(self) -> int:
+        """What one device leaves usable; simulated devices that the mesh leaves idle give their share to the others."""
+        usable = self.cluster.chip.usable_memory_bytes
+        return usable * self.cluster.devices // self.config.mesh.devices if self.cluster.simulated else usable
+
+    @property
+    def fits(self) -> bool:
+        """Whether the upper end of the interval is at most capacity x (1 - headroom)."""
+        return self.memory.total_high <= self.capacity_bytes * (1 - self.headroom)
+
+    @property
+    def unknown_ops(self) -> tuple[UnknownOp, ...]:
+        """Operations that no rule knows: counted by their bytes."""
+        return self.workload.unknown_ops
+
+    def explain(self, count: int = 10) -> Explanation:
+        """The `count` largest tensors at the peak, by layer."""
+        return Explanation(largest(self.workload, self.config, self.cluster, count))
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `estimate --format json` prints."""
+        return {
+            "schema": SCHEMA,
+            "hardware": self.cluster.name,
+            "evidence": "analytic",
+            "config": self.config.to_dict(),
+            "memory": {
+                "per_device_bytes": self.memory.to_dict(),
+                "capacity_bytes": self.capacity_bytes,
+                "headroom": self.headroom,
+                "fits": self.fits,
+            },
+            "time": self.time.to_dict(),
+            "coverage": {"unknown_ops": [op.to_dict() for op in self.unknown_ops]},
+        }
+
+
+def estimate(
+    workload: Workload, config: TrainConfig, cluster: Cluster, *, headroom: float = DEFAULT_HEADROOM
+) -> Estimate:
+    """Memory and time of `config` on `cluster`.
+
+    headroom  share of the capacity that must stay free, 0 to 1
+
+    WorkloadError when the workload says nothing about this configuration (traced with another precision or remat, a mesh with a
+    model axis); HardwareError for a figure that nobody published.
+    """
+    return Estimate(
+        workload=workload,
+        config=config,
+        cluster=cluster,
+        memory=memory(workload, config, cluster),
+        time=step_time(workload, config, cluster),
+        headroom=headroom,
+    )
+
+
+def estimate_many(
+    workload: Workload, configs: Iterable[TrainConfig], cluster: Cluster, *, headroom: float = DEFAULT_HEADROOM
+) -> Sequence[Estimate]:
+    """`estimate` for a list of candidates that share one traced structure, in order.
+
+    Fusion and liveness are worked out once a structure; a further candidate costs a few array operations.
+    """
+    return [estimate(workload, config, cluster, headroom=headroom) for config in configs]

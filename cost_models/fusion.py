@@ -1,0 +1,242 @@
+"""Which values of a micro-step ever exist in memory, and in which kernels: what a compiler's fusion makes of a Workload.
+
+XLA runs many elementwise operations as one kernel that reads its inputs once and writes its result once. A value inside such a kernel never
+reaches memory. The rules here follow what XLA does, not its code:
+
+- products, convolutions, windows, reductions, scatters, sorts and loops always write their results;
+- anything else is fusible: it exists only where it leaves the step, feeds an operation that cannot take producers in, crosses the border of
+  a rematerialized region, or is cheaper to keep than to compute again in each of its readers;
+- long chains (random bits, erfc) with several readers are kept where a target says so.
+
+Sets of operations and tensors are Python integers used as bit sets: steps have thousands of both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from cost_models.affine import Affine
+from cost_models.targets import Target
+from cost_models.workload import Kind, Op, Phase, Workload
+
+_TAKES_PADDING = frozenset({Kind.CONV, Kind.POOL})
+_LONG_CHAINS = frozenset({Kind.EXPENSIVE, Kind.RANDOM})
+_MAX_VISITS = 64  # operations looked at upstream of one reader before giving up: fused groups are smaller
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One launch. `reads` and `writes` are tensors that exist in memory; loops carry one iteration's kernels.
+
+    flops     of everything fused in, recomputation included
+    """
+
+    op: Op
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    flops: Affine
+    fused: int = 1
+    body: tuple[Kernel, ...] = ()
+
+
+@dataclass(slots=True)
+class Graph:
+    """The operations of one body with names resolved: views and fences are their sources."""
+
+    ops: Sequence[Op]
+    outputs: frozenset[int]
+    target: Target
+    root: dict[int, int] = field(default_factory=dict)
+    producer: dict[int, int] = field(default_factory=dict)
+    readers: dict[int, list[int]] = field(default_factory=dict)
+    fenced: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        padding = self._absorbed_padding()
+        for index, op in enumerate(self.ops):
+            if op.kind is Kind.BARRIER:
+                self._rename(op.writes, op.reads)
+                self.fenced.update(self.of(read) for read in op.reads)
+            elif op.reads and (op.kind is Kind.VIEW or index in padding or self._free_transpose(op)):
+                self._rename(op.writes, op.reads[:1])
+            else:
+                self.producer.update(dict.fromkeys(op.writes, index))
+                for read in dict.fromkeys(map(self.of, op.reads)):
+                    self.readers.setdefault(read, []).append(index)
+        self.outputs = frozenset(self.of(end) for end in self.outputs)
+
+    def of(self, tensor: int) -> int:
+        """The tensor whose memory this one names."""
+        return self.root.get(tensor, tensor)
+
+    def is_view(self, index: int) -> bool:
+        return all(write not in self.producer for write in self.ops[index].writes)
+
+    def _rename(self, writes: Sequence[int], reads: Sequence[int]) -> None:
+        for write, read in zip(writes, reads, strict=False):
+            self.root[write] = self.of(read)
+
+    def _free_transpose(self, op: Op) -> bool:
+        return op.primitive == "transpose" and self.target.free_transposes
+
+    def _absorbed_padding(self) -> set[int]:
+        """Pads that only convolutions and pooling read: these pad by themselves."""
+        if not self.target.fusible:
+            return set()
+        pads = {op.writes[0]: index for index, op in enumerate(self.ops) if op.primitive == "pad"}
+        for op in self.ops:
+            for read in op.reads if op.kind not in _TAKES_PADDING else ():
+                pads.pop(read, None)
+        return set(pads.values())
+
+
+class Fusion:
+    """Decides which fusible values are kept, then names the kernels."""
+
+    def __init__(self, workload: Workload, graph: Graph, batch: int) -> None:
+        self.graph, self.workload = graph, workload
+        self.batch = batch
+        self.target = graph.target
+        self.size = [tensor.bytes.at(batch) for tensor in workload.tensors]
+        self.must = self._must()
+        self.kept: set[int] = set()
+        for _ in range(2):  # readers depend on what is kept and the other way round: twice settles it
+            self._settle()
+
+    def fusible(self, index: int) -> bool:
+        return self.graph.ops[index].kind in self.target.fusible
+
+    def exists(self, tensor: int) -> bool:
+        """Whether the tensor is in memory at some time."""
+        index = self.graph.producer.get(tensor)
+        return index is None or tensor in self.must or tensor in self.kept or not self.fusible(index)
+
+    def kernels(self) -> list[Kernel]:
+        """The kernels in program order."""
+        found: list[Kernel] = []
+        for index, op in enumerate(self.graph.ops):
+            writes = tuple(write for write in op.writes if write in self.graph.producer and self.exists(write))
+            if writes:
+                found.append(self._kernel(index, op, writes))
+        return found
+
+    def _kernel(self, index: int, op: Op, writes: tuple[int, ...]) -> Kernel:
+        leaves, inner = self._upstream(index)
+        body: tuple[Kernel, ...] = ()
+        if op.body:
+            body = tuple(kernels_of(self.workload, op.body, frozenset(op.results), self.target, self.batch))
+        flops = op.flops + Affine.sum(self.graph.ops[i].flops for i in inner)
+        return Kernel(op, tuple(leaves), writes, flops, 1 + len(inner), body)
+
+    def _upstream(self, index: int) -> tuple[list[int], list[int]]:
+        """(tensors read from memory, operations fused in) of the kernel that ends in this operation."""
+        leaves: dict[int, None] = {}
+        inner: dict[int, None] = {}
+        pending = [index]
+        while pending:
+            for read in self._reads(pending.pop()):
+                if self.exists(read):
+                    leaves[read] = None
+                elif (source := self.graph.producer[read]) not in inner:
+                    inner[source] = None
+                    pending.append(source)
+        return list(leaves), list(inner)
+
+    def _reads(self, index: int) -> list[int]:
+        return [self.graph.of(read) for read in self.graph.ops[index].reads]
+
+    def _must(self) -> set[int]:
+        """Fusible values that exist whatever it costs."""
+        graph = self.graph
+        must = set(graph.fenced) | set(graph.outputs)
+        for tensor, readers in graph.readers.items():
+            if any(not self._takes_producers(graph.ops[reader]) for reader in readers):
+                must.add(tensor)
+        return must
+
+    def _takes_producers(self, op: Op) -> bool:
+        return op.kind in self.target.fusible or op.kind in self.target.absorbing
+
+    def _settle(self) -> None:
+        """One pass of decisions in program order, with the readers that the last pass's decisions give."""
+        users = self._users()
+        self.kept = set()
+        leaves: dict[int, int] = {}
+        long: set[int] = set()
+        for index, op in enumerate(self.graph.ops):
+            if not self.fusible(index) or self.graph.is_view(index):
+                continue
+            below, tainted = 0, op.kind in _LONG_CHAINS
+            for read in self._reads(index):
+                below |= 1 << read if self.exists(read) else leaves.get(read, 0)
+                tainted |= read in long
+            for write in op.writes:
+                if write not in self.must and self._keep(write, below, users.get(write, 0), tainted):
+                    self.kept.add(write)
+                leaves[write] = below
+                if tainted and not self.exists(write):
+                    long.add(write)
+
+    def _keep(self, tensor: int, leaves: int, users: int, long: bool) -> bool:
+        readers = users.bit_count()
+        if readers < 2 or len(self.graph.readers.get(tensor, ())) < 2 or not leaves:
+            return False
+        if long and self.target.keeps_long_chains:
+            return True
+        own_traffic = (1 + readers) * self.size[tensor] + sum(self.size[leaf] for leaf in _bits(leaves))
+        extra = 0.0
+        for reader in _bits(users):
+            extra += sum(self.size[leaf] for leaf in _bits(leaves & ~self._leaves_without(reader, tensor)))
+            if extra > own_traffic:
+                return True
+        return False
+
+    def _leaves_without(self, reader: int, tensor: int) -> int:
+        """The tensors that this kernel reads even if `tensor` is handed to it."""
+        found, seen, pending = 0, {reader}, [reader]
+        while pending and len(seen) < _MAX_VISITS:
+            for read in self._reads(pending.pop()):
+                if read == tensor:
+                    continue
+                if self.exists(read):
+                    found |= 1 << read
+                elif (source := self.graph.producer[read]) not in seen:
+                    seen.add(source)
+                    pending.append(source)
+        return found
+
+    def _users(self) -> dict[int, int]:
+        """For each tensor, the kernels (by their last operation) that read it, directly or through fused operations."""
+        users: dict[int, int] = {}
+        through: dict[int, int] = {}
+        for index in range(len(self.graph.ops) - 1, -1, -1):
+            op = self.graph.ops[index]
+            if self.graph.is_view(index):
+                continue
+            ends = 0
+            for write in op.writes:
+                ends |= 1 << index if self.exists(write) else users.get(write, 0)
+            through[index] = ends
+            for read in self._reads(index):
+                users[read] = users.get(read, 0) | ends
+        return users
+
+
+def kernels_of(
+    workload: Workload, ops: Sequence[Op], outputs: frozenset[int], target: Target, batch: int
+) -> list[Kernel]:
+    """The kernels of these operations in program order; `outputs` exist whatever it costs."""
+    return Fusion(workload, Graph(ops, outputs, target), batch).kernels()
+
+
+def _bits(mask: int) -> Iterator[int]:
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low
+
+
+def in_update(kernel: Kernel) -> bool:
+    """Whether the kernel belongs to the optimizer and the metrics."""
+    return kernel.op.phase is Phase.UPDATE

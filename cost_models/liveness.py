@@ -1,0 +1,252 @@
+"""When each tensor of a micro-step is in memory, and how many bytes that makes at each kernel, for every batch size at once.
+
+Sizes are lines in the batch, so the bytes alive at a kernel are a line too, and the peak over kernels is the maximum of lines:
+computed once for a structure, evaluated for any number of batch sizes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from cost_models.affine import Affine
+from cost_models.fusion import Kernel, in_update, kernels_of
+from cost_models.targets import Target
+from cost_models.workload import Kind, Op, Phase, Role, Tensor, Workload
+
+Floats = npt.NDArray[np.float64]
+
+_IN_PLACE = frozenset({Kind.ELEMENTWISE, Kind.EXPENSIVE, Kind.SCATTER, Kind.CUMULATIVE, Kind.BRANCH, Kind.LOOP})
+
+
+class Purpose(StrEnum):
+    """What a temporary is for: the components of a memory breakdown."""
+
+    ACTIVATIONS = "activations"
+    GRADIENTS = "gradients"
+    WEIGHT_COPIES = "weight_copies"
+    WORKSPACE = "workspace"
+
+
+@dataclass(frozen=True)
+class Temporaries:
+    """Every temporary as a column: its tensor, first and last kernel, size and purpose."""
+
+    tensor: npt.NDArray[np.int64]
+    birth: npt.NDArray[np.int64]
+    death: npt.NDArray[np.int64]
+    fixed: Floats
+    per_sample: Floats
+    purpose: npt.NDArray[np.str_]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Kernels in the order in which they run, with the bytes alive at each: live_fixed[t] + batch x live_per_sample[t]."""
+
+    kernels: tuple[Kernel, ...]
+    temporaries: Temporaries
+    live_fixed: Floats
+    live_per_sample: Floats
+    labels: tuple[str, ...] = field(repr=False)
+
+    def peak(self, batch: int) -> tuple[int, int]:
+        """(bytes of temporaries at the peak, the kernel at which it is)."""
+        if not len(self.live_fixed):
+            return 0, 0
+        live = self.live_fixed + batch * self.live_per_sample
+        at = int(live.argmax())
+        return round(float(live[at])), at
+
+    def peaks(self, batches: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Bytes of temporaries at the peak for many batches at once."""
+        if not len(self.live_fixed):
+            return np.zeros(len(batches), np.int64)
+        live = self.live_fixed[:, None] + self.live_per_sample[:, None] * batches[None, :]
+        return np.rint(live.max(axis=0)).astype(np.int64)
+
+    def alive(self, at: int) -> npt.NDArray[np.bool_]:
+        """Which temporaries are in memory at a kernel."""
+        return (self.temporaries.birth <= at) & (at <= self.temporaries.death)
+
+
+@lru_cache(maxsize=64)
+def schedule(workload: Workload, target: Target, hold_gradients: bool) -> Schedule:
+    """The micro-step on one device.
+
+    hold_gradients  every gradient waits until the backward pass is over (data parallelism, accumulation); else it dies in the
+                    update of its variable
+    """
+    outputs = frozenset(v.result for v in workload.variables) | frozenset(workload.outputs)
+    kernels = kernels_of(workload, workload.ops, outputs, target, workload.local_batch)
+    ordered = _ordered(workload, kernels, hold_gradients)
+    return _Liveness(workload, target, ordered).schedule()
+
+
+def padded_bytes(tensor: Tensor, target: Target) -> Affine:
+    """Bytes with the two minor dimensions rounded up to tiles, where the target has tiles.
+
+    Dimensions that grow with the batch are taken to fill their tiles.
+    """
+    if not target.tile_lanes or len(tensor.shape) < 2:
+        return tensor.bytes
+    rows = max(1, int(target.tile_row_bytes // max(tensor.item_bytes, 1)))
+    factor = _filling(tensor.shape[-1], target.tile_lanes) * _filling(tensor.shape[-2], rows)
+    return tensor.bytes * factor
+
+
+def _filling(dim: Affine, tile: int) -> float:
+    if not dim.constant or dim.fixed <= 1:
+        return 1.0
+    return math.ceil(dim.fixed / tile) * tile / dim.fixed
+
+
+def _ordered(workload: Workload, kernels: Sequence[Kernel], hold_gradients: bool) -> list[Kernel]:
+    """Program order, but each update as soon as its gradient is there and its variable is no longer read."""
+    if hold_gradients:
+        return list(kernels)
+    produced: dict[int, float] = {}
+    last_read: dict[int, float] = {}
+    for place, kernel in enumerate(kernels):
+        if not in_update(kernel):
+            produced.update(dict.fromkeys(kernel.writes, place))
+            last_read.update(dict.fromkeys(kernel.reads, place))
+    source = {v.result: v.tensor for v in workload.variables}
+    keys: list[float] = []
+    for place, kernel in enumerate(kernels):
+        key = float(place)
+        if in_update(kernel):
+            after = [produced.get(read, -1) for read in kernel.reads]
+            after += [last_read.get(source[write], -1) for write in kernel.writes if write in source]
+            key = max(after, default=-1) + 0.5
+            produced.update(dict.fromkeys(kernel.writes, key))
+        keys.append(key)
+    order = sorted(range(len(kernels)), key=lambda place: (keys[place], place))
+    return [kernels[place] for place in order]
+
+
+class _Liveness:
+    """Births and deaths over a flat sequence of kernels: a loop's kernels stand where the loop is."""
+
+    def __init__(self, workload: Workload, target: Target, kernels: Sequence[Kernel]) -> None:
+        self.workload, self.target, self.kernels = workload, target, kernels
+        self.birth: dict[int, int] = {}
+        self.death: dict[int, int] = {}
+        self.workspace: list[tuple[int, Affine]] = []
+        self.labels: list[str] = []
+        self.flat: list[Kernel] = []
+        self.states = {v.tensor for v in workload.variables}
+        self.donated = {v.result: v.tensor for v in workload.variables}
+        self.resident = self.states | set(workload.inputs)
+        self.purposes = _purposes(workload)
+
+    def schedule(self) -> Schedule:
+        self._run(self.kernels)
+        self._keep_outputs()
+        self._donate()
+        self._share()
+        temporaries = self._temporaries()
+        fixed, per_sample = _sweep(temporaries, len(self.labels))
+        return Schedule(tuple(self.kernels), temporaries, fixed, per_sample, tuple(self.labels))
+
+    def _run(self, kernels: Sequence[Kernel]) -> None:
+        for kernel in kernels:
+            start = len(self.labels)
+            self.labels.append(kernel.op.layer)
+            self.flat.append(kernel)
+            for write in kernel.writes:
+                self.birth.setdefault(write, start)
+                self.death.setdefault(write, start)
+            self._run(kernel.body)
+            end = len(self.labels) - 1
+            for read in kernel.reads:
+                self.death[read] = max(self.death.get(read, -1), end)
+            for write in kernel.writes:
+                self.death[write] = max(self.death[write], end)
+            if kernel.op.kind is Kind.DOT and self.target.dot_workspace_bytes:
+                self.workspace.append((start, Affine(self.target.dot_workspace_bytes)))
+
+    def _keep_outputs(self) -> None:
+        last = len(self.labels) - 1
+        for output in self.workload.outputs:
+            if output in self.birth:
+                self.death[output] = last
+
+    def _donate(self) -> None:
+        """A new state takes its old state's place; until that one's last reader is done it stands beside it."""
+        for result, old in self.donated.items():
+            if result in self.birth:
+                self.death[result] = self.death.get(old, -1) - 1
+                if self.death[result] < self.birth[result]:
+                    del self.birth[result]
+
+    def _share(self) -> None:
+        """An elementwise result takes the place of an operand that nobody reads afterwards."""
+        for place, kernel in enumerate(self.flat):
+            if kernel.op.kind not in _IN_PLACE:
+                continue
+            free = [read for read in kernel.reads if self._dies_at(read, place)]
+            for write in kernel.writes:
+                size = self.workload.tensors[write].bytes
+                match = next((read for read in free if self.workload.tensors[read].bytes == size), None)
+                if match is not None and write in self.birth and self.birth[write] == place:
+                    self.death[match] = place - 1
+                    free.remove(match)
+
+    def _dies_at(self, tensor: int, place: int) -> bool:
+        return tensor not in self.resident and tensor in self.birth and self.death[tensor] == place
+
+    def _temporaries(self) -> Temporaries:
+        rows = []
+        for tensor, birth in self.birth.items():
+            if tensor not in self.resident:
+                size = padded_bytes(self.workload.tensors[tensor], self.target)
+                purpose = self.purposes.get(tensor, Purpose.ACTIVATIONS)
+                rows.append((tensor, birth, self.death[tensor], size.fixed, size.per_sample, purpose.value))
+        for place, size in self.workspace:
+            rows.append((-1, place, place, size.fixed, size.per_sample, Purpose.WORKSPACE.value))
+        columns = list(zip(*rows, strict=True)) if rows else [()] * 6
+        whole = [np.asarray(column, np.int64) for column in columns[:3]]
+        sizes = [np.asarray(column, np.float64) for column in columns[3:5]]
+        return Temporaries(*whole, *sizes, np.asarray(columns[5], np.str_))
+
+
+def _sweep(temporaries: Temporaries, places: int) -> tuple[Floats, Floats]:
+    """Bytes alive at each place: births added, deaths taken off one place later."""
+    sums = []
+    for sizes in (temporaries.fixed, temporaries.per_sample):
+        change = np.zeros(places + 1)
+        np.add.at(change, temporaries.birth, sizes)
+        ended = temporaries.death >= temporaries.birth
+        np.add.at(change, temporaries.death[ended] + 1, -sizes[ended])
+        np.add.at(change, temporaries.birth[~ended], -sizes[~ended])
+        sums.append(np.cumsum(change)[:places])
+    return sums[0], sums[1]
+
+
+def _purposes(workload: Workload) -> dict[int, Purpose]:
+    """Gradients leave the backward pass for the update in the shape of a variable; copies are made of variables alone."""
+    shapes = {workload.tensors[v.tensor].shape for v in workload.variables if v.role is Role.TRAINABLE}
+    from_variables = {v.tensor for v in workload.variables}
+    found: dict[int, Purpose] = {}
+    backward: set[int] = set()
+    for op in workload.ops:
+        if op.phase is Phase.UPDATE:
+            found.update({read: Purpose.GRADIENTS for read in op.reads if read in backward})
+        else:
+            _note_copies(workload, op, from_variables, found)
+        if op.phase is Phase.BACKWARD:
+            backward.update(write for write in op.writes if workload.tensors[write].shape in shapes)
+    return found
+
+
+def _note_copies(workload: Workload, op: Op, from_variables: set[int], found: dict[int, Purpose]) -> None:
+    if op.reads and from_variables.issuperset(op.reads) and op.kind is not Kind.REDUCE:
+        from_variables.update(op.writes)
+        found.update(dict.fromkeys(op.writes, Purpose.WEIGHT_COPIES))

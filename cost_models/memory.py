@@ -1,0 +1,212 @@
+"""Bytes on one device while a micro-step runs, by component.
+
+State (parameters, optimizer slots, accumulators ...) is there all the time; temporaries are those of the kernel at which most bytes are
+alive, so that the components add up to the total.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from cost_models.config import TrainConfig
+from cost_models.errors import WorkloadError
+from cost_models.hardware import Cluster
+from cost_models.liveness import Purpose, Schedule, padded_bytes, schedule
+from cost_models.targets import Target, target_of
+from cost_models.workload import Role, Workload
+
+_SHARDED = ("parameters", "gradients", "optimizer", "accumulators")
+
+
+@dataclass(frozen=True)
+class MemoryCost:
+    """Bytes per device. Every component is a whole number; the components add up to `total`.
+
+    parameters          trainable variables
+    non_trainable       moving statistics, random seeds, metrics
+    gradients           alive at the peak
+    optimizer           slots, averages of weights, learning rate, loss scale
+    accumulators        sums of gradients over the micro-steps of an update
+    weight_copies       parameters cast to the compute dtype, alive at the peak
+    activations         everything else that a micro-step makes, alive at the peak
+    workspace           scratch of library kernels at the peak
+    inputs              the batch, and arrays that the program closes over
+    collective_buffers  parameters gathered from other devices
+    host                memory of the host that the device's program uses
+    total_low, total_high   where the compiler's own figure is expected
+    """
+
+    parameters: int
+    non_trainable: int
+    gradients: int
+    optimizer: int
+    accumulators: int
+    weight_copies: int
+    activations: int
+    workspace: int
+    inputs: int
+    collective_buffers: int
+    host: int
+    total: int
+    total_low: int
+    total_high: int
+
+    def to_dict(self) -> dict[str, int]:
+        """The keys of `--format json` under `memory.per_device_bytes`."""
+        return {item.name: getattr(self, item.name) for item in fields(self)}
+
+
+@dataclass(frozen=True)
+class LiveTensor:
+    """A temporary at the peak: the layer that makes it, what it is for, its shape at this batch, and its bytes."""
+
+    layer: str
+    purpose: str
+    dtype: str
+    shape: tuple[int, ...]
+    bytes: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "layer": self.layer,
+            "purpose": self.purpose,
+            "dtype": self.dtype,
+            "shape": list(self.shape),
+            "bytes": self.bytes,
+        }
+
+
+def memory(workload: Workload, config: TrainConfig, cluster: Cluster) -> MemoryCost:
+    """Bytes per device of `config` on `cluster`.
+
+    WorkloadError when the workload says nothing about this configuration (other precision, remat, a model axis, a batch it does not
+    hold for).
+    """
+    check(workload, config)
+    target = target_of(cluster.chip.kind, config.jit_compile)
+    plan = plan_of(workload, config, cluster)
+    components = _state(workload, target, config.batch.accumulation)
+    components["inputs"] = _inputs(workload, target, config.batch.local)
+    temporary_bytes, at = plan.peak(config.batch.local)
+    components |= _at_peak(plan, at, config.batch.local)
+    components["collective_buffers"] = 0
+    if config.layout.shard_state and config.mesh.data > 1:
+        components = _sharded(workload, components, config)
+    total = sum(components.values())
+    below, above = (round(share * temporary_bytes) for share in target.uncertainty)
+    return MemoryCost(**components, host=0, total=total, total_low=total - below, total_high=total + above)
+
+
+def peak_totals(workload: Workload, config: TrainConfig, cluster: Cluster, batches: Iterable[int]) -> dict[int, int]:
+    """`memory(...).total` at many local batches that share everything else in `config`; one pass over the schedule."""
+    sizes = np.asarray(list(batches), np.int64)
+    check(workload, config)
+    target = target_of(cluster.chip.kind, config.jit_compile)
+    temporaries = plan_of(workload, config, cluster).peaks(sizes)
+    state = sum(_state(workload, target, config.batch.accumulation).values())
+    return {
+        int(size): state + int(peak) + _inputs(workload, target, int(size))
+        for size, peak in zip(sizes, temporaries, strict=True)
+    }
+
+
+def check(workload: Workload, config: TrainConfig) -> None:
+    """WorkloadError when the workload says nothing about this configuration."""
+    if config.mesh.model > 1:
+        raise WorkloadError(
+            f"a mesh with model={config.mesh.model} is not yet estimated; use the data axis alone (model=1)"
+        )
+    for name, traced, asked in (
+        ("precision", workload.precision, config.precision.value),
+        ("remat", workload.remat, config.remat.mode.value),
+        ("backend", workload.backend, config.backend),
+    ):
+        if traced != asked:
+            raise WorkloadError(f"the workload was traced with {name} {traced}, so it says nothing about {asked}; trace it again")
+    workload.check_batch(config.batch.local)
+
+
+def plan_of(workload: Workload, config: TrainConfig, cluster: Cluster) -> Schedule:
+    """The schedule that this configuration runs."""
+    target = target_of(cluster.chip.kind, config.jit_compile)
+    return schedule(workload, target, holds_gradients(config))
+
+
+def holds_gradients(config: TrainConfig) -> bool:
+    """Whether gradients wait for the end of the backward pass: for all-reduces, for an accumulator, or for Python."""
+    return config.mesh.data > 1 or config.batch.accumulation > 1 or not config.jit_compile
+
+
+def largest(workload: Workload, config: TrainConfig, cluster: Cluster, count: int = 10) -> tuple[LiveTensor, ...]:
+    """The largest temporaries at the peak, largest first."""
+    plan, batch = plan_of(workload, config, cluster), config.batch.local
+    columns = plan.temporaries
+    alive = np.flatnonzero(plan.alive(plan.peak(batch)[1]) & (columns.tensor >= 0))
+    sizes = columns.fixed[alive] + batch * columns.per_sample[alive]
+    chosen = alive[np.argsort(-sizes, kind="stable")[:count]]
+    return tuple(_describe(workload, plan, int(row), batch) for row in chosen)
+
+
+def _describe(workload: Workload, plan: Schedule, row: int, batch: int) -> LiveTensor:
+    columns = plan.temporaries
+    tensor = workload.tensors[int(columns.tensor[row])]
+    return LiveTensor(
+        layer=plan.labels[int(columns.birth[row])],
+        purpose=str(columns.purpose[row]),
+        dtype=tensor.dtype,
+        shape=tuple(round(dim.at(batch)) for dim in tensor.shape),
+        bytes=round(float(columns.fixed[row] + batch * columns.per_sample[row])),
+    )
+
+
+@lru_cache(maxsize=64)
+def _role_bytes(workload: Workload, target: Target, *roles: Role) -> int:
+    chosen = (workload.tensors[v.tensor] for v in workload.variables if v.role in roles)
+    return round(sum(padded_bytes(tensor, target).fixed for tensor in chosen))
+
+
+def _state(workload: Workload, target: Target, accumulation: int) -> dict[str, int]:
+    parameters = _role_bytes(workload, target, Role.TRAINABLE)
+    return {
+        "parameters": parameters,
+        "non_trainable": _role_bytes(workload, target, Role.STATE, Role.SEED, Role.METRIC),
+        "optimizer": _role_bytes(workload, target, Role.SLOT, Role.EMA, Role.LOSS_SCALE),
+        "accumulators": parameters if accumulation > 1 else 0,
+    }
+
+
+def _inputs(workload: Workload, target: Target, batch: int) -> int:
+    return round(sum(padded_bytes(workload.tensors[end], target).at(batch) for end in workload.inputs))
+
+
+def _at_peak(plan: Schedule, at: int, batch: int) -> dict[str, int]:
+    """Bytes alive at the peak by purpose."""
+    columns = plan.temporaries
+    sizes = np.where(plan.alive(at), columns.fixed + batch * columns.per_sample, 0.0)
+    return {purpose.value: round(float(sizes[columns.purpose == purpose.value].sum())) for purpose in Purpose}
+
+
+def _sharded(workload: Workload, components: dict[str, int], config: TrainConfig) -> dict[str, int]:
+    """ZeRO-3 (Rajbhandari et al. 2020, section 5.3): state and gradients split over the data axis.
+
+    Two layers are held whole: the one at work and the next one, gathered ahead; their copies in the compute dtype are counted under
+    `weight_copies` where the step makes such copies.
+    """
+    for name in _SHARDED:
+        components[name] = -(-components[name] // config.mesh.data)
+    components["collective_buffers"] = 2 * _largest_layer_bytes(workload)
+    return components
+
+
+def _largest_layer_bytes(workload: Workload) -> int:
+    layers: dict[str, float] = {}
+    for variable in workload.variables:
+        if variable.role is Role.TRAINABLE:
+            layer = variable.path.rpartition("/")[0]
+            layers[layer] = layers.get(layer, 0) + workload.tensors[variable.tensor].bytes.fixed
+    return round(max(layers.values(), default=0))

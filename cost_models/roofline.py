@@ -1,0 +1,216 @@
+"""Seconds of a micro-step: for each kernel the slower of its arithmetic and its memory traffic, and what starting it costs.
+
+Roofline: Williams, Waterman, Patterson 2009. Kernels are those of `fusion.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cost_models.communication import all_reduce
+from cost_models.config import TrainConfig
+from cost_models.errors import HardwareError
+from cost_models.fusion import Kernel
+from cost_models.hardware import Chip, Cluster
+from cost_models.liveness import schedule
+from cost_models.memory import check, holds_gradients
+from cost_models.sharding import collectives
+from cost_models.targets import Target, target_of
+from cost_models.workload import Kind, Phase, Workload
+
+Floats = npt.NDArray[np.float64]
+
+DEFAULT_OVERLAP = 0.5
+"""Share of the backward pass behind which gradient all-reduces can hide: XLA starts them as gradients come, and combines them late."""
+
+_SLICED = frozenset({Kind.GATHER, Kind.SCATTER, Kind.MOVE})
+
+
+@dataclass(frozen=True)
+class TimeCost:
+    """Seconds on one device. compute + memory + communication + overhead = micro_step.
+
+    compute_seconds        kernels whose arithmetic takes longer than their traffic
+    memory_seconds         kernels whose traffic takes longer
+    communication_seconds  collectives that no computation hides
+    overhead_seconds       launches of kernels and the host's work for each program
+    mfu                    model FLOPs a second over the chip's peak (PaLM, appendix B); recomputation does not count
+    bound                  the largest of the four parts
+    """
+
+    micro_step_seconds: float
+    update_seconds: float
+    compute_seconds: float
+    memory_seconds: float
+    communication_seconds: float
+    overhead_seconds: float
+    samples_per_second: float
+    mfu: float
+    bound: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """The keys of `--format json` under `time`."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class KernelTable:
+    """Every kernel as a row of numbers: sizes are fixed + batch x per_sample; `rate` names the dtype of the arithmetic."""
+
+    flops_fixed: Floats
+    flops_per_sample: Floats
+    bytes_fixed: Floats
+    bytes_per_sample: Floats
+    runs: Floats
+    gemm_fixed: Floats
+    gemm_per_sample: Floats
+    is_gemm: npt.NDArray[np.bool_]
+    is_backward: npt.NDArray[np.bool_]
+    rate: tuple[str, ...]
+
+
+def step_time(
+    workload: Workload, config: TrainConfig, cluster: Cluster, *, overlap: float = DEFAULT_OVERLAP
+) -> TimeCost:
+    """Seconds of one micro-step and one update.
+
+    overlap  share of the backward pass behind which gradient all-reduces hide, 0 to 1
+
+    WorkloadError when the workload says nothing about this configuration; HardwareError when the chip publishes no rate at all.
+    """
+    check(workload, config)
+    target = target_of(cluster.chip.kind, config.jit_compile)
+    table = kernel_table(workload, target, holds_gradients(config))
+    compute, traffic = _kernel_seconds(table, config, cluster, target)
+    slower = np.maximum(compute, traffic)
+    of_compute = float(slower[compute >= traffic].sum())
+    of_memory = float(slower.sum()) - of_compute
+    communication = _communication(workload, config, cluster, overlap * float(slower[table.is_backward].sum()))
+    overhead = _overhead(workload, table, config, cluster)
+    parts = {"compute": of_compute, "memory": of_memory, "communication": communication, "overhead": overhead}
+    seconds = sum(parts.values())
+    model_flops = workload.model_flops.at(config.batch.local)
+    peak = peak_rate(cluster.chip, config.precision.compute_dtype)
+    return TimeCost(
+        micro_step_seconds=seconds,
+        update_seconds=seconds * config.batch.accumulation,
+        compute_seconds=of_compute,
+        memory_seconds=of_memory,
+        communication_seconds=communication,
+        overhead_seconds=overhead,
+        samples_per_second=config.batch.global_size / seconds,
+        mfu=model_flops / (seconds * peak * _shared(config, cluster)),
+        bound=max(parts, key=lambda name: parts[name]),
+    )
+
+
+def peak_rate(chip: Chip, dtype: str) -> float:
+    """FLOP/s of products in a dtype. Where none is published: float32's, halved for each doubling of the width beyond it.
+
+    HardwareError when float32's is unknown too.
+    """
+    rates = chip.peak_flops_per_second
+    if dtype in rates:
+        return rates[dtype]
+    if "float32" not in rates:
+        known = ", ".join(rates) or "none"
+        raise HardwareError(f"{chip.name} has no peak rate for {dtype} or float32 (known: {known}); add one to its description")
+    return rates["float32"] / (2.0 if dtype in ("float64", "complex64") else 1.0)
+
+
+def _shared(config: TrainConfig, cluster: Cluster) -> float:
+    """Simulated devices are slices of one processor; a mesh that leaves some idle gets their share too."""
+    return cluster.devices / config.mesh.devices if cluster.simulated else 1.0
+
+
+def _kernel_seconds(table: KernelTable, config: TrainConfig, cluster: Cluster, target: Target) -> tuple[Floats, Floats]:
+    batch, chip = config.batch.local, cluster.chip
+    share = _shared(config, cluster)
+    flops = (table.flops_fixed + batch * table.flops_per_sample) * table.runs
+    moved = (table.bytes_fixed + batch * table.bytes_per_sample) * table.runs
+    rates = np.array([peak_rate(chip, dtype) for dtype in table.rate]) * share
+    achieved = 1.0 if cluster.local else target.product_efficiency
+    filled = _filling(table.gemm_fixed + batch * table.gemm_per_sample, target)
+    efficiency = np.where(table.is_gemm, achieved * filled, 1.0 if cluster.local else target.vector_efficiency)
+    bandwidth = chip.memory_bytes_per_second * share * (1.0 if cluster.local else target.bandwidth_efficiency)
+    return flops / (rates * efficiency), moved / bandwidth
+
+
+def _filling(gemm: Floats, target: Target) -> Floats:
+    """Share of the matrix unit that a (groups, m, n, k) product fills: each dimension is rounded up to whole tiles."""
+    tiles = np.asarray(target.product_tile, np.float64)
+    sizes = np.maximum(gemm[:, 1:], 1.0)
+    return np.asarray((sizes / (np.ceil(sizes / tiles) * tiles)).prod(axis=1), np.float64)
+
+
+def _communication(workload: Workload, config: TrainConfig, cluster: Cluster, hidden: float) -> float:
+    """Exposed seconds: gradients beyond what the backward pass hides, and every statistic in full."""
+    devices = config.mesh.data
+    if devices == 1:
+        return 0.0
+    needed = collectives(workload)
+    gradients = all_reduce(needed.gradient_bytes, cluster, devices).seconds
+    statistics = sum(all_reduce(size, cluster, devices).seconds for size in needed.statistics_bytes)
+    return max(0.0, gradients - hidden) + statistics
+
+
+def _overhead(workload: Workload, table: KernelTable, config: TrainConfig, cluster: Cluster) -> float:
+    chip = cluster.chip
+    launches = float(table.runs.sum()) * chip.kernel_launch_seconds
+    if config.jit_compile:
+        return launches + chip.dispatch_seconds
+    return launches + workload.dispatches * chip.dispatch_seconds
+
+
+@lru_cache(maxsize=64)
+def kernel_table(workload: Workload, target: Target, hold_gradients: bool) -> KernelTable:
+    """The kernels of a micro-step as rows, bodies of loops with how often they run."""
+    rows: list[tuple[Kernel, float]] = []
+    _flatten(schedule(workload, target, hold_gradients).kernels, 1.0, rows)
+    moved = [_traffic(workload, kernel) for kernel, _ in rows]
+    gemm = np.zeros((len(rows), 4)), np.zeros((len(rows), 4))
+    for row, (kernel, _) in enumerate(rows):
+        for column, size in enumerate(kernel.op.gemm):
+            gemm[0][row, column], gemm[1][row, column] = size.fixed, size.per_sample
+    return KernelTable(
+        flops_fixed=np.array([kernel.flops.fixed for kernel, _ in rows], np.float64),
+        flops_per_sample=np.array([kernel.flops.per_sample for kernel, _ in rows], np.float64),
+        bytes_fixed=np.array([fixed for fixed, _ in moved], np.float64),
+        bytes_per_sample=np.array([per_sample for _, per_sample in moved], np.float64),
+        runs=np.array([runs for _, runs in rows], np.float64),
+        gemm_fixed=gemm[0],
+        gemm_per_sample=gemm[1],
+        is_gemm=np.array([bool(kernel.op.gemm) for kernel, _ in rows], np.bool_),
+        is_backward=np.array([kernel.op.phase is Phase.BACKWARD for kernel, _ in rows], np.bool_),
+        rate=tuple(_rate_dtype(workload, kernel) for kernel, _ in rows),
+    )
+
+
+def _flatten(kernels: Sequence[Kernel], runs: float, rows: list[tuple[Kernel, float]]) -> None:
+    for kernel in kernels:
+        if kernel.body:
+            _flatten(kernel.body, runs * kernel.op.repeat, rows)
+        else:
+            rows.append((kernel, runs))
+
+
+def _traffic(workload: Workload, kernel: Kernel) -> tuple[float, float]:
+    """Bytes read and written; an operation that picks a part reads no more than it writes."""
+    written = [workload.tensors[write].bytes for write in kernel.writes]
+    read = [workload.tensors[end].bytes for end in kernel.reads]
+    fixed = sum(size.fixed for size in written), sum(size.fixed for size in read)
+    growing = sum(size.per_sample for size in written), sum(size.per_sample for size in read)
+    if kernel.op.kind in _SLICED and kernel.fused == 1:
+        return fixed[0] + min(fixed), growing[0] + min(growing)
+    return sum(fixed), sum(growing)
+
+
+def _rate_dtype(workload: Workload, kernel: Kernel) -> str:
+    dtype = workload.tensors[kernel.op.reads[0]].dtype if kernel.op.gemm and kernel.op.reads else "float32"
+    return dtype if "float" in dtype else "float32"

@@ -1,0 +1,102 @@
+"""Target: what a compiler does for a kind of device, as data. Nothing else in the cost models asks which kind it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from cost_models.errors import HardwareError
+from cost_models.workload import Kind
+
+
+@dataclass(frozen=True)
+class Target:
+    """How programs become kernels and buffers, and what share of published rates they reach.
+
+    fusible             kinds whose results need not reach memory
+    absorbing           kinds that take fusible producers in, though their own results are written
+    keeps_long_chains   random bits and the like are computed once when several kernels read them
+    free_transposes     layouts are chosen so that transposes cost nothing
+    tile_row_bytes      bytes down the second-minor dimension of a memory tile (0: no tiles)
+    tile_lanes          elements across the minor dimension of a memory tile
+    dot_workspace_bytes scratch of a library's matrix product
+    uncertainty         where the compiler's figure may lie (below, above), as shares of the temporaries
+    product_tile        (m, n, k) to which matrix units round a product up
+    product_efficiency  share of the peak that large products reach
+    vector_efficiency   elementwise arithmetic, as a share of the peak of products
+    bandwidth_efficiency   share of the memory bandwidth that long streams reach
+    """
+
+    name: str
+    fusible: frozenset[Kind]
+    absorbing: frozenset[Kind]
+    keeps_long_chains: bool
+    free_transposes: bool
+    tile_row_bytes: int
+    tile_lanes: int
+    dot_workspace_bytes: int
+    uncertainty: tuple[float, float]
+    product_tile: tuple[int, int, int]
+    product_efficiency: float
+    vector_efficiency: float
+    bandwidth_efficiency: float
+
+
+_FUSIBLE = frozenset({Kind.ELEMENTWISE, Kind.EXPENSIVE, Kind.RANDOM, Kind.BROADCAST, Kind.MOVE, Kind.GATHER})
+
+_GPU = Target(
+    name="gpu",
+    fusible=_FUSIBLE,
+    absorbing=frozenset({Kind.REDUCE}),
+    keeps_long_chains=True,
+    free_transposes=True,
+    tile_row_bytes=0,
+    tile_lanes=0,
+    dot_workspace_bytes=4 * 2**20,  # cuBLAS before Hopper, as XLA gives it
+    uncertainty=(0.15, 0.15),
+    product_tile=(64, 64, 32),
+    product_efficiency=0.80,  # best shapes: A100 0.81 to 0.87, H100 0.80 (stas00/ml-engineering, MAMF)
+    vector_efficiency=0.125,  # A100: 19.5 TFLOP/s of vector float32 beside 156 of TF32 (data sheet)
+    bandwidth_efficiency=0.90,  # H100: an addition of 2^30 elements at 0.94 (jax-ml/scaling-book, gpus.md)
+)
+_TPU = Target(
+    name="tpu",
+    fusible=_FUSIBLE,
+    absorbing=frozenset({Kind.REDUCE, Kind.DOT, Kind.CONV}),
+    keeps_long_chains=False,
+    free_transposes=True,
+    tile_row_bytes=32,  # 8 rows of float32, 16 of bfloat16
+    tile_lanes=128,
+    dot_workspace_bytes=0,
+    uncertainty=(0.25, 0.25),
+    product_tile=(8, 128, 128),
+    product_efficiency=0.83,  # v7x, large squares in bfloat16: 0.82 to 0.83 (AI-Hypercomputer/tpu-recipes, microbenchmarks)
+    vector_efficiency=1 / 64,  # v5p: about 7e12 vector operations a second beside 4.6e14 (jax-ml/scaling-book, tpus.md)
+    bandwidth_efficiency=0.85,  # v6e 0.83, v7x 0.87 for copies of 128 MB and more (AI-Hypercomputer/tpu-recipes)
+)
+_CPU = replace(
+    _GPU,
+    name="cpu",
+    dot_workspace_bytes=0,
+    uncertainty=(0.25, 0.25),
+    product_tile=(4, 16, 1),  # register blocks of vectorised kernels
+    product_efficiency=0.7,
+    vector_efficiency=0.25,
+    bandwidth_efficiency=0.8,
+)
+_EAGER = frozenset[Kind]()
+_TARGETS: Mapping[str, Target] = {"gpu": _GPU, "tpu": _TPU, "cpu": _CPU}
+
+
+def target_of(chip_kind: str, jit_compile: bool = True) -> Target:
+    """What compiles for this kind of chip; without a compiler every operation is a kernel that writes its result.
+
+    HardwareError for a kind that nobody described.
+    """
+    if chip_kind not in _TARGETS:
+        known = ", ".join(_TARGETS)
+        raise HardwareError(f"no compiler rules for a {chip_kind!r} device; known kinds are {known}")
+    target = _TARGETS[chip_kind]
+    if jit_compile:
+        return target
+    return replace(target, name=f"{chip_kind} eager", fusible=_EAGER, absorbing=_EAGER, free_transposes=False)
