@@ -183,6 +183,21 @@ def test_resolving_imports_no_framework(here):
     assert done.stdout == "set()\n"
 
 
+# The scripts that everything is tried on
+
+
+@pytest.mark.parametrize("name", ["builder", "builder_no_data"])
+def test_builder_files_are_builders(scripts, name):
+    assert resolve(str(scripts / f"{name}.py")).kind == "builder"
+
+
+def test_every_other_script_is_a_script(scripts):
+    files = [path for path in scripts.glob("*.py") if not path.stem.startswith("builder")]
+    kinds = {path.stem: resolve(str(path)).kind for path in files}
+    assert len(kinds) > 15
+    assert set(kinds.values()) == {"script"}
+
+
 # Callables
 
 

@@ -1,0 +1,81 @@
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+import autoplan
+import autoplan.errors
+import autoplan.plan
+import autoplan.planfile
+
+
+def test_every_public_name_is_there_and_is_what_its_home_says():
+    assert autoplan.Plan is autoplan.plan.Plan
+    assert autoplan.Measurement is autoplan.plan.Measurement
+    assert autoplan.Failure is autoplan.plan.Failure
+    assert autoplan.AutoplanError is autoplan.errors.AutoplanError
+    assert autoplan.load_plan is autoplan.planfile.load_plan
+    assert all(callable(getattr(autoplan, name)) for name in ("optimize", "scope", "compile", "fit"))
+
+
+def test_dir_lists_exactly_the_public_names():
+    assert dir(autoplan) == sorted(autoplan.__all__)
+    assert all(hasattr(autoplan, name) for name in autoplan.__all__)
+
+
+def test_an_unknown_name_is_told_with_the_known_ones():
+    with pytest.raises(AttributeError, match=r"no attribute 'optimise'; it offers .*optimize"):
+        _ = autoplan.optimise
+
+
+def test_asking_for_a_plan_imports_no_framework():
+    code = (
+        "import sys, autoplan; autoplan.load_plan; autoplan.Plan; print({'keras', 'jax', 'optuna'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "set()\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"builder": 3}, "the builder is a int"),
+        ({"builder": "no-such-script.py"}, "there is no file no-such-script.py"),
+        ({"builder": dict, "budget": "soon"}, "soon: expected a time with units"),
+        ({"builder": dict, "effective_batch": "big"}, "big: expected `keep`"),
+        ({"builder": dict, "hardware": "tpu-v99-8"}, "tpu-v99"),
+    ],
+)
+def test_bad_input_is_an_error_of_the_tree(arguments, message):
+    with pytest.raises(autoplan.AutoplanError, match=message):
+        autoplan.optimize(**arguments)
+
+
+BY_MAIN = """
+    import autoplan
+    import keras
+    import numpy as np
+
+    class Scale(keras.layers.Layer):
+        def build(self, shape):
+            self.factor = self.add_weight(shape=(shape[-1],), initializer="ones")
+        def call(self, x):
+            return x * self.factor
+
+    def build_model():
+        model = keras.Sequential([keras.Input((16,)), Scale(), keras.layers.Dense(1)])
+        model.compile(optimizer="adam", loss="mse")
+        return model
+
+    x = np.ones((1024, 16), "float32")
+    plan = autoplan.optimize(build_model, (x, x[:, :1]), hardware="tpu-v4-8", headroom=0.1)
+    print(plan.evidence.value, plan.source.kind, plan.source.fit.samples, plan.hardware.name)
+"""
+
+
+def test_a_builder_of_main_with_a_layer_of_its_own_is_planned(tmp_path):
+    """Nothing is measured for hardware that is not here; the worker still rebuilds the model and traces its step."""
+    (tmp_path / "notebook.py").write_text(textwrap.dedent(BY_MAIN))
+    done = subprocess.run([sys.executable, "notebook.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout == "analytic callable 1024 tpu-v4-8\n", done.stderr

@@ -1,0 +1,129 @@
+"""The house itself: what lies where, how long it is, what an import pulls in, and the checkers that read the whole tree."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+TOP_LEVEL = {
+    ".ci", ".gitignore", "CHANGELOG.md", "CONTRIBUTING.md", "README.md", "autoplan", "cost_models", "pyproject.toml",
+    "studies", "tests",
+}  # fmt: skip
+FRAMEWORKS = ["keras", "jax", "tensorflow", "torch", "optuna", "pandas"]
+# Spelled so that this file does not find itself.
+STRAY = re.compile(r"(?<![\w.])/(?:wor[k]|roo[t]|hom[e]|op[t])/\w|TOD[O]|FIXM[E]|file:/{3}")
+
+
+def tracked_files() -> list[Path]:
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return [ROOT / name for name in listed.stdout.splitlines() if (ROOT / name).is_file()]
+
+
+FILES = tracked_files()
+PYTHON = [path for path in FILES if path.suffix == ".py"]
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True)
+
+
+def test_the_top_level_holds_only_what_people_look_for():
+    assert {path.relative_to(ROOT).parts[0] for path in FILES} == TOP_LEVEL
+
+
+def test_no_module_is_longer_than_500_lines():
+    long = {name(path): lines for path in PYTHON if (lines := len(path.read_text().splitlines())) > 500}
+    assert not long
+
+
+def test_no_function_is_longer_than_60_lines():
+    long = {}
+    for path in PYTHON:
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno - node.lineno >= 60:
+                long[f"{name(path)}:{node.name}"] = node.end_lineno - node.lineno + 1
+    assert not long
+
+
+def test_no_module_is_named_after_dust():
+    dust = re.compile("helper|util|misc|common|stuff", re.IGNORECASE)
+    assert not [name(path) for path in PYTHON if dust.search(path.stem)]
+
+
+def test_nothing_in_the_tree_speaks_of_one_machine_or_of_unfinished_work():
+    found = [f"{name(path)}: {match[0]}" for path in FILES for match in STRAY.finditer(path.read_text(errors="ignore"))]
+    assert not found
+
+
+def test_tests_mirror_the_packages():
+    """Every test file stands where the module that it tests stands."""
+    odd = []
+    for path in PYTHON:
+        parts = path.relative_to(ROOT).parts
+        if parts[0] == "tests" and len(parts) > 2 and parts[1] != "models" and path.stem.startswith("test_"):
+            module = ROOT.joinpath(*parts[1:-1], path.stem.removeprefix("test_"))
+            if not (module.with_suffix(".py").exists() or module.is_dir() or path.stem in {"test_public"}):
+                odd.append(name(path))
+    assert not odd
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(["-m", "ruff", "check", "."], id="ruff-check"),
+        pytest.param(["-m", "ruff", "format", "--check", "."], id="ruff-format"),
+        pytest.param(["-m", "mypy"], id="mypy"),
+        pytest.param(["-c", "from importlinter.cli import lint_imports_command as run; run()"], id="import-linter"),
+    ],
+)
+def test_the_checker_is_content(command):
+    done = run(*command)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_importing_autoplan_imports_no_framework():
+    done = run("-c", f"import sys, autoplan, cost_models; print(sorted(set({FRAMEWORKS}) & set(sys.modules)))")
+    assert done.stdout == "[]\n", done.stderr
+
+
+def test_help_imports_no_framework():
+    code = f"""
+import sys
+from autoplan.cli import main
+sys.argv = ["autoplan", "--help"]
+try:
+    main()
+finally:
+    print(sorted(set({FRAMEWORKS}) & set(sys.modules)))
+"""
+    done = run("-c", code)
+    assert "tune" in done.stdout, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_one_local_command_equals_ci():
+    """The README shows two commands; the second one is what CI runs, letter for letter."""
+    commands = re.findall(r"^```sh\n(.+)\n```$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    first, second = commands[:2]
+    assert "autoplan tune studies/quickstart/train.py" in first
+    assert second.endswith("-m pytest")
+    assert second in (ROOT / ".ci/run").read_text().splitlines()
+
+
+def test_relative_links_of_the_documents_lead_somewhere():
+    broken = []
+    for path in FILES:
+        if path.suffix == ".md":
+            targets = re.findall(r"\]\((?!https?:|#)([^)#]+)", path.read_text())
+            broken += [f"{name(path)}: {target}" for target in targets if not (path.parent / target).exists()]
+    assert not broken
