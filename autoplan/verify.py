@@ -22,8 +22,8 @@ EXACT_TOLERANCE = 1e-5
 SEEDS = 5
 UPDATES = 20
 
-# Student's t, two-sided 95%, 4 degrees of freedom: five seeds.
-_T_FOUR_DEGREES = 2.776
+# Quantiles of Student's t, two-sided 95%, by degrees of freedom.
+_STUDENT_T = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 
 _EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 
@@ -67,11 +67,13 @@ class Timed:
 
 
 def speedup(pairs: Sequence[tuple[Timed, Timed]], *, seed: int = 0, resamples: int = RESAMPLES) -> Speedup:
-    """Speed-up from (baseline, winner) pairs. ValueError without pairs.
+    """Speed-up from (baseline, winner) pairs, at most ten. ValueError without pairs.
 
-    Two-level bootstrap (Davison & Hinkley 1997, section 3.8): pairs are drawn with replacement, because processes
-    differ by more than their groups do; within a drawn pair, groups are. The statistic is the median over pairs of the
-    ratio of the medians of groups.
+    The interval is the wider of two. A two-level bootstrap (Davison & Hinkley 1997, section 3.8) draws pairs with
+    replacement, because processes differ by more than their groups do, and within a drawn pair its groups; the
+    statistic is the median over pairs of the ratio of the medians of groups. But a handful of pairs has too few
+    resamples: three of equal speed lie on one side of no gain by chance one time in four. So Student's t over the
+    logarithms of the pairs' ratios is asked as well.
     """
     if not pairs:
         raise ValueError("a speed-up needs at least one pair of measurements")
@@ -83,7 +85,18 @@ def speedup(pairs: Sequence[tuple[Timed, Timed]], *, seed: int = 0, resamples: i
     medians = np.median(np.take_along_axis(resampled, drawn, axis=0), axis=0)
     tail = (1 - CONFIDENCE) / 2
     low, high = np.quantile(medians, [tail, 1 - tail])
-    return Speedup(float(np.median(ratios)), float(low), float(high), len(pairs))
+    student_low, student_high = _student_interval(ratios)
+    return Speedup(float(np.median(ratios)), min(float(low), student_low), max(float(high), student_high), len(pairs))
+
+
+def _student_interval(ratios: Sequence[float]) -> tuple[float, float]:
+    """95% interval of the geometric mean of ratios; of one ratio nothing is known but itself."""
+    logs = np.log(ratios)
+    if len(logs) < 2:
+        return ratios[0], ratios[0]
+    half = _STUDENT_T[len(logs) - 1] * float(np.std(logs, ddof=1)) / math.sqrt(len(logs))
+    centre = float(np.mean(logs))
+    return math.exp(centre - half), math.exp(centre + half)
 
 
 def _resampled_ratios(
@@ -131,12 +144,12 @@ def _compare_exactly(baseline: Sequence[float], winner: Sequence[float]) -> Nume
 
 
 def _compare_with_band(seeds: Sequence[Sequence[float]], winner: Sequence[float], compute_dtype: str) -> Numerics:
-    if len(seeds) < SEEDS:
+    if len(seeds) != SEEDS:
         return Numerics("not_compared", f"{len(seeds)} of the {SEEDS} baseline seeds ended with losses")
     finals = [_later_mean(losses) for losses in seeds]
     centre, spread = float(np.mean(finals)), float(np.std(finals, ddof=1))
     rounding = _EPSILON[compute_dtype] * abs(centre)
-    half = _T_FOUR_DEGREES * spread * math.sqrt(1 + 1 / len(finals)) + rounding
+    half = _STUDENT_T[len(finals) - 1] * spread * math.sqrt(1 + 1 / len(finals)) + rounding
     ours = _later_mean(winner)
     detail = (
         f"mean loss over the later updates {ours:.6g}; {len(finals)} seeds of the baseline span "

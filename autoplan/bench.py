@@ -1,0 +1,180 @@
+"""The planner's workbench: one source on one cluster, and every question to a worker process about it.
+
+Each question is a job in a process of its own with a time limit and a memory limit; answers are values.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from autoplan.errors import SourceError
+from autoplan.jobs import Job, JobKind, JobResult, Observation, SourceSpec
+from autoplan.plan import Failure, Measurement, Outcome
+from cost_models.config import TrainConfig
+from cost_models.errors import AutoplanError
+from cost_models.hardware import Cluster
+from cost_models.workload import Workload
+
+LOOK_SECONDS = 600.0
+"""Limit of a job that only looks (observe, trace): what the script does before fit is in it."""
+SHORTEST_LIMIT_SECONDS = 60.0
+LONGEST_LIMIT_SECONDS = 1800.0
+PATIENCE = 6.0
+"""A trial may take this many times what the baseline's took."""
+
+
+class Runs(Protocol):
+    """What the bench needs of `jobs.Client`."""
+
+    def run(
+        self,
+        job: Job,
+        *,
+        time_limit_seconds: float,
+        memory_limit_bytes: int | None = None,
+        log: Path | None = None,
+        on_phase: Callable[[str], None] | None = None,
+    ) -> JobResult:
+        """Run one job in a process of its own."""
+        ...
+
+
+@dataclass(frozen=True)
+class Clock:
+    """The budget, in seconds since the start. None: no end."""
+
+    budget_seconds: float | None
+    started_at: float = field(default_factory=time.monotonic)
+
+    def left(self) -> float | None:
+        """Seconds left, never below zero."""
+        if self.budget_seconds is None:
+            return None
+        return max(0.0, self.budget_seconds - (time.monotonic() - self.started_at))
+
+    def allows(self, seconds: float) -> bool:
+        """Whether so much time is left."""
+        left = self.left()
+        return left is None or left >= seconds
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Source, cluster and limits of one tuning. `logs` is the folder of the jobs' output; None: it is not kept."""
+
+    client: Runs
+    source: SourceSpec
+    backend: str
+    cluster: Cluster
+    clock: Clock
+    logs: Path | None = None
+    baseline: TrainConfig | None = None
+    scratch: bool = False
+    limit_seconds: float = LONGEST_LIMIT_SECONDS
+
+    def with_(self, **changes: Any) -> Bench:
+        """A copy with other fields."""
+        return replace(self, **changes)
+
+    def observe(self) -> tuple[Observation, float]:
+        """What the chosen fit says about itself, and the seconds that it took to get there.
+
+        SourceError when the source fails, never fits, or takes too long to reach its fit.
+        """
+        result = self._look(JobKind.OBSERVE, None, {})
+        return Observation.model_validate(_value(result, "was looked at")), result.wall_seconds
+
+    def trace(self, config: TrainConfig | None) -> tuple[Observation, Workload] | Failure:
+        """The training step under `config` as a Workload, without making its weights; None: as the source has it."""
+        result = self._look(JobKind.TRACE, config, {"abstract": True})
+        if result.failure is not None:
+            return result.failure
+        value = _value(result, "was traced")
+        return Observation.model_validate(value["observation"]), Workload.from_dict(value["workload"])
+
+    def measure(
+        self,
+        config: TrainConfig,
+        name: str,
+        *,
+        options: dict[str, Any] | None = None,
+        on_phase: Callable[[str], None] | None = None,
+        patience: float = 1.0,
+    ) -> Outcome:
+        """Run the chosen fit for a while under `config`. `name` names the log; `patience` stretches the time limit."""
+        job = self._job(JobKind.MEASURE, config, options or {})
+        result = self.client.run(
+            job,
+            time_limit_seconds=self._within_budget(self.limit_seconds * patience),
+            memory_limit_bytes=self._memory_limit(),
+            log=None if self.logs is None else self.logs / f"{name}.log",
+            on_phase=on_phase,
+        )
+        return result.failure or Measurement.model_validate(_value(result, "was measured"))
+
+    def numerics(self, config: TrainConfig, *, seed: int, updates: int) -> list[float] | Failure:
+        """Losses of the first updates with a seed, one an update."""
+        job = self._job(JobKind.NUMERICS, config, {"updates": updates, "seed": seed})
+        result = self.client.run(
+            job,
+            time_limit_seconds=self._within_budget(self.limit_seconds),
+            memory_limit_bytes=self._memory_limit(),
+            log=None if self.logs is None else self.logs / "numerics.log",
+        )
+        return result.failure or [float(loss) for loss in _value(result, "was compared")["losses"]]
+
+    def patient(self, wall_seconds: float) -> Bench:
+        """The same bench with time limits that follow from how long the baseline took."""
+        limit = min(LONGEST_LIMIT_SECONDS, max(SHORTEST_LIMIT_SECONDS, PATIENCE * wall_seconds))
+        return self.with_(limit_seconds=limit)
+
+    def _look(self, kind: JobKind, config: TrainConfig | None, options: dict[str, Any]) -> JobResult:
+        return self.client.run(
+            self._job(kind, config, options),
+            time_limit_seconds=self._within_budget(LOOK_SECONDS),
+            memory_limit_bytes=self._memory_limit(),
+            log=None if self.logs is None else self.logs / f"{kind.value}.log",
+        )
+
+    def _job(self, kind: JobKind, config: TrainConfig | None, options: dict[str, Any]) -> Job:
+        return Job(
+            kind=kind,
+            source=self.source,
+            backend=self.backend,
+            config=None if config is None else config.to_dict(),
+            baseline=None if self.baseline is None else self.baseline.to_dict(),
+            devices=self.cluster.devices if self.cluster.simulated else None,
+            options={**options, "scratch": True} if self.scratch else options,
+        )
+
+    def _within_budget(self, seconds: float) -> float:
+        left = self.clock.left()
+        return seconds if left is None else max(1.0, min(seconds, left))
+
+    def _memory_limit(self) -> int | None:
+        """On a CPU the devices' memory is this machine's, and is watched; elsewhere the device guards its own."""
+        chip = self.cluster.chip
+        on_this_cpu = self.cluster.local and chip.kind == "cpu"
+        return chip.usable_memory_bytes * self.cluster.devices if on_this_cpu else None
+
+
+def _value(result: JobResult, what: str) -> dict[str, Any]:
+    """The answer. SourceError when the source could not even be looked at."""
+    if result.value is None:
+        reason = result.failure.message if result.failure else "no reason was given"
+        where = f" (output in {result.failure.log})" if result.failure and result.failure.log else ""
+        raise SourceError(f"the source failed before it {what}: {reason}{where}")
+    return result.value
+
+
+def explain_failure(failure: Failure) -> AutoplanError:
+    """A failure that nothing can be tuned around, as an error for the user."""
+    where = f"; its output is in {failure.log}" if failure.log else ""
+    return SourceError(
+        f"the training fails as it is ({failure.kind.value}: {failure.message}){where}. Make it run by itself, "
+        "then tune it"
+    )

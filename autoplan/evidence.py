@@ -1,0 +1,172 @@
+"""Verification: clean processes, baseline and winner in turn, and their losses. Only then is a plan called faster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from autoplan.bench import Bench
+from autoplan.jobs import Observation
+from autoplan.plan import Failure, Measurement, TrialRecord, Verification
+from autoplan.requests import Event, Watch
+from autoplan.verify import SEEDS, UPDATES, Numerics, Speedup, Timed, compare_losses, exactness_expected, speedup
+from cost_models.config import TrainConfig
+
+PAIRS = 3
+MOST_PAIRS = 5
+FEWEST_PAIRS = 2
+LONGER = {"groups": 8, "group_seconds": 1.0}
+FIRST_SEED = 1
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What became of a winner in clean processes. `measurement` is its last run; None when it failed."""
+
+    config: TrainConfig
+    verification: Verification
+    measurement: Measurement | None
+
+    @property
+    def holds(self) -> bool:
+        """Shown to be faster, with the same numerics as far as they can be compared."""
+        return self.verification.faster and self.verification.numerics != "outside"
+
+
+@dataclass(frozen=True)
+class Verifier:
+    """Verifies winners against a reference. `cache` is a compilation cache of its own, so that all runs start equal."""
+
+    bench: Bench
+    observation: Observation
+    watch: Watch
+    cache: str
+
+    def verify(self, reference: TrainConfig, winner: TrainConfig, *, pairs: int = PAIRS) -> Verified:
+        """Numerics first (cheap), then pairs; two more pairs when the first leave it open and time allows."""
+        numerics = self._numerics(reference, winner)
+        if numerics.verdict == "outside":
+            return _refused(winner, numerics)
+        timed: list[tuple[Timed, Timed]] = []
+        for wanted in (pairs, MOST_PAIRS):
+            failure = self._time_pairs(reference, winner, timed, wanted)
+            if failure is not None:
+                return _failed(winner, numerics, failure)
+            shown = speedup(timed)
+            if shown.low > 1 or shown.high < 1 or not self._time_for(timed[0]):
+                break
+        return self._verified(winner, numerics, timed, shown)
+
+    def _time_pairs(
+        self, reference: TrainConfig, winner: TrainConfig, timed: list[tuple[Timed, Timed]], wanted: int
+    ) -> Failure | None:
+        """Add pairs until there are `wanted`; the order within a pair alternates."""
+        while len(timed) < wanted:
+            order = (reference, winner) if len(timed) % 2 == 0 else (winner, reference)
+            runs: dict[TrainConfig, Timed] = {}
+            for config in order:
+                self._tell(f"pair {len(timed) + 1} of {wanted}: {config.describe()}")
+                outcome = self._measure(config, len(timed) + 1, thorough=config == winner)
+                if isinstance(outcome, Failure):
+                    return outcome
+                runs[config] = Timed(config, outcome)
+            timed.append((runs[reference], runs[winner]))
+            if len(timed) >= FEWEST_PAIRS and not self._time_for(timed[-1]):
+                return None
+        return None
+
+    def _measure(self, config: TrainConfig, pair: int, *, thorough: bool) -> Measurement | Failure:
+        extras = {"validation": True, "checkpoint": True, "remainder": True} if thorough and pair == 1 else {}
+        options = {**LONGER, "cache_dir": self.cache, **extras}
+        role = "plan" if thorough else "reference"
+        return self.bench.measure(config, f"verify-{pair}-{role}", options=options, patience=2.0)
+
+    def _time_for(self, pair: tuple[Timed, Timed]) -> bool:
+        return self.bench.clock.allows(sum(one.measurement.wall_seconds for one in pair) * 1.2)
+
+    def _numerics(self, reference: TrainConfig, winner: TrainConfig) -> Numerics:
+        """Losses of both under one seed; where they need not be equal, the reference's under four more."""
+        if reference.batch.effective != winner.batch.effective:
+            return Numerics("not_compared", "the effective batch differs, so no update is the same")
+        facts = self.observation
+        exact = exactness_expected(reference, winner, random_layers=facts.random_layers, batch_norm=facts.batch_norm)
+        self._tell(f"losses of {UPDATES} updates: {winner.describe()}")
+        ours = self.bench.numerics(winner, seed=FIRST_SEED, updates=UPDATES)
+        if isinstance(ours, Failure):
+            return Numerics("not_compared", f"the plan's losses: {ours.kind.value}: {ours.message}")
+        theirs: list[list[float]] = []
+        for seed in range(FIRST_SEED, FIRST_SEED + (1 if exact else SEEDS)):
+            self._tell(f"losses of {UPDATES} updates with seed {seed}: {reference.describe()}")
+            losses = self.bench.numerics(reference, seed=seed, updates=UPDATES)
+            if isinstance(losses, Failure):
+                return Numerics("not_compared", f"the baseline's losses: {losses.kind.value}: {losses.message}")
+            theirs.append(losses)
+        return compare_losses(theirs, ours, exact=exact, compute_dtype=winner.precision.compute_dtype)
+
+    def _verified(
+        self, winner: TrainConfig, numerics: Numerics, timed: list[tuple[Timed, Timed]], shown: Speedup
+    ) -> Verified:
+        ran = {note for _, one in timed for note in one.measurement.notes}
+        verification = Verification(
+            pairs=shown.pairs,
+            speedup=shown.median,
+            speedup_low=shown.low,
+            speedup_high=shown.high,
+            faster=shown.faster,
+            numerics=numerics.verdict,
+            numerics_detail=numerics.detail,
+            validation_ran="validation" in ran,
+            checkpoint_saved="checkpoint" in ran,
+            remainder_ran="remainder" in ran,
+        )
+        return Verified(winner, verification, timed[-1][1].measurement)
+
+    def _tell(self, text: str) -> None:
+        self.watch(Event("verification", text, seconds_left=self.bench.clock.left()))
+
+
+def verification_seconds(trial_seconds: float, observe_seconds: float) -> float:
+    """What a verification takes, roughly: the time that trials leave for it. Pairs run longer; numerics are short."""
+    return 2 * FEWEST_PAIRS * 1.5 * trial_seconds + (SEEDS + 1) * 1.5 * observe_seconds
+
+
+def best_verified(
+    verifier: Verifier,
+    reference: TrainConfig,
+    ranked: list[TrialRecord],
+    *,
+    attempts: int,
+    pairs: int,
+    may_go_on: Callable[[], bool],
+) -> list[Verified]:
+    """Verify the best, and the next best where the first does not hold; the last of the list is the one that counts."""
+    tried: list[Verified] = []
+    for record in ranked[:attempts]:
+        if tried and not may_go_on():
+            break
+        tried.append(verifier.verify(reference, TrainConfig.from_dict(record.config), pairs=pairs))
+        if tried[-1].holds:
+            break
+    return tried
+
+
+def unverified(detail: str) -> Verification:
+    """The record where nothing was compared, and why."""
+    return Verification(pairs=0, speedup=None, faster=False, numerics="not_compared", numerics_detail=detail)
+
+
+def _refused(winner: TrainConfig, numerics: Numerics) -> Verified:
+    return Verified(
+        winner,
+        Verification(pairs=0, speedup=None, faster=False, numerics=numerics.verdict, numerics_detail=numerics.detail),
+        None,
+    )
+
+
+def _failed(winner: TrainConfig, numerics: Numerics, failure: Failure) -> Verified:
+    detail = f"{numerics.detail}; a verification run ended: {failure.kind.value}: {failure.message}"
+    return Verified(
+        winner,
+        Verification(pairs=0, speedup=None, faster=False, numerics=numerics.verdict, numerics_detail=detail),
+        None,
+    )

@@ -1,0 +1,143 @@
+"""What a plan tells its reader besides figures: what changes in the training, and what was done to the script."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from autoplan.jobs import Observation
+from autoplan.known_issues import Effect, Versions, applying
+from cost_models.config import TrainConfig
+from cost_models.hardware import Cluster
+
+SETUP_SHARE = 0.2
+"""Above this share of a trial, what the script does before fit is worth a builder."""
+
+_LINEAR = "Goyal et al. 2017, arXiv:1706.02677, section 2.1"
+_SQUARE_ROOT = "Malladi et al. 2022, arXiv:2205.10287, section 5"
+Rule = Literal["linear", "square_root"]
+
+LEARNING_RATE_RULES: Mapping[str, tuple[Rule, str]] = {
+    "SGD": ("linear", _LINEAR),
+    "Adam": ("square_root", _SQUARE_ROOT),
+    "AdamW": ("square_root", _SQUARE_ROOT),
+    "Adamax": ("square_root", _SQUARE_ROOT),
+    "Nadam": ("square_root", _SQUARE_ROOT),
+    "RMSprop": ("square_root", _SQUARE_ROOT),
+    "Lamb": ("square_root", "You et al. 2019, arXiv:1904.00962, section 4"),
+}
+"""Optimizer -> how its learning rate goes with the effective batch, and who showed it."""
+
+
+@dataclass(frozen=True)
+class LearningRateRule:
+    """How the learning rate should follow a change of the effective batch. `factor` multiplies it."""
+
+    rule: Rule
+    factor: float
+    text: str
+
+
+def learning_rate_rule(optimizer: str, old: int, new: int) -> LearningRateRule | None:
+    """The rule from `old` to `new` samples an update; None where nothing changes or no rule is established."""
+    if old == new or optimizer not in LEARNING_RATE_RULES:
+        return None
+    rule, citation = LEARNING_RATE_RULES[optimizer]
+    ratio = new / old
+    factor = ratio if rule == "linear" else ratio**0.5
+    warm_up = ", reached by a linear warm-up over the first 5% of the updates" if factor > 1 else ""
+    name = rule.replace("_", " ")
+    text = f"{name} rule for {optimizer}: multiply the learning rate by {factor:.3g}{warm_up} ({citation})"
+    return LearningRateRule(rule, factor, text)
+
+
+def notes_for(
+    config: TrainConfig, baseline: TrainConfig, observation: Observation, cluster: Cluster, versions: Versions
+) -> list[str]:
+    """Everything that a reader of this plan should know of the training under it."""
+    return [
+        *_of_the_hardware(config, cluster),
+        *_of_the_change(config, baseline, observation),
+        *_of_the_remainder(config, observation),
+        *(
+            f"{issue.id}: {issue.describe()}"
+            for issue in applying(config, observation, versions)
+            if _worth_saying(issue.effect)
+        ),
+        *_of_the_script(observation),
+        *observation.notes,
+    ]
+
+
+def setup_note(observation: Observation, trial_seconds: float) -> str | None:
+    """A builder is suggested where the script's own start takes much of a trial."""
+    if trial_seconds <= 0 or observation.setup_seconds <= SETUP_SHARE * trial_seconds:
+        return None
+    return (
+        f"what the script does before fit takes {observation.setup_seconds:.1f} s, "
+        f"{observation.setup_seconds / trial_seconds:.0%} of a trial, and every trial pays it; a file with "
+        "build_model() and train_data() would be quicker to tune"
+    )
+
+
+def baseline_notes(baseline: TrainConfig, observation: Observation, versions: Versions) -> list[str]:
+    """Known issues that the user's own configuration has."""
+    return [
+        f"the script's own configuration: {issue.describe()}"
+        for issue in applying(baseline, observation, versions)
+        if issue.drops
+    ]
+
+
+def _of_the_hardware(config: TrainConfig, cluster: Cluster) -> Iterator[str]:
+    if cluster.simulated and cluster.devices > 1:
+        yield f"simulated: the {cluster.devices} devices share one processor; their figures say nothing of real ones"
+    if config.mesh.devices < cluster.devices:
+        yield f"the plan uses {config.mesh.devices} of {cluster.devices} devices"
+
+
+def _of_the_change(config: TrainConfig, baseline: TrainConfig, observation: Observation) -> Iterator[str]:
+    old, new = baseline.batch, config.batch
+    if observation.batch_norm and old.global_size != new.global_size:
+        # On a JAX mesh the statistics are of the whole global batch, so only the micro-step's size matters.
+        yield (
+            f"BatchNormalization takes its statistics over the {new.global_size} samples of a micro-step, and over "
+            f"{old.global_size} in the script; nothing can keep that the same"
+        )
+    if old.accumulation != new.accumulation and (observation.schedule or observation.ema):
+        counted = " and ".join(
+            name for name, there in (("the schedule", observation.schedule), ("EMA", observation.ema)) if there
+        )
+        yield f"Keras counts micro-steps in {counted}; the plan stretches that to {new.accumulation} an update"
+    if old.effective != new.effective:
+        rule = learning_rate_rule(observation.optimizer, old.effective, new.effective)
+        advice = rule.text if rule else f"no learning-rate rule is established for {observation.optimizer}"
+        yield f"the effective batch goes from {old.effective} to {new.effective}: another training; {advice}"
+
+
+def _of_the_remainder(config: TrainConfig, observation: Observation) -> Iterator[str]:
+    size = config.batch.global_size
+    if not observation.samples or observation.samples % size == 0:
+        return
+    rest = observation.samples % size
+    exact = not (observation.batch_norm or observation.unweighted_metrics or observation.custom_train_step)
+    if exact:
+        yield f"the last {rest} samples of an epoch are padded to {size} with rows of weight zero, which is exact here"
+    elif config.mesh.data > 1:
+        yield f"the last {rest} samples of an epoch do not divide over the mesh and are left out, in each epoch"
+    else:
+        yield f"the last {rest} samples of an epoch make a smaller batch, for which the step is compiled a second time"
+
+
+def _of_the_script(observation: Observation) -> Iterator[str]:
+    if observation.writers_left_out:
+        yield f"callbacks that write were left out of trials: {', '.join(observation.writers_left_out)}"
+    if observation.intercepted:
+        yield f"calls of the script that the plan overrides: {', '.join(observation.intercepted)}"
+    if observation.data == "synthetic":
+        yield "the data are synthetic batches of the model's inputs and targets: the input path was not measured"
+
+
+def _worth_saying(effect: Effect) -> bool:
+    return effect is not Effect.NO_GAIN

@@ -1,0 +1,243 @@
+"""What was found -> the Plan: which configuration is the answer, on which evidence, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from autoplan.evidence import Verified, unverified
+from autoplan.jobs import Observation
+from autoplan.known_issues import Versions
+from autoplan.notes import baseline_notes, notes_for, setup_note
+from autoplan.plan import (
+    BaselineRecord,
+    Environment,
+    Evidence,
+    FitRecord,
+    HardwareRecord,
+    Measurement,
+    Plan,
+    Rejection,
+    SourceRecord,
+    TrialRecord,
+    Verification,
+)
+from autoplan.prune import Forecast, changes
+from autoplan.requests import Candidate, TuneRequest
+from autoplan.space import Space
+from autoplan.trials import Tried
+from cost_models.config import TrainConfig
+from cost_models.hardware import Cluster
+
+
+@dataclass(frozen=True)
+class Findings:
+    """Everything that is known before a trial: facts of the training, what is legal, what is forecast."""
+
+    observation: Observation
+    cluster: Cluster
+    versions: Versions
+    space: Space
+    forecasts: Mapping[TrainConfig, Forecast]
+    shortlist: tuple[Forecast, ...]
+    rejected: tuple[Rejection, ...]
+
+    def candidates(self) -> tuple[Candidate, ...]:
+        """The shortlist as it is shown."""
+        best = self.shortlist[0].seconds_per_sample
+        return tuple(
+            Candidate(
+                config=one.config.to_dict(),
+                estimate=one.estimate,
+                reason=f"predicted {one.seconds_per_sample / best:.2f} times the time of the best",
+            )
+            for one in self.shortlist
+        )
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The answer: a configuration, its measurement, what verified it, and the sentence that says why."""
+
+    config: TrainConfig
+    measurement: Measurement | None
+    verification: Verification
+    why: str
+
+
+def analytic_plan(request: TuneRequest, findings: Findings) -> Plan:
+    """The best by arithmetic alone: nothing was measured, and the plan says so."""
+    best = findings.shortlist[0].config
+    why = f"best of {len(findings.forecasts)} configurations by prediction; nothing was measured"
+    return _plan(
+        request,
+        findings,
+        config=best,
+        evidence=Evidence.ANALYTIC,
+        baseline=_baseline(findings, None),
+        notes=[why, *_notes(findings, best)],
+    )
+
+
+def measured_plan(
+    request: TuneRequest,
+    findings: Findings,
+    tried: Tried,
+    verified: Sequence[Verified],
+    ranked: Sequence[TrialRecord],
+) -> Plan:
+    """The verified winner; else the baseline; else, where the baseline is ruled out or fails, the best that is left."""
+    choice = _choose(findings, tried, verified, ranked)
+    setup = setup_note(findings.observation, _typical_seconds(tried))
+    return _plan(
+        request,
+        findings,
+        config=choice.config,
+        evidence=Evidence.MEASURED,
+        baseline=_baseline(findings, tried.baseline),
+        measured=choice.measurement,
+        verification=choice.verification,
+        trials=list(tried.records),
+        notes=[
+            choice.why,
+            f"trials ended: {tried.ended}",
+            *([setup] if setup else []),
+            *_notes(findings, choice.config),
+        ],
+    )
+
+
+def _choose(findings: Findings, tried: Tried, verified: Sequence[Verified], ranked: Sequence[TrialRecord]) -> Choice:
+    reference = TrainConfig.from_dict(tried.reference.config)
+    baseline_runs = tried.baseline.measurement is not None
+    named = "the baseline" if baseline_runs else "the configuration of least change that runs"
+    last = verified[-1] if verified else None
+    if last is not None and last.holds:
+        verification = last.verification if baseline_runs else _without_speedup(last.verification, reference)
+        words = ", ".join(changes(findings.space.baseline, last.config)) or "no change"
+        why = f"{words}: shown faster than {named} in {last.verification.pairs} pairs of clean processes"
+        return Choice(last.config, last.measurement, verification, why)
+    why = _why_not(last, named, interrupted=tried.interrupted)
+    verification = last.verification if last is not None and baseline_runs else unverified(why)
+    if reference in findings.space.configs or not ranked:
+        return Choice(reference, tried.reference.measurement, verification, why)
+    best = ranked[0]
+    return Choice(
+        TrainConfig.from_dict(best.config),
+        best.measurement,
+        verification,
+        f"{why}; but what is pinned rules that out, so the plan is the best of the rest",
+    )
+
+
+def _why_not(last: Verified | None, named: str, *, interrupted: bool) -> str:
+    if last is None:
+        if interrupted:
+            return f"interrupted before a winner was verified: the plan is {named}"
+        return f"no trial was better than {named}: the plan is {named}"
+    told = last.verification
+    if told.numerics == "outside":
+        return f"the best trial does not train the same ({told.numerics_detail}): the plan is {named}"
+    if told.speedup is None:
+        return f"the best trial did not survive verification ({told.numerics_detail}): the plan is {named}"
+    return (
+        f"the best trial was not shown to be faster in clean processes (speed-up {told.speedup:.2f}, 95% interval "
+        f"{told.speedup_low:.2f} to {told.speedup_high:.2f}): the plan is {named}"
+    )
+
+
+def _without_speedup(verification: Verification, reference: TrainConfig) -> Verification:
+    """Where the baseline does not run there is no speed-up over it; what was compared is kept in words."""
+    detail = (
+        f"{verification.numerics_detail}; {verification.speedup:.2f} times as fast as {reference.describe()}, "
+        "the first configuration that runs"
+    )
+    return verification.model_copy(
+        update={"speedup": None, "speedup_low": None, "speedup_high": None, "numerics_detail": detail}
+    )
+
+
+def _typical_seconds(tried: Tried) -> float:
+    seconds = sorted(r.measurement.wall_seconds for r in tried.records if r.measurement)
+    return seconds[len(seconds) // 2] if seconds else 0.0
+
+
+def _notes(findings: Findings, config: TrainConfig) -> list[str]:
+    return list(
+        dict.fromkeys(
+            (
+                *notes_for(config, findings.space.baseline, findings.observation, findings.cluster, findings.versions),
+                *baseline_notes(findings.space.baseline, findings.observation, findings.versions),
+            )
+        )
+    )
+
+
+def _baseline(findings: Findings, record: TrialRecord | None) -> BaselineRecord:
+    forecast = findings.forecasts.get(findings.space.baseline)
+    return BaselineRecord(
+        config=findings.space.baseline.to_dict(),
+        measured=record.measurement if record else None,
+        failure=record.failure if record else None,
+        predicted=dict(forecast.estimate) if forecast else None,
+    )
+
+
+def _plan(
+    request: TuneRequest,
+    findings: Findings,
+    *,
+    config: TrainConfig,
+    evidence: Evidence,
+    baseline: BaselineRecord,
+    notes: list[str],
+    measured: Measurement | None = None,
+    verification: Verification | None = None,
+    trials: list[TrialRecord] | None = None,
+) -> Plan:
+    forecast = findings.forecasts.get(config)
+    fields: dict[str, Any] = {"schema": 1}
+    return Plan(
+        **fields,
+        evidence=evidence,
+        source=_source(request, findings.observation),
+        hardware=_hardware(findings.cluster),
+        environment=Environment(**findings.observation.environment),
+        config=config.to_dict(),
+        baseline=baseline,
+        predicted=dict(forecast.estimate) if forecast else None,
+        measured=measured,
+        verification=verification,
+        trials=trials or [],
+        rejected=list(findings.rejected),
+        notes=notes,
+    )
+
+
+def _source(request: TuneRequest, observation: Observation) -> SourceRecord:
+    spec = request.source
+    batch = TrainConfig.from_dict(observation.config).batch
+    updates = None
+    if observation.steps_per_epoch is not None:
+        updates = observation.steps_per_epoch * observation.epochs // batch.accumulation
+    fit = FitRecord(
+        index=spec.fit_index,
+        structure=observation.structure,
+        samples=observation.samples,
+        epochs=observation.epochs,
+        updates=updates,
+    )
+    path = spec.path or spec.module or spec.function
+    return SourceRecord(kind=spec.kind, path=path, sha256=spec.sha256, fit=fit, args=list(spec.args))
+
+
+def _hardware(cluster: Cluster) -> HardwareRecord:
+    return HardwareRecord(
+        name=cluster.name,
+        devices=cluster.devices,
+        kind=cluster.chip.kind,
+        capacity_bytes=cluster.chip.usable_memory_bytes,
+        simulated=cluster.simulated,
+        description=cluster.chip.name,
+    )

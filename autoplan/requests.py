@@ -1,0 +1,91 @@
+"""What the planner is asked, what it answers, and what it says on the way: values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from autoplan.jobs import SourceSpec
+from autoplan.plan import Failure, Measurement, Plan, Rejection
+
+
+@dataclass(frozen=True)
+class TuneRequest:
+    """What `autoplan tune` was asked. Batch range in samples; budget in seconds; headroom a fraction of capacity."""
+
+    source: SourceSpec
+    hardware: str = "local"
+    backend: str | None = None
+    devices: int | None = None
+    trials: int = 20
+    budget_seconds: float | None = None
+    effective_batch: tuple[int, int] | None = None
+    fix: Mapping[str, str] = field(default_factory=dict)
+    only: tuple[str, ...] = ()
+    study: str | None = None
+    headroom: float = 0.08
+    output: Path | None = None
+    measure: bool = True
+    dry_run: bool = False
+    scratch: bool = False
+
+
+@dataclass(frozen=True)
+class EstimateRequest:
+    """What `autoplan estimate` was asked: one configuration on one hardware. None means "as the source has it"."""
+
+    source: SourceSpec
+    hardware: str
+    batch_size: int | None = None
+    accumulation: int | None = None
+    precision: str | None = None
+    remat: str | None = None
+    steps_per_execution: int | None = None
+    jit_compile: bool | None = None
+    mesh: Mapping[str, int] | None = None
+    shard_state: bool = False
+    headroom: float = 0.08
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something to show while tuning.
+
+    kind: stage | note | trial_started | trial_phase | trial_finished | verification | finished
+    """
+
+    kind: str
+    text: str
+    number: int | None = None
+    config: Mapping[str, Any] | None = None
+    outcome: Measurement | Failure | None = None
+    best_number: int | None = None
+    seconds_left: float | None = None
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A configuration on the shortlist with what is forecast for it."""
+
+    config: Mapping[str, Any]
+    estimate: Mapping[str, Any] | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class TuneResult:
+    """plan is None only for a dry run."""
+
+    plan: Plan | None
+    shortlist: tuple[Candidate, ...]
+    rejected: tuple[Rejection, ...]
+    forecast_seconds: float | None
+    study_path: str | None
+    written_to: Path | None
+    interrupted: bool = False
+
+
+Watch = Callable[[Event], None]
+"""Somebody who is told of every Event, in the thread that tunes."""

@@ -1,0 +1,153 @@
+"""Trials: the baseline first, then what the study asks for, until the count, the budget or the user ends it.
+
+A failure ends a trial, never the study.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from autoplan.bench import Bench, explain_failure
+from autoplan.errors import StudyError
+from autoplan.jobs import Observation
+from autoplan.plan import Failure, FailureKind, Measurement, Outcome, TrialRecord
+from autoplan.prune import Forecast, distance
+from autoplan.requests import Event, Watch
+from autoplan.search import Study, fit_seconds_per_sample
+from cost_models.config import TrainConfig
+
+ROOM_MAKERS = (FailureKind.OOM, FailureKind.COMPILE_OOM, FailureKind.TIMEOUT)
+"""Failures of a baseline that tuning can help with: it is too large or too slow, but not wrong."""
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What the trials showed.
+
+    baseline    trial 0, the user's own configuration
+    reference   what others are compared with: the baseline, or the first that ran where the baseline does not
+    ended       why there were no more trials
+    """
+
+    baseline: TrialRecord
+    reference: TrialRecord
+    records: tuple[TrialRecord, ...]
+    ended: str
+    interrupted: bool = False
+
+
+@dataclass
+class Runner:
+    """Runs one trial after another and tells the watcher about each. Configurations are compared by the objective."""
+
+    bench: Bench
+    study: Study
+    observation: Observation
+    forecasts: Mapping[TrainConfig, Forecast]
+    legal: frozenset[TrainConfig]
+    watch: Watch
+    trials: int
+    reserve_seconds: float = 0.0
+    _trial_seconds: list[float] = field(default_factory=list)
+
+    def run_baseline(self, config: TrainConfig) -> TrialRecord:
+        """Trial 0. SourceError when the training is at fault by itself."""
+        record = self.study.outcome(config) or self._run(config, announce=True)
+        if record.failure is not None and record.failure.kind not in ROOM_MAKERS:
+            raise explain_failure(record.failure)
+        return record
+
+    def run_reference(self, baseline: TrainConfig) -> TrialRecord:
+        """Where the baseline does not run: the first configuration, by least change from it, that does.
+
+        SourceError when none runs.
+        """
+        last: TrialRecord | None = None
+        for config in sorted(self.legal, key=lambda config: distance(baseline, config)):
+            if config not in self.forecasts or config == baseline or not self._may_go_on():
+                continue
+            last = self.study.outcome(config) or self._run(config, announce=True)
+            if last.measurement is not None:
+                return last
+        failure = last.failure if last is not None else None
+        raise explain_failure(failure or Failure(kind=FailureKind.TIMEOUT, message="the budget is spent"))
+
+    def run_rest(self) -> str:
+        """Trials until none is left to try; returns why they ended."""
+        while True:
+            if len(self.study.records) >= self.trials:
+                return f"all {self.trials} trials are done"
+            if not self._may_go_on():
+                return "the budget is spent, but for verification"
+            config = self.study.ask()
+            if config is None:
+                return "every configuration of the shortlist was tried"
+            self._run(config, announce=False)
+
+    def objective(self, record: TrialRecord) -> float | None:
+        """Seconds a sample of the planned fit; None for a failure."""
+        if record.measurement is None:
+            return None
+        return fit_seconds_per_sample(TrainConfig.from_dict(record.config), record.measurement, self.observation)
+
+    def ranked(self) -> list[TrialRecord]:
+        """Measured and legal, the best first."""
+        scored = [
+            (self.objective(r), r.number, r)
+            for r in self.study.records
+            if TrainConfig.from_dict(r.config) in self.legal
+        ]
+        return [record for score, _, record in sorted((s, n, r) for s, n, r in scored if s is not None)]
+
+    def _may_go_on(self) -> bool:
+        longest = max(self._trial_seconds, default=0.0)
+        return self.bench.clock.allows(longest + self.reserve_seconds)
+
+    def _run(self, config: TrainConfig, *, announce: bool) -> TrialRecord:
+        """One trial, told to the study. An interruption gives the configuration back."""
+        if announce:
+            self.study.begin(config)
+        number = len(self.study.records)
+        self._tell(Event("trial_started", config.describe(), number=number, config=config.to_dict()))
+        try:
+            outcome = self.bench.measure(config, f"trial-{number}", on_phase=lambda phase: self._phase(number, phase))
+        except BaseException:
+            self.study.abandon(config)
+            raise
+        return self._record(config, outcome)
+
+    def _record(self, config: TrainConfig, outcome: Outcome) -> TrialRecord:
+        forecast = self.forecasts.get(config)
+        if outcome.wall_seconds is not None:
+            self._trial_seconds.append(outcome.wall_seconds)
+        objective = None
+        if isinstance(outcome, Measurement):
+            objective = fit_seconds_per_sample(config, outcome, self.observation)
+        predicted = forecast.update_seconds if forecast else None
+        try:
+            record = self.study.tell(config, outcome, objective, predicted)
+        except StudyError as error:
+            self._tell(Event("note", f"{error}; trials end here, and what was measured is kept"))
+            self.trials = 0
+            record = self.study.records[-1]
+        best = next(iter(self.ranked()), None)
+        text = outcome.message if isinstance(outcome, Failure) else config.describe()
+        self._tell(
+            Event(
+                "trial_finished",
+                text,
+                number=record.number,
+                config=record.config,
+                outcome=outcome,
+                best_number=best.number if best else None,
+            )
+        )
+        return record
+
+    def _phase(self, number: int, phase: str) -> None:
+        self._tell(Event("trial_phase", phase, number=number))
+
+    def _tell(self, event: Event) -> None:
+        left = self.bench.clock.left()
+        self.watch(event if left is None else Event(**{**event.__dict__, "seconds_left": left}))

@@ -1,0 +1,266 @@
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import sqlalchemy
+
+from autoplan.errors import StudyError
+from autoplan.plan import Failure, FailureKind, Measurement
+from autoplan.search import (
+    PREDICTED_FIRST,
+    Study,
+    StudyPlace,
+    fit_seconds_per_sample,
+    knob_choices,
+    study_name,
+)
+from tests.autoplan import plans
+from tests.autoplan.facts import config, observation
+
+IDENTITY = {"source": "a" * 64, "hardware": "cpu", "knobs": {"precision": ["float32"]}}
+BASELINE = config(64, 8)
+SHORTLIST = [
+    config(size, 512 // size, precision=precision)
+    for size in (512, 256, 128, 64, 32)
+    for precision in ("float32", "mixed_bfloat16", "mixed_float16")
+]
+CHOICES = knob_choices([BASELINE, *SHORTLIST])
+OOM = Failure(kind=FailureKind.OOM, message="too large")
+
+
+@pytest.fixture
+def place(tmp_path):
+    return StudyPlace.choose(str(tmp_path / "study"), "a-study")
+
+
+def measured(micro_step_seconds=0.01, **changes):
+    return Measurement.model_validate(plans.measurement(micro_step_seconds) | changes)
+
+
+def study(place, shortlist=SHORTLIST, identity=IDENTITY, **changes):
+    return Study(place, shortlist, changes.pop("choices", CHOICES), identity, **changes)
+
+
+def started(place, **changes):
+    """A study whose baseline is measured."""
+    opened = study(place, **changes)
+    opened.begin(BASELINE)
+    opened.tell(BASELINE, measured(), 1.0)
+    return opened
+
+
+def test_the_best_predictions_come_first(place):
+    with started(place) as opened:
+        asked = []
+        for _ in range(PREDICTED_FIRST):
+            asked.append(opened.ask())
+            opened.tell(asked[-1], measured(), 1.0)
+        assert asked == [one for one in SHORTLIST if one != BASELINE][:PREDICTED_FIRST]
+
+
+def test_every_configuration_is_asked_for_once_and_then_none(place):
+    with started(place) as opened:
+        asked = []
+        while (one := opened.ask()) is not None:
+            asked.append(one)
+            opened.tell(one, OOM if one.precision == "mixed_float16" else measured(), 1.0)
+        assert len(asked) == len(SHORTLIST) - 1  # the baseline is on the shortlist and was measured
+        assert set(asked) == set(SHORTLIST) - {BASELINE}
+        assert [record.number for record in opened.records] == list(range(len(SHORTLIST)))
+
+
+def test_nothing_off_the_shortlist_is_ever_asked_for(place):
+    shortlist = SHORTLIST[::2]
+    with started(place, shortlist=shortlist) as opened:
+        while (one := opened.ask()) is not None:
+            assert one in shortlist
+            opened.tell(one, measured(), 1.0)
+
+
+def test_the_sampler_prefers_what_was_good_and_avoids_what_failed(place):
+    """Small batches are good, float16 fails: of the sampler's first six choices most are small and not float16."""
+    large = [
+        config(size, 4096 // size, precision=precision)
+        for precision in ("float32", "mixed_bfloat16", "mixed_float16")
+        for size in (2**n for n in range(1, 13))
+    ]
+    # The order of prediction is of no help: it begins with one configuration of each kind.
+    shortlist = [large[n] for n in (0, 11, 24, 35, 5)] + large
+    shortlist = list(dict.fromkeys(shortlist))
+    opened = study(place, shortlist=shortlist, choices=knob_choices(large))
+    chosen = []
+    with opened:
+        opened.begin(large[6])
+        opened.tell(large[6], measured(), 1.0)
+        for n in range(PREDICTED_FIRST + 6):
+            one = opened.ask()
+            failed = one.precision == "mixed_float16"
+            opened.tell(one, OOM if failed else measured(), float(one.batch.global_size))
+            if n >= PREDICTED_FIRST:
+                chosen.append(one)
+    assert sum(one.precision != "mixed_float16" for one in chosen) >= 4
+
+
+def test_a_study_is_resumed_where_it_was(place):
+    with started(place) as opened:
+        first = opened.ask()
+        opened.tell(first, measured(0.5), 0.1, predicted_update_seconds=0.4)
+        second = opened.ask()
+        opened.tell(second, OOM, None)
+        records = opened.records
+    with study(place) as again:
+        assert again.records == records
+        assert again.outcome(first).measurement.micro_step_seconds == 0.5
+        assert again.outcome(second).failure == OOM
+        assert again.ask() not in (first, second, BASELINE)
+
+
+def test_an_abandoned_trial_may_be_asked_for_again(place):
+    with started(place) as opened:
+        one = opened.ask()
+        opened.abandon(one)
+        assert opened.ask() == one
+        assert len(opened.records) == 1
+
+
+def test_a_killed_process_leaves_a_study_that_goes_on(place):
+    code = f"""
+import os, signal
+from tests.autoplan import test_search
+from autoplan.search import StudyPlace
+opened = test_search.started(StudyPlace.choose({str(place.folder)!r}, {place.name!r}))
+opened.ask()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    with study(place) as opened:
+        assert [record.number for record in opened.records] == [0]
+        assert opened.ask() == SHORTLIST[0]
+
+
+def test_a_study_of_something_else_is_refused_with_what_differs(place):
+    started(place).close()
+    with pytest.raises(StudyError) as caught:
+        study(place, identity=IDENTITY | {"hardware": "gpu-h100-80gb"})
+    assert str(caught.value) == (
+        f"the study at {place} is of something else: hardware was cpu, now gpu-h100-80gb. "
+        "Give --study another place, or remove this one"
+    )
+
+
+def test_a_study_in_use_is_refused(place):
+    with started(place), pytest.raises(StudyError, match="is in use by another process"):
+        study(place)
+    study(place).close()
+
+
+def test_a_damaged_file_is_told(tmp_path):
+    file = tmp_path / "study.db"
+    file.write_bytes(b"this is no database" * 500)
+    place = StudyPlace.choose(str(file), "a-study")
+    with pytest.raises(StudyError, match=r"study\.db is damaged \(.*not a database"):
+        study(place)
+    assert file.read_bytes().startswith(b"this is no database")
+
+
+def test_a_truncated_database_is_told(place):
+    started(place).close()
+    file = place.folder / "study.db"
+    file.write_bytes(file.read_bytes()[:5000])
+    with pytest.raises(StudyError, match=r"is damaged|cannot be used"):
+        study(place)
+
+
+def test_records_of_another_version_are_told(place):
+    started(place).close()
+    with contextlib.closing(sqlite3.connect(place.folder / "study.db")) as database, database:
+        database.execute("update trial_user_attributes set value_json = ?", [json.dumps({"from": "the future"})])
+    with pytest.raises(StudyError, match="cannot be used"):
+        study(place)
+
+
+def test_a_full_disk_keeps_the_record_in_memory(place):
+    """SQLite's own limit on pages stands for a full disk: the message is the same."""
+    with started(place) as opened:
+        one = opened.ask()
+        engine = opened._study._storage._backend.engine
+        engine.dispose()
+
+        @sqlalchemy.event.listens_for(engine, "connect")
+        def shrink(connection, _):
+            connection.execute("pragma max_page_count = 1")
+
+        long_measurement = measured(notes=["x" * 200_000])
+        with pytest.raises(StudyError, match="the disk is full"):
+            opened.tell(one, long_measurement, 1.0)
+        assert opened.records[-1].measurement == long_measurement
+
+
+def test_a_url_without_a_driver_is_told(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    place = StudyPlace.choose("nosuchdatabase://user@host/db", "a-study")
+    with pytest.raises(StudyError, match=r"cannot be used|damaged"):
+        study(place)
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StudyError, match=r"cannot be made: Not a directory; use --study PATH"):
+        StudyPlace.choose(str(tmp_path / "file" / "study"), "a-study")
+
+
+def test_where_a_study_lives(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    by_default = StudyPlace.choose(None, "train-1234")
+    assert str(by_default) == str(tmp_path / ".autoplan" / "train-1234" / "study.db")
+    assert by_default.folder.is_dir()
+    file = StudyPlace.choose("studies.db", "train-1234")
+    assert (str(file), str(file.folder)) == (str(tmp_path / "studies.db"), "studies")
+    url = StudyPlace.choose("postgresql://host/db", "train-1234")
+    assert (url.url, str(url.folder)) == ("postgresql://host/db", ".autoplan/train-1234")
+
+
+def test_a_name_follows_from_what_is_tuned():
+    assert study_name("train", IDENTITY) == study_name("train", dict(reversed(IDENTITY.items())))
+    assert study_name("train", IDENTITY) != study_name("train", IDENTITY | {"hardware": "gpu"})
+    assert study_name("train", IDENTITY).startswith("train-")
+
+
+def test_the_objective_is_the_planned_fit_a_sample():
+    compile_seconds, micro_step_seconds, samples, epochs, batch = 5.0, 0.1, 1000, 3, 64
+    facts = observation(config(batch), samples=samples, epochs=epochs)
+    outcome = measured(micro_step_seconds, compile_seconds=compile_seconds)
+    micro_steps = epochs * 16  # 15.6 an epoch: the partial one counts whole
+    expected = (compile_seconds + micro_steps * micro_step_seconds) / (epochs * samples)
+    assert fit_seconds_per_sample(config(batch), outcome, facts) == pytest.approx(expected)
+
+
+def test_compilation_that_nobody_timed_is_the_excess_of_the_first_micro_step():
+    facts = observation(config(64), samples=64, epochs=1)
+    outcome = measured(0.5, compile_seconds=None, first_step_seconds=3.5)
+    assert fit_seconds_per_sample(config(64), outcome, facts) == pytest.approx((3.0 + 0.5) / 64)
+
+
+def test_without_a_length_only_the_micro_step_counts():
+    facts = observation(config(64), samples=None)
+    assert fit_seconds_per_sample(config(32, 2), measured(0.5), facts) == pytest.approx(0.5 / 32)
+
+
+def test_counted_micro_steps_give_the_length():
+    facts = observation(config(64), samples=None, steps_per_epoch=10, epochs=2)
+    outcome = measured(0.5, compile_seconds=4.0)
+    assert fit_seconds_per_sample(config(32, 2), outcome, facts) == pytest.approx((4.0 + 2 * 20 * 0.5) / (2 * 640))
+
+
+def test_choices_are_in_a_fixed_order():
+    assert knob_choices(list(reversed(SHORTLIST))) == knob_choices(SHORTLIST)
+    assert knob_choices(SHORTLIST)["global"] == [32, 64, 128, 256, 512]
