@@ -7,6 +7,7 @@ script as it is in everything else.
 from __future__ import annotations
 
 import warnings
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ import keras
 
 from autoplan.runtime.backends import Backend
 from autoplan.runtime.optimizers import retime_optimizer
-from cost_models.config import RematMode, TrainConfig
+from cost_models.config import Batch, RematMode, TrainConfig
 
 
 PROCESS_WIDE = ("precision", "remat", "mesh")
@@ -41,25 +42,38 @@ class ProcessSettings:
     """Policy, remat scope and distribution of this process, kept through whatever the script does to them."""
 
     def __init__(self, change: Change, backend: Backend) -> None:
-        self._change = change
-        self._distribution = None
-        if change.of("mesh") and change.wanted.mesh.devices > 1:
-            self._distribution = backend.data_parallel(change.wanted.mesh.data)
-        if change.wanted.mesh.devices > 1:
-            backend.accept_remainders()
+        self._change, self._backend = change, backend
+        self._distribution: Any = None
 
     def enter(self) -> None:
-        """Set what differs. Called before the script's first line, and again after each `clear_session`."""
+        """Set what differs. Called before the script's first line, and again after each `clear_session`.
+
+        ConfigError when the mesh needs more devices than there are.
+        """
+        wanted = self._change.wanted
         if self._change.of("precision"):
-            keras.config.set_dtype_policy(self._change.wanted.precision.value)
+            keras.config.set_dtype_policy(wanted.precision.value)
+        if wanted.mesh.devices > 1:
+            self._backend.accept_remainders()
         if self._change.of("mesh"):
-            keras.distribution.set_distribution(self._distribution)
-        if self._change.of("remat") and self._change.wanted.remat.mode is not RematMode.NONE:
-            keras.RematScope(mode=self._change.wanted.remat.mode.value).__enter__()
+            keras.distribution.set_distribution(self.distribution())
+        if self._change.of("remat") and wanted.remat.mode is not RematMode.NONE:
+            keras.RematScope(mode=wanted.remat.mode.value).__enter__()
+
+    def distribution(self) -> Any:
+        """The wanted `keras.distribution`, made once; None on one device."""
+        mesh = self._change.wanted.mesh
+        if self._distribution is None and mesh.devices > 1:
+            self._distribution = self._backend.data_parallel(mesh.data)
+        return self._distribution
 
     def overrides(self, knob: str) -> bool:
         """Whether a call of the script that sets this knob must be ignored."""
         return self._change.of(knob)
+
+
+_SETTLED: weakref.WeakKeyDictionary[Any, Batch] = weakref.WeakKeyDictionary()
+"""Optimizers that already have their wanted batch: a script that fits in a loop is retimed once."""
 
 
 def settle_model(model: Any, change: Change) -> None:
@@ -75,6 +89,7 @@ def settle_model(model: Any, change: Change) -> None:
             model.run_eagerly = False
     if change.of("steps_per_execution"):
         model.steps_per_execution = change.wanted.steps_per_execution
-    if change.of("batch"):
+    if change.of("batch") and _SETTLED.get(model.optimizer) != change.wanted.batch:
         model.optimizer = retime_optimizer(model.optimizer, change.script.batch, change.wanted.batch)
+        _SETTLED[model.optimizer] = change.wanted.batch
     model.train_function = model.test_function = model.predict_function = None

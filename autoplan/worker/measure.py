@@ -14,10 +14,11 @@ from typing import Any, Literal
 import keras
 
 from autoplan.plan import Measurement
-from autoplan.runtime import batching, callbacks, data, model_facts
+from autoplan.runtime import callbacks, data
 from autoplan.runtime.apply import Change
 from autoplan.runtime.backends import Backend
 from autoplan.runtime.data import DataFacts
+from autoplan.runtime.fitting import fit_arguments
 from autoplan.runtime.intercept import FitCall
 from autoplan.runtime.optimizers import accumulation_of
 from autoplan.runtime.timing import GroupTimer, median_interval
@@ -27,22 +28,10 @@ _CHEAP_COMPILE_SECONDS = 5.0
 _PeakSource = Literal["device", "compiled", "resident"]
 
 
-def fit_arguments(call: FitCall, facts: DataFacts, change: Change | None, **instead: Any) -> dict[str, Any]:
+def timed_arguments(call: FitCall, facts: DataFacts, change: Change | None, **instead: Any) -> dict[str, Any]:
     """The script's arguments, with those of `instead`, under the wanted batch."""
     arguments = {**call.arguments, **instead}
-    if change is None:
-        return arguments
-    return batching.rebatch(
-        arguments, facts, change.script.batch, change.wanted.batch, weights_only=_weights_only(call.model)
-    )
-
-
-def _weights_only(model: Any) -> bool:
-    return not (
-        model_facts.has_batch_norm(model)
-        or model_facts.has_unweighted_metrics(model)
-        or model_facts.has_custom_train_step(model)
-    )
+    return arguments if change is None else fit_arguments(call.model, arguments, facts, change)
 
 
 def measure(
@@ -62,7 +51,7 @@ def measure(
     Raises NotFinite when the loss is not a number; whatever the fit itself raises passes through.
     """
     started = time.perf_counter()
-    arguments = fit_arguments(call, facts, change)
+    arguments = timed_arguments(call, facts, change)
     watch = backend.watch_compilation()
     timer = GroupTimer(
         backend,
@@ -80,13 +69,14 @@ def measure(
     peak, peak_source = _peak(call, facts, batch_size, backend, timer)
     alone = _compute_only(call, facts, batch_size, backend, timer, on_phase)
     median, low, high = median_interval(timer.group_seconds)
+    rows = _rows_a_micro_step(facts, batch_size, timer)
     accumulation = accumulation_of(call.model.optimizer)
     return Measurement(
         micro_step_seconds=median,
         micro_step_seconds_low=low,
         micro_step_seconds_high=high,
         update_seconds=median * accumulation,
-        samples_per_second=batch_size / median,
+        samples_per_second=rows / median,
         updates_per_second=1 / (median * accumulation),
         compute_micro_step_seconds=alone,
         input_bound=None if alone is None else low > alone * _INPUT_BOUND_RATIO,
@@ -114,6 +104,14 @@ def _timed_fit(call: FitCall, arguments: dict[str, Any], timer: GroupTimer) -> N
     arguments = {name: value for name, value in arguments.items() if name not in left_out}
     # A validation that never comes, rather than none: `validation_split` also decides what is trained on.
     call.proceed(**arguments, epochs=sys.maxsize, validation_freq=sys.maxsize, callbacks=[*kept, timer])
+
+
+def _rows_a_micro_step(facts: DataFacts, batch_size: int, timer: GroupTimer) -> float:
+    """Samples that a micro-step takes on average: less than a batch where an epoch ends in a partial one."""
+    micro_steps = timer.params.get("steps")
+    if facts.kind != "arrays" or not micro_steps or facts.explicit_steps:
+        return float(batch_size)
+    return min(float(batch_size), (facts.samples or 0) / micro_steps)
 
 
 def _peak(

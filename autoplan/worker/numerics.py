@@ -12,7 +12,7 @@ from autoplan.runtime.apply import Change
 from autoplan.runtime.data import DataFacts
 from autoplan.runtime.intercept import FitCall
 from autoplan.runtime.optimizers import accumulation_of
-from autoplan.worker.measure import fit_arguments
+from autoplan.worker.measure import timed_arguments
 
 
 def numerics(call: FitCall, facts: DataFacts, change: Change | None, options: dict[str, Any]) -> dict[str, Any]:
@@ -27,7 +27,7 @@ def numerics(call: FitCall, facts: DataFacts, change: Change | None, options: di
     recorder = LossRecorder(int(options.get("updates", 20)) * accumulation)
     keras.utils.set_random_seed(seed)
     ordered = {"shuffle": False} if facts.kind == "arrays" else {}
-    _ordered_fit(call, fit_arguments(call, facts, change, **ordered), recorder)
+    _ordered_fit(call, timed_arguments(call, facts, change, **ordered), recorder)
     losses = np.asarray(recorder.losses[: len(recorder.losses) // accumulation * accumulation], dtype="float64")
     deterministic = not (model_facts.has_batch_norm(call.model) or model_facts.has_random_layers(call.model))
     return {

@@ -14,33 +14,17 @@ from autoplan.jobs import Observation
 from autoplan.runtime import callbacks, model_facts, optimizers
 from autoplan.runtime.backends import Backend
 from autoplan.runtime.data import DataFacts
+from autoplan.runtime.fitting import ensure_built, script_config
 from autoplan.runtime.intercept import FitCall, Seen
-from cost_models.config import Batch, Mesh, Precision, Remat, RematMode, TrainConfig
-
-
-def script_config(call: FitCall, facts: DataFacts, seen: Seen, backend: Backend) -> TrainConfig:
-    """The script's own configuration, read off the live model. ConfigError when its batch does not divide over its mesh."""
-    model = call.model
-    mesh = _mesh()
-    return TrainConfig(
-        batch=Batch.from_global(
-            facts.batch, data=mesh.data, accumulation=optimizers.accumulation_of(model.optimizer)
-        ),
-        backend=backend.name,
-        precision=_precision(model, seen),
-        mesh=mesh,
-        remat=Remat(_remat_mode(seen)),
-        steps_per_execution=model.steps_per_execution,
-        jit_compile=bool(model.jit_compile) and not model.run_eagerly,
-    )
 
 
 def observe(call: FitCall, facts: DataFacts, seen: Seen, backend: Backend) -> Observation:
     """Everything that choosing a configuration needs to know of this fit."""
     model, arguments = call.model, call.arguments
+    ensure_built(model, arguments, facts)
     devices, kind, memory_bytes = backend.devices()
     return Observation(
-        config=script_config(call, facts, seen, backend).to_dict(),
+        config=script_config(model, facts, seen, backend).to_dict(),
         structure=model_facts.structure(model),
         parameters=model_facts.parameters(model),
         samples=facts.samples,
@@ -81,31 +65,6 @@ def environment(backend: Backend) -> dict[str, str]:
         "platform": f"{sys.platform}-{platform.machine()}",
         "autoplan": autoplan.__version__,
     }
-
-
-def _mesh() -> Mesh:
-    distribution = keras.distribution.distribution()
-    if distribution is None:
-        return Mesh()
-    sizes = dict(zip(distribution.device_mesh.axis_names, distribution.device_mesh.shape, strict=True))
-    data = sizes.pop(distribution.batch_dim_name, 1)
-    model = 1
-    for size in sizes.values():
-        model *= size
-    return Mesh(data=data, model=model)
-
-
-def _precision(model: Any, seen: Seen) -> Precision:
-    if keras.config.floatx() != "float32":
-        return Precision.OTHER
-    return model_facts.precision_of(model, seen.policies)
-
-
-def _remat_mode(seen: Seen) -> RematMode:
-    """The script's own scope; its finer modes are kept as they are and counted as `full`."""
-    if not seen.remat_modes or seen.remat_modes[-1] == "None":
-        return RematMode.NONE
-    return RematMode.ACTIVATIONS if seen.remat_modes[-1] == "activations" else RematMode.FULL
 
 
 def _notes(call: FitCall, facts: DataFacts, seen: Seen) -> list[str]:

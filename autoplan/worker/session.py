@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 import traceback
 from collections.abc import Callable
@@ -39,12 +38,16 @@ def run_job(job: Job, channel: Channel) -> None:
         Session(job, channel).run()
     except AutoplanError as error:
         traceback.print_exc()
+        cause = error.__cause__
+        if isinstance(cause, Exception) and backends.get(job.backend).is_out_of_memory(cause):
+            channel.failure(FailureKind.OOM, f"{type(cause).__name__}: {cause}")
         if job.kind in _LOOKS or job.kind is JobKind.PROBE:
             channel.error(error)
         channel.failure(FailureKind.UNSUPPORTED if job.config else FailureKind.CRASH, str(error))
     except BaseException as error:  # noqa: BLE001 -- whatever ends a trial is a value to its study
         traceback.print_exc()
-        channel.failure(*_classified(job, error))
+        cause = error.__cause__ if isinstance(error, rebuild.InsideFit) and error.__cause__ is not None else error
+        channel.failure(*_classified(job, cause))
 
 
 class Session:
@@ -53,7 +56,9 @@ class Session:
     def __init__(self, job: Job, channel: Channel) -> None:
         self.job, self.channel = job, channel
         self.backend = backends.get(job.backend)
-        self.interception: Interception | None = None
+        self.change = _change(job)
+        settings = ProcessSettings(self.change, self.backend) if self.change is not None else None
+        self.interception = Interception(self._on_fit, settings)
 
     def run(self) -> None:
         """Do what the job asks; leaves the process on success."""
@@ -63,16 +68,13 @@ class Session:
             self.channel.phase("probe")
             self.channel.result(probe(self.job.backend))
         self._prepare_process()
-        change = self._change()
-        settings = ProcessSettings(change, self.backend) if change is not None else None
-        self.interception = Interception(self._on_fit, settings)
         self.channel.phase("setup")
         with self._variables():
             self.interception.install()
             source = self.job.source
             if source is None:
                 raise AutoplanError(f"a {self.job.kind.value} job needs a source")
-            rebuild.run_source(source, self._on_builder)
+            rebuild.run_to_fit(source, self._on_builder, directory=self.job.options.get("scratch"))
         raise rebuild.never_fits(source, self.interception.seen.fits)
 
     def _prepare_process(self) -> None:
@@ -81,16 +83,9 @@ class Session:
             self.backend.configure_devices(self.job.devices)
         if options.get("cache_dir"):
             self.backend.enable_compilation_cache(Path(options["cache_dir"]))
-        if options.get("scratch"):
-            os.chdir(tempfile.mkdtemp(prefix="autoplan-"))
-        if options.get("seed") is not None:
-            keras.utils.set_random_seed(options["seed"])
-
-    def _change(self) -> Change | None:
-        if self.job.config is None:
-            return None
-        wanted = TrainConfig.from_dict(self.job.config)
-        return Change(TrainConfig.from_dict(self.job.baseline or self.job.config), wanted)
+        seed = options.get("seed", 0 if self.job.kind is JobKind.NUMERICS else None)
+        if seed is not None:
+            keras.utils.set_random_seed(seed)
 
     def _variables(self) -> AbstractContextManager[None]:
         if self.job.kind is JobKind.TRACE and self.job.options.get("abstract"):
@@ -116,8 +111,12 @@ class Session:
         if call.index < wanted:
             abstract = self.job.kind is JobKind.TRACE and self.job.options.get("abstract")
             return keras.callbacks.History() if abstract else one_micro_step(call)
-        self._answer(call, data.describe(call.arguments))
-        return None
+        try:
+            self._answer(call, data.describe(call.arguments))
+        except (AutoplanError, MemoryError):
+            raise
+        except Exception as error:
+            raise rebuild.InsideFit from error
 
     def _answer(self, call: FitCall, facts: DataFacts) -> None:
         answers: dict[JobKind, Callable[[FitCall, DataFacts], dict[str, Any]]] = {
@@ -129,7 +128,6 @@ class Session:
         self.channel.result(answers[self.job.kind](call, facts))
 
     def _observe(self, call: FitCall, facts: DataFacts) -> dict[str, Any]:
-        assert self.interception is not None
         return observe(call, facts, self.interception.seen, self.backend).model_dump(mode="json")
 
     def _trace(self, call: FitCall, facts: DataFacts) -> dict[str, Any]:
@@ -143,13 +141,11 @@ class Session:
         return {"observation": observation, "workload": workload.to_dict()}
 
     def _settle(self, call: FitCall) -> Change | None:
-        change = self._change()
-        if change is not None:
-            settle_model(call.model, change)
-        return change
+        if self.change is not None:
+            settle_model(call.model, self.change)
+        return self.change
 
     def _measure(self, call: FitCall, facts: DataFacts) -> dict[str, Any]:
-        assert self.interception is not None
         setup_seconds = time.monotonic() - self.interception.seen.started_at
         change = self._settle(call)
         simulated = self.job.devices is not None and self.job.devices > 1
@@ -161,6 +157,13 @@ class Session:
     def _numerics(self, call: FitCall, facts: DataFacts) -> dict[str, Any]:
         self.channel.phase("numerics")
         return numerics(call, facts, self._settle(call), self.job.options)
+
+
+def _change(job: Job) -> Change | None:
+    if job.config is None:
+        return None
+    wanted = TrainConfig.from_dict(job.config)
+    return Change(TrainConfig.from_dict(job.baseline or job.config), wanted)
 
 
 def _synthetic_facts(batch_size: int) -> DataFacts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any
 
 import jax
 import keras
-from keras.src.backend.jax import distribution_lib
+from keras.src.backend.jax import distribution_lib, trainer
 
 from autoplan.errors import ConfigError
 
@@ -51,6 +52,8 @@ class JaxBackend:
 
     def configure_devices(self, count: int) -> None:
         jax.config.update("jax_num_cpu_devices", count)
+        if count > 1:
+            _wait_for_each_program()
 
     def enable_compilation_cache(self, directory: Path) -> None:
         jax.config.update("jax_compilation_cache_dir", str(directory))
@@ -104,9 +107,7 @@ class JaxBackend:
         return watch
 
     def fixed_batch_runner(self, model: Any, batch: Any) -> Callable[[int], None]:
-        from keras.src.backend.jax.trainer import _distribute_data
-
-        on_device = _distribute_data(batch)
+        on_device = trainer._distribute_data(batch)
         state = model._get_jax_state(
             trainable_variables=True,
             non_trainable_variables=True,
@@ -131,13 +132,11 @@ class JaxBackend:
         return max(known) if known else None
 
     def compiled_bytes(self, model: Any, batch: Any) -> int | None:
-        from keras.src.backend.jax.trainer import _distribute_data
-
         state = model._get_jax_state(
             trainable_variables=True, non_trainable_variables=True, optimizer_variables=True, metrics_variables=True
         )
         step = jax.jit(model.train_step, donate_argnums=0)
-        figures = step.lower(state, _distribute_data(batch)).compile().memory_analysis()
+        figures = step.lower(state, trainer._distribute_data(batch)).compile().memory_analysis()
         if figures is None:
             return None
         total = (
@@ -150,6 +149,27 @@ class JaxBackend:
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         return isinstance(error, MemoryError) or any(word in str(error) for word in _OUT_OF_MEMORY)
+
+
+def _wait_for_each_program() -> None:
+    """Let Keras's compiled functions return only when they are done.
+
+    Programs that are dispatched ahead share one pool of threads: with fewer cores than simulated devices an all-reduce
+    then may never get all its participants, and XLA ends the process after 40 s (seen with jaxlib 0.10.2, 4 devices on 2
+    cores; `jax_cpu_enable_async_dispatch=False` does not help).
+    """
+    compiled = trainer.jit
+
+    def jit(*args: Any, **kwargs: Any) -> Any:
+        function = compiled(*args, **kwargs)
+
+        @functools.wraps(function)
+        def run(*inputs: Any) -> Any:
+            return jax.block_until_ready(function(*inputs))
+
+        return run
+
+    trainer.jit = jit
 
 
 BACKEND = JaxBackend()

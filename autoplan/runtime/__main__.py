@@ -1,0 +1,52 @@
+"""`python -m autoplan.runtime train --plan PLAN SOURCE [-- ARGS]`: the process that `autoplan train` becomes."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from autoplan import planfile, source
+from autoplan.errors import AutoplanError
+
+
+def main(arguments: list[str]) -> int:
+    """Train; the script's own exceptions and exit codes pass through as they are."""
+    own, script_arguments = _split(arguments)
+    parser = argparse.ArgumentParser(prog="autoplan train")
+    parser.add_argument("command", choices=["train"])
+    parser.add_argument("source")
+    parser.add_argument("--plan", type=Path, required=True)
+    parser.add_argument("--fit", type=int, default=1)
+    parsed = parser.parse_args(own)
+    try:
+        plan = planfile.read(parsed.plan)
+        spec = source.resolve(parsed.source, script_arguments, parsed.fit)
+        os.environ["KERAS_BACKEND"] = plan.config["backend"]
+        from autoplan.runtime.running import run_source
+        from autoplan.runtime.training import Training
+
+        Training(plan, spec).run(run_source, cache_directory())
+    except AutoplanError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def cache_directory() -> Path | None:
+    """Where compiled programs are kept between trainings; None leaves a cache that the user has set up alone."""
+    if "JAX_COMPILATION_CACHE_DIR" in os.environ:
+        return None
+    return Path(".autoplan").resolve() / "compilation_cache"
+
+
+def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
+    if "--" not in arguments:
+        return arguments, []
+    at = arguments.index("--")
+    return arguments[:at], arguments[at + 1 :]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
