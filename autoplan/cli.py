@@ -160,15 +160,17 @@ def estimate(
     """Say what memory and time one configuration would take on some hardware. Runs and measures nothing."""
     from autoplan import planner
     from autoplan.requests import EstimateRequest
+    from cost_models.config import Precision, RematMode
 
+    precisions = [known.value for known in Precision if known is not Precision.OTHER]
     answer = planner.estimate(
         EstimateRequest(
             source=_resolve(source, source_arguments(context), fit),
             hardware=hardware,
             batch_size=batch_size,
             accumulation=accumulation,
-            precision=precision,
-            remat=remat,
+            precision=None if precision is None else cli_values.choice("--precision", precision, precisions),
+            remat=None if remat is None else cli_values.choice("--remat", remat, list(RematMode)),
             steps_per_execution=steps_per_execution,
             mesh=None if mesh is None else cli_values.mesh_axes(mesh),
             shard_state=shard_state,
@@ -190,10 +192,10 @@ def train(
     from autoplan import planfile
 
     arguments = source_arguments(context)
-    planfile.read(plan)
-    _resolve(source, arguments, 1)
+    fit = planfile.read(plan).source.fit.index
+    _resolve(source, arguments, fit)
     # The runtime imports Keras, so it takes the place of this process rather than being imported by it.
-    command = [sys.executable, "-m", "autoplan.runtime", "train", "--plan", str(plan), source]
+    command = [sys.executable, "-m", "autoplan.runtime", "train", "--plan", str(plan), "--fit", str(fit), source]
     sys.stdout.flush()
     sys.stderr.flush()
     os.execv(sys.executable, [*command, *(["--", *arguments] if arguments else [])])

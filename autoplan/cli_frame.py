@@ -18,8 +18,6 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from cost_models.errors import AutoplanError
-
 INTERRUPTED = 130
 CRASHED = 1
 _FORMAT = "autoplan.format"
@@ -61,12 +59,17 @@ class Commands(TyperGroup):
         """Run a command; AutoplanError and Ctrl-C end it with their exit codes."""
         try:
             return super().invoke(ctx)
-        except AutoplanError as error:
-            tell_error(ctx, type(error).__name__, str(error), error.exit_code)
-            raise typer.Exit(error.exit_code) from None
         except KeyboardInterrupt:
             tell_error(ctx, "Interrupted", "interrupted before there was an answer", INTERRUPTED)
             raise typer.Exit(INTERRUPTED) from None
+        except Exception as error:
+            # Imported late: the package of this class brings NumPy along, and `--help` shall not wait for that.
+            from autoplan.errors import AutoplanError
+
+            if not isinstance(error, AutoplanError):
+                raise
+            tell_error(ctx, type(error).__name__, str(error), error.exit_code)
+            raise typer.Exit(error.exit_code) from None
 
 
 def source_arguments(ctx: typer.Context) -> list[str]:

@@ -1,16 +1,22 @@
-"""Words of the command line -> values: durations, shares, ranges, meshes and settings."""
+"""Words of the command line -> values: durations, shares, ranges, meshes and settings. ConfigError for other words."""
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from cost_models.errors import ConfigError
-
-_DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
-_SHARE = re.compile(r"(\d+(?:\.\d+)?)%")
-_RANGE = re.compile(r"(\d+)\.\.(\d+)")
+_DURATION = re.compile(r"(?:([0-9]+(?:\.[0-9]+)?)h)?(?:([0-9]+(?:\.[0-9]+)?)m)?(?:([0-9]+(?:\.[0-9]+)?)s)?")
+_SHARE = re.compile(r"([0-9]+(?:\.[0-9]+)?)%")
+_RANGE = re.compile(r"([0-9]+)\.\.([0-9]+)")
 _AXES = ("data", "model")
+
+
+def _refused(message: str) -> Exception:
+    """A ConfigError; imported late, for its package brings NumPy along and `--help` shall not wait for that."""
+    from cost_models.errors import ConfigError
+
+    return ConfigError(message)
 
 
 def duration_seconds(text: str) -> float:
@@ -19,7 +25,7 @@ def duration_seconds(text: str) -> float:
     hours, minutes, seconds = (float(part or 0) for part in match.groups()) if match else (0.0, 0.0, 0.0)
     total = hours * 3600 + minutes * 60 + seconds
     if total <= 0:
-        raise ConfigError(f"--budget {text}: expected a time with units, such as 90s, 10m or 1h30m")
+        raise _refused(f"--budget {text}: expected a time with units, such as 90s, 10m or 1h30m")
     return total
 
 
@@ -28,7 +34,7 @@ def share(text: str) -> float:
     match = _SHARE.fullmatch(text.strip())
     value = float(match.group(1)) / 100 if match else 1.0
     if value >= 1:
-        raise ConfigError(f"--headroom {text}: expected a percentage of the device's memory below 100%, such as 8%")
+        raise _refused(f"--headroom {text}: expected a percentage of the device's memory below 100%, such as 8%")
     return value
 
 
@@ -39,7 +45,7 @@ def batch_range(text: str) -> tuple[int, int] | None:
     match = _RANGE.fullmatch(text.strip())
     low, high = (int(part) for part in match.groups()) if match else (0, 0)
     if not 1 <= low <= high:
-        raise ConfigError(f"--effective-batch {text}: expected `keep`, or samples an update from..to, such as 64..4096")
+        raise _refused(f"--effective-batch {text}: expected `keep`, or samples an update from..to, such as 64..4096")
     return low, high
 
 
@@ -48,8 +54,8 @@ def mesh_axes(text: str) -> dict[str, int]:
     axes: dict[str, int] = {}
     for part in text.split(","):
         name, _, size = (piece.strip() for piece in part.partition("="))
-        if name not in _AXES or name in axes or not size.isdecimal() or int(size) < 1:
-            raise ConfigError(f"--mesh {text}: expected each of the axes data and model once, such as data=4,model=2")
+        if name not in _AXES or name in axes or not (size.isascii() and size.isdecimal()) or int(size) < 1:
+            raise _refused(f"--mesh {text}: expected each of the axes data and model once, such as data=4,model=2")
         axes[name] = int(size)
     return axes
 
@@ -63,9 +69,9 @@ def settings(pairs: Iterable[str]) -> dict[str, str]:
     for pair in pairs:
         key, _, value = (piece.strip() for piece in pair.partition("="))
         if not key or not value:
-            raise ConfigError(f"--fix {pair}: expected KEY=VALUE, such as precision=float32 or mesh=data=8")
+            raise _refused(f"--fix {pair}: expected KEY=VALUE, such as precision=float32 or mesh=data=8")
         if key in found:
-            raise ConfigError(f"--fix {key} is given twice, as {found[key]} and as {value}; keep one of them")
+            raise _refused(f"--fix {key} is given twice, as {found[key]} and as {value}; keep one of them")
         found[key] = value
     return found
 
@@ -74,3 +80,12 @@ def names(texts: Iterable[str]) -> tuple[str, ...]:
     """`a,b` and repetitions -> ("a", "b"), in order, each once. What names may be is not decided here."""
     parts = [part.strip() for text in texts for part in text.split(",")]
     return tuple(dict.fromkeys(part for part in parts if part))
+
+
+def choice(option: str, text: str, known: Sequence[str]) -> str:
+    """`text`, when it is one of `known`. ConfigError names them, and the one that is near."""
+    if text in known:
+        return text
+    near = difflib.get_close_matches(text, known, n=1, cutoff=0.7)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise _refused(f"{option} {text}: expected one of {', '.join(known)}{hint}")

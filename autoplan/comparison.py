@@ -19,6 +19,12 @@ FAILURES = {
     "data": "could not read its data",
     "crash": "crashed",
 }
+_PARTS = {
+    "compute": "arithmetic",
+    "memory": "memory traffic",
+    "communication": "communication",
+    "overhead": "launch overhead",
+}
 PEAK_SOURCES = {
     "device": "measured on the device",
     "compiled": "compiled program",
@@ -209,23 +215,28 @@ def _compile_time(side: _Side) -> Cell:
 
 
 def _where_time_goes(plan: Plan) -> str:
-    """From the estimates' bounds, and from whether the real input path kept up."""
-    before, after = _bound(plan.baseline.predicted), _bound(plan.predicted)
-    if before and after and before != after:
-        told = f"Before, {before} bound the time; now {after} does (analytic)."
-    elif after:
-        told = f"{after[0].upper()}{after[1:]} binds the time (analytic)."
+    """From the largest parts of the estimates, and from whether the real input path kept up."""
+    before, after = _largest_part(plan.baseline.predicted), _largest_part(plan.predicted)
+    if after is None:
+        told = "Where the time goes is not known."
+    elif before is None or plan.config == plan.baseline.config:
+        told = f"The largest part of a micro-step is {after} (analytic)."
     else:
-        told = "What binds the time is not known."
+        told = f"The largest part of a micro-step was {before} and is now {after} (analytic)."
     if plan.measured is not None and plan.measured.input_bound:
         told += " Reading the data is slower than computing (measured): a faster input path would help next."
     return told
 
 
-def _bound(predicted: Mapping[str, Any] | None) -> str | None:
-    bound = ((predicted or {}).get("time") or {}).get("bound")
-    words = {"memory": "memory bandwidth", "overhead": "launch overhead", "compute": "arithmetic"}
-    return None if bound is None else words.get(bound, str(bound))
+def _largest_part(predicted: Mapping[str, Any] | None) -> str | None:
+    """`launch overhead, 82%`: the part that bounds the predicted micro-step, and its share."""
+    time: Mapping[str, Any] = (predicted or {}).get("time") or {}
+    bound = time.get("bound")
+    if bound is None:
+        return None
+    part, whole = time.get(f"{bound}_seconds"), time.get("micro_step_seconds")
+    share = f", {figures.percent(part / whole)}" if part and whole else ""
+    return _PARTS.get(bound, str(bound)) + share
 
 
 def _essential(changed: list[Difference]) -> list[Difference]:

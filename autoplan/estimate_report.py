@@ -14,21 +14,21 @@ from cost_models.config import TrainConfig
 MEMORY_PARTS = {
     "parameters": "trainable weights",
     "non_trainable": "weights that no gradient changes, such as BatchNorm's statistics",
-    "gradients": "of the weights, as far as they live at once",
+    "gradients": "of the weights, as many as live at the peak",
     "optimizer": "its slots, such as Adam's two moments",
     "accumulators": "summed gradients between updates",
     "weight_copies": "weights in the compute dtype, under mixed precision",
-    "activations": "kept from the forward pass for the backward pass",
-    "workspace": "temporaries of single operations",
-    "inputs": "the batch itself",
-    "collective_buffers": "what is sent between devices",
-    "host": "on the host, not counted in the total",
+    "activations": "everything else that a micro-step makes, alive at the peak",
+    "workspace": "scratch of library kernels",
+    "inputs": "the batch, and arrays that the program closes over",
+    "collective_buffers": "parameters gathered from other devices",
+    "host": "memory of the host, not counted in the total",
 }
 TIME_PARTS = {
-    "compute_seconds": "arithmetic",
-    "memory_seconds": "moving bytes to and from main memory",
-    "communication_seconds": "collectives between devices",
-    "overhead_seconds": "launching and dispatching",
+    "compute_seconds": "kernels whose arithmetic takes longer than their memory traffic",
+    "memory_seconds": "kernels whose memory traffic takes longer",
+    "communication_seconds": "collectives that no computation hides",
+    "overhead_seconds": "launching kernels, and the host's work for each program",
 }
 
 
@@ -42,6 +42,7 @@ def estimated(estimate: Mapping[str, Any], *, explain: bool = False) -> Renderab
         _fits(estimate["memory"]),
         heading("Time"),
         _time(estimate["time"], explain),
+        *_largest(estimate.get("explanation") or {}),
         *_coverage(estimate.get("coverage") or {}, explain),
     )
 
@@ -72,36 +73,50 @@ def _memory(memory: Mapping[str, Any], explain: bool) -> RenderableType:
 
 
 def _fits(memory: Mapping[str, Any]) -> str:
-    capacity = memory.get("capacity_bytes")
+    capacity, upper = memory.get("capacity_bytes"), memory["per_device_bytes"].get("total_high")
     if capacity is None:
         return "Whether it fits is not known: the usable memory of this device is not published."
     headroom = memory.get("headroom") or 0.0
-    usable = figures.size(int(capacity * (1 - headroom)))
-    room = f"{usable} of {figures.size(capacity)}, with {figures.percent(headroom)} kept free"
-    if memory.get("fits"):
-        return f"It fits: a device offers {room}."
-    return f"It does not fit: a device offers {room}."
+    offered = f"{figures.size(int(capacity * (1 - headroom)))} of a device's {figures.size(capacity)}"
+    kept = f" ({figures.percent(headroom)} is kept free)" if headroom else ""
+    verdict = "It fits" if memory.get("fits") else "It does not fit"
+    return f"{verdict}: it may need {figures.size(upper)}, and may use {offered}{kept}."
 
 
 def _time(time: Mapping[str, Any], explain: bool) -> RenderableType:
-    table = open_table("", "figure", *(["what it is"] if explain else []))
+    table = open_table("", "figure", "share", *(["what it is"] if explain else []))
+    whole = time.get("micro_step_seconds")
 
-    def row(name: str, figure: str, meaning: str) -> None:
-        table.add_row(name, figure, *([meaning] if explain else []))
+    def row(name: str, figure: str, meaning: str, share: str = "") -> None:
+        table.add_row(name, figure, share, *([meaning] if explain else []))
 
-    row("micro-step", figures.seconds(time.get("micro_step_seconds")), "one batch, forward and backward")
-    row("update", figures.seconds(time.get("update_seconds")), "one change of the weights")
+    row("micro-step", figures.seconds(whole), "one batch, forward and backward; the sum of the four parts")
     for name, meaning in TIME_PARTS.items():
-        row("  " + name.removesuffix("_seconds"), figures.seconds(time.get(name)), meaning)
+        part = time.get(name)
+        share = figures.percent(part / whole) if whole and part is not None else ""
+        row("  " + name.removesuffix("_seconds"), figures.seconds(part), meaning, share)
+    row("update", figures.seconds(time.get("update_seconds")), "one change of the weights")
     row("samples/s", figures.rate(time.get("samples_per_second")), "over all devices")
-    row("MFU", figures.percent(time.get("mfu")), "model FLOPs over the devices' peak")
-    row("bound by", str(time.get("bound") or figures.NOT_KNOWN), "the largest part")
+    row("MFU", figures.percent(time.get("mfu")), "model FLOPs over the devices' peak; recomputation does not count")
+    row("bound by", str(time.get("bound") or figures.NOT_KNOWN), "the largest of the four parts")
     return table
 
 
 def _coverage(coverage: Mapping[str, Any], explain: bool) -> list[RenderableType]:
-    unknown = [str(name) for name in coverage.get("unknown_ops") or []]
+    unknown = coverage.get("unknown_ops") or []
     if unknown:
-        kinds = figures.counted(len(unknown), "kind of operation is", "kinds of operation are")
-        return [f"\n{kinds} not known and counted by bytes alone: {figures.listed(unknown)}."]
+        told = figures.listed([f"{one['primitive']} ({figures.counted(one['count'], 'time')})" for one in unknown])
+        return [f"\nCounted by their bytes alone, because no rule knows them: {told}."]
     return ["\nEvery operation of the training program is known to the cost model."] if explain else []
+
+
+def _largest(explanation: Mapping[str, Any]) -> list[RenderableType]:
+    """The temporaries that make the memory peak."""
+    tensors = explanation.get("largest_tensors") or []
+    if not tensors:
+        return []
+    table = open_table("layer", "for", "shape", "size")
+    for tensor in tensors:
+        shape = "x".join(map(str, tensor["shape"])) or "scalar"
+        table.add_row(tensor["layer"], tensor["purpose"], f"{tensor['dtype']} {shape}", figures.size(tensor["bytes"]))
+    return [heading("The largest temporaries at the memory peak"), table]

@@ -82,6 +82,6 @@ def _exponent(value: float) -> int:
 
 
 def _second_unit(value: float) -> tuple[float, str]:
-    if abs(value) < 1e-3:
+    if 0 < abs(value) < 1e-3:
         return 1e6, "µs"
-    return (1e3, "ms") if abs(value) < 1 else (1.0, "s")
+    return (1e3, "ms") if 0 < abs(value) < 1 else (1.0, "s")

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import pytest
+
+from autoplan import figures
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0"),
+        (0.0, "0"),
+        (1, "1.00"),
+        (9.996, "10.0"),
+        (36.571, "36.6"),
+        (99.96, "100"),
+        (512.4, "512"),
+        (36571.4, "36,600"),
+        (134000.4, "134,000"),
+        (0.00412, "0.00412"),
+        (0.99996, "1.00"),
+        (-2.5, "-2.50"),
+    ],
+)
+def test_three_significant_digits_without_an_exponent(value, text):
+    assert figures.significant(value) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (None, "not known"),
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.00 KiB"),
+        (512 * 2**20, "512 MiB"),
+        (int(19.4 * 2**30), "19.4 GiB"),
+        (3 * 2**40, "3.00 TiB"),
+    ],
+)
+def test_sizes_are_in_powers_of_two(count, text):
+    assert figures.size(count) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "not known"), (0.0, "0 s"), (875e-6, "875 µs"), (0.004, "4.00 ms"), (1.25, "1.25 s"), (75.0, "75.0 s")],
+)
+def test_seconds_take_the_unit_of_their_size(value, text):
+    assert figures.seconds(value) == text
+
+
+def test_an_interval_has_one_unit():
+    assert figures.seconds_range(0.00397, 0.00436) == "3.97 to 4.36 ms"
+    assert figures.seconds_range(0.0009, 0.0011) == "0.900 to 1.10 ms"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.4, "0 s"),
+        (45, "45 s"),
+        (59.7, "1 min"),
+        (200, "3 min 20 s"),
+        (3600, "1 h"),
+        (3900, "1 h 5 min"),
+        (7170, "2 h"),
+    ],
+)
+def test_durations_are_for_people_who_wait(value, text):
+    assert figures.duration(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(None, "not known"), (0.21, "21%"), (0.08, "8%"), (0.0134, "1.3%"), (0.0, "0%"), (1.0, "100%")]
+)
+def test_percentages(value, text):
+    assert figures.percent(value) == text
+
+
+def test_rates_lists_and_counts():
+    assert figures.rate(None) == "not known"
+    assert figures.rate(32000.0) == "32,000"
+    assert figures.listed([]) == ""
+    assert figures.listed(["a"]) == "a"
+    assert figures.listed(["a", "b", "c"]) == "a, b and c"
+    assert figures.listed(["a", "b"], "nor") == "a nor b"
+    assert figures.counted(1, "device") == "1 device"
+    assert figures.counted(8192, "sample") == "8,192 samples"
+    assert figures.counted(2, "kind is", "kinds are") == "2 kinds are"
