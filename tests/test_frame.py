@@ -1,4 +1,4 @@
-"""The house itself: what lies where, how long it is, what an import pulls in, and the checkers that read the whole tree."""
+"""The house itself: what lies where, how long it is, what an import pulls in, and the checkers of the whole tree."""
 
 import ast
 import re
