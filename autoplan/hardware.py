@@ -114,7 +114,11 @@ def _local(profile: Mapping[str, Any] | None, devices: int | None) -> Cluster:
     if profile is None:
         raise HardwareError("`local` needs this machine's profile, and there is none; run `autoplan hardware probe`")
     try:
-        return _local_processor(profile, devices) if profile["platform"] == "cpu" else _local_gpus(profile, devices)
+        return (
+            _local_processor(profile, devices)
+            if profile["platform"] == "cpu"
+            else _local_accelerators(profile, devices)
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise HardwareError(f"this machine's profile cannot be read ({error}); run `autoplan hardware probe`") from None
 
@@ -127,7 +131,7 @@ def _local_processor(profile: Mapping[str, Any], devices: int | None) -> Cluster
     return alone if count == 1 else share(alone, count, _measured_link(profile, count))
 
 
-def _local_gpus(profile: Mapping[str, Any], devices: int | None) -> Cluster:
+def _local_accelerators(profile: Mapping[str, Any], devices: int | None) -> Cluster:
     there = profile["devices"]
     count = devices or there
     if count > there:

@@ -190,30 +190,36 @@ class _Hosts(_Way):
 
 @dataclass(frozen=True)
 class _Memory(_Way):
-    """Devices that are shares of one processor. Rates and payloads are of one share.
+    """Devices that are shares of one processor; the link's rate is one share's, with all devices at work.
 
+    `spare` is how much more a member gets because other devices are idle: those outside `devices x stride`.
     Every member meets the others once a collective, which costs a latency for each of them; then it reads and writes
     memory: 2V to gather or to reduce, V + V/n to scatter a sum, 2V/n to exchange.
     """
 
     members: int
     link: Link
+    spare: float
+
+    @property
+    def bytes_per_second(self) -> float:
+        return self.link.achieved_bytes_per_second * self.spare
 
     @property
     def launch_seconds(self) -> float:
         return self.link.launch_seconds + self.members * self.link.latency_seconds
 
     def gather_seconds(self, payload_bytes: float) -> float:
-        return 2 * payload_bytes / self.link.achieved_bytes_per_second
+        return 2 * payload_bytes / self.bytes_per_second
 
     def scatter_seconds(self, payload_bytes: float) -> float:
-        return payload_bytes * (1 + 1 / self.members) / self.link.achieved_bytes_per_second
+        return payload_bytes * (1 + 1 / self.members) / self.bytes_per_second
 
     def reduce_seconds(self, payload_bytes: float) -> float:
         return self.gather_seconds(payload_bytes)
 
     def exchange_seconds(self, payload_bytes: float) -> float:
-        return 2 * payload_bytes / self.members / self.link.achieved_bytes_per_second
+        return 2 * payload_bytes / self.members / self.bytes_per_second
 
 
 @dataclass(frozen=True)
@@ -273,7 +279,7 @@ def _way(cluster: Cluster, devices: int, stride: int) -> _Way:
     if link is not None and link.kind in ("torus", "mesh"):
         return _torus(cluster, link, devices, stride)
     if link is not None and link.kind == "memory":
-        return _Memory(devices, link)
+        return _Memory(devices, link, spare=cluster.devices / (devices * stride))
     return _machines(cluster, devices, stride)
 
 
