@@ -175,6 +175,7 @@ def estimate(
             mesh=None if mesh is None else cli_values.mesh_axes(mesh),
             shard_state=shard_state,
             headroom=cli_values.share(headroom),
+            explain=explain,
         )
     )
     from autoplan import estimate_report
@@ -265,11 +266,12 @@ def show_hardware(
 
 @hardware_app.command("probe", short_help="Measure what this machine reaches.")
 def probe_hardware(format_: Output = Format.TEXT) -> None:
-    """Measure what this machine really reaches. The text is a hardware file: `--hardware FILE` reads it."""
+    """Measure what this machine really reaches, and keep it for `--hardware local`."""
     from autoplan import hardware_report, planner
 
-    profile = planner.probe()
-    _answer(format_, lambda: profile, lambda: hardware_report.profile_text(profile))
+    backend = planner.default_backend()
+    profile = planner.probe(backend)
+    _answer(format_, lambda: profile, lambda: hardware_report.probed(profile, backend))
 
 
 def _answer(format_: Format, document: Callable[[], dict[str, Any]], report_: Callable[[], RenderableType]) -> None:

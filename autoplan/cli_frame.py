@@ -59,6 +59,8 @@ class Commands(TyperGroup):
         """Run a command; AutoplanError and Ctrl-C end it with their exit codes."""
         try:
             return super().invoke(ctx)
+        except (typer.Exit, typer.Abort):
+            raise
         except KeyboardInterrupt:
             tell_error(ctx, "Interrupted", "interrupted before there was an answer", INTERRUPTED)
             raise typer.Exit(INTERRUPTED) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from autoplan import figures, yaml_lines
+from autoplan import figures
 from autoplan.report import heading, open_table
 from cost_models import hardware as catalogue
 from cost_models.catalogue import parse
@@ -47,11 +48,18 @@ def described(name: str) -> dict[str, Any]:
     try:
         parse(name)
     except HardwareError:
-        from autoplan import hardware
-
-        cluster = hardware.resolve(name)
+        cluster = _elsewhere(name)
         return {"schema": 1, "name": cluster.name, "cluster": cluster.to_dict()}
     return {"schema": 1, **catalogue.describe(name)}
+
+
+def _elsewhere(name: str) -> catalogue.Cluster:
+    """This machine, as it was measured last, or what a file describes."""
+    from autoplan import hardware
+
+    if not hardware.is_here(name):
+        return hardware.resolve(name)
+    return hardware.resolve(name, profile=hardware.load_profile(os.environ.get("KERAS_BACKEND") or "jax"))
 
 
 def description(found: Mapping[str, Any]) -> RenderableType:
@@ -69,9 +77,15 @@ def description(found: Mapping[str, Any]) -> RenderableType:
     return Group(*parts)
 
 
-def profile_text(profile: Mapping[str, Any]) -> RenderableType:
-    """A probe's answer as the YAML that `--hardware FILE` reads."""
-    return Text("# Measured on this machine by `autoplan hardware probe`.\n" + yaml_lines.render(profile))
+def probed(profile: Mapping[str, Any], backend: str) -> RenderableType:
+    """What the probe measured, as it stands for `local` from now on."""
+    from autoplan import hardware
+
+    cluster = hardware.resolve(hardware.LOCAL, profile=profile)
+    told = description({"name": cluster.name, "cluster": cluster.to_dict()})
+    kept = hardware.profile_cache_path(backend)
+    where = f"Kept in {kept}." if kept.exists() else "It could not be kept, so it is measured anew each time."
+    return Group(told, f"\n{where}")
 
 
 def _teraflops(peak: float | None) -> str:

@@ -47,6 +47,7 @@ class EstimateRequest:
     mesh: Mapping[str, int] | None = None
     shard_state: bool = False
     headroom: float = 0.08
+    explain: bool = False
 
 
 @dataclass(frozen=True)

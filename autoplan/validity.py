@@ -11,8 +11,9 @@ from typing import Any
 
 import autoplan
 from autoplan import figures
-from autoplan.errors import HardwareError, SourceError
+from autoplan.errors import SourceError
 from autoplan.plan import Environment, HardwareRecord, Plan, SourceRecord
+from cost_models.hardware import Cluster
 
 _DISTRIBUTIONS = {
     "jax": ("jax",),
@@ -109,10 +110,10 @@ def _environment_name(key: str, planned: Environment) -> str:
 
 
 def _hardware(planned: HardwareRecord, found: HardwareRecord) -> Iterator[Difference]:
-    for key in ("kind", "name", "description"):
+    for key, told in (("kind", "hardware kind"), ("name", "hardware"), ("description", "device")):
         old, new = getattr(planned, key), getattr(found, key)
         if old != new:
-            yield Difference(f"hardware {key}", old, new, True)
+            yield Difference(told, old, new, True)
             return
     if planned.devices > found.devices:
         old, new = (figures.counted(count, "device") for count in (planned.devices, found.devices))
@@ -145,14 +146,31 @@ def _installed(distribution: str) -> str:
 
 
 def _local_hardware(plan: Plan) -> HardwareRecord:
-    """This machine, with as many simulated devices as the plan has where it has those."""
+    """This machine, with as many simulated devices as the plan has where it has those.
+
+    What was measured here before is asked first; a processor can be told without, an accelerator cannot.
+    """
     from autoplan import hardware
 
     devices = plan.hardware.devices if plan.hardware.simulated else None
-    try:
-        cluster = hardware.resolve("local", devices=devices)
-    except HardwareError as error:
-        return HardwareRecord(name=NOT_HERE, devices=0, kind=NOT_HERE, capacity_bytes=None, description=str(error))
+    profile = hardware.load_profile(plan.environment.backend, devices)
+    if profile is not None:
+        return _record(hardware.resolve(hardware.LOCAL, devices=devices, profile=profile))
+    if plan.hardware.kind != "cpu":
+        told = "not measured yet (`autoplan hardware probe` does that)"
+        return HardwareRecord(name=hardware.LOCAL, devices=0, kind=told, capacity_bytes=None)
+    count = devices or 1
+    return HardwareRecord(
+        name=hardware.LOCAL,
+        devices=count,
+        kind="cpu",
+        capacity_bytes=hardware.memory_bytes() // count,
+        simulated=count > 1,
+        description=hardware.processor_name(),
+    )
+
+
+def _record(cluster: Cluster) -> HardwareRecord:
     return HardwareRecord(
         name=cluster.name,
         devices=cluster.devices,
