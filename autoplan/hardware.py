@@ -11,6 +11,7 @@ import json
 import os
 import platform
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,8 @@ def save_profile(profile: Mapping[str, Any], backend: str = "jax", devices: int 
         partial.write_text(json.dumps(dict(profile), indent=1), encoding="utf-8")
         partial.replace(path)
     except OSError:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
         return None
     return path
 

@@ -284,8 +284,8 @@ def test_four_v5e_chips_on_an_axis_that_does_not_close():
 
 
 # AI-Hypercomputer/tpu-recipes, microbenchmarks/ironwood/collectives/all_gather.md (read 2026-11-29): tpu7x 2x2x1,
-# groups of four devices on four chips, both devices of a chip at once. Output bytes of a device, and seconds from the stated
-# transferred bytes (both devices' 3/4 of the output) over the stated bandwidth.
+# groups of four devices on four chips, both devices of a chip at once. Output bytes of a device, and seconds from the
+# stated transferred bytes (both devices' 3/4 of the output) over the stated bandwidth.
 V7X = {MIB: 71.7703034, 4 * MIB: 129.1869148, 16 * MIB: 161.9040742, 64 * MIB: 174.765465, 256 * MIB: 178.7714158}
 
 
@@ -296,6 +296,6 @@ def test_four_v7x_chips(output):
 
 
 def test_a_whole_pod_of_v6e():
-    """tpu-recipes, microbenchmarks/trillium/collectives (read 2026-11-29): psum of 17408x17408 bfloat16, 235.76 GB/s."""
+    """tpu-recipes, microbenchmarks/trillium/collectives, read 2026-11-29: psum of 17408x17408 bfloat16, 235.76 GB/s."""
     payload = 17408 * 17408 * 2
     within(1.3, all_reduce(payload, cluster("tpu-v6e-256"), 256).seconds, 2 * 255 / 256 * payload / 235.7595e9)

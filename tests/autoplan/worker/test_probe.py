@@ -1,0 +1,102 @@
+"""The probe, for real: on one device and on simulated ones, each in a process of its own as a worker has it."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from autoplan import hardware
+from autoplan.errors import WorkerError
+from autoplan.worker.probe import DTYPES, median_seconds, probe
+from cost_models.communication import all_reduce
+
+CODE = "import json; from autoplan.worker.probe import probe; print(json.dumps(probe('jax')))"
+
+
+def measured(devices):
+    environment = {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+    }
+    ended = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, env=environment, check=True)
+    return json.loads(ended.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def alone():
+    return measured(1)
+
+
+@pytest.fixture(scope="module")
+def four():
+    return measured(4)
+
+
+def test_a_profile_has_a_believable_rate_for_every_question(alone):
+    assert (alone["schema"], alone["backend"], alone["platform"], alone["devices"]) == (1, "jax", "cpu", 1)
+    for dtype in DTYPES:
+        assert alone["matmul_flops_per_second"][dtype]
+        for rate in alone["matmul_flops_per_second"][dtype].values():
+            assert 1e8 < rate < 1e15
+    assert 1e8 < alone["memory_bytes_per_second"] < 1e13
+    assert 0 <= alone["kernel_launch_seconds"] < 1e-3
+    assert 1e-7 < alone["dispatch_seconds"] < 1e-2
+    assert alone["usable_memory_bytes"] is None, "a processor's runtime sets no limit"
+    assert alone["all_reduce"] == []
+    assert set(alone["versions"]) == {"python", "jax", "jaxlib"}
+
+
+def test_products_are_measured_at_sizes_from_small_to_large(alone):
+    sizes = [int(size) for size in alone["matmul_flops_per_second"]["float32"]]
+    assert sizes == sorted(sizes)
+    assert sizes[0] == 256
+
+
+def test_a_profile_becomes_this_machine(alone):
+    here = hardware.resolve("local", profile=alone)
+    assert here.chip.peak_flops_per_second["float32"] == max(alone["matmul_flops_per_second"]["float32"].values())
+    assert here.chip.kind == "cpu"
+
+
+def test_several_devices_are_timed_together(four):
+    assert four["devices"] == 4
+    assert [row["devices"] for row in four["all_reduce"]] == [4, 4]
+    small, large = four["all_reduce"]
+    assert small["payload_bytes"] < large["payload_bytes"]
+    assert 0 < small["seconds"] < large["seconds"]
+
+
+def test_the_link_reproduces_what_was_timed(four):
+    here = hardware.resolve("local", profile=four)
+    assert (here.devices, here.simulated) == (4, True)
+    large = four["all_reduce"][-1]
+    assert all_reduce(large["payload_bytes"], here, 4).seconds == pytest.approx(large["seconds"], rel=0.01)
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", "torch", "numpy"])
+def test_other_backends_are_told_what_to_do(backend):
+    with pytest.raises(WorkerError, match=f"was asked for {backend}; run it with KERAS_BACKEND=jax, or describe this"):
+        probe(backend)
+
+
+def test_the_median_leaves_out_the_first_two_calls_and_stops():
+    durations = iter([10.0, 10.0, *[1.0, 2.0, 9.0]])
+    clock = {"now": 0.0}
+
+    def call():
+        clock["now"] += next(durations)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("autoplan.worker.probe.time.perf_counter", lambda: clock["now"])
+        assert median_seconds(call) == 2.0
+
+
+def test_quick_calls_are_repeated_up_to_a_bound():
+    calls = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("autoplan.worker.probe.time.perf_counter", lambda: 0.0)
+        assert median_seconds(lambda: calls.append(1)) == 0.0
+    assert len(calls) == 202
