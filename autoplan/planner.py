@@ -2,10 +2,262 @@
 
 from __future__ import annotations
 
-from autoplan.requests import Candidate, EstimateRequest, Event, TuneRequest, TuneResult, Watch
+import os
+from pathlib import Path
+from typing import Any
 
-__all__ = ["Candidate", "EstimateRequest", "Event", "TuneRequest", "TuneResult", "Watch"]
+from autoplan import hardware, planfile
+from autoplan.bench import Bench, Clock
+from autoplan.errors import ConfigError, WorkerError
+from autoplan.evidence import FEWEST_PAIRS, PAIRS, Verifier, best_verified, verification_seconds
+from autoplan.forecasts import forecast, trace_structures
+from autoplan.jobs import Client, Job, JobKind, Observation
+from autoplan.known_issues import Versions
+from autoplan.outcome import Findings, analytic_plan, measured_plan
+from autoplan.plan import Failure, Plan
+from autoplan.prune import feasible, rank
+from autoplan.requests import Candidate, EstimateRequest, Event, TuneRequest, TuneResult, Watch
+from autoplan.search import Study, StudyPlace, knob_choices, study_name
+from autoplan.space import Space, legal_configs
+from autoplan.trials import Runner, Tried
+from cost_models.config import Batch, Layout, Mesh, Precision, Remat, RematMode, TrainConfig
+from cost_models.estimate import estimate as estimate_workload
+from cost_models.hardware import Cluster
+
+__all__ = [
+    "Candidate",
+    "EstimateRequest",
+    "Event",
+    "TuneRequest",
+    "TuneResult",
+    "Watch",
+    "estimate",
+    "probe",
+    "silent",
+    "tune",
+]
+
+VERIFICATION_ATTEMPTS = 2
+PROBE_SECONDS = 600.0
+TRIAL_SECONDS = 12.0
+"""What a trial takes besides setting up: compiling, warming up, eight groups with the input path and a few without."""
 
 
 def silent(event: Event) -> None:
     """A watcher that shows nothing."""
+
+
+def tune(request: TuneRequest, watch: Watch = silent) -> TuneResult:
+    """Find, measure and verify the fastest way to run a training.
+
+    Raises an AutoplanError for whatever the user can mend. Ctrl-C ends the trials, and once more the verification.
+    """
+    clock = Clock(request.budget_seconds)
+    if request.output is not None:
+        planfile.ensure_writable(request.output)
+    backend = request.backend or default_backend()
+    with Client(backend) as client:
+        cluster = _cluster(client, request.hardware, backend, request.devices, watch)
+        bench = Bench(client, request.source, backend, cluster, clock, scratch=request.scratch)
+        watch(Event("stage", "looking at the training up to its fit"))
+        observation, observe_seconds = bench.observe()
+        space = _space(request, observation, cluster)
+        bench = bench.with_(baseline=space.baseline)
+        findings = _findings(request, bench, observation, space, watch)
+        if request.dry_run:
+            return _dry_run(request, findings, observe_seconds)
+        if not (request.measure and cluster.local):
+            return _finish(request, analytic_plan(request, findings), findings, watch)
+        return _measure(request, bench, findings, observe_seconds, watch)
+
+
+def estimate(request: EstimateRequest) -> dict[str, Any]:
+    """Memory and time of one configuration on one hardware: `Estimate.to_dict()`, evidence analytic."""
+    backend = default_backend()
+    with Client(backend) as client:
+        cluster = _cluster(client, request.hardware, backend, None, silent)
+        bench = Bench(client, request.source, backend, cluster, Clock(None))
+        observation, _ = bench.observe()
+        baseline = TrainConfig.from_dict(observation.config)
+        config = _estimated_config(request, baseline, cluster)
+        traced = bench.with_(baseline=baseline).trace(config.with_(batch=Batch(config.batch.local), mesh=Mesh()))
+        if isinstance(traced, Failure):
+            raise ConfigError(f"the training step cannot be built under {config.describe()}: {traced.message}")
+        return estimate_workload(traced[1], config, cluster, headroom=request.headroom).to_dict()
+
+
+def probe(backend: str | None = None, devices: int | None = None) -> dict[str, Any]:
+    """This machine's real rates, measured now and kept for `local`. WorkerError when it cannot be measured."""
+    name = backend or default_backend()
+    with Client(name) as client:
+        return _probed(client, name, devices)
+
+
+def default_backend() -> str:
+    """The backend that Keras would take from the environment; JAX where it does not say."""
+    return os.environ.get("KERAS_BACKEND") or "jax"
+
+
+def _cluster(client: Client, name: str, backend: str, devices: int | None, watch: Watch) -> Cluster:
+    """The hardware that was named. `local` is measured once, and the profile is kept."""
+    if not hardware.is_here(name):
+        return hardware.resolve(name, devices=devices)
+    profile = hardware.load_profile(backend, devices)
+    if profile is None:
+        watch(Event("stage", "measuring this machine's rates, once"))
+        profile = _probed(client, backend, devices)
+    return hardware.resolve(name, devices=devices, profile=profile)
+
+
+def _probed(client: Client, backend: str, devices: int | None) -> dict[str, Any]:
+    result = client.run(Job(kind=JobKind.PROBE, backend=backend, devices=devices), time_limit_seconds=PROBE_SECONDS)
+    if result.value is None:
+        reason = result.failure.message if result.failure else "no answer"
+        raise WorkerError(f"this machine could not be measured: {reason}")
+    hardware.save_profile(result.value, backend, devices)
+    return result.value
+
+
+def _space(request: TuneRequest, observation: Observation, cluster: Cluster) -> Space:
+    return legal_configs(
+        observation,
+        cluster,
+        versions_of(observation, cluster),
+        fix=request.fix,
+        only=request.only,
+        effective_batch=request.effective_batch,
+    )
+
+
+def versions_of(observation: Observation, cluster: Cluster) -> Versions:
+    """What gates known issues."""
+    environment = observation.environment
+    return Versions(environment.get("keras", ""), environment.get("backend_version", ""), cluster.chip.kind)
+
+
+def _findings(request: TuneRequest, bench: Bench, observation: Observation, space: Space, watch: Watch) -> Findings:
+    """Trace, forecast, and prune in two steps."""
+    configs = list(dict.fromkeys((space.baseline, *space.configs)))
+    watch(Event("stage", f"forecasting {len(configs)} configurations"))
+    traced = trace_structures(bench, configs)
+    forecasts, untraceable = forecast(bench, configs, traced, observation, request.headroom)
+    legal = frozenset(space.configs)
+    fitting, too_large = feasible([one for one in forecasts if one.config in legal])
+    shortlist, too_slow = rank(fitting, keep=[space.baseline])
+    return Findings(
+        observation=observation,
+        cluster=bench.cluster,
+        versions=versions_of(observation, bench.cluster),
+        space=space,
+        forecasts={one.config: one for one in forecasts},
+        shortlist=tuple(shortlist),
+        rejected=(*space.rejected, *untraceable, *too_large, *too_slow),
+    )
+
+
+def _dry_run(request: TuneRequest, findings: Findings, observe_seconds: float) -> TuneResult:
+    trials = min(request.trials, len(findings.shortlist) + 1)
+    trial_seconds = observe_seconds + TRIAL_SECONDS
+    seconds = trials * trial_seconds + verification_seconds(trial_seconds, observe_seconds)
+    return TuneResult(None, findings.candidates(), findings.rejected, seconds, None, None)
+
+
+def _measure(
+    request: TuneRequest, bench: Bench, findings: Findings, observe_seconds: float, watch: Watch
+) -> TuneResult:
+    """Trials, verification, plan."""
+    space, observation = findings.space, findings.observation
+    identity = _identity(request, bench, findings)
+    stem = Path(request.source.path or request.source.module or request.source.function).stem
+    place = StudyPlace.choose(request.study, study_name(stem, identity))
+    bench = bench.with_(logs=place.folder)
+    shortlist = [one.config for one in findings.shortlist]
+    with Study(place, shortlist, knob_choices([space.baseline, *space.configs]), identity) as study:
+        runner = Runner(bench, study, observation, findings.forecasts, frozenset(space.configs), watch, request.trials)
+        tried = _try(runner, space.baseline, observe_seconds, watch)
+        verified, interrupted = _verify(runner, tried, place, watch)
+        plan = measured_plan(request, findings, tried, verified, runner.ranked())
+        result = _finish(request, plan, findings, watch)
+    return TuneResult(**{**result.__dict__, "study_path": str(place), "interrupted": tried.interrupted or interrupted})
+
+
+def _try(runner: Runner, baseline: TrainConfig, observe_seconds: float, watch: Watch) -> Tried:
+    """The baseline, a reference where the baseline does not run, and the rest."""
+    first = runner.run_baseline(baseline)
+    reference = first if first.measurement is not None else runner.run_reference(baseline)
+    seconds = (reference.measurement.wall_seconds if reference.measurement else 0.0) or TRIAL_SECONDS
+    runner.bench = runner.bench.patient(seconds)
+    runner.reserve_seconds = verification_seconds(seconds, observe_seconds)
+    try:
+        ended, interrupted = runner.run_rest(), False
+    except KeyboardInterrupt:
+        ended, interrupted = "interrupted", True
+    watch(Event("stage", f"trials ended: {ended}"))
+    return Tried(first, reference, tuple(runner.study.records), ended, interrupted)
+
+
+def _verify(runner: Runner, tried: Tried, place: StudyPlace, watch: Watch) -> tuple[list[Any], bool]:
+    """Verify what is better than the reference; a Ctrl-C here leaves the plan unverified."""
+    ranked = runner.ranked()
+    standard = runner.objective(tried.reference)
+    better = [r for r in ranked if r.number != tried.reference.number and (runner.objective(r) or 0) < (standard or 0)]
+    verifier = Verifier(runner.bench, runner.observation, watch, str(place.folder.absolute() / "cache"))
+    reference = TrainConfig.from_dict(tried.reference.config)
+    longest = max((r.measurement.wall_seconds for r in ranked if r.measurement), default=0.0)
+    try:
+        verified = best_verified(
+            verifier,
+            reference,
+            better,
+            attempts=1 if tried.interrupted else VERIFICATION_ATTEMPTS,
+            pairs=FEWEST_PAIRS if tried.interrupted else PAIRS,
+            may_go_on=lambda: runner.bench.clock.allows(verification_seconds(longest, 0.0)),
+        )
+    except KeyboardInterrupt:
+        return [], True
+    return verified, False
+
+
+def _identity(request: TuneRequest, bench: Bench, findings: Findings) -> dict[str, Any]:
+    """What the figures of a study are of."""
+    environment = findings.observation.environment
+    return {
+        "source": request.source.sha256,
+        "arguments": list(request.source.args),
+        "fit": request.source.fit_index,
+        "structure": findings.observation.structure,
+        "hardware": bench.cluster.name,
+        "devices": bench.cluster.devices,
+        "keras": environment.get("keras"),
+        "backend": f"{bench.backend} {environment.get('backend_version')}",
+        "baseline": findings.space.baseline.describe(),
+        "knobs": knob_choices([findings.space.baseline, *findings.space.configs]),
+    }
+
+
+def _finish(request: TuneRequest, plan: Plan, findings: Findings, watch: Watch) -> TuneResult:
+    written = None if request.output is None else planfile.write(plan, request.output)
+    watch(Event("finished", "the plan is written" if written else "the plan is ready", config=plan.config))
+    return TuneResult(plan, findings.candidates(), findings.rejected, None, None, written)
+
+
+def _estimated_config(request: EstimateRequest, baseline: TrainConfig, cluster: Cluster) -> TrainConfig:
+    """What was asked, the script's own where nothing was, all devices on `data` unless a mesh was given."""
+    axes = request.mesh or {"data": cluster.devices}
+    mesh = Mesh(axes.get("data", 1), axes.get("model", 1))
+    if mesh.devices > cluster.devices:
+        raise ConfigError(f"a mesh of {mesh.devices} devices is more than the {cluster.devices} of {cluster.name}")
+    batch = Batch.from_global(
+        request.batch_size or baseline.batch.global_size,
+        data=mesh.data,
+        accumulation=request.accumulation or baseline.batch.accumulation,
+    )
+    return baseline.with_(
+        batch=batch,
+        mesh=mesh,
+        precision=Precision(request.precision) if request.precision else baseline.precision,
+        remat=Remat(RematMode(request.remat)) if request.remat else baseline.remat,
+        layout=Layout(request.shard_state or baseline.layout.shard_state),
+        steps_per_execution=request.steps_per_execution or baseline.steps_per_execution,
+        jit_compile=baseline.jit_compile if request.jit_compile is None else request.jit_compile,
+    )
