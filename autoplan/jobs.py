@@ -150,6 +150,8 @@ class Client:
         self._lock = threading.Lock()
         self._server: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
+        self._drainer: threading.Thread | None = None
+        self._server_says = ""
 
     def __enter__(self) -> Client:
         return self
@@ -164,12 +166,9 @@ class Client:
         if self._control is not None:
             self._control.close()
         if self._server is not None:
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 self._server.wait(timeout=5)
-            except subprocess.TimeoutExpired:
-                processes.kill_tree(self._server.pid)
-                self._server.wait()
-        self._server = self._control = None
+        self._forget()
 
     def run(
         self,
@@ -195,6 +194,8 @@ class Client:
                     processes.kill_tree(running.pid)
         if running.error is not None:
             raise running.error
+        if running.pid is None and not running.answered:
+            raise self._unavailable()
         failure = running.failure if running.value is None else None
         if running.value is None and failure is None:
             failure = _failure_of_exit(running)
@@ -207,19 +208,32 @@ class Client:
         ours, theirs = socket.socketpair()
         with ours, theirs, open(log or os.devnull, "ab") as log_file:
             message = job.model_dump_json().encode() + b"\n"
-            for attempt in (1, 2):
-                with self._lock:
-                    control = self._started()
-                    try:
-                        socket.send_fds(control, [len(message).to_bytes(8, "big")], [theirs.fileno(), log_file.fileno()])
-                        control.sendall(message)
-                        break
-                    except OSError as error:  # the server was killed since the last job: a fresh one takes over
-                        self._forget()
-                        if attempt == 2:
-                            raise errors.WorkerError(f"the worker server of the {self._backend} backend is gone: {error}") from error
+            self._send(message, theirs.fileno(), log_file.fileno())
             theirs.close()
             yield ours
+
+    def _send(self, message: bytes, *descriptors: int) -> None:
+        """Give the server a job; a fresh server where the one at hand was killed since the last job."""
+        with self._lock:
+            for _ in range(2):
+                control = self._started()
+                try:
+                    socket.send_fds(control, [len(message).to_bytes(8, "big")], descriptors)
+                    control.sendall(message)
+                except OSError:
+                    self._forget()
+                else:
+                    return
+        raise self._unavailable()
+
+    def _unavailable(self) -> errors.WorkerError:
+        """The server does not come up: with the last line of why."""
+        self._forget()
+        said = self._server_says.strip().splitlines() or ["it said nothing"]
+        return errors.WorkerError(
+            f"the worker server of the {self._backend} backend does not run: {said[-1]}; "
+            f"is the backend installed here (pip install 'autoplan[{self._backend}]')?"
+        )
 
     def _started(self) -> socket.socket:
         if self._control is not None and self._server is not None and self._server.poll() is None:
@@ -228,7 +242,8 @@ class Client:
         ours, theirs = socket.socketpair()
         with theirs:
             self._server = subprocess.Popen(
-                [sys.executable, "-m", "autoplan.worker", "serve", "--fd", str(theirs.fileno())],
+                # -P: the user's folder may hold a file named like a package that the server imports
+                [sys.executable, "-P", "-m", "autoplan.worker", "serve", "--fd", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -236,14 +251,16 @@ class Client:
                 env={**os.environ, "KERAS_BACKEND": self._backend, **self._environment},
                 start_new_session=True,
             )
-        threading.Thread(target=self._drain, args=(self._server,), daemon=True).start()
+        self._drainer = threading.Thread(target=self._drain, args=(self._server,), daemon=True)
+        self._drainer.start()
         self._control = ours
         return ours
 
     def _drain(self, server: subprocess.Popen[bytes]) -> None:
         """Keep the last of what the server says on stderr, for the message when it does not come up."""
         if server.stderr is not None:
-            self._server_says = server.stderr.read()[-_LOG_TAIL_BYTES:].decode(errors="replace")
+            with server.stderr as stream:
+                self._server_says = stream.read()[-_LOG_TAIL_BYTES:].decode(errors="replace")
 
     def _forget(self) -> None:
         if self._control is not None:
@@ -251,7 +268,9 @@ class Client:
         if self._server is not None:
             processes.kill_tree(self._server.pid)
             self._server.wait()
-        self._server = self._control = None
+        if self._drainer is not None:
+            self._drainer.join(timeout=5)
+        self._server = self._control = self._drainer = None
 
     def _events(
         self, channel: socket.socket, running: _Running, time_limit_seconds: float, memory_limit_bytes: int | None

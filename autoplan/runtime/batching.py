@@ -17,6 +17,7 @@ from typing import Any
 
 import keras
 import numpy as np
+from keras.src.trainers.data_adapters import data_adapter_utils
 
 from autoplan.runtime import data
 from autoplan.runtime.data import DataFacts
@@ -64,12 +65,17 @@ def _rebatched_arrays(arguments: dict[str, Any], wanted: Batch, *, weights_only:
     if mode is None:
         return {"batch_size": wanted.global_size}
     training, validation = _split_validation(arguments)
+    if arguments.get("class_weight") is not None:
+        # Keras takes class weights for a PyDataset only where it brings no sample weights, and padding needs those.
+        weights = data_adapter_utils.class_weight_to_sample_weights(training[1], arguments["class_weight"])
+        training = (*training[:2], np.asarray(weights, dtype="float32"))
     batches = EffectiveBatches(training, wanted, mode=mode, shuffle=bool(arguments.get("shuffle", True)))
     validation_batch = arguments.get("validation_batch_size") or wanted.global_size
     return {
         "x": batches,
         "y": None,
         "sample_weight": None,
+        "class_weight": None,
         "batch_size": None,
         "shuffle": False,  # EffectiveBatches shuffles samples itself, as `fit` would; this one would shuffle batches
         "validation_split": 0.0,
@@ -97,7 +103,7 @@ class EffectiveBatches(keras.utils.PyDataset):  # type: ignore[misc]
     """Micro-batches of arrays whose last effective batch of an epoch is partial.
 
     Every update sees the rows that the script's own update would see, shuffled as `fit` shuffles on JAX: one permutation
-    an epoch from NumPy's global generator. `class_weight` is still multiplied in by `fit`.
+    an epoch from NumPy's global generator. Class weights have become sample weights by then.
     """
 
     def __init__(self, training: tuple[Any, Any, Any], wanted: Batch, *, mode: str, shuffle: bool) -> None:
