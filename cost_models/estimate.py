@@ -82,8 +82,8 @@ def estimate(
 
     headroom  share of the capacity that must stay free, 0 to 1
 
-    WorkloadError when the workload says nothing about this configuration (traced with another precision or remat, a mesh with a
-    model axis); HardwareError for a figure that nobody published.
+    WorkloadError when the workload says nothing about this configuration (traced with another precision or remat, a
+    mesh with a model axis); HardwareError for a figure that nobody published.
     """
     return Estimate(
         workload=workload,

@@ -1,11 +1,12 @@
-"""Which values of a micro-step ever exist in memory, and in which kernels: what a compiler's fusion makes of a Workload.
+"""Which values of a micro-step ever exist in memory, and in which kernels: what a compiler's fusion makes of a
+Workload.
 
-XLA runs many elementwise operations as one kernel that reads its inputs once and writes its result once. A value inside such a kernel never
-reaches memory. The rules here follow what XLA does, not its code:
+XLA runs many elementwise operations as one kernel that reads its inputs once and writes its result once. A value
+inside such a kernel never reaches memory. The rules here follow what XLA does, not its code:
 
 - products, convolutions, windows, reductions, scatters, sorts and loops always write their results;
-- anything else is fusible: it exists only where it leaves the step, feeds an operation that cannot take producers in, crosses the border of
-  a rematerialized region, or is cheaper to keep than to compute again in each of its readers;
+- anything else is fusible: it exists only where it leaves the step, feeds an operation that cannot take producers in,
+crosses the border of a rematerialized region, or is cheaper to keep than to compute again in each of its readers;
 - long chains (random bits, erfc) with several readers are kept where a target says so.
 
 Sets of operations and tensors are Python integers used as bit sets: steps have thousands of both.

@@ -1,7 +1,8 @@
-"""When each tensor of a micro-step is in memory, and how many bytes that makes at each kernel, for every batch size at once.
+"""When each tensor of a micro-step is in memory, and how many bytes that makes at each kernel, for every batch size
+at once.
 
-Sizes are lines in the batch, so the bytes alive at a kernel are a line too, and the peak over kernels is the maximum of lines:
-computed once for a structure, evaluated for any number of batch sizes.
+Sizes are lines in the batch, so the bytes alive at a kernel are a line too, and the peak over kernels is the maximum
+of lines: computed once for a structure, evaluated for any number of batch sizes.
 """
 
 from __future__ import annotations
@@ -16,13 +17,16 @@ import numpy as np
 import numpy.typing as npt
 
 from cost_models.affine import Affine
-from cost_models.fusion import Kernel, in_update, kernels_of
+from cost_models.fusion import Kernel, kernels_of
+from cost_models.ordering import greedy_order, program_order
 from cost_models.targets import Target
 from cost_models.workload import Kind, Op, Phase, Role, Tensor, Workload
 
 Floats = npt.NDArray[np.float64]
 
-_IN_PLACE = frozenset({Kind.ELEMENTWISE, Kind.EXPENSIVE, Kind.SCATTER, Kind.CUMULATIVE, Kind.BRANCH, Kind.LOOP})
+_IN_PLACE = frozenset({Kind.SCATTER, Kind.CUMULATIVE, Kind.BRANCH, Kind.LOOP})
+_ELEMENTWISE = frozenset({Kind.ELEMENTWISE, Kind.EXPENSIVE})
+_INDEX_BYTES = 4
 
 
 class Purpose(StrEnum):
@@ -48,7 +52,7 @@ class Temporaries:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Kernels in the order in which they run, with the bytes alive at each: live_fixed[t] + batch x live_per_sample[t]."""
+    """Kernels in the order in which they run; bytes alive at each are live_fixed[t] + batch x live_per_sample[t]."""
 
     kernels: tuple[Kernel, ...]
     temporaries: Temporaries
@@ -69,7 +73,7 @@ class Schedule:
         if not len(self.live_fixed):
             return np.zeros(len(batches), np.int64)
         live = self.live_fixed[:, None] + self.live_per_sample[:, None] * batches[None, :]
-        return np.rint(live.max(axis=0)).astype(np.int64)
+        return np.asarray(np.rint(live.max(axis=0)), np.int64)
 
     def alive(self, at: int) -> npt.NDArray[np.bool_]:
         """Which temporaries are in memory at a kernel."""
@@ -80,13 +84,17 @@ class Schedule:
 def schedule(workload: Workload, target: Target, hold_gradients: bool) -> Schedule:
     """The micro-step on one device.
 
-    hold_gradients  every gradient waits until the backward pass is over (data parallelism, accumulation); else it dies in the
+    hold_gradients  every gradient waits until the backward pass is over (data parallelism, accumulation); else it
+                    dies in the
                     update of its variable
     """
     outputs = frozenset(v.result for v in workload.variables) | frozenset(workload.outputs)
     kernels = kernels_of(workload, workload.ops, outputs, target, workload.local_batch)
-    ordered = _ordered(workload, kernels, hold_gradients)
-    return _Liveness(workload, target, ordered).schedule()
+    orders = [program_order(workload, kernels, hold_gradients)]
+    if not hold_gradients:
+        orders.append(greedy_order(workload, kernels, workload.local_batch))
+    schedules = [_Liveness(workload, target, order).schedule() for order in orders]
+    return min(schedules, key=lambda candidate: candidate.peak(workload.local_batch)[0])
 
 
 def padded_bytes(tensor: Tensor, target: Target) -> Affine:
@@ -107,30 +115,6 @@ def _filling(dim: Affine, tile: int) -> float:
     return math.ceil(dim.fixed / tile) * tile / dim.fixed
 
 
-def _ordered(workload: Workload, kernels: Sequence[Kernel], hold_gradients: bool) -> list[Kernel]:
-    """Program order, but each update as soon as its gradient is there and its variable is no longer read."""
-    if hold_gradients:
-        return list(kernels)
-    produced: dict[int, float] = {}
-    last_read: dict[int, float] = {}
-    for place, kernel in enumerate(kernels):
-        if not in_update(kernel):
-            produced.update(dict.fromkeys(kernel.writes, place))
-            last_read.update(dict.fromkeys(kernel.reads, place))
-    source = {v.result: v.tensor for v in workload.variables}
-    keys: list[float] = []
-    for place, kernel in enumerate(kernels):
-        key = float(place)
-        if in_update(kernel):
-            after = [produced.get(read, -1) for read in kernel.reads]
-            after += [last_read.get(source[write], -1) for write in kernel.writes if write in source]
-            key = max(after, default=-1) + 0.5
-            produced.update(dict.fromkeys(kernel.writes, key))
-        keys.append(key)
-    order = sorted(range(len(kernels)), key=lambda place: (keys[place], place))
-    return [kernels[place] for place in order]
-
-
 class _Liveness:
     """Births and deaths over a flat sequence of kernels: a loop's kernels stand where the loop is."""
 
@@ -138,7 +122,8 @@ class _Liveness:
         self.workload, self.target, self.kernels = workload, target, kernels
         self.birth: dict[int, int] = {}
         self.death: dict[int, int] = {}
-        self.workspace: list[tuple[int, Affine]] = []
+        self.extra: list[tuple[int, int, Affine, Purpose]] = []
+        self.made_by = {write: op.primitive for op in workload.ops for write in op.writes}
         self.labels: list[str] = []
         self.flat: list[Kernel] = []
         self.states = {v.tensor for v in workload.variables}
@@ -151,6 +136,7 @@ class _Liveness:
         self._keep_outputs()
         self._donate()
         self._share()
+        self._scatter_pooling()
         temporaries = self._temporaries()
         fixed, per_sample = _sweep(temporaries, len(self.labels))
         return Schedule(tuple(self.kernels), temporaries, fixed, per_sample, tuple(self.labels))
@@ -170,7 +156,41 @@ class _Liveness:
             for write in kernel.writes:
                 self.death[write] = max(self.death[write], end)
             if kernel.op.kind is Kind.DOT and self.target.dot_workspace_bytes:
-                self.workspace.append((start, Affine(self.target.dot_workspace_bytes)))
+                self._add(start, start, Affine(self.target.dot_workspace_bytes), Purpose.WORKSPACE)
+
+    def _add(self, birth: int, death: int, size: Affine, purpose: Purpose) -> None:
+        self.extra.append((birth, death, size, purpose))
+
+    def _scatter_pooling(self) -> None:
+        """Where pooling's gradient is a scatter: zeros of the operand's shape stand ready when the backward pass
+        begins.
+
+        The scatter adds into them in place. Where a ReLU of the same shape has zeros already, these are shared by all
+        layers from the first ReLU on, and each scatter takes a copy. The positions of the maxima are found anew: one
+        index a dimension.
+        """
+        if not self.target.scatters_pooling:
+            return
+        begin = next((at for at, kernel in enumerate(self.flat) if kernel.op.phase is Phase.BACKWARD), 0)
+        shared: dict[tuple[Affine, ...], int] = {}
+        for place, kernel in enumerate(self.flat):
+            if kernel.op.kind is Kind.POOL_GRADIENT:
+                pooled, operand = (self.workload.tensors[read] for read in kernel.op.reads[:2])
+                per_element = pooled.item_bytes + _INDEX_BYTES * len(pooled.shape)
+                self._add(place, place, pooled.elements * per_element, Purpose.WORKSPACE)
+                self.birth[kernel.writes[0]] = min(begin, place)
+                if self.made_by.get(kernel.op.reads[1]) == "max":
+                    shared[operand.shape] = place
+        for shape, last in shared.items():
+            first = next(at for at, kernel in enumerate(self.flat) if self._writes_shape(kernel, shape))
+            size = next(self.workload.tensors[w].bytes for w in self.flat[first].writes if self._shape(w) == shape)
+            self._add(first, last, size, Purpose.ACTIVATIONS)
+
+    def _writes_shape(self, kernel: Kernel, shape: tuple[Affine, ...]) -> bool:
+        return any(self._shape(write) == shape for write in kernel.writes)
+
+    def _shape(self, tensor: int) -> tuple[Affine, ...]:
+        return self.workload.tensors[tensor].shape
 
     def _keep_outputs(self) -> None:
         last = len(self.labels) - 1
@@ -189,7 +209,7 @@ class _Liveness:
     def _share(self) -> None:
         """An elementwise result takes the place of an operand that nobody reads afterwards."""
         for place, kernel in enumerate(self.flat):
-            if kernel.op.kind not in _IN_PLACE:
+            if kernel.op.kind not in _IN_PLACE and not (self.target.reuses_operands and kernel.op.kind in _ELEMENTWISE):
                 continue
             free = [read for read in kernel.reads if self._dies_at(read, place)]
             for write in kernel.writes:
@@ -209,12 +229,17 @@ class _Liveness:
                 size = padded_bytes(self.workload.tensors[tensor], self.target)
                 purpose = self.purposes.get(tensor, Purpose.ACTIVATIONS)
                 rows.append((tensor, birth, self.death[tensor], size.fixed, size.per_sample, purpose.value))
-        for place, size in self.workspace:
-            rows.append((-1, place, place, size.fixed, size.per_sample, Purpose.WORKSPACE.value))
+        for first, last, size, kind in self.extra:
+            rows.append((-1, first, last, size.fixed, size.per_sample, kind.value))
         columns = list(zip(*rows, strict=True)) if rows else [()] * 6
-        whole = [np.asarray(column, np.int64) for column in columns[:3]]
-        sizes = [np.asarray(column, np.float64) for column in columns[3:5]]
-        return Temporaries(*whole, *sizes, np.asarray(columns[5], np.str_))
+        return Temporaries(
+            tensor=np.asarray(columns[0], np.int64),
+            birth=np.asarray(columns[1], np.int64),
+            death=np.asarray(columns[2], np.int64),
+            fixed=np.asarray(columns[3], np.float64),
+            per_sample=np.asarray(columns[4], np.float64),
+            purpose=np.asarray(columns[5], np.str_),
+        )
 
 
 def _sweep(temporaries: Temporaries, places: int) -> tuple[Floats, Floats]:
@@ -231,7 +256,7 @@ def _sweep(temporaries: Temporaries, places: int) -> tuple[Floats, Floats]:
 
 
 def _purposes(workload: Workload) -> dict[int, Purpose]:
-    """Gradients leave the backward pass for the update in the shape of a variable; copies are made of variables alone."""
+    """Gradients go from backward to update in the shape of a variable; weight copies are made of variables alone."""
     shapes = {workload.tensors[v.tensor].shape for v in workload.variables if v.role is Role.TRAINABLE}
     from_variables = {v.tensor for v in workload.variables}
     found: dict[int, Purpose] = {}

@@ -1,7 +1,7 @@
 """Bytes on one device while a micro-step runs, by component.
 
-State (parameters, optimizer slots, accumulators ...) is there all the time; temporaries are those of the kernel at which most bytes are
-alive, so that the components add up to the total.
+State (parameters, optimizer slots, accumulators ...) is there all the time; temporaries are those of the kernel at
+which most bytes are alive, so that the components add up to the total.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ class LiveTensor:
 def memory(workload: Workload, config: TrainConfig, cluster: Cluster) -> MemoryCost:
     """Bytes per device of `config` on `cluster`.
 
-    WorkloadError when the workload says nothing about this configuration (other precision, remat, a model axis, a batch it does not
-    hold for).
+    WorkloadError when the workload says nothing about this configuration (other precision, remat, a model axis, a
+    batch it does not hold for).
     """
     check(workload, config)
     target = target_of(cluster.chip.kind, config.jit_compile)
@@ -127,7 +127,9 @@ def check(workload: Workload, config: TrainConfig) -> None:
         ("backend", workload.backend, config.backend),
     ):
         if traced != asked:
-            raise WorkloadError(f"the workload was traced with {name} {traced}, so it says nothing about {asked}; trace it again")
+            raise WorkloadError(
+                f"the workload was traced with {name} {traced}, so it says nothing about {asked}; trace it again"
+            )
     workload.check_batch(config.batch.local)
 
 
@@ -194,8 +196,8 @@ def _at_peak(plan: Schedule, at: int, batch: int) -> dict[str, int]:
 def _sharded(workload: Workload, components: dict[str, int], config: TrainConfig) -> dict[str, int]:
     """ZeRO-3 (Rajbhandari et al. 2020, section 5.3): state and gradients split over the data axis.
 
-    Two layers are held whole: the one at work and the next one, gathered ahead; their copies in the compute dtype are counted under
-    `weight_copies` where the step makes such copies.
+    Two layers are held whole: the one at work and the next one, gathered ahead; their copies in the compute dtype are
+    counted under `weight_copies` where the step makes such copies.
     """
     for name in _SHARDED:
         components[name] = -(-components[name] // config.mesh.data)

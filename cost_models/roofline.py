@@ -1,4 +1,5 @@
-"""Seconds of a micro-step: for each kernel the slower of its arithmetic and its memory traffic, and what starting it costs.
+"""Seconds of a micro-step: for each kernel the slower of its arithmetic and its memory traffic, and what starting it
+costs.
 
 Roofline: Williams, Waterman, Patterson 2009. Kernels are those of `fusion.py`.
 """
@@ -27,7 +28,7 @@ from cost_models.workload import Kind, Phase, Workload
 Floats = npt.NDArray[np.float64]
 
 DEFAULT_OVERLAP = 0.5
-"""Share of the backward pass behind which gradient all-reduces can hide: XLA starts them as gradients come, and combines them late."""
+"""Share of the backward pass behind which gradient all-reduces hide: XLA starts them early, but combines them late."""
 
 _SLICED = frozenset({Kind.GATHER, Kind.SCATTER, Kind.MOVE})
 
@@ -61,7 +62,7 @@ class TimeCost:
 
 @dataclass(frozen=True)
 class KernelTable:
-    """Every kernel as a row of numbers: sizes are fixed + batch x per_sample; `rate` names the dtype of the arithmetic."""
+    """Every kernel as a row of numbers: sizes are fixed + batch x per_sample; the arithmetic is in `dtypes[dtype]`."""
 
     flops_fixed: Floats
     flops_per_sample: Floats
@@ -72,7 +73,8 @@ class KernelTable:
     gemm_per_sample: Floats
     is_gemm: npt.NDArray[np.bool_]
     is_backward: npt.NDArray[np.bool_]
-    rate: tuple[str, ...]
+    dtype: npt.NDArray[np.int64]
+    dtypes: tuple[str, ...]
 
 
 def step_time(
@@ -82,7 +84,8 @@ def step_time(
 
     overlap  share of the backward pass behind which gradient all-reduces hide, 0 to 1
 
-    WorkloadError when the workload says nothing about this configuration; HardwareError when the chip publishes no rate at all.
+    WorkloadError when the workload says nothing about this configuration; HardwareError when the chip publishes no
+    rate at all.
     """
     check(workload, config)
     target = target_of(cluster.chip.kind, config.jit_compile)
@@ -111,7 +114,8 @@ def step_time(
 
 
 def peak_rate(chip: Chip, dtype: str) -> float:
-    """FLOP/s of products in a dtype. Where none is published: float32's, halved for each doubling of the width beyond it.
+    """FLOP/s of products in a dtype. Where none is published: float32's, halved for each doubling of the width beyond
+    it.
 
     HardwareError when float32's is unknown too.
     """
@@ -120,7 +124,9 @@ def peak_rate(chip: Chip, dtype: str) -> float:
         return rates[dtype]
     if "float32" not in rates:
         known = ", ".join(rates) or "none"
-        raise HardwareError(f"{chip.name} has no peak rate for {dtype} or float32 (known: {known}); add one to its description")
+        raise HardwareError(
+            f"{chip.name} has no peak rate for {dtype} or float32 (known: {known}); add one to its description"
+        )
     return rates["float32"] / (2.0 if dtype in ("float64", "complex64") else 1.0)
 
 
@@ -134,7 +140,7 @@ def _kernel_seconds(table: KernelTable, config: TrainConfig, cluster: Cluster, t
     share = _shared(config, cluster)
     flops = (table.flops_fixed + batch * table.flops_per_sample) * table.runs
     moved = (table.bytes_fixed + batch * table.bytes_per_sample) * table.runs
-    rates = np.array([peak_rate(chip, dtype) for dtype in table.rate]) * share
+    rates = np.array([peak_rate(chip, dtype) for dtype in table.dtypes])[table.dtype] * share
     achieved = 1.0 if cluster.local else target.product_efficiency
     filled = _filling(table.gemm_fixed + batch * table.gemm_per_sample, target)
     efficiency = np.where(table.is_gemm, achieved * filled, 1.0 if cluster.local else target.vector_efficiency)
@@ -156,7 +162,7 @@ def _communication(workload: Workload, config: TrainConfig, cluster: Cluster, hi
         return 0.0
     needed = collectives(workload)
     gradients = all_reduce(needed.gradient_bytes, cluster, devices).seconds
-    statistics = sum(all_reduce(size, cluster, devices).seconds for size in needed.statistics_bytes)
+    statistics = sum(count * all_reduce(size, cluster, devices).seconds for size, count in needed.statistics_bytes)
     return max(0.0, gradients - hidden) + statistics
 
 
@@ -178,6 +184,8 @@ def kernel_table(workload: Workload, target: Target, hold_gradients: bool) -> Ke
     for row, (kernel, _) in enumerate(rows):
         for column, size in enumerate(kernel.op.gemm):
             gemm[0][row, column], gemm[1][row, column] = size.fixed, size.per_sample
+    arithmetic = [_rate_dtype(workload, kernel) for kernel, _ in rows]
+    dtypes = tuple(sorted(set(arithmetic)))
     return KernelTable(
         flops_fixed=np.array([kernel.flops.fixed for kernel, _ in rows], np.float64),
         flops_per_sample=np.array([kernel.flops.per_sample for kernel, _ in rows], np.float64),
@@ -188,7 +196,8 @@ def kernel_table(workload: Workload, target: Target, hold_gradients: bool) -> Ke
         gemm_per_sample=gemm[1],
         is_gemm=np.array([bool(kernel.op.gemm) for kernel, _ in rows], np.bool_),
         is_backward=np.array([kernel.op.phase is Phase.BACKWARD for kernel, _ in rows], np.bool_),
-        rate=tuple(_rate_dtype(workload, kernel) for kernel, _ in rows),
+        dtype=np.array([dtypes.index(name) for name in arithmetic], np.int64),
+        dtypes=dtypes,
     )
 
 

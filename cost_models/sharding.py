@@ -1,17 +1,20 @@
 """What data parallelism must communicate in a micro-step.
 
-Each device runs the whole step on its share of the batch. Whatever contracts or sums over the batch gives each device a part of the
-answer: these parts meet in all-reduces. Gradients are such sums, and so are the statistics of a BatchNorm over the global batch.
+Each device runs the whole step on its share of the batch. Whatever contracts or sums over the batch gives each device
+a part of the answer: these parts meet in all-reduces. Gradients are such sums, and so are the statistics of a
+BatchNorm over the global batch.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 
 from cost_models.workload import Kind, Op, Phase, Workload, walk
 
 _SUMS = frozenset({Kind.DOT, Kind.CONV, Kind.REDUCE, Kind.SCATTER})
+_PASSES_ON = frozenset({Kind.VIEW, Kind.MOVE, Kind.ELEMENTWISE, Kind.REDUCE})
 
 
 @dataclass(frozen=True)
@@ -19,18 +22,18 @@ class Collectives:
     """All-reduces of one micro-step, in bytes of the whole array.
 
     gradients   sums over the batch that leave for the optimizer; XLA combines them into few
-    statistics  sums over the batch that the step itself waits for, one by one (BatchNorm, losses)
+    statistics  sums over the batch that the step itself waits for, one by one (BatchNorm, losses): (bytes, how many)
     """
 
     gradient_bytes: int
-    statistics_bytes: tuple[int, ...]
+    statistics_bytes: tuple[tuple[int, int], ...]
 
 
 @lru_cache(maxsize=64)
 def collectives(workload: Workload) -> Collectives:
-    """The all-reduces that splitting the batch brings. Accumulation does not reduce them: Keras reduces every micro-step."""
+    """The all-reduces that splitting the batch brings. Accumulation spares none: Keras reduces every micro-step."""
     update_reads = {read for op in workload.ops if op.phase is Phase.UPDATE for read in _sources(workload, op)}
-    gradients, statistics = 0.0, []
+    gradients, statistics = 0.0, Counter[int]()
     for op in walk(workload.ops):
         if op.phase is Phase.UPDATE or not _sums_over_batch(workload, op):
             continue
@@ -38,8 +41,8 @@ def collectives(workload: Workload) -> Collectives:
         if op.phase is Phase.BACKWARD and update_reads.intersection(op.writes):
             gradients += size
         else:
-            statistics.append(round(size))
-    return Collectives(round(gradients), tuple(statistics))
+            statistics[round(size)] += 1
+    return Collectives(round(gradients), tuple(sorted(statistics.items())))
 
 
 def _sums_over_batch(workload: Workload, op: Op) -> bool:
@@ -63,6 +66,6 @@ def _sources(workload: Workload, op: Op) -> set[int]:
         if read in found or maker is None or maker.phase is not Phase.BACKWARD:
             continue
         found.add(read)
-        if maker.kind in (Kind.VIEW, Kind.MOVE, Kind.ELEMENTWISE):
+        if maker.kind in _PASSES_ON and not _sums_over_batch(workload, maker):
             pending.extend(maker.reads)
     return found

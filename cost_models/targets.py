@@ -20,6 +20,9 @@ class Target:
     tile_row_bytes      bytes down the second-minor dimension of a memory tile (0: no tiles)
     tile_lanes          elements across the minor dimension of a memory tile
     dot_workspace_bytes scratch of a library's matrix product
+    reuses_operands     an elementwise result may take the place of an operand that nobody reads afterwards
+    scatters_pooling    the gradient of max-pooling is a scatter into zeros, with the position of each maximum as
+                        indices
     uncertainty         where the compiler's figure may lie (below, above), as shares of the temporaries
     product_tile        (m, n, k) to which matrix units round a product up
     product_efficiency  share of the peak that large products reach
@@ -35,6 +38,8 @@ class Target:
     tile_row_bytes: int
     tile_lanes: int
     dot_workspace_bytes: int
+    reuses_operands: bool
+    scatters_pooling: bool
     uncertainty: tuple[float, float]
     product_tile: tuple[int, int, int]
     product_efficiency: float
@@ -47,12 +52,14 @@ _FUSIBLE = frozenset({Kind.ELEMENTWISE, Kind.EXPENSIVE, Kind.RANDOM, Kind.BROADC
 _GPU = Target(
     name="gpu",
     fusible=_FUSIBLE,
-    absorbing=frozenset({Kind.REDUCE}),
+    absorbing=frozenset({Kind.REDUCE, Kind.POOL, Kind.POOL_GRADIENT}),
     keeps_long_chains=True,
     free_transposes=True,
     tile_row_bytes=0,
     tile_lanes=0,
     dot_workspace_bytes=4 * 2**20,  # cuBLAS before Hopper, as XLA gives it
+    reuses_operands=False,
+    scatters_pooling=True,
     uncertainty=(0.15, 0.15),
     product_tile=(64, 64, 32),
     product_efficiency=0.80,  # best shapes: A100 0.81 to 0.87, H100 0.80 (stas00/ml-engineering, MAMF)
@@ -68,16 +75,21 @@ _TPU = Target(
     tile_row_bytes=32,  # 8 rows of float32, 16 of bfloat16
     tile_lanes=128,
     dot_workspace_bytes=0,
+    reuses_operands=True,
+    scatters_pooling=False,
     uncertainty=(0.25, 0.25),
     product_tile=(8, 128, 128),
-    product_efficiency=0.83,  # v7x, large squares in bfloat16: 0.82 to 0.83 (AI-Hypercomputer/tpu-recipes, microbenchmarks)
+    product_efficiency=0.83,  # v7x, large squares in bfloat16: 0.82 to 0.83 (AI-Hypercomputer/tpu-recipes)
     vector_efficiency=1 / 64,  # v5p: about 7e12 vector operations a second beside 4.6e14 (jax-ml/scaling-book, tpus.md)
     bandwidth_efficiency=0.85,  # v6e 0.83, v7x 0.87 for copies of 128 MB and more (AI-Hypercomputer/tpu-recipes)
 )
 _CPU = replace(
     _GPU,
     name="cpu",
+    absorbing=frozenset({Kind.REDUCE}),
     dot_workspace_bytes=0,
+    reuses_operands=True,
+    scatters_pooling=False,
     uncertainty=(0.25, 0.25),
     product_tile=(4, 16, 1),  # register blocks of vectorised kernels
     product_efficiency=0.7,

@@ -1,7 +1,7 @@
 """Workload: one training micro-step as plain values, with no framework in it.
 
-A micro-step is what Keras's `fit` runs for one batch: forward, loss, backward, optimizer, metrics. It is a list of `Op`s
-in program order over numbered `Tensor`s; sizes and FLOPs are `Affine` in the local batch.
+A micro-step is what Keras's `fit` runs for one batch: forward, loss, backward, optimizer, metrics. It is a list of
+`Op`s in program order over numbered `Tensor`s; sizes and FLOPs are `Affine` in the local batch.
 """
 
 from __future__ import annotations
@@ -215,12 +215,12 @@ class Workload:
         chosen = (self.tensors[v.tensor] for v in self.variables if v.role is Role.TRAINABLE)
         return round(sum(tensor.elements.fixed for tensor in chosen))
 
-    @property
+    @cached_property
     def flops(self) -> Affine:
         """FLOPs of one micro-step on one device."""
         return Affine.sum(op.total_flops for op in self.ops)
 
-    @property
+    @cached_property
     def model_flops(self) -> Affine:
         """FLOPs of products and convolutions outside recomputation: the numerator of MFU (PaLM, appendix B)."""
         return Affine.sum(_model_flops(op) for op in self.ops)

@@ -15,7 +15,7 @@ def abstract_variables() -> Iterator[None]:
     nothing, so the value is right and the memory is free again. Variables made from a concrete value (the optimizer's
     `iterations`) keep it, and so do variables that are assigned to (`set_weights`, `load_weights`).
     """
-    from keras.src.backend.jax.core import JaxVariable  # noqa: PLC0415
+    from keras.src.backend.jax.core import JaxVariable
 
     original: Callable[..., None] = JaxVariable._initialize_with_initializer
 

@@ -1,4 +1,4 @@
-"""A jaxpr as a flat list of operations with concrete sizes: calls inlined, loops and branches kept with their bodies."""
+"""A jaxpr as a list of operations with concrete sizes: calls inlined, loops and branches kept with their bodies."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class _Place:
 
 
 def record(closed: Any) -> Recording:
-    """Walk a closed jaxpr. Every input, constant and output is a tensor of the recording; dead operations are dropped."""
+    """Walk a closed jaxpr. Inputs, constants and outputs are tensors of the recording; dead operations are dropped."""
     recording = Recording()
     env: dict[Any, int] = {}
     jaxpr = closed.jaxpr
@@ -192,7 +192,7 @@ class _Walker:
         return found
 
     def _scan(self, eqn: Any, env: dict[Any, int], phase: Phase, layer: str) -> list[RawOp]:
-        """`length` runs of the body: constants and carries as they are, a slice of each stacked input, of each output."""
+        """`length` runs of the body: constants and carries as they are, slices of stacked inputs and outputs."""
         params, outer = eqn.params, self.recording
         constants, carries = params["num_consts"], params["num_carry"]
         jaxpr = params["jaxpr"].jaxpr
@@ -241,19 +241,26 @@ class _Walker:
         reads = [self.read(env, atom) for atom in eqn.invars]
         bodies = []
         for branch in eqn.params["branches"]:
-            local = dict(zip(branch.jaxpr.invars, reads[1:], strict=True)) | self._constants(branch.jaxpr, branch.consts)
+            local = dict(zip(branch.jaxpr.invars, reads[1:], strict=True)) | self._constants(
+                branch.jaxpr, branch.consts
+            )
             bodies.append(self._inner(branch.jaxpr, local))
         largest = max(bodies, key=lambda inner: (_flops(inner.ops), self._bytes(inner.ops)))
         writes = self._writes(eqn, env)
         return [self._structure(Kind.BRANCH, "cond", reads, writes, phase, layer, largest)]
 
     def _structure(
-        self, kind: Kind, name: str, reads: Sequence[int], writes: tuple[int, ...], phase: Phase, layer: str, inner: _Inner
+        self,
+        kind: Kind,
+        name: str,
+        reads: Sequence[int],
+        writes: tuple[int, ...],
+        phase: Phase,
+        layer: str,
+        inner: _Inner,
     ) -> RawOp:
         region, repeat = self.place.region, inner.repeat
-        return RawOp(
-            kind, name, tuple(reads), writes, Cost(), phase, layer, region, repeat, inner.ops, inner.results
-        )
+        return RawOp(kind, name, tuple(reads), writes, Cost(), phase, layer, region, repeat, inner.ops, inner.results)
 
     def _bytes(self, ops: Sequence[RawOp]) -> int:
         return sum(math.prod(self.recording.tensors[end][1]) for op in ops for end in (*op.reads, *op.writes))

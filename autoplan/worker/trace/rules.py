@@ -1,8 +1,8 @@
 """What each JAX primitive is and costs: small rules, registered once, each knowing one operation.
 
 A rule looks at one equation and tells its FLOPs and, for products, the matrix product that it is. FLOPs follow XLA's
-convention (HloCostAnalysis): a multiply-add counts two, an elementwise operation one an output element, a reduction one an input
-element.
+convention (HloCostAnalysis): a multiply-add counts two, an elementwise operation one an output element, a reduction
+one an input element.
 """
 
 from __future__ import annotations
@@ -90,7 +90,17 @@ def _elementwise(eqn: Any) -> Cost:
 
 @register(
     Kind.EXPENSIVE,
-    *("erfc", "erf_inv", "lgamma", "digamma", "polygamma", "igamma", "igammac", "igamma_grad_a", "regularized_incomplete_beta"),
+    *(
+        "erfc",
+        "erf_inv",
+        "lgamma",
+        "digamma",
+        "polygamma",
+        "igamma",
+        "igammac",
+        "igamma_grad_a",
+        "regularized_incomplete_beta",
+    ),
     *("bessel_i0e", "bessel_i1e", "random_gamma_grad", "zeta"),
 )
 def _expensive(eqn: Any) -> Cost:
@@ -148,7 +158,9 @@ def _sort(eqn: Any) -> Cost:
     return Cost(elements * max(1, math.ceil(math.log2(max(along, 2)))))
 
 
-@register(Kind.POOL, "reduce_window_max", "reduce_window_sum", "reduce_window_min", "reduce_window", "reduce_window_and")
+@register(
+    Kind.POOL, "reduce_window_max", "reduce_window_sum", "reduce_window_min", "reduce_window", "reduce_window_and"
+)
 def _pool(eqn: Any) -> Cost:
     return Cost(output_elements(eqn) * math.prod(eqn.params["window_dimensions"]))
 
@@ -181,8 +193,8 @@ def _ragged_dot(eqn: Any) -> Cost:
 def _conv(eqn: Any) -> Cost:
     """2 x (batch x output positions) x output features x (kernel positions x input features a group).
 
-    Positions that meet only the zeros of a dilated input cost nothing in a good kernel, so the count is divided by the input's
-    dilation. `feature_group_count` and `batch_group_count` split the product into that many smaller ones.
+    Positions that meet only the zeros of a dilated input cost nothing in a good kernel, so the count is divided by
+    the input's dilation. `feature_group_count` and `batch_group_count` split the product into that many smaller ones.
     """
     numbers = eqn.params["dimension_numbers"]
     kernel, output = eqn.invars[1].aval.shape, eqn.outvars[0].aval.shape
@@ -217,4 +229,6 @@ def _fft(eqn: Any) -> Cost:
     return Cost(round(5 * output_elements(eqn) * math.log2(max(length, 2))))
 
 
-register(Kind.COLLECTIVE, "psum", "psum2", "all_gather", "all_to_all", "ppermute", "reduce_scatter", "pmax", "pmin")(_free)
+register(Kind.COLLECTIVE, "psum", "psum2", "all_gather", "all_to_all", "ppermute", "reduce_scatter", "pmax", "pmin")(
+    _free
+)

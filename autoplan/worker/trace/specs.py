@@ -1,4 +1,4 @@
-"""Batches for a model that comes without data: their shapes and dtypes, and values that its layers and losses accept."""
+"""Batches for a model that comes without data: shapes, dtypes, and values that its layers and losses accept."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _inputs(model: Any) -> Any:
 
 
 def _struct(shape: Any, dtype: Any, batch_size: int) -> Any:
-    import jax  # noqa: PLC0415  (other backends trace elsewhere)
+    import jax
 
     dims = (batch_size, *(_FALLBACK_DIM if dim is None else int(dim) for dim in tuple(shape)[1:]))
     return jax.ShapeDtypeStruct(dims, keras.backend.standardize_dtype(dtype))
@@ -94,7 +94,7 @@ def _target(output: Any, loss: Any, batch_size: int) -> Any:
 
 def _is_sparse(loss: Any) -> bool:
     name = loss if isinstance(loss, str) else getattr(loss, "name", None) or getattr(loss, "__name__", "")
-    return "sparse" in name.lower()
+    return "sparse" in str(name).lower()
 
 
 def _smallest_vocabulary(model: Any) -> int:

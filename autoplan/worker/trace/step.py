@@ -19,11 +19,13 @@ from cost_models.workload import Role, UnknownOp, Variable, Workload
 def trace_train_step(model: Any, batch: Any, *, local_batch: int) -> Workload:
     """The Workload of one micro-step of a compiled Keras model.
 
-    batch        (x, y[, sample_weight]) of arrays or `jax.ShapeDtypeStruct`s, batch dimension first; its size is replaced
+    batch        (x, y[, sample_weight]) of arrays or `jax.ShapeDtypeStruct`s, batch dimension first; its size is
+                 replaced
     local_batch  samples on one device
 
-    Nothing is computed and no variable needs a value. The step is traced at `local_batch` and twice that; where the two differ in
-    structure, the workload holds for `local_batch` alone. WorkloadError for a model that is not compiled.
+    Nothing is computed and no variable needs a value. The step is traced at `local_batch` and twice that; where the
+    two differ in structure, the workload holds for `local_batch` alone. WorkloadError for a model that is not
+    compiled.
     """
     if getattr(model, "optimizer", None) is None:
         raise WorkloadError("the model has no optimizer, so it has no training step; call model.compile(...) first")
@@ -73,7 +75,7 @@ def remat_of(model: Any) -> str:
 
 @contextmanager
 def _every_micro_step_updates(optimizer: Any) -> Iterator[None]:
-    """Trace the step without accumulation: what that adds is arithmetic, and one trace then serves every accumulation."""
+    """Trace the step without accumulation: what that adds is arithmetic, and one trace serves every accumulation."""
     inner = _inner_optimizer(optimizer)
     steps, inner.gradient_accumulation_steps = inner.gradient_accumulation_steps, None
     try:
@@ -107,7 +109,7 @@ def _as_tuple(batch: Any) -> Any:
 
 def _dtype(variable: Any) -> str:
     """The stored dtype: `variable.dtype` answers with the compute dtype inside an autocast scope."""
-    return keras.backend.standardize_dtype(variable._dtype)
+    return str(keras.backend.standardize_dtype(variable._dtype))
 
 
 def _state(model: Any) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
