@@ -47,7 +47,8 @@ def test_no_module_is_longer_than_500_lines():
 
 def test_no_function_is_longer_than_60_lines():
     long = {}
-    for path in PYTHON:
+    packages = [path for path in PYTHON if path.relative_to(ROOT).parts[0] in {"autoplan", "cost_models"}]
+    for path in packages:
         for node in ast.walk(ast.parse(path.read_bytes())):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno - node.lineno >= 60:
                 long[f"{name(path)}:{node.name}"] = node.end_lineno - node.lineno + 1
