@@ -220,22 +220,24 @@ def _where_time_goes(plan: Plan) -> str:
     if after is None:
         told = "Where the time goes is not known."
     elif before is None or plan.config == plan.baseline.config:
-        told = f"The largest part of a micro-step is {after} (analytic)."
+        told = f"The largest part of a micro-step is {after}, analytic."
+    elif before == after:
+        told = f"The largest part of a micro-step is still {after}, analytic."
     else:
-        told = f"The largest part of a micro-step was {before} and is now {after} (analytic)."
+        told = f"The largest part of a micro-step was {before} and is now {after}, both analytic."
     if plan.measured is not None and plan.measured.input_bound:
         told += " Reading the data is slower than computing (measured): a faster input path would help next."
     return told
 
 
 def _largest_part(predicted: Mapping[str, Any] | None) -> str | None:
-    """`launch overhead, 82%`: the part that bounds the predicted micro-step, and its share."""
+    """`launch overhead (82%)`: the part that bounds the predicted micro-step, and its share."""
     time: Mapping[str, Any] = (predicted or {}).get("time") or {}
     bound = time.get("bound")
     if bound is None:
         return None
     part, whole = time.get(f"{bound}_seconds"), time.get("micro_step_seconds")
-    share = f", {figures.percent(part / whole)}" if part and whole else ""
+    share = f" ({figures.percent(part / whole)})" if part and whole else ""
     return _PARTS.get(bound, str(bound)) + share
 
 

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from autoplan import cli_frame
+from autoplan.cli_frame import Commands, Format, SourceCommand
+from autoplan.errors import AutoplanError, NoFeasibleConfiguration
+
+
+class Fails(AutoplanError):
+    exit_code = 7
+
+
+@pytest.fixture
+def app():
+    app = typer.Typer(cls=Commands, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+    @app.command(cls=SourceCommand)
+    def echo(context: typer.Context, source: str, loud: bool = False) -> None:
+        typer.echo(json.dumps([source, loud, cli_frame.source_arguments(context)]))
+
+    @app.command()
+    def fail(
+        kind: str,
+        format_: Annotated[Format, typer.Option("--format", callback=cli_frame.remember_format)] = Format.TEXT,
+    ) -> None:
+        raise {"fails": Fails("no"), "none": NoFeasibleConfiguration("nothing fits"), "key": KeyError("x")}[kind]
+
+    return app
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["a.py"], ["a.py", False, []]),
+        (["a.py", "--loud"], ["a.py", True, []]),
+        (["--loud", "a.py", "--"], ["a.py", True, []]),
+        (["a.py", "--", "--loud"], ["a.py", False, ["--loud"]]),
+        (["a.py", "--", "x", "--", "--help", ""], ["a.py", False, ["x", "--", "--help", ""]]),
+    ],
+)
+def test_what_stands_behind_the_dashes_is_the_scripts(app, words, found):
+    assert json.loads(CliRunner().invoke(app, ["echo", *words]).stdout) == found
+
+
+def test_help_shows_where_the_scripts_arguments_go(app):
+    assert "[-- ARGS]" in CliRunner().invoke(app, ["echo", "--help"]).stdout
+
+
+@pytest.mark.parametrize(("kind", "code", "told"), [("fails", 7, "no"), ("none", 3, "nothing fits")])
+def test_each_error_has_its_exit_code_and_message(app, kind, code, told):
+    done = CliRunner().invoke(app, ["fail", kind])
+    assert (done.exit_code, done.stdout, done.stderr) == (code, "", f"error: {told}\n")
+    done = CliRunner().invoke(app, ["fail", kind, "--format", "json"])
+    assert json.loads(done.stdout)["error"]["exit_code"] == code
+
+
+def test_other_exceptions_pass(app):
+    assert isinstance(CliRunner().invoke(app, ["fail", "key"]).exception, KeyError)
+
+
+def test_commands_are_listed_in_their_order(app):
+    told = CliRunner().invoke(app, ["--help"]).stdout
+    assert told.index("echo") < told.index("fail")
+
+
+def test_a_crash_that_can_be_kept_nowhere_is_told_whole(monkeypatch, tmp_path, capsys):
+    (tmp_path / ".autoplan").write_text("a file, not a folder")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing" / "deeper"))
+    assert cli_frame.tell_crash(KeyError("x")) == 1
+    assert capsys.readouterr().err.endswith("please report it with this:\nKeyError: 'x'\n.\n")
+
+
+def test_a_crash_goes_to_the_temporary_folder_where_the_working_one_is_closed(monkeypatch, tmp_path, capsys):
+    (tmp_path / ".autoplan").write_text("a file, not a folder")
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    cli_frame.tell_crash(KeyError("x"))
+    (kept,) = Path(tmp_path / "temporary").iterdir()
+    assert f"the file {kept}" in capsys.readouterr().err
+    assert "KeyError: 'x'" in kept.read_text()
+
+
+def test_json_is_strict():
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        cli_frame.tell_json({"x": float("nan")})

@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+import pytest
+
+from autoplan import comparison
+from autoplan.comparison import Cell, Difference
+from tests.autoplan import plans
+
+NAMES = ["micro-step", "samples/s", "updates/s", "peak memory a device", "MFU", "compile time"]
+
+
+def row(plan, name):
+    return next(row for row in comparison.rows(plan) if row.name == name)
+
+
+def analytic(**changes):
+    plain = plans.plain_plan(evidence="analytic", measured=None, verification=None, trials=[])
+    plain["baseline"] = plain["baseline"] | {"measured": None}
+    return plans.plan(**(plain | changes))
+
+
+def simulated():
+    plain = plans.plain_plan()
+    plain["hardware"] = plain["hardware"] | {"devices": 8, "simulated": True}
+    plain["measured"] = plain["measured"] | {"simulated_devices": True}
+    return plans.plan(**plain)
+
+
+# Rows
+
+
+def test_the_six_quantities_in_their_order():
+    assert [row.name for row in comparison.rows(plans.plan())] == NAMES
+
+
+def test_measured_times_have_intervals_and_their_tier():
+    found = row(plans.plan(), "micro-step")
+    # 0.0625 s with 0.96875 and 1.0625 of it; 0.004 s likewise.
+    assert found.baseline == Cell("62.5 ms", "measured", "60.5 to 66.4 ms")
+    assert found.plan == Cell("4.00 ms", "measured", "3.88 to 4.25 ms")
+    assert found.evidence == "measured"
+
+
+def test_rates_follow_from_the_micro_step_and_the_batch():
+    # Baseline: 32 samples and a quarter of an update in 62.5 ms. Plan: 128 samples and one update in 4 ms.
+    samples, updates = row(plans.plan(), "samples/s"), row(plans.plan(), "updates/s")
+    assert samples.baseline == Cell("512", "measured", "482 to 529")
+    assert samples.plan == Cell("32,000", "measured", "30,100 to 33,000")
+    assert updates.baseline == Cell("4.00", "measured", "3.76 to 4.13")
+    assert updates.plan == Cell("250", "measured", "235 to 258")
+
+
+@pytest.mark.parametrize(
+    ("source", "tier"),
+    [("device", "measured on the device"), ("compiled", "compiled program"), ("resident", "measured as resident size")],
+)
+def test_memory_says_where_it_comes_from(source, tier):
+    measured = plans.measurement(peak_bytes=3 * plans.GIB, peak_bytes_source=source)
+    assert row(plans.plan(measured=measured), "peak memory a device").plan == Cell("3.00 GiB", tier)
+
+
+def test_memory_that_was_not_measured_is_the_estimates():
+    measured = plans.measurement(peak_bytes=None, peak_bytes_source=None)
+    found = row(plans.plan(measured=measured), "peak memory a device")
+    assert found.plan == Cell("300 MiB", "analytic", "280 MiB to 320 MiB")
+    assert found.evidence == "baseline measured as resident size; plan analytic"
+
+
+def test_mfu_takes_the_measured_time_over_the_predicted_one():
+    # Predicted 21% in 3.5 ms, measured 4 ms: 21% x 3.5 / 4 = 18.4%. Baseline: 21% x 50 / 62.5 = 16.8%.
+    found = row(plans.plan(), "MFU")
+    assert found.plan == Cell("18%", "measured time, analytic FLOPs")
+    assert found.baseline == Cell("17%", "measured time, analytic FLOPs")
+
+
+def test_what_is_not_known_stays_unknown():
+    plan = plans.plan(predicted=None, measured=plans.measurement(compile_seconds=None, peak_bytes=None))
+    for name in ("MFU", "compile time", "peak memory a device"):
+        assert row(plan, name).plan == Cell("not known")
+
+
+def test_an_analytic_plan_has_analytic_cells_alone():
+    plan = analytic()
+    assert {row.evidence for row in comparison.rows(plan)} == {"analytic", ""}
+    assert row(plan, "micro-step").plan == Cell("3.50 ms", "analytic")
+    assert row(plan, "samples/s").plan == Cell("36,600", "analytic")
+    assert row(plan, "MFU").plan == Cell("21%", "analytic")
+    assert row(plan, "compile time").plan == Cell("not known")
+
+
+def test_simulated_devices_are_named_beside_every_time():
+    plan = simulated()
+    for name in ("micro-step", "samples/s", "updates/s"):
+        assert row(plan, name).plan.tier == "measured, simulated devices"
+    assert row(plan, "MFU").plan.tier == "measured time, simulated devices, analytic FLOPs"
+
+
+def test_a_baseline_that_failed_has_its_failure_and_no_figures():
+    baseline = {"config": plans.config(), "failure": {"kind": "oom", "message": "killed at 12.1 GiB"}}
+    found = comparison.rows(plans.plan(baseline=baseline))
+    assert found[0].baseline == Cell("out of memory", "measured")
+    assert all(row.baseline == Cell("—") for row in found[1:])
+
+
+# Differences
+
+
+def test_differences_name_nested_keys_and_speak_of_switches():
+    plan = plans.plan()
+    assert comparison.differences(plan.baseline.config, plan.config) == [
+        Difference("batch.local", "32", "128"),
+        Difference("batch.global", "32", "128"),
+        Difference("batch.accumulation", "4", "1"),
+        Difference("jit_compile", "off", "on"),
+    ]
+    assert comparison.differences(plan.config, plan.config) == []
+
+
+# Sentences
+
+
+def test_a_verified_speed_up_is_stated_with_its_interval_pairs_and_tier():
+    assert comparison.headline(plans.plan()) == (
+        "62.5 times as fast as your own configuration (95% interval 60.2 to 64.0), "
+        "measured in 5 alternating pairs of clean processes."
+    )
+    assert "measured on simulated devices in 5 alternating pairs" in comparison.headline(simulated())
+
+
+def test_no_speed_up_is_claimed_where_none_was_shown():
+    same = plans.plan(config=plans.plain_plan()["baseline"]["config"])
+    assert comparison.headline(same) == (
+        "No other configuration was shown to be faster: the plan is your own configuration."
+    )
+    unverified = plans.plan(verification=None)
+    assert comparison.headline(unverified).endswith("no speed-up is claimed.")
+    failed = {"config": plans.config(batch=(4096, 1)), "failure": {"kind": "oom", "message": ""}}
+    assert comparison.headline(plans.plan(baseline=failed)) == (
+        "Your own configuration failed (out of memory); the plan is one that runs. There is no speed-up to state."
+    )
+
+
+def test_nothing_measured_is_said_first():
+    assert comparison.headline(analytic()) == "Nothing was measured: every figure here is analytic."
+
+
+def test_two_lines_of_why():
+    overhead = plans.estimate(0.05, bound="overhead", overhead_seconds=0.041)
+    plain = plans.plain_plan()
+    plan = plans.plan(baseline=plain["baseline"] | {"predicted": overhead})
+    assert comparison.reasons(plan) == [
+        "It changes batch.global 32 → 128; batch.accumulation 4 → 1; jit_compile off → on.",
+        "The largest part of a micro-step was launch overhead (82%) and is now arithmetic (50%), both analytic.",
+    ]
+
+
+def test_why_without_estimates_and_with_slow_data():
+    plan = plans.plan(predicted=None, measured=plans.measurement(input_bound=True))
+    assert comparison.reasons(plan)[1] == (
+        "Where the time goes is not known. "
+        "Reading the data is slower than computing (measured): a faster input path would help next."
+    )
+
+
+def test_a_plan_that_changes_nothing():
+    plain = plans.plain_plan()
+    plan = plans.plan(config=plain["baseline"]["config"])
+    assert comparison.reasons(plan) == [
+        "It changes nothing.",
+        "The largest part of a micro-step is arithmetic (50%), analytic.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("verdict", "start"),
+    [
+        ("exact", "It trains the same: the losses of baseline and plan are equal within 1e-5"),
+        ("within_seed_band", "It trains alike: the plan's losses lie within what a change of the seed does"),
+        ("outside", "It trains differently: the plan's losses lie outside what a change of the seed does"),
+        ("not_compared", "Whether it trains the same was not compared"),
+    ],
+)
+def test_numerics_in_words(verdict, start):
+    verification = plans.plain_plan()["verification"] | {"numerics": verdict, "numerics_detail": ""}
+    assert comparison.numerics(plans.plan(verification=verification)) == start + "."
+    assert comparison.numerics(plans.plan(verification=None)) is None

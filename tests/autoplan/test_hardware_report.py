@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import io
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from autoplan import hardware, hardware_report, report
+from autoplan.errors import HardwareError
+
+PROFILE = {
+    "schema": 1,
+    "backend": "jax",
+    "platform": "cpu",
+    "device_kind": "cpu",
+    "devices": 1,
+    "matmul_flops_per_second": {"float32": {"256": 5.0e10, "1024": 1.25e11}, "bfloat16": {}, "float16": {}},
+    "memory_bytes_per_second": 1.5e10,
+    "kernel_launch_seconds": 2e-6,
+    "dispatch_seconds": 2e-5,
+    "usable_memory_bytes": None,
+    "all_reduce": [],
+    "versions": {"python": "3.11.7", "jax": "0.10.2", "jaxlib": "0.10.2"},
+    "date": "2026-11-29",
+    "probe_seconds": 4.5,
+}
+
+
+def text(shown) -> str:
+    stream = io.StringIO()
+    report.print_to(report.open_console(stream), shown)
+    return stream.getvalue()
+
+
+def rows(shown) -> list[list[str]]:
+    return [re.split(r"\s{2,}", line.strip()) for line in text(shown).splitlines()]
+
+
+@pytest.fixture
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("KERAS_BACKEND", "jax")
+
+
+def test_the_table_has_every_chip_with_its_forms():
+    listed = {row[0]: row for row in rows(hardware_report.known_table())}
+    documented = {row["key"] for row in hardware_report.known_document()["hardware"]}
+    assert {name.removesuffix("-N") for name in listed} >= documented
+    assert listed["tpu-v4-N"][1:6] == ["Google TPU v4", "30.8 GiB", "1,200", "275", "275"]
+    assert "not known" in listed["gpu-t4"]
+
+
+def test_the_document_is_plain():
+    assert json.loads(json.dumps(hardware_report.known_document()))["schema"] == 1
+
+
+def test_a_catalogue_name_has_figures_with_sources_and_sizes():
+    found = hardware_report.described("tpu-v4-8")
+    assert json.loads(json.dumps(found))["cluster"]["devices"] == 4
+    told = text(hardware_report.description(found))
+    assert told.startswith("tpu-v4-8: 4 devices (2x2x1 chips) of tpu-v4, 30.75 GiB usable each\n")
+    assert "Google Cloud documentation" in told
+    assert "tpu-v4-16" in told
+    assert "USD a chip and hour" in told
+
+
+def test_what_was_not_verified_says_so():
+    assert "unverified: " in text(hardware_report.description(hardware_report.described("tpu-v2-8")))
+
+
+def test_a_file_is_shown(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("base: gpu-a100-80gb\nname: mine\ndevices: 2\nchip: {memory_bytes_per_second: 1.5e+12}\n")
+    found = hardware_report.described(str(path))
+    assert text(hardware_report.description(found)).startswith("mine: 2 devices of gpu-a100-80gb, ")
+    values = {row[0]: row[1] for row in rows(hardware_report.description(found)) if len(row) > 1}
+    assert values["memory_bytes_per_second"] == "1.5e+12"
+
+
+def test_this_machine_is_shown_as_it_was_measured(own_cache):
+    with pytest.raises(HardwareError, match="run `autoplan hardware probe`"):
+        hardware_report.described("local")
+    hardware.save_profile(PROFILE, "jax")
+    told = text(hardware_report.description(hardware_report.described("local")))
+    assert told.startswith("local: 1 device of ")
+    assert "achieved here, measured 2026-11-29 with jax 0.10.2" in told
+
+
+def test_a_probe_shows_rates_and_where_they_are_kept(own_cache, tmp_path):
+    hardware.save_profile(PROFILE, "jax")
+    shown = hardware_report.probed(PROFILE, "jax")
+    assert next(row for row in rows(shown) if row[0] == "peak_flops_per_second.float32")[1] == "1.25e+11"
+    kept = Path(text(shown).splitlines()[-1].removeprefix("Kept in ").removesuffix("."))
+    assert kept.is_relative_to(tmp_path)
+    assert kept.exists()
+
+
+def test_a_probe_that_could_not_be_kept_says_so(own_cache):
+    assert text(hardware_report.probed(PROFILE, "jax")).splitlines()[-1] == (
+        "It could not be kept, so it is measured anew each time."
+    )
+
+
+def test_unknown_hardware():
+    with pytest.raises(HardwareError, match="unknown hardware 'tpu-v99-8'"):
+        hardware_report.described("tpu-v99-8")

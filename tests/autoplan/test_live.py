@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+
+from autoplan import live, report
+from autoplan.plan import Failure, Measurement
+from autoplan.requests import Event
+from tests.autoplan import plans
+
+MEASURED = Measurement.model_validate(plans.measurement())
+SIMULATED = Measurement.model_validate(plans.measurement(simulated_devices=True))
+OUT_OF_MEMORY = Failure(kind="oom", message="killed at 12.1 GiB\nmore", log="trial-1.log", wall_seconds=3.0)
+
+
+class Clock:
+    """A clock that is set by hand, in seconds."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+STORY = [
+    (0.0, Event("stage", "looking at the training up to its fit")),
+    (4.0, Event("note", "the script's set_dtype_policy is overridden")),
+    (5.0, Event("trial_started", "", number=0, config=plans.config(jit_compile=False), seconds_left=595.0)),
+    (6.0, Event("trial_phase", "compiling", number=0, seconds_left=594.0)),
+    (
+        9.0,
+        Event("trial_finished", "", number=0, config=plans.config(jit_compile=False), outcome=MEASURED, best_number=0),
+    ),
+    (10.0, Event("trial_started", "", number=1, config=plans.config(batch=(4096, 1)))),
+    (
+        75.0,
+        Event(
+            *("trial_finished", "killed at 12.1 GiB"),
+            number=1,
+            config=plans.config(batch=(4096, 1)),
+            outcome=OUT_OF_MEMORY,
+            best_number=0,
+            seconds_left=525.0,
+        ),
+    ),
+    (80.0, Event("verification", "pair 1 of 5", seconds_left=520.0)),
+    (99.0, Event("finished", "the plan is written")),
+]
+
+
+def test_a_pipe_gets_an_event_a_line(clock):
+    stream = io.StringIO()
+    with live.watching(stream, clock) as watch:
+        for clock.now, event in STORY:
+            watch(event)
+    assert stream.getvalue().splitlines() == [
+        "[0 s]  looking at the training up to its fit",
+        "[4 s]  the script's set_dtype_policy is overridden",
+        "[5 s]  trial 0 starts: float32, batch 128, jit_compile off",
+        "[9 s]  trial 0 measured: micro-step 4.00 ms, 32,000 samples/s, peak memory 512 MiB  (best so far: trial 0)",
+        "[10 s]  trial 1 starts: float32, batch 4096",
+        "[1 min 15 s]  trial 1 failed, out of memory: killed at 12.1 GiB  (best so far: trial 0)  8 min 45 s left",
+        "[1 min 20 s]  pair 1 of 5",
+        "[1 min 39 s]  the plan is written",
+    ]
+
+
+def test_each_line_is_there_as_soon_as_it_happened(tmp_path, clock):
+    with (tmp_path / "log").open("w") as stream, live.watching(stream, clock) as watch:
+        watch(STORY[0][1])
+        assert (tmp_path / "log").read_text() == "[0 s]  looking at the training up to its fit\n"
+
+
+def test_long_lines_are_not_broken_in_a_pipe(clock):
+    stream = io.StringIO()
+    with live.watching(stream, clock) as watch:
+        watch(Event("note", "word " * 100))
+    assert len(stream.getvalue().splitlines()) == 1
+
+
+def test_simulated_devices_are_named(clock):
+    event = Event("trial_finished", "", number=3, config=plans.config(), outcome=SIMULATED)
+    stream = io.StringIO()
+    with live.watching(stream, clock) as watch:
+        watch(event)
+    assert stream.getvalue().startswith("[0 s]  trial 3 measured on simulated devices: micro-step 4.00 ms")
+    board = live.Board(clock)
+    board.tell(event, report.open_console(io.StringIO()))
+    assert "measured, simulated devices" in drawn(board)
+
+
+def drawn(board) -> str:
+    console = report.open_console(io.StringIO())
+    console.print(board.render())
+    return console.file.getvalue()
+
+
+def rows(board) -> list[list[str]]:
+    return [re.split(r"\s{2,}", line.strip()) for line in drawn(board).splitlines()]
+
+
+def test_the_board_shows_trials_phase_time_left_and_the_best(clock):
+    console = report.open_console(io.StringIO())
+    board = live.Board(clock)
+    for clock.now, event in STORY[:4]:
+        board.tell(event, console)
+    clock.now = 8.0
+    assert ["0", "float32, batch 128, jit_compile off", "—", "—", "—", "compiling, 3 s"] in rows(board)
+    assert "9 min 52 s left" in drawn(board)
+    for clock.now, event in STORY[4:7]:
+        board.tell(event, console)
+    clock.now = 85.0
+    finished = rows(board)
+    assert ["0", "float32, batch 128, jit_compile off", "4.00 ms", "32,000", "512 MiB", "measured"] in finished
+    assert ["1", "float32, batch 4096", "—", "—", "—", "out of memory"] in finished
+    assert "8 min 35 s left" in drawn(board)
+    assert "best so far: trial 0, 32,000 samples/s" in drawn(board)
+
+
+def test_the_board_keeps_to_the_screen(clock):
+    console = report.open_console(io.StringIO())
+    board = live.Board(clock)
+    for number in range(40):
+        board.tell(Event("trial_started", "", number=number, config=plans.config()), console)
+    numbers = [row[0] for row in rows(board) if row[0].isdecimal()]
+    assert numbers == [str(number) for number in range(25, 40)]
+
+
+def test_a_terminal_is_left_clean_with_its_notes(clock, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    stream = Terminal()
+    with live.watching(stream, clock) as watch:
+        for clock.now, event in STORY:
+            watch(event)
+    told = stream.getvalue()
+    assert "the script's set_dtype_policy is overridden" in told
+    assert "\x1b[?25h" in told, "the cursor is shown again"
+
+
+def test_a_terminal_is_left_clean_after_a_failure(clock, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    stream = Terminal()
+
+    def interrupted():
+        with live.watching(stream, clock) as watch:
+            watch(STORY[0][1])
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert "\x1b[?25h" in stream.getvalue()

@@ -1,0 +1,244 @@
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+
+import pytest
+
+from autoplan import report
+from autoplan.plan import Rejection
+from autoplan.requests import Candidate, TuneResult
+from tests.autoplan import plans
+
+BARE_STEP = re.compile(r"(?<![-_])\bsteps?\b(?!_)")
+PATH = Path("plan.yaml")
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def text(shown, stream=None, width=None) -> str:
+    stream = stream or io.StringIO()
+    report.print_to(report.open_console(stream, width), shown)
+    return stream.getvalue()
+
+
+def result(**changes) -> TuneResult:
+    fields = {"plan": plans.plan(), "shortlist": (), "rejected": (), "forecast_seconds": None, "study_path": None}
+    return TuneResult(**(fields | {"written_to": PATH} | changes))
+
+
+def simulated():
+    plain = plans.plain_plan()
+    plain["hardware"] = plain["hardware"] | {"devices": 8, "simulated": True}
+    plain["measured"] = plain["measured"] | {"simulated_devices": True}
+    return plans.plan(**plain)
+
+
+# tune
+
+
+def test_tune_ends_with_table_reasons_and_the_next_command():
+    assert text(report.tuned(result())).splitlines() == [
+        (
+            "62.5 times as fast as your own configuration (95% interval 60.2 to 64.0), "
+            "measured in 5 alternating pairs of clean processes."
+        ),
+        "",
+        "                       baseline                    plan                        evidence",
+        "─" * 108,
+        "micro-step             62.5 ms (60.5 to 66.4 ms)   4.00 ms (3.88 to 4.25 ms)   measured",
+        "samples/s              512 (482 to 529)            32,000 (30,100 to 33,000)   measured",
+        "updates/s              4.00 (3.76 to 4.13)         250 (235 to 258)            measured",
+        "peak memory a device   512 MiB                     512 MiB                     measured as resident size",
+        "MFU                    17%                         18%                         measured time, analytic FLOPs",
+        "compile time           not known                   1.25 s                      measured",
+        "In brackets: 95% intervals of the medians.",
+        "",
+        "It changes batch.global 32 → 128; batch.accumulation 4 → 1; jit_compile off → on.",
+        "The largest part of a micro-step is still arithmetic (50%), analytic.",
+        (
+            "It trains the same: the losses of baseline and plan are equal within 1e-5 "
+            "(losses of 20 updates agree within 3.1e-07)."
+        ),
+        "",
+        "To know",
+        "  - BatchNorm's statistics are per micro-batch",
+        "",
+        "The plan is in plan.yaml. Next:",
+        "  autoplan train train.py --plan plan.yaml -- --learning-rate 1e-4",
+    ]
+
+
+def test_an_analytic_plan_says_first_that_nothing_was_measured():
+    plain = plans.plain_plan(evidence="analytic", measured=None, verification=None, trials=[])
+    plain["baseline"] = plain["baseline"] | {"measured": None}
+    told = text(report.tuned(result(plan=plans.plan(**plain)))).splitlines()
+    assert told[0] == "Nothing was measured: every figure here is analytic."
+    assert not any("measured" in line for line in told[1:])
+
+
+def test_simulated_devices_are_named_wherever_their_figures_stand():
+    told = text(report.tuned(result(plan=simulated()))).splitlines()
+    figures = [line for line in told if line.startswith(("micro-step", "samples/s", "updates/s", "MFU"))]
+    assert len(figures) == 4
+    assert all("simulated devices" in line for line in figures)
+    assert "measured on simulated devices" in told[0]
+    story = text(report.explained(simulated(), PATH))
+    assert "measured on cpu (8 simulated devices)" in story
+    assert "the rest measured on simulated devices" in story
+
+
+def test_an_unwritten_plan_gives_no_command_to_paste():
+    told = text(report.tuned(result(written_to=None)))
+    assert "Next:" not in told
+    assert "autoplan train" not in told
+
+
+# Terminals and pipes
+
+
+def test_a_pipe_gets_no_colours_and_no_trailing_spaces():
+    told = text(report.explained(plans.plan(), PATH))
+    assert "\x1b" not in told
+    assert all(line == line.rstrip() for line in told.splitlines())
+
+
+def test_a_terminal_gets_emphasis(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert "\x1b[1m" in text(report.explained(plans.plan(), PATH), Terminal(), width=100)
+
+
+def test_a_narrow_terminal_loses_no_word_and_never_breaks_the_command(monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    told = text(report.tuned(result()), Terminal(), width=60)
+    assert "  autoplan train train.py --plan plan.yaml -- --learning-rate 1e-4" in told.splitlines()
+    flat = "".join(told.split())
+    for word in ("30,100", "33,000", "residentsize", "analyticFLOPs"):
+        assert word in flat
+
+
+def test_text_of_users_is_not_taken_for_markup():
+    told = text(report.tuned(result(plan=plans.plan(notes=["[bold]keep[/bold] :smile: [link=x]"]))))
+    assert "  - [bold]keep[/bold] :smile: [link=x]" in told.splitlines()
+
+
+def test_a_bare_step_is_never_printed():
+    for plan in (plans.plan(), simulated()):
+        for shown in (report.tuned(result(plan=plan)), report.explained(plan, PATH)):
+            assert not BARE_STEP.search(text(shown))
+
+
+# explain
+
+
+def test_explain_goes_through_the_whole_story():
+    told = text(report.explained(plans.plan(), PATH))
+    headings = [
+        "What it changes",
+        "What that brings",
+        "How it was verified",
+        "What was tried: 3 trials, predictions analytic, the rest measured",
+        "Not tried, not enough memory (analytic): 1 configuration",
+        "To know",
+    ]
+    lines = told.splitlines()
+    places = [lines.index(heading) for heading in headings]
+    assert places == sorted(places)
+    assert lines[:3] == [
+        "An autoplan plan, measured on cpu (1 device).",
+        "It is for fit 1 of train.py: 8,192 samples an epoch, 10 epochs, 640 updates of the weights.",
+        "Made with autoplan 0.1.0, Keras 3.15.1, jax 0.10.2, Python 3.11.7 on Linux x86_64.",
+    ]
+
+
+def test_explain_lists_each_difference():
+    lines = text(report.explained(plans.plan(), PATH)).splitlines()
+    assert "batch.accumulation   4          1" in lines
+    assert "jit_compile          off        on" in lines
+
+
+def test_explain_shows_every_trial_with_its_outcome():
+    told = text(report.explained(plans.plan(), PATH))
+    rows = [re.split(r"\s{2,}", line.strip()) for line in told.splitlines()]
+    assert ["1", "float32, batch 128", "3.50 ms", "4.00 ms", "32,000", "512 MiB", "measured"] in rows
+    failed = next(row for row in rows if row[0] == "2")
+    assert failed[1:6] == ["mixed_float16, batch 128", "4.00 ms", "—", "—", "—"]
+    assert failed[6].startswith("the loss became NaN: ")
+
+
+def test_explain_groups_what_was_not_tried():
+    rejected = [
+        {
+            "config": plans.config(batch=(4096 * n, 1)),
+            "stage": "infeasible",
+            "reason": f"needs {n} GiB",
+            "nearest": "batch 4",
+        }
+        for n in range(1, 12)
+    ]
+    rejected.append({"config": plans.config(precision="float16"), "stage": "known_issue", "reason": "keras#18456"})
+    rejected.append(
+        {"config": plans.config(batch=(8, 16)), "stage": "slower", "reason": "predicted 2.4 times the best"}
+    )
+    told = text(report.explained(plans.plan(rejected=rejected), PATH))
+    assert "Not tried, not enough memory (analytic): 11 configurations" in told
+    assert "needs 8 GiB" in told
+    assert "needs 9 GiB" not in told
+    assert "and 3 more; --format json lists all" in told
+    assert "Not tried, known not to work: 1 configuration" in told
+    assert "Not tried, predicted to be slower (analytic): 1 configuration" in told
+
+
+def test_explain_says_what_verification_did_not_cover():
+    checked = plans.plain_plan()["verification"] | {"checkpoint_saved": False, "remainder_ran": False}
+    told = text(report.explained(plans.plan(verification=checked), PATH))
+    assert (
+        "5 pairs of clean processes, baseline and plan in turn. "
+        "The plan's own run had validation, but not a checkpoint nor a remainder."
+    ) in told
+    assert "It was not." in text(report.explained(plans.plan(verification=None), PATH)).splitlines()
+
+
+# Dry runs
+
+
+@pytest.fixture
+def dry():
+    candidates = (
+        Candidate(plans.config(), plans.estimate(), "the best by prediction"),
+        Candidate(plans.config(batch=(64, 2)), None, "your own configuration"),
+    )
+    rejection = Rejection(
+        config=plans.config(batch=(4096, 1)), stage="infeasible", reason="needs 19.4 GiB", nearest=None
+    )
+    return result(plan=None, shortlist=candidates, rejected=(rejection,), forecast_seconds=200.0, written_to=None)
+
+
+def test_a_dry_run_shows_candidates_with_tier_and_reason(dry):
+    lines = text(report.tuned(dry)).splitlines()
+    assert lines[0] == "Nothing was measured: a dry run lists what tuning would try."
+    assert re.split(r"\s{2,}", lines[1].strip()) == [
+        "configuration",
+        "update, analytic",
+        "memory a device, analytic",
+        "why",
+    ]
+    assert re.split(r"\s{2,}", lines[3]) == ["0", "float32, batch 128", "3.50 ms", "300 MiB", "the best by prediction"]
+    assert re.split(r"\s{2,}", lines[4])[2:4] == ["not known", "not known"]
+    assert lines[-1] == "Tuning would take about 3 min 20 s (analytic)."
+
+
+def test_a_dry_run_as_a_document(dry):
+    document = report.shortlist_document(dry)
+    assert (document["schema"], document["evidence"], document["forecast_seconds"]) == (1, "analytic", 200.0)
+    assert document["shortlist"][1] == {
+        "config": plans.config(batch=(64, 2)),
+        "estimate": None,
+        "reason": "your own configuration",
+    }
+    assert document["rejected"][0]["reason"] == "needs 19.4 GiB"
