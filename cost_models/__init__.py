@@ -1,4 +1,4 @@
-"""What a training configuration costs: arithmetic on plain values, with no framework and no question to this machine."""
+"""What a training configuration costs: plain arithmetic, with no framework and no question to this machine."""
 
 from cost_models.config import Batch, Layout, Mesh, Precision, Remat, RematMode, TrainConfig
 from cost_models.errors import AutoplanError, ConfigError, HardwareError, WorkloadError

@@ -1,0 +1,120 @@
+import json
+
+import pytest
+
+from cost_models.affine import Affine
+from cost_models.errors import WorkloadError
+from cost_models.workload import Kind, Op, Phase, Role, Tensor, UnknownOp, Workload, walk
+from tests.cost_models.made import B, Step, dense
+
+K, N = 96, 40
+
+
+def looping():
+    """A workload with a loop in it, of three iterations."""
+    step = Step()
+    x = step.input(B, K)
+    inner = step.tensor(B, K)
+    body = (Op(Kind.ELEMENTWISE, "tanh", (x,), (inner,), flops=Affine(0, K)),)
+    out = step.op(Kind.LOOP, (x,), (B, K), primitive="scan", repeat=3, body=body, results=(inner,))
+    return step.workload(out, unknown_ops=(UnknownOp("while", 1, "trip count"),), notes=("a note",))
+
+
+@pytest.mark.parametrize("workload", [dense(K, N), looping()], ids=["dense", "loop"])
+def test_a_workload_survives_json(workload):
+    again = Workload.from_dict(json.loads(json.dumps(workload.to_dict())))
+    assert again == workload
+    assert again.structure == workload.structure
+    assert again.ops == workload.ops
+    assert again.tensors == workload.tensors
+
+
+def test_the_structure_hash_tells_workloads_apart():
+    assert dense(K, N).structure != dense(K, N + 1).structure
+    assert dense(K, N).structure == dense(K, N).structure
+
+
+def test_bytes_follow_from_dtype_and_shape():
+    tensor = Tensor("bfloat16", (Affine(0, 1), Affine(7), Affine(11)))
+    assert tensor.elements == Affine(0, 77)
+    assert tensor.bytes == Affine(0, 154)
+    assert Tensor("float32", ()).bytes == Affine(4)
+    assert Tensor("key", (Affine(3),)).bytes == Affine(24)
+
+
+def test_an_unknown_dtype_is_an_error_that_lists_the_known():
+    with pytest.raises(WorkloadError, match=r"'float7' has no known size; known are bool, .*float32"):
+        _ = Tensor("float7", (Affine(2),)).bytes
+
+
+def test_a_size_that_grows_with_the_square_of_the_batch_is_refused():
+    with pytest.raises(WorkloadError, match="square of the batch"):
+        _ = Tensor("float32", (Affine(0, 1), Affine(0, 1))).elements
+
+
+def test_flops_are_those_of_the_products_and_loops_count_every_iteration():
+    workload = dense(K, N)
+    products = 2 * K * N * 2  # forward, and the gradient of the kernel
+    elementwise = 3 * N
+    assert workload.flops == Affine(K * N, products + elementwise)
+    assert workload.model_flops == Affine(0, products)
+    assert looping().flops == Affine(0, 3 * K)
+
+
+def test_recomputed_products_are_work_but_not_the_models():
+    step = Step()
+    x, w = step.input(B, K), step.weight("w", K, N)
+    y = step.dot(x, w, (B, N), B, K, N)
+    again = step.op(Kind.DOT, (x, w), (B, N), flops=Affine(0, 2 * K * N), region=1)
+    workload = step.workload(y, again)
+    assert workload.flops.per_sample == 4 * K * N
+    assert workload.model_flops.per_sample == 2 * K * N
+
+
+def test_parameters_and_bytes_by_role():
+    workload = dense(K, N, slots=2)
+    assert workload.parameters == K * N
+    assert workload.variable_bytes(Role.TRAINABLE) == 4 * K * N
+    assert workload.variable_bytes(Role.SLOT) == 8 * K * N
+    assert workload.variable_bytes(Role.TRAINABLE, Role.SLOT) == 12 * K * N
+
+
+def test_walk_visits_bodies():
+    assert [op.primitive for op in walk(looping().ops)] == ["scan", "tanh"]
+
+
+def test_another_schema_is_refused():
+    data = dense(K, N).to_dict() | {"schema": 99}
+    with pytest.raises(WorkloadError, match="schema 99; this version reads schema 1"):
+        Workload.from_dict(data)
+
+
+@pytest.mark.parametrize(
+    "change", [{"ops": [{"kind": "nonsense"}]}, {"tensors": [["float32"]]}, {"variables": [["w", "owner", 0, 0]]}]
+)
+def test_a_damaged_workload_is_one_clear_error(change):
+    with pytest.raises(WorkloadError, match="cannot be read"):
+        Workload.from_dict(dense(K, N).to_dict() | change)
+
+
+def test_a_missing_key_and_a_tensor_out_of_range_are_clear_errors():
+    data = dense(K, N).to_dict()
+    with pytest.raises(WorkloadError, match="'ops'"):
+        Workload.from_dict({key: value for key, value in data.items() if key != "ops"})
+    with pytest.raises(WorkloadError, match="names tensor 999, but has"):
+        Workload.from_dict(data | {"outputs": [999]})
+
+
+def test_a_workload_of_one_batch_says_so_for_any_other():
+    workload = dense(K, N, batch=8)
+    workload.check_batch(512)
+    single = Workload.from_dict(workload.to_dict() | {"batch_exact": True})
+    single.check_batch(8)
+    with pytest.raises(WorkloadError, match="trace at a local batch of 8 says nothing about 16"):
+        single.check_batch(16)
+
+
+def test_phases_and_layers_survive():
+    ops = Workload.from_dict(dense(K, N).to_dict()).ops
+    assert [op.phase for op in ops] == [Phase.FORWARD] * 3 + [Phase.BACKWARD] * 2 + [Phase.UPDATE]
+    assert {op.layer for op in ops} == {"dense"}
