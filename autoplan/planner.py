@@ -10,12 +10,11 @@ from autoplan import hardware, planfile
 from autoplan.bench import Bench, Clock
 from autoplan.errors import ConfigError, WorkerError
 from autoplan.evidence import FEWEST_PAIRS, PAIRS, Verifier, best_verified, verification_seconds
-from autoplan.forecasts import forecast, trace_structures
+from autoplan.forecasts import Findings, survey
 from autoplan.jobs import Client, Job, JobKind, Observation
 from autoplan.known_issues import Versions
-from autoplan.outcome import Findings, analytic_plan, measured_plan
+from autoplan.outcome import analytic_plan, measured_plan
 from autoplan.plan import Failure, Plan
-from autoplan.prune import feasible, rank
 from autoplan.requests import Candidate, EstimateRequest, Event, TuneRequest, TuneResult, Watch
 from autoplan.search import Study, StudyPlace, knob_choices, study_name
 from autoplan.space import Space, legal_configs
@@ -63,7 +62,10 @@ def tune(request: TuneRequest, watch: Watch = silent) -> TuneResult:
         observation, observe_seconds = bench.observe()
         space = _space(request, observation, cluster)
         bench = bench.with_(baseline=space.baseline)
-        findings = _findings(request, bench, observation, space, watch)
+        watch(Event("stage", f"forecasting {len(space.configs)} configurations"))
+        versions = versions_of(observation, cluster)
+        remat_asked = "remat" in request.only
+        findings = survey(bench, observation, space, versions, headroom=request.headroom, remat_asked=remat_asked)
         if request.dry_run:
             return _dry_run(request, findings, observe_seconds)
         if not (request.measure and cluster.local):
@@ -72,7 +74,10 @@ def tune(request: TuneRequest, watch: Watch = silent) -> TuneResult:
 
 
 def estimate(request: EstimateRequest) -> dict[str, Any]:
-    """Memory and time of one configuration on one hardware: `Estimate.to_dict()`, evidence analytic."""
+    """Memory and time of one configuration on one hardware: `Estimate.to_dict()`, evidence analytic.
+
+    `request.explain` adds `explanation`: the largest temporaries at the memory peak.
+    """
     backend = default_backend()
     with Client(backend) as client:
         cluster = _cluster(client, request.hardware, backend, None, silent)
@@ -83,7 +88,9 @@ def estimate(request: EstimateRequest) -> dict[str, Any]:
         traced = bench.with_(baseline=baseline).trace(config.with_(batch=Batch(config.batch.local), mesh=Mesh()))
         if isinstance(traced, Failure):
             raise ConfigError(f"the training step cannot be built under {config.describe()}: {traced.message}")
-        return estimate_workload(traced[1], config, cluster, headroom=request.headroom).to_dict()
+        estimated = estimate_workload(traced[1], config, cluster, headroom=request.headroom)
+        explanation = {"explanation": estimated.explain().to_dict()} if request.explain else {}
+        return estimated.to_dict() | explanation
 
 
 def probe(backend: str | None = None, devices: int | None = None) -> dict[str, Any]:
@@ -133,26 +140,6 @@ def versions_of(observation: Observation, cluster: Cluster) -> Versions:
     """What gates known issues."""
     environment = observation.environment
     return Versions(environment.get("keras", ""), environment.get("backend_version", ""), cluster.chip.kind)
-
-
-def _findings(request: TuneRequest, bench: Bench, observation: Observation, space: Space, watch: Watch) -> Findings:
-    """Trace, forecast, and prune in two steps."""
-    configs = list(dict.fromkeys((space.baseline, *space.configs)))
-    watch(Event("stage", f"forecasting {len(configs)} configurations"))
-    traced = trace_structures(bench, configs)
-    forecasts, untraceable = forecast(bench, configs, traced, observation, request.headroom)
-    legal = frozenset(space.configs)
-    fitting, too_large = feasible([one for one in forecasts if one.config in legal])
-    shortlist, too_slow = rank(fitting, keep=[space.baseline])
-    return Findings(
-        observation=observation,
-        cluster=bench.cluster,
-        versions=versions_of(observation, bench.cluster),
-        space=space,
-        forecasts={one.config: one for one in forecasts},
-        shortlist=tuple(shortlist),
-        rejected=(*space.rejected, *untraceable, *too_large, *too_slow),
-    )
 
 
 def _dry_run(request: TuneRequest, findings: Findings, observe_seconds: float) -> TuneResult:
