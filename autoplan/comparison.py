@@ -91,7 +91,9 @@ def headline(plan: Plan) -> str:
     if plan.evidence is not Evidence.MEASURED:
         return f"Nothing was measured: every figure here is {plan.evidence}."
     if plan.config == plan.baseline.config:
-        return "No other configuration was shown to be faster: the plan is your own configuration."
+        others = [trial for trial in plan.trials if trial.config != plan.config and trial.measurement is not None]
+        shown = "shown to be faster" if others else "measured"
+        return f"No other configuration was {shown}: the plan is your own configuration."
     failure = plan.baseline.failure
     if failure is not None:
         told = FAILURES[failure.kind]

@@ -59,7 +59,7 @@ def _memory(memory: Mapping[str, Any], explain: bool) -> RenderableType:
         size = per_device.get(name)
         if not size and not explain:
             continue
-        part = figures.percent(size / total) if size and total and name != "host" else ""
+        part = _share(size, total) if size and name != "host" else ""
         table.add_row(name.replace("_", " "), figures.size(size), part, *([meaning] if explain else []))
     low, high = per_device.get("total_low"), per_device.get("total_high")
     interval = "" if low is None or high is None else f"{figures.size(low)} to {figures.size(high)}"
@@ -93,13 +93,19 @@ def _time(time: Mapping[str, Any], explain: bool) -> RenderableType:
     row("micro-step", figures.seconds(whole), "one batch, forward and backward; the sum of the four parts")
     for name, meaning in TIME_PARTS.items():
         part = time.get(name)
-        share = figures.percent(part / whole) if whole and part is not None else ""
-        row("  " + name.removesuffix("_seconds"), figures.seconds(part), meaning, share)
+        row("  " + name.removesuffix("_seconds"), figures.seconds(part), meaning, _share(part, whole))
     row("update", figures.seconds(time.get("update_seconds")), "one change of the weights")
     row("samples/s", figures.rate(time.get("samples_per_second")), "over all devices")
     row("MFU", figures.percent(time.get("mfu")), "model FLOPs over the devices' peak; recomputation does not count")
     row("bound by", str(time.get("bound") or figures.NOT_KNOWN), "the largest of the four parts")
     return table
+
+
+def _share(part: float | None, whole: float | None) -> str:
+    if part is None or not whole:
+        return ""
+    share = part / whole
+    return "<0.1%" if 0 < share < 0.001 else figures.percent(share)
 
 
 def _coverage(coverage: Mapping[str, Any], explain: bool) -> list[RenderableType]:

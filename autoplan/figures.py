@@ -60,9 +60,11 @@ def rate(value: float | None) -> str:
 
 
 def percent(value: float | None) -> str:
-    """A fraction as a percentage, with one digit behind the point below ten percent where it says something."""
+    """A fraction as a percentage: whole, with a digit behind the point below ten, with two digits below a tenth."""
     if value is None:
         return NOT_KNOWN
+    if 0 < abs(value) < 0.001:
+        return f"{value * 100:.2g}%"
     return f"{value:.0%}" if abs(value) >= 0.1 else f"{value:.1%}".replace(".0%", "%")
 
 

@@ -132,6 +132,8 @@ def test_no_speed_up_is_claimed_where_none_was_shown():
     assert comparison.headline(same) == (
         "No other configuration was shown to be faster: the plan is your own configuration."
     )
+    alone = plans.plan(config=same.config, trials=plans.plain_plan()["trials"][:1])
+    assert comparison.headline(alone) == "No other configuration was measured: the plan is your own configuration."
     unverified = plans.plan(verification=None)
     assert comparison.headline(unverified).endswith("no speed-up is claimed.")
     failed = {"config": plans.config(batch=(4096, 1)), "failure": {"kind": "oom", "message": ""}}

@@ -72,7 +72,16 @@ def test_durations_are_for_people_who_wait(value, text):
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(None, "not known"), (0.21, "21%"), (0.08, "8%"), (0.0134, "1.3%"), (0.0, "0%"), (1.0, "100%")]
+    ("value", "text"),
+    [
+        (None, "not known"),
+        (0.21, "21%"),
+        (0.08, "8%"),
+        (0.0134, "1.3%"),
+        (0.000141, "0.014%"),
+        (0.0, "0%"),
+        (1.0, "100%"),
+    ],
 )
 def test_percentages(value, text):
     assert figures.percent(value) == text
