@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from autoplan.errors import SourceError
-from autoplan.jobs import Job, JobKind, JobResult, Observation, SourceSpec
-from autoplan.plan import Failure, Measurement, Outcome
+from autoplan.jobs import Job, JobKind, JobResult, Observation, SourceSpec, log_tail
+from autoplan.plan import Failure, FailureKind, Measurement, Outcome
 from cost_models.config import TrainConfig
 from cost_models.errors import AutoplanError
 from cost_models.hardware import Cluster
@@ -23,6 +23,8 @@ LOOK_SECONDS = 600.0
 """Limit of a job that only looks (observe, trace): what the script does before fit is in it."""
 SHORTEST_LIMIT_SECONDS = 60.0
 LONGEST_LIMIT_SECONDS = 1800.0
+SHORTEST_STEP_SECONDS = 1.0
+LINES_SHOWN = 10
 PATIENCE = 6.0
 """A trial may take this many times what the baseline's took."""
 
@@ -86,14 +88,14 @@ class Bench:
         SourceError when the source fails, never fits, or takes too long to reach its fit.
         """
         result = self._look(JobKind.OBSERVE, None, {})
-        return Observation.model_validate(_value(result, "was looked at")), result.wall_seconds
+        return Observation.model_validate(_value(result)), result.wall_seconds
 
     def trace(self, config: TrainConfig | None) -> tuple[Observation, Workload] | Failure:
         """The training step under `config` as a Workload, without making its weights; None: as the source has it."""
         result = self._look(JobKind.TRACE, config, {"abstract": True})
         if result.failure is not None:
             return result.failure
-        value = _value(result, "was traced")
+        value = _value(result)
         return Observation.model_validate(value["observation"]), Workload.from_dict(value["workload"])
 
     def measure(
@@ -114,7 +116,7 @@ class Bench:
             log=None if self.logs is None else self.logs / f"{name}.log",
             on_phase=on_phase,
         )
-        return result.failure or Measurement.model_validate(_value(result, "was measured"))
+        return result.failure or Measurement.model_validate(_value(result))
 
     def numerics(self, config: TrainConfig, *, seed: int, updates: int) -> list[float] | Failure:
         """Losses of the first updates with a seed, one an update."""
@@ -125,7 +127,7 @@ class Bench:
             memory_limit_bytes=self._memory_limit(),
             log=None if self.logs is None else self.logs / "numerics.log",
         )
-        return result.failure or [float(loss) for loss in _value(result, "was compared")["losses"]]
+        return result.failure or [float(loss) for loss in _value(result)["losses"]]
 
     def patient(self, wall_seconds: float) -> Bench:
         """The same bench with time limits that follow from how long the baseline took."""
@@ -151,9 +153,13 @@ class Bench:
             options={**options, "scratch": True} if self.scratch else options,
         )
 
+    def cut_short(self, failure: Failure) -> bool:
+        """Whether a timeout is the budget's doing, and says nothing of the configuration."""
+        return failure.kind is FailureKind.TIMEOUT and not self.clock.allows(SHORTEST_STEP_SECONDS)
+
     def _within_budget(self, seconds: float) -> float:
         left = self.clock.left()
-        return seconds if left is None else max(1.0, min(seconds, left))
+        return seconds if left is None else max(SHORTEST_STEP_SECONDS, min(seconds, left))
 
     def _memory_limit(self) -> int | None:
         """On a CPU the devices' memory is this machine's, and is watched; elsewhere the device guards its own."""
@@ -162,13 +168,15 @@ class Bench:
         return chip.usable_memory_bytes * self.cluster.devices if on_this_cpu else None
 
 
-def _value(result: JobResult, what: str) -> dict[str, Any]:
-    """The answer. SourceError when the source could not even be looked at."""
-    if result.value is None:
-        reason = result.failure.message if result.failure else "no reason was given"
-        where = f" (output in {result.failure.log})" if result.failure and result.failure.log else ""
-        raise SourceError(f"the source failed before it {what}: {reason}{where}")
-    return result.value
+def _value(result: JobResult) -> dict[str, Any]:
+    """The answer. SourceError when the process ended without one, with the last that it said."""
+    if result.value is not None:
+        return result.value
+    failure = result.failure or Failure(kind=FailureKind.CRASH, message="it left without an answer")
+    log = Path(failure.log) if failure.log else None
+    said = [line for line in log_tail(log).splitlines() if line.strip()][-LINES_SHOWN:]
+    output = "\n  ".join(["; the last of its output:", *said]) if said else ""
+    raise SourceError(f"the source did not get to its fit ({failure.kind.value}: {failure.message}){output}")
 
 
 def explain_failure(failure: Failure) -> AutoplanError:

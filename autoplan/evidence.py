@@ -16,16 +16,17 @@ PAIRS = 3
 MOST_PAIRS = 5
 FEWEST_PAIRS = 2
 LONGER = {"groups": 8, "group_seconds": 1.0}
+LONGER_SECONDS = 6.0
+NUMERICS_SECONDS = 3.0
 FIRST_SEED = 1
 
 
 @dataclass(frozen=True)
 class Verified:
-    """What became of a winner in clean processes. `measurement` is its last run; None when it failed."""
+    """What became of a winner in clean processes."""
 
     config: TrainConfig
     verification: Verification
-    measurement: Measurement | None
 
     @property
     def holds(self) -> bool:
@@ -119,15 +120,20 @@ class Verifier:
             checkpoint_saved="checkpoint" in ran,
             remainder_ran="remainder" in ran,
         )
-        return Verified(winner, verification, timed[-1][1].measurement)
+        return Verified(winner, verification)
 
     def _tell(self, text: str) -> None:
         self.watch(Event("verification", text, seconds_left=self.bench.clock.left()))
 
 
-def verification_seconds(trial_seconds: float, observe_seconds: float) -> float:
-    """What a verification takes, roughly: the time that trials leave for it. Pairs run longer; numerics are short."""
-    return 2 * FEWEST_PAIRS * 1.5 * trial_seconds + (SEEDS + 1) * 1.5 * observe_seconds
+def verification_seconds(trial_seconds: float, setup_seconds: float, *, exact: bool) -> float:
+    """What the shortest verification takes, roughly: the time that trials leave for it.
+
+    Each run of a pair takes a trial and what its longer groups add; a comparison of losses takes the source's own start
+    and a few updates, twice where losses must be equal, else once for each seed and for the plan.
+    """
+    runs = 2 if exact else SEEDS + 1
+    return 2 * FEWEST_PAIRS * (trial_seconds + LONGER_SECONDS) + runs * (setup_seconds + NUMERICS_SECONDS)
 
 
 def best_verified(
@@ -159,7 +165,6 @@ def _refused(winner: TrainConfig, numerics: Numerics) -> Verified:
     return Verified(
         winner,
         Verification(pairs=0, speedup=None, faster=False, numerics=numerics.verdict, numerics_detail=numerics.detail),
-        None,
     )
 
 
@@ -168,5 +173,4 @@ def _failed(winner: TrainConfig, numerics: Numerics, failure: Failure) -> Verifi
     return Verified(
         winner,
         Verification(pairs=0, speedup=None, faster=False, numerics=numerics.verdict, numerics_detail=detail),
-        None,
     )

@@ -1,85 +1,207 @@
-"""Forecasts for a whole space: one trace for each structure of the training step, then arithmetic."""
+"""Everything that is known before a trial: what is legal, what arithmetic says of it, what is worth measuring.
+
+One trace for each structure of the training step, then arithmetic for the whole space, then pruning.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 
 from autoplan.bench import Bench
-from autoplan.errors import WorkloadError
+from autoplan.errors import AutoplanError, WorkloadError
 from autoplan.jobs import Observation
-from autoplan.plan import Evidence, Failure, Rejection
-from autoplan.prune import Forecast
-from cost_models.config import Batch, Mesh, TrainConfig
+from autoplan.known_issues import Versions
+from autoplan.plan import Failure, FailureKind, Rejection
+from autoplan.prune import Forecast, feasible, rank
+from autoplan.requests import Candidate
+from autoplan.space import Space
+from cost_models.config import Batch, Mesh, Remat, RematMode, TrainConfig
 from cost_models.estimate import estimate_many
+from cost_models.hardware import Cluster
 from cost_models.workload import Workload
 
-Structure = tuple[str, str]
-"""What changes the operations of a training step: precision and rematerialization."""
-
 TRACES_AT_ONCE = 2
+LOCAL_BATCHES_TRACED = 6
+"""A step whose structure changes with the batch is traced at so many local batches; the others have no forecast."""
 
 
-def structure_of(config: TrainConfig) -> Structure:
-    """The structure that a configuration runs; batch and mesh are arithmetic on it."""
-    return config.precision.value, config.remat.mode.value
+@dataclass(frozen=True)
+class Structure:
+    """What changes the operations of a training step. `local_batch` is 0 unless they change with the batch."""
+
+    precision: str
+    remat: str
+    local_batch: int = 0
 
 
-def trace_structures(bench: Bench, configs: Sequence[TrainConfig]) -> dict[Structure, Workload | Failure]:
-    """Trace each structure once, on one device and without accumulation, at the first batch that has it."""
-    first = {structure_of(config): _alone(config) for config in reversed(configs)}
-    pool = ThreadPoolExecutor(TRACES_AT_ONCE)
-    try:
-        answers = list(pool.map(bench.trace, first.values()))
-    finally:
-        # Not waited for: after Ctrl-C the client ends the jobs, and with them the threads.
-        pool.shutdown(wait=False, cancel_futures=True)
-    return {
-        structure: answer if isinstance(answer, Failure) else answer[1]
-        for structure, answer in zip(first, answers, strict=True)
-    }
+@dataclass(frozen=True)
+class Findings:
+    """Facts of the training, its space, a forecast for each configuration, and what is left of them."""
 
+    observation: Observation
+    cluster: Cluster
+    versions: Versions
+    space: Space
+    forecasts: Mapping[TrainConfig, Forecast]
+    shortlist: tuple[Forecast, ...]
+    rejected: tuple[Rejection, ...]
 
-def _alone(config: TrainConfig) -> TrainConfig:
-    return config.with_(batch=Batch(config.batch.local), mesh=Mesh())
-
-
-def forecast(
-    bench: Bench,
-    configs: Sequence[TrainConfig],
-    traced: Mapping[Structure, Workload | Failure],
-    observation: Observation,
-    headroom: float,
-) -> tuple[list[Forecast], list[Rejection]]:
-    """A Forecast for each configuration whose structure could be traced; one Rejection for a structure that could not.
-
-    WorkloadError when none could.
-    """
-    forecasts: list[Forecast] = []
-    rejected: list[Rejection] = []
-    for structure, workload in traced.items():
-        group = [config for config in configs if structure_of(config) == structure]
-        if isinstance(workload, Failure):
-            rejected += _untraceable(group, workload)
-            continue
-        estimates = estimate_many(workload, group, bench.cluster, headroom=headroom)
-        forecasts += [
-            Forecast.from_estimate(config, estimate.to_dict(), observation.samples)
-            for config, estimate in zip(group, estimates, strict=True)
-        ]
-    if not forecasts:
-        reasons = "; ".join(rejection.reason for rejection in rejected)
-        raise WorkloadError(f"the training step could not be traced under any configuration: {reasons}")
-    return forecasts, rejected
-
-
-def _untraceable(group: Sequence[TrainConfig], failure: Failure) -> list[Rejection]:
-    return [
-        Rejection(
-            config=group[0].to_dict(),
-            stage="known_issue",
-            reason=f"the training step cannot be built so: {failure.message}",
-            figures={"failure": failure.kind.value, "configurations": len(group), "evidence": Evidence.ANALYTIC.value},
-            nearest=None,
+    def candidates(self) -> tuple[Candidate, ...]:
+        """The shortlist as it is shown."""
+        best = min(one.seconds_per_sample for one in self.shortlist)
+        return tuple(
+            Candidate(
+                config=one.config.to_dict(),
+                estimate=one.estimate,
+                reason=f"predicted {one.seconds_per_sample / best:.2f} times the time of the best",
+            )
+            for one in self.shortlist
         )
-    ]
+
+
+def survey(
+    bench: Bench, observation: Observation, space: Space, versions: Versions, *, headroom: float, remat_asked: bool
+) -> Findings:
+    """Forecast the space and prune it in two visible steps: what fits, then what may win.
+
+    `remat_asked`: rematerialization was asked for, so it is tried where nothing needs it, too.
+    NoFeasibleConfiguration when nothing fits; WorkloadError when the training step cannot be traced.
+    """
+    forecaster = _Forecaster(bench, observation, headroom)
+    forecaster.add([space.baseline, *(c for c in space.configs if c.remat.mode is RematMode.NONE)])
+    wanted, spared = _where_it_is_needed(space, forecaster.forecasts, remat_asked=remat_asked)
+    forecaster.add(wanted)
+    legal = [forecaster.forecasts[config] for config in space.configs if config in forecaster.forecasts]
+    if not legal:
+        raise WorkloadError(f"no configuration can be traced: {'; '.join(r.reason for r in forecaster.rejected)}")
+    fitting, too_large = feasible(legal)
+    kept, too_slow = rank(fitting, keep=[space.baseline, *(one.config for one in _best_of_each_mesh(fitting))])
+    return Findings(
+        observation=observation,
+        cluster=bench.cluster,
+        versions=versions,
+        space=space,
+        forecasts=forecaster.forecasts,
+        shortlist=tuple(_in_order_of_trial(kept)),
+        rejected=(*space.rejected, *forecaster.rejected, *spared, *too_large, *too_slow),
+    )
+
+
+@dataclass
+class _Forecaster:
+    """Traces structures as they are needed and keeps what arithmetic says of each configuration."""
+
+    bench: Bench
+    observation: Observation
+    headroom: float
+    forecasts: dict[TrainConfig, Forecast] = field(default_factory=dict)
+    rejected: list[Rejection] = field(default_factory=list)
+
+    def add(self, configs: Iterable[TrainConfig]) -> None:
+        """Forecast these configurations; a structure that cannot be traced becomes one Rejection."""
+        groups: dict[Structure, list[TrainConfig]] = {}
+        for config in dict.fromkeys(configs):
+            groups.setdefault(Structure(config.precision.value, config.remat.mode.value), []).append(config)
+        for structure, workload in self._traced(groups).items():
+            if isinstance(workload, Failure):
+                self._reject(groups[structure], f"the training step cannot be built so: {workload.message}")
+            elif workload.batch_exact:
+                self._add_batch_by_batch(structure, workload, groups[structure])
+            else:
+                self._estimate(workload, groups[structure])
+
+    def _traced(self, groups: Mapping[Structure, Sequence[TrainConfig]]) -> dict[Structure, Workload | Failure]:
+        """One trace a structure, at the batch of its first configuration."""
+        pool = ThreadPoolExecutor(TRACES_AT_ONCE)
+        try:
+            answers = list(pool.map(self._trace, (group[0] for group in groups.values())))
+        finally:
+            # Not waited for: after Ctrl-C the client ends the jobs, and with them the threads.
+            pool.shutdown(wait=False, cancel_futures=True)
+        return dict(zip(groups, answers, strict=True))
+
+    def _trace(self, config: TrainConfig) -> Workload | Failure:
+        """On one device, without accumulation: the rest is arithmetic. The user's own structure must be traceable."""
+        alone = config.with_(batch=Batch(config.batch.local), mesh=Mesh())
+        own = self.bench.baseline
+        as_it_is = own is not None and (config.precision, config.remat) == (own.precision, own.remat)
+        try:
+            answer = self.bench.trace(alone)
+        except AutoplanError as error:
+            if as_it_is:
+                raise
+            return Failure(kind=FailureKind.UNSUPPORTED, message=str(error))
+        if not isinstance(answer, Failure):
+            return answer[1]
+        if as_it_is:
+            raise WorkloadError(f"the training step cannot be traced as it is ({answer.kind.value}: {answer.message})")
+        return answer
+
+    def _add_batch_by_batch(self, structure: Structure, first: Workload, group: Sequence[TrainConfig]) -> None:
+        by_batch: dict[Structure, list[TrainConfig]] = {}
+        for config in group:
+            key = Structure(structure.precision, structure.remat, config.batch.local)
+            by_batch.setdefault(key, []).append(config)
+        self._estimate(first, by_batch.pop(Structure(structure.precision, structure.remat, first.local_batch), []))
+        affordable = dict(list(by_batch.items())[: LOCAL_BATCHES_TRACED - 1])
+        for key, workload in self._traced(affordable).items():
+            if isinstance(workload, Failure):
+                self._reject(by_batch[key], f"the training step cannot be built so: {workload.message}")
+            else:
+                self._estimate(workload, by_batch[key])
+        for key in by_batch.keys() - affordable.keys():
+            self._reject(
+                by_batch[key], "the training step changes its structure with the batch; not traced at this one"
+            )
+
+    def _estimate(self, workload: Workload, group: Sequence[TrainConfig]) -> None:
+        estimates = estimate_many(workload, group, self.bench.cluster, headroom=self.headroom)
+        for config, one in zip(group, estimates, strict=True):
+            self.forecasts[config] = Forecast.from_estimate(config, one.to_dict(), self.observation.samples)
+
+    def _reject(self, group: Sequence[TrainConfig], reason: str) -> None:
+        self.rejected.append(
+            Rejection(
+                config=group[0].to_dict(),
+                stage="known_issue",
+                reason=reason,
+                figures={"configurations": len(group)},
+            )
+        )
+
+
+def _where_it_is_needed(
+    space: Space, forecasts: Mapping[TrainConfig, Forecast], *, remat_asked: bool
+) -> tuple[list[TrainConfig], list[Rejection]]:
+    """Rematerialized configurations that are worth a forecast: those that do not fit without it."""
+    wanted: list[TrainConfig] = []
+    spared: list[TrainConfig] = []
+    for config in space.configs:
+        if config.remat.mode is RematMode.NONE or config in forecasts:
+            continue
+        without = forecasts.get(config.with_(remat=Remat()))
+        fits_without = without is not None and without.fits and not remat_asked
+        (spared if fits_without else wanted).append(config)
+    if not spared:
+        return wanted, []
+    reason = "rematerialization adds work and saves memory; these fit without it"
+    figures = {"configurations": len(spared)}
+    return wanted, [Rejection(config=spared[0].to_dict(), stage="slower", reason=reason, figures=figures)]
+
+
+def _best_of_each_mesh(fitting: Sequence[Forecast]) -> list[Forecast]:
+    """The best prediction for each number of devices, so that how the training scales is measured."""
+    best: dict[Mesh, Forecast] = {}
+    for one in fitting:
+        known = best.get(one.config.mesh)
+        if known is None or one.seconds_per_sample < known.seconds_per_sample:
+            best[one.config.mesh] = one
+    return list(best.values())
+
+
+def _in_order_of_trial(kept: Sequence[Forecast]) -> list[Forecast]:
+    """The best prediction, then the best of every other mesh, then the rest by prediction."""
+    first = sorted(_best_of_each_mesh(kept), key=lambda one: one.seconds_per_sample)
+    return list({one.config: one for one in (*first, *kept)}.values())

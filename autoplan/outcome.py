@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from autoplan.evidence import Verified, unverified
+from autoplan.explanation import contributions, measured_rates, predicted_rates, scaling
+from autoplan.forecasts import Findings
 from autoplan.jobs import Observation
-from autoplan.known_issues import Versions
 from autoplan.notes import baseline_notes, notes_for, setup_note
 from autoplan.plan import (
     BaselineRecord,
@@ -18,42 +19,15 @@ from autoplan.plan import (
     HardwareRecord,
     Measurement,
     Plan,
-    Rejection,
     SourceRecord,
     TrialRecord,
     Verification,
 )
-from autoplan.prune import Forecast, changes
-from autoplan.requests import Candidate, TuneRequest
-from autoplan.space import Space
+from autoplan.prune import changes
+from autoplan.requests import TuneRequest
 from autoplan.trials import Tried
 from cost_models.config import TrainConfig
 from cost_models.hardware import Cluster
-
-
-@dataclass(frozen=True)
-class Findings:
-    """Everything that is known before a trial: facts of the training, what is legal, what is forecast."""
-
-    observation: Observation
-    cluster: Cluster
-    versions: Versions
-    space: Space
-    forecasts: Mapping[TrainConfig, Forecast]
-    shortlist: tuple[Forecast, ...]
-    rejected: tuple[Rejection, ...]
-
-    def candidates(self) -> tuple[Candidate, ...]:
-        """The shortlist as it is shown."""
-        best = self.shortlist[0].seconds_per_sample
-        return tuple(
-            Candidate(
-                config=one.config.to_dict(),
-                estimate=one.estimate,
-                reason=f"predicted {one.seconds_per_sample / best:.2f} times the time of the best",
-            )
-            for one in self.shortlist
-        )
 
 
 @dataclass(frozen=True)
@@ -101,6 +75,7 @@ def measured_plan(
         trials=list(tried.records),
         notes=[
             choice.why,
+            *_explained(findings, tried, choice.config),
             f"trials ended: {tried.ended}",
             *([setup] if setup else []),
             *_notes(findings, choice.config),
@@ -117,7 +92,7 @@ def _choose(findings: Findings, tried: Tried, verified: Sequence[Verified], rank
         verification = last.verification if baseline_runs else _without_speedup(last.verification, reference)
         words = ", ".join(changes(findings.space.baseline, last.config)) or "no change"
         why = f"{words}: shown faster than {named} in {last.verification.pairs} pairs of clean processes"
-        return Choice(last.config, last.measurement, verification, why)
+        return Choice(last.config, _of_its_trial(last.config, ranked), verification, why)
     why = _why_not(last, named, interrupted=tried.interrupted)
     verification = last.verification if last is not None and baseline_runs else unverified(why)
     if reference in findings.space.configs or not ranked:
@@ -127,8 +102,14 @@ def _choose(findings: Findings, tried: Tried, verified: Sequence[Verified], rank
         TrainConfig.from_dict(best.config),
         best.measurement,
         verification,
-        f"{why}; but what is pinned rules that out, so the plan is the best of the rest",
+        f"{why.rpartition(': the plan is')[0]}; what is pinned rules {named} out, so the plan is the best of the rest",
     )
+
+
+def _of_its_trial(config: TrainConfig, ranked: Sequence[TrialRecord]) -> Measurement | None:
+    """The trial's figures, taken like the baseline's: nothing compiled before. Verification runs found a warm cache."""
+    wanted = config.to_dict()
+    return next((record.measurement for record in ranked if record.config == wanted), None)
 
 
 def _why_not(last: Verified | None, named: str, *, interrupted: bool) -> str:
@@ -161,6 +142,13 @@ def _without_speedup(verification: Verification, reference: TrainConfig) -> Veri
 def _typical_seconds(tried: Tried) -> float:
     seconds = sorted(r.measurement.wall_seconds for r in tried.records if r.measurement)
     return seconds[len(seconds) // 2] if seconds else 0.0
+
+
+def _explained(findings: Findings, tried: Tried, config: TrainConfig) -> list[str]:
+    """What each change brings alone, and how the training scales: measured where trials say it, else analytic."""
+    tiers = (measured_rates(tried.records), predicted_rates(findings))
+    scales = scaling(findings, tiers)
+    return [*contributions(findings.space.baseline, config, tiers), *([scales] if scales else [])]
 
 
 def _notes(findings: Findings, config: TrainConfig) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from autoplan import hardware, planfile
@@ -16,9 +17,10 @@ from autoplan.known_issues import Versions
 from autoplan.outcome import analytic_plan, measured_plan
 from autoplan.plan import Failure, Plan
 from autoplan.requests import Candidate, EstimateRequest, Event, TuneRequest, TuneResult, Watch
-from autoplan.search import Study, StudyPlace, knob_choices, study_name
+from autoplan.search import PREDICTED_FIRST, Study, StudyPlace, knob_choices, study_name
 from autoplan.space import Space, legal_configs
 from autoplan.trials import Runner, Tried
+from autoplan.verify import exactness_expected
 from cost_models.config import Batch, Layout, Mesh, Precision, Remat, RematMode, TrainConfig
 from cost_models.estimate import estimate as estimate_workload
 from cost_models.hardware import Cluster
@@ -55,11 +57,11 @@ def tune(request: TuneRequest, watch: Watch = silent) -> TuneResult:
     if request.output is not None:
         planfile.ensure_writable(request.output)
     backend = request.backend or default_backend()
-    with Client(backend) as client:
+    with Client(backend) as client, TemporaryDirectory(prefix="autoplan-") as looks:
         cluster = _cluster(client, request.hardware, backend, request.devices, watch)
-        bench = Bench(client, request.source, backend, cluster, clock, scratch=request.scratch)
+        bench = Bench(client, request.source, backend, cluster, clock, logs=Path(looks), scratch=request.scratch)
         watch(Event("stage", "looking at the training up to its fit"))
-        observation, observe_seconds = bench.observe()
+        observation, _ = bench.observe()
         space = _space(request, observation, cluster)
         bench = bench.with_(baseline=space.baseline)
         watch(Event("stage", f"forecasting {len(space.configs)} configurations"))
@@ -67,10 +69,10 @@ def tune(request: TuneRequest, watch: Watch = silent) -> TuneResult:
         remat_asked = "remat" in request.only
         findings = survey(bench, observation, space, versions, headroom=request.headroom, remat_asked=remat_asked)
         if request.dry_run:
-            return _dry_run(request, findings, observe_seconds)
+            return _dry_run(request, findings)
         if not (request.measure and cluster.local):
             return _finish(request, analytic_plan(request, findings), findings, watch)
-        return _measure(request, bench, findings, observe_seconds, watch)
+        return _measure(request, bench, findings, watch)
 
 
 def estimate(request: EstimateRequest) -> dict[str, Any]:
@@ -79,9 +81,9 @@ def estimate(request: EstimateRequest) -> dict[str, Any]:
     `request.explain` adds `explanation`: the largest temporaries at the memory peak.
     """
     backend = default_backend()
-    with Client(backend) as client:
+    with Client(backend) as client, TemporaryDirectory(prefix="autoplan-") as looks:
         cluster = _cluster(client, request.hardware, backend, None, silent)
-        bench = Bench(client, request.source, backend, cluster, Clock(None))
+        bench = Bench(client, request.source, backend, cluster, Clock(None), logs=Path(looks))
         observation, _ = bench.observe()
         baseline = TrainConfig.from_dict(observation.config)
         config = _estimated_config(request, baseline, cluster)
@@ -142,16 +144,24 @@ def versions_of(observation: Observation, cluster: Cluster) -> Versions:
     return Versions(environment.get("keras", ""), environment.get("backend_version", ""), cluster.chip.kind)
 
 
-def _dry_run(request: TuneRequest, findings: Findings, observe_seconds: float) -> TuneResult:
+def _dry_run(request: TuneRequest, findings: Findings) -> TuneResult:
+    """What would be tried, and about how long it would take."""
+    setup_seconds = findings.observation.setup_seconds
+    trial_seconds = setup_seconds + TRIAL_SECONDS
     trials = min(request.trials, len(findings.shortlist) + 1)
-    trial_seconds = observe_seconds + TRIAL_SECONDS
-    seconds = trials * trial_seconds + verification_seconds(trial_seconds, observe_seconds)
+    seconds = trials * trial_seconds + verification_seconds(trial_seconds, setup_seconds, exact=_exact(findings))
     return TuneResult(None, findings.candidates(), findings.rejected, seconds, None, None)
 
 
-def _measure(
-    request: TuneRequest, bench: Bench, findings: Findings, observe_seconds: float, watch: Watch
-) -> TuneResult:
+def _exact(findings: Findings) -> bool:
+    """Whether the best prediction's losses must be the baseline's."""
+    facts, best = findings.observation, findings.shortlist[0].config
+    return exactness_expected(
+        findings.space.baseline, best, random_layers=facts.random_layers, batch_norm=facts.batch_norm
+    )
+
+
+def _measure(request: TuneRequest, bench: Bench, findings: Findings, watch: Watch) -> TuneResult:
     """Trials, verification, plan."""
     space, observation = findings.space, findings.observation
     identity = _identity(request, bench, findings)
@@ -159,22 +169,26 @@ def _measure(
     place = StudyPlace.choose(request.study, study_name(stem, identity))
     bench = bench.with_(logs=place.folder)
     shortlist = [one.config for one in findings.shortlist]
-    with Study(place, shortlist, knob_choices([space.baseline, *space.configs]), identity) as study:
+    choices = knob_choices([space.baseline, *space.configs])
+    meshes = len({config.mesh for config in shortlist})
+    with Study(place, shortlist, choices, identity, first=max(PREDICTED_FIRST, meshes + 1)) as study:
         runner = Runner(bench, study, observation, findings.forecasts, frozenset(space.configs), watch, request.trials)
-        tried = _try(runner, space.baseline, observe_seconds, watch)
+        tried = _try(runner, findings, watch)
         verified, interrupted = _verify(runner, tried, place, watch)
         plan = measured_plan(request, findings, tried, verified, runner.ranked())
         result = _finish(request, plan, findings, watch)
     return TuneResult(**{**result.__dict__, "study_path": str(place), "interrupted": tried.interrupted or interrupted})
 
 
-def _try(runner: Runner, baseline: TrainConfig, observe_seconds: float, watch: Watch) -> Tried:
+def _try(runner: Runner, findings: Findings, watch: Watch) -> Tried:
     """The baseline, a reference where the baseline does not run, and the rest."""
+    baseline = findings.space.baseline
     first = runner.run_baseline(baseline)
     reference = first if first.measurement is not None else runner.run_reference(baseline)
     seconds = (reference.measurement.wall_seconds if reference.measurement else 0.0) or TRIAL_SECONDS
     runner.bench = runner.bench.patient(seconds)
-    runner.reserve_seconds = verification_seconds(seconds, observe_seconds)
+    setup_seconds = findings.observation.setup_seconds
+    runner.reserve_seconds = verification_seconds(seconds, setup_seconds, exact=_exact(findings))
     try:
         ended, interrupted = runner.run_rest(), False
     except KeyboardInterrupt:
@@ -198,7 +212,7 @@ def _verify(runner: Runner, tried: Tried, place: StudyPlace, watch: Watch) -> tu
             better,
             attempts=1 if tried.interrupted else VERIFICATION_ATTEMPTS,
             pairs=FEWEST_PAIRS if tried.interrupted else PAIRS,
-            may_go_on=lambda: runner.bench.clock.allows(verification_seconds(longest, 0.0)),
+            may_go_on=lambda: runner.bench.clock.allows(verification_seconds(longest, 0.0, exact=True)),
         )
     except KeyboardInterrupt:
         return [], True

@@ -98,8 +98,9 @@ def fit_seconds_per_sample(config: TrainConfig, measurement: Measurement, observ
 class Study:
     """Trials of one source on one hardware. A context manager; one process at a time.
 
-    `shortlist` is in order of prediction, the best first; `choices` is `knob_choices` of the whole space, which a study
-    keeps for life. `identity` says what the figures are of: a study with another one is refused.
+    `shortlist` is in the order in which to try, and its `first` come before the sampler is asked. `choices` is
+    `knob_choices` of the whole space, which a study keeps for life. `identity` says what the figures are of: a study
+    with another one is refused.
     """
 
     def __init__(
@@ -109,9 +110,11 @@ class Study:
         choices: Mapping[str, Sequence[Any]],
         identity: Mapping[str, Any],
         *,
+        first: int = PREDICTED_FIRST,
         seed: int = 0,
     ) -> None:
         self._place = place
+        self._first = first
         self._shortlist = list(shortlist)
         self._distributions = {name: CategoricalDistribution(list(values)) for name, values in choices.items()}
         self._open: dict[TrainConfig, Trial] = {}
@@ -157,7 +160,7 @@ class Study:
         if not left:
             return None
         with _storage_errors(self._place):
-            if self._predicted_measured() < PREDICTED_FIRST:
+            if self._predicted_measured() < self._first:
                 return self._begin(left[0])
             trial = self._study.ask(dict(self._distributions))
             wish = min(left, key=lambda config: (_mismatches(config, trial.params), left.index(config)))

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from autoplan.bench import Bench, explain_failure
-from autoplan.errors import StudyError
+from autoplan.errors import ConfigError, StudyError
 from autoplan.jobs import Observation
 from autoplan.plan import Failure, FailureKind, Measurement, Outcome, TrialRecord
 from autoplan.prune import Forecast, distance
@@ -54,6 +54,8 @@ class Runner:
     def run_baseline(self, config: TrainConfig) -> TrialRecord:
         """Trial 0. SourceError when the training is at fault by itself."""
         record = self.study.outcome(config) or self._run(config, announce=True)
+        if record is None:
+            raise _spent(self.bench)
         if record.failure is not None and record.failure.kind not in ROOM_MAKERS:
             raise explain_failure(record.failure)
         return record
@@ -68,10 +70,11 @@ class Runner:
             if config not in self.forecasts or config == baseline or not self._may_go_on():
                 continue
             last = self.study.outcome(config) or self._run(config, announce=True)
-            if last.measurement is not None:
+            if last is not None and last.measurement is not None:
                 return last
-        failure = last.failure if last is not None else None
-        raise explain_failure(failure or Failure(kind=FailureKind.TIMEOUT, message="the budget is spent"))
+        if last is None or last.failure is None:
+            raise _spent(self.bench)
+        raise explain_failure(last.failure)
 
     def run_rest(self) -> str:
         """Trials until none is left to try; returns why they ended."""
@@ -83,7 +86,8 @@ class Runner:
             config = self.study.ask()
             if config is None:
                 return "every configuration of the shortlist was tried"
-            self._run(config, announce=False)
+            if self._run(config, announce=False) is None:
+                return "the budget is spent"
 
     def objective(self, record: TrialRecord) -> float | None:
         """Seconds a sample of the planned fit; None for a failure."""
@@ -104,8 +108,8 @@ class Runner:
         longest = max(self._trial_seconds, default=0.0)
         return self.bench.clock.allows(longest + self.reserve_seconds)
 
-    def _run(self, config: TrainConfig, *, announce: bool) -> TrialRecord:
-        """One trial, told to the study. An interruption gives the configuration back."""
+    def _run(self, config: TrainConfig, *, announce: bool) -> TrialRecord | None:
+        """One trial, told to the study. An interruption gives the configuration back, as does the end of the budget."""
         if announce:
             self.study.begin(config)
         number = len(self.study.records)
@@ -115,6 +119,9 @@ class Runner:
         except BaseException:
             self.study.abandon(config)
             raise
+        if isinstance(outcome, Failure) and self.bench.cut_short(outcome):
+            self.study.abandon(config)
+            return None
         return self._record(config, outcome)
 
     def _record(self, config: TrainConfig, outcome: Outcome) -> TrialRecord:
@@ -151,3 +158,11 @@ class Runner:
     def _tell(self, event: Event) -> None:
         left = self.bench.clock.left()
         self.watch(event if left is None else Event(**{**event.__dict__, "seconds_left": left}))
+
+
+def _spent(bench: Bench) -> ConfigError:
+    """The budget did not even reach the first measurement."""
+    return ConfigError(
+        f"the budget of {bench.clock.budget_seconds:.0f} s was spent before a configuration was measured; give more "
+        "with --budget, or plan without measuring (--no-measure)"
+    )
