@@ -87,4 +87,5 @@ def _updates(model: Any) -> int:
 
 def say(line: str) -> None:
     """A line of autoplan's among the script's own output."""
-    print(f"autoplan: {line}", file=sys.stderr, flush=True)
+    sys.stderr.write(f"autoplan: {line}\n")
+    sys.stderr.flush()

@@ -62,12 +62,12 @@ class Session:
 
     def run(self) -> None:
         """Do what the job asks; leaves the process on success."""
+        self._prepare_process()
         if self.job.kind is JobKind.PROBE:
             from autoplan.worker.probe import probe
 
             self.channel.phase("probe")
             self.channel.result(probe(self.job.backend))
-        self._prepare_process()
         self.channel.phase("setup")
         with self._variables():
             self.interception.install()
