@@ -181,8 +181,11 @@ class Fusion:
 
     def _keep(self, tensor: int, leaves: int, users: int, long: bool) -> bool:
         readers = users.bit_count()
-        if readers < 2 or len(self.graph.readers.get(tensor, ())) < 2 or not leaves:
+        direct = self.graph.readers.get(tensor, ())
+        if readers < 2 or not leaves:
             return False
+        if len(direct) < 2 and (long or self._shrinks(tensor, direct)):
+            return False  # better cut further down the chain
         if long and self.target.keeps_long_chains:
             return True
         own_traffic = (1 + readers) * self.size[tensor] + sum(self.size[leaf] for leaf in _bits(leaves))
@@ -192,6 +195,12 @@ class Fusion:
             if extra > own_traffic:
                 return True
         return False
+
+    def _shrinks(self, tensor: int, readers: Sequence[int]) -> bool:
+        """Whether the one operation that reads this makes less of it."""
+        return any(
+            self.size[write] < self.size[tensor] for reader in readers for write in self.graph.ops[reader].writes
+        )
 
     def _leaves_without(self, reader: int, tensor: int) -> int:
         """The tensors that this kernel reads even if `tensor` is handed to it."""

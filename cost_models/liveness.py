@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from cost_models.affine import Affine
 from cost_models.fusion import Kernel, kernels_of
+from cost_models.lowering import lower
 from cost_models.ordering import greedy_order, program_order
 from cost_models.targets import Target
 from cost_models.workload import Kind, Op, Phase, Role, Tensor, Workload
@@ -26,7 +27,6 @@ Floats = npt.NDArray[np.float64]
 
 _IN_PLACE = frozenset({Kind.SCATTER, Kind.CUMULATIVE, Kind.BRANCH, Kind.LOOP})
 _ELEMENTWISE = frozenset({Kind.ELEMENTWISE, Kind.EXPENSIVE})
-_INDEX_BYTES = 4
 
 
 class Purpose(StrEnum):
@@ -59,6 +59,7 @@ class Schedule:
     live_fixed: Floats
     live_per_sample: Floats
     labels: tuple[str, ...] = field(repr=False)
+    tensors: tuple[Tensor, ...] = field(repr=False)
 
     def peak(self, batch: int) -> tuple[int, int]:
         """(bytes of temporaries at the peak, the kernel at which it is)."""
@@ -88,6 +89,7 @@ def schedule(workload: Workload, target: Target, hold_gradients: bool) -> Schedu
                     dies in the
                     update of its variable
     """
+    workload = lower(workload, target)
     outputs = frozenset(v.result for v in workload.variables) | frozenset(workload.outputs)
     kernels = kernels_of(workload, workload.ops, outputs, target, workload.local_batch)
     orders = [program_order(workload, kernels, hold_gradients)]
@@ -123,7 +125,6 @@ class _Liveness:
         self.birth: dict[int, int] = {}
         self.death: dict[int, int] = {}
         self.extra: list[tuple[int, int, Affine, Purpose]] = []
-        self.made_by = {write: op.primitive for op in workload.ops for write in op.writes}
         self.labels: list[str] = []
         self.flat: list[Kernel] = []
         self.states = {v.tensor for v in workload.variables}
@@ -136,10 +137,9 @@ class _Liveness:
         self._keep_outputs()
         self._donate()
         self._share()
-        self._scatter_pooling()
         temporaries = self._temporaries()
         fixed, per_sample = _sweep(temporaries, len(self.labels))
-        return Schedule(tuple(self.kernels), temporaries, fixed, per_sample, tuple(self.labels))
+        return Schedule(tuple(self.kernels), temporaries, fixed, per_sample, tuple(self.labels), self.workload.tensors)
 
     def _run(self, kernels: Sequence[Kernel]) -> None:
         for kernel in kernels:
@@ -160,37 +160,6 @@ class _Liveness:
 
     def _add(self, birth: int, death: int, size: Affine, purpose: Purpose) -> None:
         self.extra.append((birth, death, size, purpose))
-
-    def _scatter_pooling(self) -> None:
-        """Where pooling's gradient is a scatter: zeros of the operand's shape stand ready when the backward pass
-        begins.
-
-        The scatter adds into them in place. Where a ReLU of the same shape has zeros already, these are shared by all
-        layers from the first ReLU on, and each scatter takes a copy. The positions of the maxima are found anew: one
-        index a dimension.
-        """
-        if not self.target.scatters_pooling:
-            return
-        begin = next((at for at, kernel in enumerate(self.flat) if kernel.op.phase is Phase.BACKWARD), 0)
-        shared: dict[tuple[Affine, ...], int] = {}
-        for place, kernel in enumerate(self.flat):
-            if kernel.op.kind is Kind.POOL_GRADIENT:
-                pooled, operand = (self.workload.tensors[read] for read in kernel.op.reads[:2])
-                per_element = pooled.item_bytes + _INDEX_BYTES * len(pooled.shape)
-                self._add(place, place, pooled.elements * per_element, Purpose.WORKSPACE)
-                self.birth[kernel.writes[0]] = min(begin, place)
-                if self.made_by.get(kernel.op.reads[1]) == "max":
-                    shared[operand.shape] = place
-        for shape, last in shared.items():
-            first = next(at for at, kernel in enumerate(self.flat) if self._writes_shape(kernel, shape))
-            size = next(self.workload.tensors[w].bytes for w in self.flat[first].writes if self._shape(w) == shape)
-            self._add(first, last, size, Purpose.ACTIVATIONS)
-
-    def _writes_shape(self, kernel: Kernel, shape: tuple[Affine, ...]) -> bool:
-        return any(self._shape(write) == shape for write in kernel.writes)
-
-    def _shape(self, tensor: int) -> tuple[Affine, ...]:
-        return self.workload.tensors[tensor].shape
 
     def _keep_outputs(self) -> None:
         last = len(self.labels) - 1

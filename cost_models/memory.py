@@ -151,12 +151,12 @@ def largest(workload: Workload, config: TrainConfig, cluster: Cluster, count: in
     alive = np.flatnonzero(plan.alive(plan.peak(batch)[1]) & (columns.tensor >= 0))
     sizes = columns.fixed[alive] + batch * columns.per_sample[alive]
     chosen = alive[np.argsort(-sizes, kind="stable")[:count]]
-    return tuple(_describe(workload, plan, int(row), batch) for row in chosen)
+    return tuple(_describe(plan, int(row), batch) for row in chosen)
 
 
-def _describe(workload: Workload, plan: Schedule, row: int, batch: int) -> LiveTensor:
+def _describe(plan: Schedule, row: int, batch: int) -> LiveTensor:
     columns = plan.temporaries
-    tensor = workload.tensors[int(columns.tensor[row])]
+    tensor = plan.tensors[int(columns.tensor[row])]
     return LiveTensor(
         layer=plan.labels[int(columns.birth[row])],
         purpose=str(columns.purpose[row]),

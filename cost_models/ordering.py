@@ -7,10 +7,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from cost_models.fusion import Kernel, in_update
-from cost_models.workload import Workload
+from cost_models.workload import Kind, Workload
+
+_AT_ONCE = frozenset({Kind.BROADCAST, Kind.COPY})
+"""What waits for nothing or for a constant runs as soon as it can, though it frees nothing."""
 
 
 def program_order(workload: Workload, kernels: Sequence[Kernel], hold_gradients: bool) -> list[Kernel]:
@@ -92,6 +96,8 @@ class _Greedy:
 
     def _gain(self, place: int) -> float:
         kernel = self.kernels[place]
+        if kernel.op.kind in _AT_ONCE:
+            return math.inf
         freed = sum(
             self.size[read]
             for read in kernel.reads

@@ -23,7 +23,7 @@ from cost_models.liveness import schedule
 from cost_models.memory import check, holds_gradients
 from cost_models.sharding import collectives
 from cost_models.targets import Target, target_of
-from cost_models.workload import Kind, Phase, Workload
+from cost_models.workload import Kind, Phase, Tensor, Workload
 
 Floats = npt.NDArray[np.float64]
 
@@ -178,13 +178,14 @@ def _overhead(workload: Workload, table: KernelTable, config: TrainConfig, clust
 def kernel_table(workload: Workload, target: Target, hold_gradients: bool) -> KernelTable:
     """The kernels of a micro-step as rows, bodies of loops with how often they run."""
     rows: list[tuple[Kernel, float]] = []
-    _flatten(schedule(workload, target, hold_gradients).kernels, 1.0, rows)
-    moved = [_traffic(workload, kernel) for kernel, _ in rows]
+    plan = schedule(workload, target, hold_gradients)
+    _flatten(plan.kernels, 1.0, rows)
+    moved = [_traffic(plan.tensors, kernel) for kernel, _ in rows]
     gemm = np.zeros((len(rows), 4)), np.zeros((len(rows), 4))
     for row, (kernel, _) in enumerate(rows):
         for column, size in enumerate(kernel.op.gemm):
             gemm[0][row, column], gemm[1][row, column] = size.fixed, size.per_sample
-    arithmetic = [_rate_dtype(workload, kernel) for kernel, _ in rows]
+    arithmetic = [_rate_dtype(plan.tensors, kernel) for kernel, _ in rows]
     dtypes = tuple(sorted(set(arithmetic)))
     return KernelTable(
         flops_fixed=np.array([kernel.flops.fixed for kernel, _ in rows], np.float64),
@@ -209,10 +210,10 @@ def _flatten(kernels: Sequence[Kernel], runs: float, rows: list[tuple[Kernel, fl
             rows.append((kernel, runs))
 
 
-def _traffic(workload: Workload, kernel: Kernel) -> tuple[float, float]:
+def _traffic(tensors: Sequence[Tensor], kernel: Kernel) -> tuple[float, float]:
     """Bytes read and written; an operation that picks a part reads no more than it writes."""
-    written = [workload.tensors[write].bytes for write in kernel.writes]
-    read = [workload.tensors[end].bytes for end in kernel.reads]
+    written = [tensors[write].bytes for write in kernel.writes]
+    read = [tensors[end].bytes for end in kernel.reads]
     fixed = sum(size.fixed for size in written), sum(size.fixed for size in read)
     growing = sum(size.per_sample for size in written), sum(size.per_sample for size in read)
     if kernel.op.kind in _SLICED and kernel.fused == 1:
@@ -220,6 +221,6 @@ def _traffic(workload: Workload, kernel: Kernel) -> tuple[float, float]:
     return sum(fixed), sum(growing)
 
 
-def _rate_dtype(workload: Workload, kernel: Kernel) -> str:
-    dtype = workload.tensors[kernel.op.reads[0]].dtype if kernel.op.gemm and kernel.op.reads else "float32"
+def _rate_dtype(tensors: Sequence[Tensor], kernel: Kernel) -> str:
+    dtype = tensors[kernel.op.reads[0]].dtype if kernel.op.gemm and kernel.op.reads else "float32"
     return dtype if "float" in dtype else "float32"

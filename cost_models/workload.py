@@ -40,6 +40,7 @@ class Kind(StrEnum):
     VIEW = "view"  # the same bytes under another name: reshape, a cast to the same dtype
     BROADCAST = "broadcast"  # made of nothing or of less: iota, broadcast
     MOVE = "move"  # rearranges: transpose, slice, pad, concatenate, reverse
+    COPY = "copy"
     GATHER = "gather"
     SCATTER = "scatter"
     SORT = "sort"

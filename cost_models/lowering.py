@@ -1,0 +1,134 @@
+"""Workload -> Workload: operations that a compiler replaces by others before it fuses anything.
+
+XLA on GPUs has no kernel for the gradient of max-pooling. It finds the position of every maximum anew (a window
+operation with one index a dimension as further results) and scatters the incoming gradient into zeros. Zeros of one
+shape are one array for the whole step, the
+zeros that a ReLU of that shape compares with included, and so they exist from the first such ReLU on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from cost_models.affine import Affine
+from cost_models.targets import Target
+from cost_models.workload import Kind, Op, Phase, Tensor, Workload
+
+_RELU = "max"
+_NARROW = frozenset({"bfloat16", "float16"})
+_ADDITIONS = frozenset({"add", "add_any"})
+_Shape = tuple[str, tuple[Affine, ...]]
+
+
+def lower(workload: Workload, target: Target) -> Workload:
+    """The workload as this target's compiler sees it when it starts to fuse."""
+    if target.keeps_long_chains:
+        workload = _widened(workload)
+    if target.scatters_pooling and any(op.kind is Kind.POOL_GRADIENT for op in workload.ops):
+        workload = _Pooling(workload).lowered()
+    return workload
+
+
+def _widened(workload: Workload) -> Workload:
+    """Long chains (erfc) are expanded in float32 whatever the dtype asked for, and what is kept of them is that."""
+    narrow = {
+        write
+        for op in workload.ops
+        if op.kind is Kind.EXPENSIVE
+        for write in op.writes
+        if workload.tensors[write].dtype in _NARROW
+    }
+    tensors = (
+        replace(tensor, dtype="float32") if number in narrow else tensor
+        for number, tensor in enumerate(workload.tensors)
+    )
+    return replace(workload, tensors=tuple(tensors)) if narrow else workload
+
+
+@dataclass
+class _Pooling:
+    """Replaces each gradient of pooling by positions, zeros and a scatter."""
+
+    workload: Workload
+    tensors: list[Tensor] = field(default_factory=list)
+    before: dict[int, list[Op]] = field(default_factory=dict)
+    zeros: dict[_Shape, int] = field(default_factory=dict)
+
+    def lowered(self) -> Workload:
+        self.tensors = list(self.workload.tensors)
+        ops = self.workload.ops
+        made_by = {write: index for index, op in enumerate(ops) for write in op.writes}
+        readers: dict[int, list[int]] = {}
+        for index, op in enumerate(ops):
+            for read in op.reads:
+                readers.setdefault(read, []).append(index)
+        for index, op in enumerate(ops):
+            if op.kind is Kind.POOL_GRADIENT:
+                into_sum = [ops[reader].primitive in _ADDITIONS for reader in readers.get(op.writes[0], ())] == [True]
+                relu = op.reads[1] in made_by and ops[made_by[op.reads[1]]].primitive == _RELU
+                self._replace(index, op, into_sum=into_sum, of_relu=made_by.get(op.reads[1]) if relu else None)
+        return replace(self.workload, tensors=tuple(self.tensors), ops=tuple(self._ops()))
+
+    def _replace(self, index: int, op: Op, *, into_sum: bool, of_relu: int | None) -> None:
+        """A scatter whose result is only added to something scatters into that; else it needs zeros of its own."""
+        incoming, operand = op.reads[:2]
+        found = self._positions(op, incoming, operand)
+        target: tuple[int, ...] = ()
+        if not into_sum:
+            zeros = self._zeros(self.tensors[op.writes[0]])
+            target = (self._copy(index if of_relu is None else of_relu, zeros),) if self._shared(zeros) else (zeros,)
+        scatter = replace(op, kind=Kind.SCATTER, primitive="scatter", reads=(*target, incoming, *found.writes))
+        self.before.setdefault(index, []).extend([found, scatter])
+
+    def _positions(self, op: Op, incoming: int, operand: int) -> Op:
+        pooled, source = self.tensors[incoming], self.tensors[operand]
+        writes = [self._new(Tensor(source.dtype, pooled.shape))]
+        writes += [self._new(Tensor("int32", pooled.shape)) for _ in pooled.shape]
+        return replace(op, kind=Kind.POOL, primitive="reduce_window", reads=(operand,), writes=tuple(writes))
+
+    def _zeros(self, like: Tensor) -> int:
+        key = like.dtype, like.shape
+        if key not in self.zeros:
+            self.zeros[key] = self._new(like)
+            self.before.setdefault(self._first_use(key), []).insert(
+                0, Op(Kind.BROADCAST, "broadcast_in_dim", (), (self.zeros[key],), layer="zeros for pooling")
+            )
+        return self.zeros[key]
+
+    def _first_use(self, key: _Shape) -> int:
+        """The first ReLU of that shape, else the beginning of the backward pass."""
+        relus = (index for index, op in enumerate(self.workload.ops) if self._is_relu(op, key))
+        backward = (index for index, op in enumerate(self.workload.ops) if op.phase is Phase.BACKWARD)
+        return next(relus, next(backward, 0))
+
+    def _is_relu(self, op: Op, key: _Shape) -> bool:
+        if op.primitive != _RELU or op.phase is not Phase.FORWARD:
+            return False
+        result = self.workload.tensors[op.writes[0]]
+        return (result.dtype, result.shape) == key
+
+    def _shared(self, zeros: int) -> bool:
+        like = self.tensors[zeros]
+        return any(self._is_relu(op, (like.dtype, like.shape)) for op in self.workload.ops)
+
+    def _copy(self, place: int, zeros: int) -> int:
+        """A scatter destroys what it scatters into; other readers keep the zeros."""
+        copy = self._new(self.tensors[zeros])
+        at = self.workload.ops[place]
+        made = Op(Kind.COPY, "copy", (zeros,), (copy,), layer=at.layer, phase=at.phase)
+        self.before.setdefault(place, []).append(made)
+        return copy
+
+    def _new(self, tensor: Tensor) -> int:
+        self.tensors.append(tensor)
+        return len(self.tensors) - 1
+
+    def _ops(self) -> Iterable[Op]:
+        for index, op in enumerate(self.workload.ops):
+            yield from self.before.get(index, ())
+            shared = next((zeros for key, zeros in self.zeros.items() if self._is_relu(op, key)), None)
+            if shared is not None:
+                yield replace(op, reads=(*op.reads, shared))
+            elif op.kind is not Kind.POOL_GRADIENT:
+                yield op
