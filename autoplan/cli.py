@@ -35,7 +35,7 @@ Source = Annotated[
     str,
     typer.Argument(
         metavar="SOURCE",
-        help="A training script, a file with build_model(), or package.module:function.",
+        help="A training script, -m package.module, a file with build_model(), or package.module:function.",
         show_default=False,
     ),
 ]

@@ -41,11 +41,19 @@ class SourceCommand(TyperCommand):
             cut = args.index("--")
             own, behind = args[:cut], args[cut + 1 :]
         ctx.meta[_SOURCE_ARGUMENTS] = behind
-        return list(super().parse_args(ctx, own))
+        return list(super().parse_args(ctx, _with_module(own)))
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Show where the script's arguments go."""
         return [*super().collect_usage_pieces(ctx), "[-- ARGS]"]
+
+
+def _with_module(words: list[str]) -> list[str]:
+    """`-m package.module`, as Python takes it, as the one word that sources are named by."""
+    if "-m" not in words[:-1]:
+        return words
+    at = words.index("-m")
+    return [*words[:at], *words[at + 2 :], "--", f"-m {words[at + 1]}"]
 
 
 class Commands(TyperGroup):

@@ -126,7 +126,8 @@ class Board:
             parts.append(_left(max(0.0, self.seconds_left - (self.clock() - self.left_at))))
         best = self.trials.get(self.best_number) if self.best_number is not None else None
         if best is not None and isinstance(best.outcome, Measurement):
-            parts.append(f"best so far: trial {best.number}, {figures.rate(best.outcome.samples_per_second)} samples/s")
+            rate = figures.rate(best.outcome.samples_per_second)
+            parts.append(f"best so far over the whole fit: trial {best.number}, {rate} samples/s")
         return "  ·  ".join(parts)
 
 

@@ -25,6 +25,7 @@ from autoplan.plan import (
 )
 from autoplan.prune import changes
 from autoplan.requests import TuneRequest
+from autoplan.source import DEFAULT_FUNCTION, SourceSpec
 from autoplan.trials import Tried
 from cost_models.config import TrainConfig
 from cost_models.hardware import Cluster
@@ -216,8 +217,16 @@ def _source(request: TuneRequest, observation: Observation) -> SourceRecord:
         epochs=observation.epochs,
         updates=updates,
     )
-    path = spec.path or spec.module or spec.function
-    return SourceRecord(kind=spec.kind, path=path, sha256=spec.sha256, fit=fit, args=list(spec.args))
+    return SourceRecord(kind=spec.kind, path=_named(spec), sha256=spec.sha256, fit=fit, args=list(spec.args))
+
+
+def _named(spec: SourceSpec) -> str:
+    """The source as `autoplan train` reads it back: a file, a file with its function, or `-m module`."""
+    if spec.kind == "script" and spec.module:
+        return f"-m {spec.module}"
+    if spec.kind == "builder" and spec.function != DEFAULT_FUNCTION:
+        return f"{spec.path}:{spec.function}"
+    return spec.path or spec.function
 
 
 def _hardware(cluster: Cluster) -> HardwareRecord:

@@ -88,7 +88,7 @@ def train_command(plan: Plan, path: Path | str) -> str:
     """The next command to paste: the whole training under this plan."""
     if plan.source.kind == "callable":
         return f"with autoplan.scope(autoplan.load_plan({str(path)!r})): model = build_model()"
-    words = ["autoplan", "train", _short(plan.source.path), "--plan", str(path)]
+    words = ["autoplan", "train", *_source_words(plan.source.path), "--plan", str(path)]
     if plan.source.args:
         words += ["--", *plan.source.args]
     return shlex.join(words)
@@ -109,10 +109,12 @@ def _header(plan: Plan, path: Path | str) -> str:
     return f"# {first_line(plan)}\n# To train with it:\n#   {train_command(plan, path)}\n# Its story: {story}\n"
 
 
-def _short(source: str) -> str:
-    """A path below the working directory without that directory."""
+def _source_words(source: str) -> list[str]:
+    """A source as it is typed: `-m module`, or a path, without the working directory where it lies below that."""
+    if source.startswith("-m "):
+        return source.split()
     path = Path(source)
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else source
+    return [str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else source]
 
 
 def _inlined(record: dict[str, Any]) -> dict[str, Any]:

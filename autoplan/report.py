@@ -19,6 +19,7 @@ from autoplan.requests import Candidate, TuneResult
 from cost_models.config import TrainConfig
 
 _SHOWN_OF_A_GROUP = 8
+_CAPTION = "Figures of one process each, in brackets the 95% interval of a median; a speed-up is that of the pairs."
 _STAGES = {
     "infeasible": "not enough memory (analytic)",
     "known_issue": "known not to work",
@@ -137,7 +138,7 @@ def _compared(plan: Plan) -> RenderableType:
         table.add_row(row.name, _cell(row.baseline), _cell(row.plan), row.evidence)
     if plan.measured is None:
         return Padding(table, (1, 0))
-    return Padding(Group(table, "In brackets: 95% intervals of the medians."), (1, 0))
+    return Padding(Group(table, _CAPTION), (1, 0))
 
 
 def _cell(cell: comparison.Cell) -> str:
@@ -222,8 +223,10 @@ def outcome_cells(measured: Measurement | None) -> list[str]:
 def _outcome(trial: TrialRecord) -> str:
     if trial.failure is None:
         return "measured"
+    told = comparison.FAILURES[trial.failure.kind]
     first = next(iter(trial.failure.message.splitlines()), "")
-    return f"{comparison.FAILURES[trial.failure.kind]}: {first}" if first else comparison.FAILURES[trial.failure.kind]
+    log = f" (log: {trial.failure.log})" if trial.failure.log else ""
+    return told + (f": {first}" if first else "") + log
 
 
 def _tier(plan: Plan) -> str:
@@ -261,4 +264,7 @@ def _forecast(candidate: Candidate) -> tuple[str, str]:
 def _notes(notes: Sequence[str]) -> list[RenderableType]:
     if not notes:
         return []
-    return [heading("To know"), *(Padding(Text(f"- {note}"), (0, 0, 0, 2)) for note in notes)]
+    bullets = Table.grid(padding=(0, 1, 0, 0))
+    for note in notes:
+        bullets.add_row("  -", note)
+    return [heading("To know"), bullets]

@@ -42,6 +42,8 @@ def app():
         (["a.py", "--loud"], ["a.py", True, []]),
         (["--loud", "a.py", "--"], ["a.py", True, []]),
         (["a.py", "--", "--loud"], ["a.py", False, ["--loud"]]),
+        (["-m", "package.module", "--loud", "--", "-m", "x"], ["-m package.module", True, ["-m", "x"]]),
+        (["--loud", "-m", "package.module"], ["-m package.module", True, []]),
         (["a.py", "--", "x", "--", "--help", ""], ["a.py", False, ["x", "--", "--help", ""]]),
     ],
 )

@@ -127,7 +127,7 @@ def test_the_board_shows_trials_phase_time_left_and_the_best(clock):
     assert ["0", "float32, batch 128, jit_compile off", "4.00 ms", "32,000", "512 MiB", "measured"] in finished
     assert ["1", "float32, batch 4096", "—", "—", "—", "out of memory"] in finished
     assert "8 min 35 s left" in drawn(board)
-    assert "best so far: trial 0, 32,000 samples/s" in drawn(board)
+    assert "best so far over the whole fit: trial 0, 32,000 samples/s" in drawn(board)
 
 
 def test_the_board_keeps_to_the_screen(clock):

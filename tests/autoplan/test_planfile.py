@@ -116,6 +116,19 @@ def test_simulated_devices_are_called_so(folder):
     assert lines_of(text)[0] == "# An autoplan plan, measured on cpu (8 simulated devices)."
 
 
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("-m package.train", "-m package.train"),
+        ("/elsewhere/model.py:build_large", "/elsewhere/model.py:build_large"),
+        ("{folder}/my models/model.py:build", "'my models/model.py:build'"),
+    ],
+)
+def test_the_command_names_the_source_as_it_is_typed(folder, source, words):
+    record = plans.plain_plan()["source"] | {"path": source.format(folder=folder), "args": []}
+    assert planfile.train_command(plans.plan(source=record), "p.yaml") == f"autoplan train {words} --plan p.yaml"
+
+
 def test_a_plan_made_from_python_tells_python(folder):
     source = plans.plain_plan()["source"] | {"kind": "callable", "path": "build_model", "args": []}
     text = planfile.to_yaml(plans.plan(source=source), "p.yaml")

@@ -56,7 +56,7 @@ def test_tune_ends_with_table_reasons_and_the_next_command():
         "peak memory a device   512 MiB                     512 MiB                     measured as resident size",
         "MFU                    17%                         18%                         measured time, analytic FLOPs",
         "compile time           not known                   1.25 s                      measured",
-        "In brackets: 95% intervals of the medians.",
+        "Figures of one process each, in brackets the 95% interval of a median; a speed-up is that of the pairs.",
         "",
         "It changes batch.global 32 → 128; batch.accumulation 4 → 1; jit_compile off → on.",
         "The largest part of a micro-step is still arithmetic (50%), analytic.",
@@ -169,6 +169,7 @@ def test_explain_shows_every_trial_with_its_outcome():
     failed = next(row for row in rows if row[0] == "2")
     assert failed[1:6] == ["mixed_float16, batch 128", "4.00 ms", "—", "—", "—"]
     assert failed[6].startswith("the loss became NaN: ")
+    assert ".autoplan/study/trial-2.log" in told
 
 
 def test_explain_groups_what_was_not_tried():
