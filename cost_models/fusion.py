@@ -186,7 +186,7 @@ class Fusion:
             return False
         if len(direct) < 2 and (long or self._shrinks(tensor, direct)):
             return False  # better cut further down the chain
-        if long and self.target.keeps_long_chains:
+        if (long and self.target.keeps_long_chains) or not self.target.recomputes:
             return True
         own_traffic = (1 + readers) * self.size[tensor] + sum(self.size[leaf] for leaf in _bits(leaves))
         extra = 0.0

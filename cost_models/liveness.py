@@ -93,7 +93,7 @@ def schedule(workload: Workload, target: Target, hold_gradients: bool) -> Schedu
     outputs = frozenset(v.result for v in workload.variables) | frozenset(workload.outputs)
     kernels = kernels_of(workload, workload.ops, outputs, target, workload.local_batch)
     orders = [program_order(workload, kernels, hold_gradients)]
-    if not hold_gradients:
+    if target.saves_memory and not hold_gradients:
         orders.append(greedy_order(workload, kernels, workload.local_batch))
     schedules = [_Liveness(workload, target, order).schedule() for order in orders]
     return min(schedules, key=lambda candidate: candidate.peak(workload.local_batch)[0])

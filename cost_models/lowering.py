@@ -26,7 +26,7 @@ def lower(workload: Workload, target: Target) -> Workload:
     if target.keeps_long_chains:
         workload = _widened(workload)
     if target.scatters_pooling and any(op.kind is Kind.POOL_GRADIENT for op in workload.ops):
-        workload = _Pooling(workload).lowered()
+        workload = _Pooling(workload, target.writes_iota).lowered()
     return workload
 
 
@@ -51,6 +51,7 @@ class _Pooling:
     """Replaces each gradient of pooling by positions, zeros and a scatter."""
 
     workload: Workload
+    writes_iota: bool
     tensors: list[Tensor] = field(default_factory=list)
     before: dict[int, list[Op]] = field(default_factory=dict)
     zeros: dict[_Shape, int] = field(default_factory=dict)
@@ -85,7 +86,13 @@ class _Pooling:
         pooled, source = self.tensors[incoming], self.tensors[operand]
         writes = [self._new(Tensor(source.dtype, pooled.shape))]
         writes += [self._new(Tensor("int32", pooled.shape)) for _ in pooled.shape]
-        return replace(op, kind=Kind.POOL, primitive="reduce_window", reads=(operand,), writes=tuple(writes))
+        reads = (operand, *(self._iota(source.shape) for _ in source.shape if self.writes_iota))
+        return replace(op, kind=Kind.POOL, primitive="reduce_window", reads=reads, writes=tuple(writes))
+
+    def _iota(self, shape: tuple[Affine, ...]) -> int:
+        made = self._new(Tensor("int32", shape))
+        self.before.setdefault(0, []).append(Op(Kind.BROADCAST, "iota", (), (made,), layer="positions for pooling"))
+        return made
 
     def _zeros(self, like: Tensor) -> int:
         key = like.dtype, like.shape

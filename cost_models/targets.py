@@ -16,6 +16,9 @@ class Target:
     fusible             kinds whose results need not reach memory
     absorbing           kinds that take fusible producers in, though their own results are written
     keeps_long_chains   random bits and the like are computed once when several kernels read them
+    recomputes          cheap values may be computed again in each kernel that reads them, to save traffic
+    writes_iota         constants of counting numbers are written out
+    saves_memory        kernels run in the order that needs least memory (else as soon as they can)
     free_transposes     layouts are chosen so that transposes cost nothing
     tile_row_bytes      bytes down the second-minor dimension of a memory tile (0: no tiles)
     tile_lanes          elements across the minor dimension of a memory tile
@@ -34,6 +37,9 @@ class Target:
     fusible: frozenset[Kind]
     absorbing: frozenset[Kind]
     keeps_long_chains: bool
+    recomputes: bool
+    writes_iota: bool
+    saves_memory: bool
     free_transposes: bool
     tile_row_bytes: int
     tile_lanes: int
@@ -54,6 +60,9 @@ _GPU = Target(
     fusible=_FUSIBLE,
     absorbing=frozenset({Kind.REDUCE, Kind.POOL, Kind.POOL_GRADIENT}),
     keeps_long_chains=True,
+    recomputes=True,
+    writes_iota=False,
+    saves_memory=True,
     free_transposes=True,
     tile_row_bytes=0,
     tile_lanes=0,
@@ -71,6 +80,9 @@ _TPU = Target(
     fusible=_FUSIBLE,
     absorbing=frozenset({Kind.REDUCE, Kind.DOT, Kind.CONV}),
     keeps_long_chains=False,
+    recomputes=True,
+    writes_iota=False,
+    saves_memory=True,
     free_transposes=True,
     tile_row_bytes=32,  # 8 rows of float32, 16 of bfloat16
     tile_lanes=128,
@@ -86,10 +98,13 @@ _TPU = Target(
 _CPU = replace(
     _GPU,
     name="cpu",
-    absorbing=frozenset({Kind.REDUCE}),
+    absorbing=frozenset(),
+    recomputes=False,
+    writes_iota=True,
+    saves_memory=False,
     dot_workspace_bytes=0,
     reuses_operands=True,
-    scatters_pooling=False,
+    scatters_pooling=True,
     uncertainty=(0.25, 0.25),
     product_tile=(4, 16, 1),  # register blocks of vectorised kernels
     product_efficiency=0.7,

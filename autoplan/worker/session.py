@@ -137,7 +137,8 @@ class Session:
         self._settle(call)
         self.channel.phase("trace")
         local_batch = int(self.job.options.get("local_batch") or facts.batch)
-        workload = trace(call.model, call.arguments, facts, local_batch)
+        built_with = self.job.config or observation["config"]
+        workload = trace(call.model, call.arguments, facts, local_batch, built_with)
         return {"observation": observation, "workload": workload.to_dict()}
 
     def _settle(self, call: FitCall) -> Change | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from autoplan.errors import WorkloadError
@@ -12,17 +13,21 @@ from autoplan.worker.trace.step import trace_train_step
 from cost_models.workload import Workload
 
 
-def trace(model: Any, arguments: dict[str, Any], facts: DataFacts, local_batch: int) -> Workload:
+def trace(
+    model: Any, arguments: dict[str, Any], facts: DataFacts, local_batch: int, config: Mapping[str, Any]
+) -> Workload:
     """Trace with the shapes of one real batch; of synthetic ones where there is no data.
+
+    `config` (the keys of a plan) names the precision and the rematerialization that the model was built with.
 
     WorkloadError for data that can be looked at only by consuming it (a generator).
     """
-    if facts.kind == "synthetic":
-        return trace_train_step(model, synthetic_specs(model, local_batch), local_batch=local_batch)
-    batch = data.sample_batch(arguments, facts, 1)
+    batch = synthetic_specs(model, local_batch) if facts.kind == "synthetic" else data.sample_batch(arguments, facts, 1)
     if batch is None:
         raise WorkloadError(
             f"the data ({type(arguments.get('x')).__name__}) cannot be looked at without consuming it; "
             "give arrays, a tf.data.Dataset or a keras.utils.PyDataset to have the model analysed"
         )
-    return trace_train_step(model, batch, local_batch=local_batch)
+    return trace_train_step(
+        model, batch, local_batch=local_batch, precision=config["precision"], remat=config["remat"]["mode"]
+    )

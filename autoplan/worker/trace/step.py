@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,12 +16,15 @@ from cost_models.errors import WorkloadError
 from cost_models.workload import Role, UnknownOp, Variable, Workload
 
 
-def trace_train_step(model: Any, batch: Any, *, local_batch: int) -> Workload:
+def trace_train_step(
+    model: Any, batch: Any, *, local_batch: int, precision: str | None = None, remat: str | None = None
+) -> Workload:
     """The Workload of one micro-step of a compiled Keras model.
 
     batch        (x, y[, sample_weight]) of arrays or `jax.ShapeDtypeStruct`s, batch dimension first; its size is
                  replaced
     local_batch  samples on one device
+    precision, remat   the configuration's names for how the model was built; None asks the model's layers
 
     Nothing is computed and no variable needs a value. The step is traced at `local_batch` and twice that; where the
     two differ in structure, the workload holds for `local_batch` alone. WorkloadError for a model that is not
@@ -29,20 +32,21 @@ def trace_train_step(model: Any, batch: Any, *, local_batch: int) -> Workload:
     """
     if getattr(model, "optimizer", None) is None:
         raise WorkloadError("the model has no optimizer, so it has no training step; call model.compile(...) first")
+    build_for(model, _sized(batch, local_batch))
     with _every_micro_step_updates(model.optimizer):
         one = _record(model, batch, local_batch)
         combined = _combine(model, batch, local_batch, one)
-    variables = _variables(model, _state(model), one)
+    state_size = sum(map(len, _state(model)))
     return Workload(
         local_batch=local_batch,
-        precision=precision_of(model),
-        remat=remat_of(model),
+        precision=precision or precision_of(model),
+        remat=remat or remat_of(model),
         backend="jax",
         tensors=combined.tensors,
         ops=combined.ops,
-        variables=variables,
-        inputs=tuple(one.inputs[len(variables) :]) + tuple(one.constants),
-        outputs=tuple(one.outputs[: len(one.outputs) - len(variables)]),
+        variables=_variables(model, one),
+        inputs=tuple(one.inputs[state_size:]) + tuple(one.constants),
+        outputs=tuple(one.outputs[: len(one.outputs) - state_size]),
         dispatches=one.dispatches,
         batch_exact=bool(combined.reason),
         optimizer=type(_inner_optimizer(model.optimizer)).__name__,
@@ -53,7 +57,7 @@ def trace_train_step(model: Any, batch: Any, *, local_batch: int) -> Workload:
 
 def build_for(model: Any, batch: Any) -> None:
     """Create what `fit` would create before its first micro-step: layers, optimizer slots, metrics."""
-    model._symbolic_build(data_batch=_as_tuple(batch))
+    model._symbolic_build(data_batch=batch)
     if not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
 
@@ -97,14 +101,14 @@ def _combine(model: Any, batch: Any, local_batch: int, one: Recording) -> Combin
 
 
 def _record(model: Any, batch: Any, size: int) -> Recording:
-    sized = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype), _as_tuple(batch))
-    build_for(model, sized)
     structs = tuple([jax.ShapeDtypeStruct(v.shape, _dtype(v)) for v in group] for group in _state(model))
-    return record(jax.make_jaxpr(model.train_step)(structs, sized))
+    return record(jax.make_jaxpr(model.train_step)(structs, _sized(batch, size)))
 
 
-def _as_tuple(batch: Any) -> Any:
-    return tuple(batch) if isinstance(batch, list) else batch
+def _sized(batch: Any, size: int) -> Any:
+    """The batch as shapes with another number of samples."""
+    nest = tuple(batch) if isinstance(batch, list) else batch
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype), nest)
 
 
 def _dtype(variable: Any) -> str:
@@ -122,8 +126,9 @@ def _state(model: Any) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
     )
 
 
-def _variables(model: Any, state: Iterable[list[Any]], recording: Recording) -> tuple[Variable, ...]:
-    trainable, others, optimizer, metrics = state
+def _variables(model: Any, recording: Recording) -> tuple[Variable, ...]:
+    """The state by role, without accumulators: those depend on the configuration that is asked about."""
+    trainable, others, optimizer, metrics = _state(model)
     roles = [Role.TRAINABLE] * len(trainable)
     roles += [Role.SEED if "seed_generator_state" in v.path else Role.STATE for v in others]
     special = _optimizer_roles(model.optimizer)
@@ -132,7 +137,7 @@ def _variables(model: Any, state: Iterable[list[Any]], recording: Recording) -> 
     flat = [*trainable, *others, *optimizer, *metrics]
     results = recording.outputs[len(recording.outputs) - len(flat) :]
     ends = zip(flat, roles, recording.inputs, results, strict=False)
-    return tuple(Variable(v.path, role, tensor, result) for v, role, tensor, result in ends)
+    return tuple(Variable(v.path, role, *at) for v, role, *at in ends if role is not Role.ACCUMULATOR)
 
 
 def _optimizer_roles(optimizer: Any) -> Mapping[int, Role]:
