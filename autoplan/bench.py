@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -47,16 +47,23 @@ class Runs(Protocol):
 
 @dataclass(frozen=True)
 class Clock:
-    """The budget, in seconds since the start. None: no end."""
+    """The budget in seconds from `started_at` on. None: no end."""
 
     budget_seconds: float | None
-    started_at: float = field(default_factory=time.monotonic)
+    started_at: float
+
+    @classmethod
+    def start(cls, budget_seconds: float | None) -> Clock:
+        """The budget from now on."""
+        return cls(budget_seconds, time.monotonic())
+
+    def elapsed(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self.started_at
 
     def left(self) -> float | None:
         """Seconds left, never below zero."""
-        if self.budget_seconds is None:
-            return None
-        return max(0.0, self.budget_seconds - (time.monotonic() - self.started_at))
+        return None if self.budget_seconds is None else max(0.0, self.budget_seconds - self.elapsed())
 
     def allows(self, seconds: float) -> bool:
         """Whether so much time is left."""
@@ -150,7 +157,7 @@ class Bench:
             config=None if config is None else config.to_dict(),
             baseline=None if self.baseline is None else self.baseline.to_dict(),
             devices=self.cluster.devices if self.cluster.simulated else None,
-            options={**options, "scratch": True} if self.scratch else options,
+            options={**options, "scratch": str(self._scratch_folder())} if self.scratch else options,
         )
 
     def cut_short(self, failure: Failure) -> bool:

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from autoplan.bench import Bench
-from autoplan.errors import AutoplanError, WorkloadError
+from autoplan.errors import AutoplanError, HardwareError, WorkloadError
 from autoplan.jobs import Observation
 from autoplan.known_issues import Versions
 from autoplan.plan import Failure, FailureKind, Rejection
@@ -18,7 +18,7 @@ from autoplan.prune import Forecast, feasible, rank
 from autoplan.requests import Candidate
 from autoplan.space import Space
 from cost_models.config import Batch, Mesh, Remat, RematMode, TrainConfig
-from cost_models.estimate import estimate_many
+from cost_models.estimate import estimate
 from cost_models.hardware import Cluster
 from cost_models.workload import Workload
 
@@ -157,9 +157,16 @@ class _Forecaster:
             )
 
     def _estimate(self, workload: Workload, group: Sequence[TrainConfig]) -> None:
-        estimates = estimate_many(workload, group, self.bench.cluster, headroom=self.headroom)
-        for config, one in zip(group, estimates, strict=True):
+        unpublished: dict[str, list[TrainConfig]] = {}
+        for config in group:
+            try:
+                one = estimate(workload, config, self.bench.cluster, headroom=self.headroom)
+            except HardwareError as error:
+                unpublished.setdefault(str(error), []).append(config)
+                continue
             self.forecasts[config] = Forecast.from_estimate(config, one.to_dict(), self.observation.samples)
+        for reason, configs in unpublished.items():
+            self._reject(configs, reason)
 
     def _reject(self, group: Sequence[TrainConfig], reason: str) -> None:
         self.rejected.append(

@@ -53,7 +53,7 @@ def tune(request: TuneRequest, watch: Watch = silent) -> TuneResult:
 
     Raises an AutoplanError for whatever the user can mend. Ctrl-C ends the trials, and once more the verification.
     """
-    clock = Clock(request.budget_seconds)
+    clock = Clock.start(request.budget_seconds)
     if request.output is not None:
         planfile.ensure_writable(request.output)
     backend = request.backend or default_backend()
@@ -83,7 +83,7 @@ def estimate(request: EstimateRequest) -> dict[str, Any]:
     backend = default_backend()
     with Client(backend) as client, TemporaryDirectory(prefix="autoplan-") as looks:
         cluster = _cluster(client, request.hardware, backend, None, silent)
-        bench = Bench(client, request.source, backend, cluster, Clock(None), logs=Path(looks))
+        bench = Bench(client, request.source, backend, cluster, Clock.start(None), logs=Path(looks))
         observation, _ = bench.observe()
         baseline = TrainConfig.from_dict(observation.config)
         config = _estimated_config(request, baseline, cluster)
@@ -185,7 +185,7 @@ def _try(runner: Runner, findings: Findings, watch: Watch) -> Tried:
     baseline = findings.space.baseline
     first = runner.run_baseline(baseline)
     reference = first if first.measurement is not None else runner.run_reference(baseline)
-    seconds = (reference.measurement.wall_seconds if reference.measurement else 0.0) or TRIAL_SECONDS
+    seconds = runner.longest_seconds() or TRIAL_SECONDS
     runner.bench = runner.bench.patient(seconds)
     setup_seconds = findings.observation.setup_seconds
     runner.reserve_seconds = verification_seconds(seconds, setup_seconds, exact=_exact(findings))

@@ -47,18 +47,18 @@ class StudyPlace:
         """`--study PATH|URL`; by default `.autoplan/<name>/study.db` under the working directory.
 
         A path that ends in .db, .sqlite or .sqlite3 is the database, with logs in the folder of that name without the
-        ending; any other path is a folder. StudyError when the folder cannot be made.
+        ending; any other path is a folder. A path holds one study, a URL one for each name. StudyError when the folder
+        cannot be made.
         """
         folder = Path(".autoplan") / name
         if study is not None and "://" in study:
             return cls(study, _made(folder), name)
-        database = folder / "study.db"
-        if study is not None:
-            path = Path(study)
-            is_file = path.suffix in (".db", ".sqlite", ".sqlite3")
-            folder, database = (path.with_suffix(""), path) if is_file else (path, path / "study.db")
-        _made(folder)
-        return cls(f"sqlite:///{database.absolute()}", folder, name)
+        if study is None:
+            return cls(f"sqlite:///{(_made(folder) / 'study.db').absolute()}", folder, name)
+        path = Path(study)
+        is_file = path.suffix in (".db", ".sqlite", ".sqlite3")
+        folder, database = (path.with_suffix(""), path) if is_file else (path, path / "study.db")
+        return cls(f"sqlite:///{database.absolute()}", _made(folder), "autoplan")
 
     def __str__(self) -> str:
         return self.url.removeprefix("sqlite:///")

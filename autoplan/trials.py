@@ -104,9 +104,12 @@ class Runner:
         ]
         return [record for score, _, record in sorted((s, n, r) for s, n, r in scored if s is not None)]
 
+    def longest_seconds(self) -> float:
+        """The longest trial, its process's start and end included; 0 before the first of this run."""
+        return max(self._trial_seconds, default=0.0)
+
     def _may_go_on(self) -> bool:
-        longest = max(self._trial_seconds, default=0.0)
-        return self.bench.clock.allows(longest + self.reserve_seconds)
+        return self.bench.clock.allows(self.longest_seconds() + self.reserve_seconds)
 
     def _run(self, config: TrainConfig, *, announce: bool) -> TrialRecord | None:
         """One trial, told to the study. An interruption gives the configuration back, as does the end of the budget."""
@@ -114,11 +117,13 @@ class Runner:
             self.study.begin(config)
         number = len(self.study.records)
         self._tell(Event("trial_started", config.describe(), number=number, config=config.to_dict()))
+        started = self.bench.clock.elapsed()
         try:
             outcome = self.bench.measure(config, f"trial-{number}", on_phase=lambda phase: self._phase(number, phase))
         except BaseException:
             self.study.abandon(config)
             raise
+        self._trial_seconds.append(self.bench.clock.elapsed() - started)
         if isinstance(outcome, Failure) and self.bench.cut_short(outcome):
             self.study.abandon(config)
             return None
@@ -126,8 +131,6 @@ class Runner:
 
     def _record(self, config: TrainConfig, outcome: Outcome) -> TrialRecord:
         forecast = self.forecasts.get(config)
-        if outcome.wall_seconds is not None:
-            self._trial_seconds.append(outcome.wall_seconds)
         objective = None
         if isinstance(outcome, Measurement):
             objective = fit_seconds_per_sample(config, outcome, self.observation)

@@ -7,7 +7,7 @@ from typing import Any
 from autoplan.jobs import Observation
 from autoplan.known_issues import Versions
 from cost_models.config import TrainConfig
-from cost_models.hardware import Chip, Cluster
+from cost_models.hardware import Chip, Cluster, Link
 
 GIB = 2**30
 VERSIONS = Versions("3.15.1", "0.10.2", "cpu")
@@ -69,4 +69,5 @@ def cluster(devices: int = 1, *, kind: str = "cpu", usable_bytes: int = 8 * GIB,
         kernel_launch_seconds=1e-6,
         dispatch_seconds=1e-4,
     )
-    return Cluster("a machine", chip, devices, simulated=kind == "cpu" and devices > 1, local=local)
+    link = Link("memory" if kind == "cpu" else "switch", 1e10, 0.0)
+    return Cluster("a machine", chip, devices, inner_link=link, simulated=kind == "cpu" and devices > 1, local=local)

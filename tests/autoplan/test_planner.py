@@ -1,0 +1,439 @@
+from __future__ import annotations
+
+import pytest
+
+from autoplan import hardware, planfile, planner, source
+from autoplan.errors import ConfigError, NoFeasibleConfiguration, OutputError, SourceError, StudyError
+from autoplan.jobs import JobKind
+from autoplan.plan import Evidence, FailureKind
+from autoplan.requests import EstimateRequest, TuneRequest
+from cost_models.config import TrainConfig
+from tests.autoplan.facts import cluster, config, observation
+from tests.autoplan.fake_client import FakeClient, failure, micro_step_seconds
+
+OWN = config(32, 8)
+BEST = config(256)
+
+
+@pytest.fixture
+def tune(tmp_path, monkeypatch):
+    """Tune a script on the made-up machine; returns the result, with what was told in `tune.events`."""
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "train.py"
+    script.write_text("import keras\nkeras.Model().fit()\n")
+
+    def run(client, *, here=None, **wishes):
+        monkeypatch.setattr(planner, "Client", client)
+        monkeypatch.setattr(planner, "_cluster", lambda *_: here or cluster())
+        run.events = []
+        # A database in memory: what is not about studies need not wait for a disk.
+        wishes = {
+            "study": "sqlite:///:memory:",
+            "only": ("batch",),
+            "trials": 8,
+            "output": tmp_path / "plan.yaml",
+        } | wishes
+        return planner.tune(TuneRequest(source=source.resolve(str(script)), **wishes), run.events.append)
+
+    return run
+
+
+def fake(own=OWN, **changes):
+    facts = changes.pop("facts", {})
+    return FakeClient(facts=observation(own, **facts), **changes)
+
+
+def tried(result):
+    return [TrainConfig.from_dict(record.config) for record in result.plan.trials]
+
+
+def test_a_planted_fault_is_undone_and_the_plan_is_verified(tune, tmp_path):
+    client = fake()
+    result = tune(client)
+    plan = result.plan
+    assert TrainConfig.from_dict(plan.config) == BEST
+    assert plan.evidence is Evidence.MEASURED
+    assert plan.baseline.measured.micro_step_seconds == micro_step_seconds(OWN)
+    assert plan.measured.micro_step_seconds == micro_step_seconds(BEST)
+    expected = (micro_step_seconds(OWN) / 32) / (micro_step_seconds(BEST) / 256)
+    assert plan.verification.speedup == pytest.approx(expected)
+    assert plan.verification.faster
+    assert plan.verification.numerics == "exact"
+    assert plan.verification.pairs == 3
+    assert (plan.verification.validation_ran, plan.verification.checkpoint_saved) == (True, True)
+    assert plan.notes[0] == "accumulation 1: shown faster than the baseline in 3 pairs of clean processes"
+    assert result.written_to == tmp_path / "plan.yaml"
+    assert planfile.read(result.written_to).config == plan.config
+    assert not result.interrupted
+
+
+def test_trial_0_is_the_baseline_and_then_come_the_best_predictions(tune):
+    result = tune(fake())
+    assert tried(result)[:6] == [OWN, config(256), config(128, 2), config(64, 4), config(16, 16), config(8, 32)]
+    assert [record.number for record in result.plan.trials] == list(range(len(result.plan.trials)))
+    assert len(set(tried(result)) - {OWN}) >= 5
+
+
+def test_baseline_and_winner_alternate_in_clean_processes(tune):
+    client = fake()
+    tune(client)
+    assert client.of_kind(JobKind.MEASURE)[-6:] == [OWN, BEST, BEST, OWN, OWN, BEST]
+    assert [job.options.get("validation") for job in client.jobs[-6:]] == [None, True, None, None, None, None]
+    assert client.of_kind(JobKind.NUMERICS) == [BEST, OWN]
+
+
+def test_the_number_of_trials_is_kept(tune):
+    result = tune(fake(), trials=3)
+    assert len(result.plan.trials) == 3
+    assert "trials ended: all 3 trials are done" in result.plan.notes
+
+
+def test_what_is_told_on_the_way(tune):
+    tune(fake(), trials=2)
+    kinds = [event.kind for event in tune.events]
+    assert [kind for kind in kinds if kind.startswith("trial")] == [
+        "trial_started",
+        "trial_phase",
+        "trial_finished",
+    ] * 2
+    assert kinds[-1] == "finished"
+    finished = [event for event in tune.events if event.kind == "trial_finished"]
+    assert [(event.number, event.best_number) for event in finished] == [(0, 0), (1, 1)]
+
+
+def test_a_failure_ends_a_trial_and_not_the_study(tune):
+    client = fake(plant=lambda job: failure() if job.kind is JobKind.MEASURE and job.config == BEST.to_dict() else None)
+    result = tune(client)
+    assert TrainConfig.from_dict(result.plan.config) == config(128, 2)
+    failed = [record for record in result.plan.trials if record.outcome == "failed"]
+    assert [(record.config, record.failure.kind) for record in failed] == [(BEST.to_dict(), FailureKind.OOM)]
+
+
+def test_a_baseline_that_runs_out_of_memory_gives_way_to_the_least_change_that_runs(tune):
+    own = config(256)
+
+    def plant(job):
+        too_large = job.config and job.config["batch"]["global"] >= 128
+        return failure() if job.kind is JobKind.MEASURE and too_large else None
+
+    result = tune(fake(own, plant=plant))
+    plan = result.plan
+    assert plan.baseline.failure.kind is FailureKind.OOM
+    assert plan.baseline.measured is None
+    assert tried(result)[:3] == [own, config(128, 2), config(64, 4)]
+    assert TrainConfig.from_dict(plan.config) == config(64, 4)
+    assert plan.verification.speedup is None
+    assert "the configuration of least change that runs" in plan.notes[0]
+
+
+def test_a_faster_one_than_the_reference_is_verified_without_a_speed_up_over_the_baseline(tune):
+    own = config(256)
+    plant = lambda job: failure() if job.kind is JobKind.MEASURE and job.config == own.to_dict() else None  # noqa: E731
+    seconds = lambda one: 0.001 if one == config(32, 8) else micro_step_seconds(one)  # noqa: E731
+    plan = tune(fake(own, plant=plant, seconds=seconds)).plan
+    assert TrainConfig.from_dict(plan.config) == config(32, 8)
+    assert (plan.verification.speedup, plan.verification.faster) == (None, True)
+    assert (
+        "times as fast as float32, batch 128x2, the first configuration that runs" in plan.verification.numerics_detail
+    )
+
+
+@pytest.mark.parametrize("kind", [FailureKind.CRASH, FailureKind.NAN, FailureKind.DATA, FailureKind.UNSUPPORTED])
+def test_a_baseline_that_fails_by_itself_is_an_error(tune, kind):
+    client = fake(plant=lambda job: failure(kind, "it broke") if job.kind is JobKind.MEASURE else None)
+    with pytest.raises(SourceError, match=f"the training fails as it is \\({kind.value}: it broke\\)"):
+        tune(client)
+
+
+def test_when_nothing_runs_the_last_failure_is_told(tune):
+    client = fake(plant=lambda job: failure() if job.kind is JobKind.MEASURE else None)
+    with pytest.raises(SourceError, match=r"the training fails as it is \(oom: too large\)"):
+        tune(client)
+
+
+def test_a_winner_that_trains_otherwise_is_refused_and_the_next_is_tried(tune):
+    losses = lambda one, seed, updates: [2.0 if one == BEST else 1.0] * updates  # noqa: E731
+    plan = tune(fake(losses=losses)).plan
+    assert TrainConfig.from_dict(plan.config) == config(128, 2)
+    assert plan.verification.numerics == "exact"
+
+
+def test_when_no_winner_trains_the_same_the_plan_is_the_baseline(tune):
+    losses = lambda one, seed, updates: [1.0 if one == OWN else 2.0] * updates  # noqa: E731
+    plan = tune(fake(losses=losses)).plan
+    assert TrainConfig.from_dict(plan.config) == OWN
+    assert plan.verification.numerics == "outside"
+    assert plan.notes[0].startswith("the best trial does not train the same (largest relative difference")
+    assert plan.notes[0].endswith("the plan is the baseline")
+
+
+def test_a_winner_that_is_not_shown_to_be_faster_leaves_the_baseline(tune):
+    runs = []
+
+    def seconds(one):
+        runs.append(one)
+        in_trials = runs.count(one) == 1
+        return micro_step_seconds(one) if in_trials else one.batch.global_size * 0.001  # equal per sample
+
+    plan = tune(fake(seconds=seconds)).plan
+    assert TrainConfig.from_dict(plan.config) == OWN
+    assert not plan.verification.faster
+    assert plan.verification.speedup == pytest.approx(1.0)
+    assert "was not shown to be faster in clean processes (speed-up 1.00, 95% interval 1.00 to 1.00)" in plan.notes[0]
+
+
+def test_a_winner_that_dies_in_verification_leaves_the_next(tune):
+    def plant(job):
+        verifying = job.kind is JobKind.MEASURE and "cache_dir" in job.options
+        return failure(FailureKind.CRASH) if verifying and job.config == BEST.to_dict() else None
+
+    plan = tune(fake(plant=plant)).plan
+    assert TrainConfig.from_dict(plan.config) == config(128, 2)
+
+
+def test_the_best_baseline_is_the_plan(tune):
+    plan = tune(fake(BEST)).plan
+    assert TrainConfig.from_dict(plan.config) == BEST
+    assert plan.evidence is Evidence.MEASURED
+    assert (plan.verification.pairs, plan.verification.faster) == (0, False)
+    assert plan.notes[0] == "no trial was better than the baseline: the plan is the baseline"
+
+
+def test_random_layers_are_judged_by_five_seeds_of_the_baseline(tune):
+    client = fake(facts={"random_layers": True})
+    plan = tune(client).plan
+    assert plan.verification.numerics == "within_seed_band"
+    assert client.of_kind(JobKind.NUMERICS) == [BEST] + [OWN] * 5
+    assert [job.options["seed"] for job in client.jobs if job.kind is JobKind.NUMERICS] == [1, 1, 2, 3, 4, 5]
+
+
+def test_another_effective_batch_is_not_compared_and_comes_with_its_rule(tune):
+    own = config(8)
+    plan = tune(fake(own), effective_batch=(64, 1024)).plan
+    assert plan.config["batch"]["effective"] == 1024
+    assert plan.verification.numerics == "not_compared"
+    rule = "square root rule for Adam: multiply the learning rate by 11.3"
+    assert any(rule in note for note in plan.notes)
+
+
+def test_pins_hold_even_where_the_baseline_breaks_them(tune):
+    plan = tune(fake(BEST), fix={"accumulation": "8"}, only=()).plan
+    assert TrainConfig.from_dict(plan.config).batch == config(32, 8).batch
+    assert "what is pinned rules the baseline out, so the plan is the best of the rest" in plan.notes[0]
+    assert plan.verification.faster is False
+
+
+def interrupting(after, *, kind=JobKind.MEASURE, times=1):
+    """Ctrl-C in the job of this kind that follows `after` others."""
+    seen = []
+
+    def plant(job):
+        if job.kind is kind:
+            seen.append(job)
+            if after < len(seen) <= after + times:
+                raise KeyboardInterrupt
+        return
+
+    return plant
+
+
+def test_ctrl_c_ends_the_trials_and_the_best_is_verified_and_written(tune):
+    result = tune(fake(plant=interrupting(after=3)))
+    assert result.interrupted
+    assert len(result.plan.trials) == 3
+    assert TrainConfig.from_dict(result.plan.config) == BEST
+    assert (result.plan.verification.pairs, result.plan.verification.faster) == (2, True)
+    assert result.written_to.exists()
+
+
+def test_a_second_ctrl_c_leaves_the_baseline_and_says_so(tune):
+    result = tune(fake(plant=interrupting(after=3, times=2)))
+    assert result.interrupted
+    assert TrainConfig.from_dict(result.plan.config) == OWN
+    assert result.plan.notes[0] == "interrupted before a winner was verified: the plan is the baseline"
+    assert result.written_to.exists()
+
+
+def test_an_interrupted_trial_is_tried_again_when_the_study_is_resumed(tune):
+    first = tune(fake(plant=interrupting(after=3)), study=None)
+    client = fake()
+    second = tune(client, study=None)
+    assert second.study_path == first.study_path
+    assert second.plan.trials[:3] == first.plan.trials
+    assert len(second.plan.trials) == 8
+    assert OWN not in client.of_kind(JobKind.MEASURE)[:5]
+
+
+def test_the_budget_leaves_time_to_verify(tune, monkeypatch):
+    """On the clock of the made-up machine each job takes 10 s."""
+    now = [0.0]
+    monkeypatch.setattr("autoplan.bench.time.monotonic", lambda: now[0])
+
+    def plant(job):
+        now[0] += 10.0
+        return
+
+    result = tune(fake(plant=plant), budget_seconds=150.0)
+    assert len(result.plan.trials) == 5
+    assert "trials ended: the budget is spent, but for verification" in result.plan.notes
+    assert result.plan.verification.faster
+    assert now[0] <= 150.0
+    assert all(event.seconds_left is not None for event in tune.events if event.kind == "trial_finished")
+
+
+def test_a_budget_that_does_not_reach_the_first_measurement_is_an_error(tune, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("autoplan.bench.time.monotonic", lambda: now[0])
+
+    def plant(job):
+        now[0] += 30.0
+        return failure(FailureKind.TIMEOUT) if job.kind is JobKind.MEASURE else None
+
+    with pytest.raises(ConfigError, match="the budget of 60 s was spent before a configuration was measured"):
+        tune(fake(plant=plant), budget_seconds=60.0)
+
+
+def test_a_dry_run_lists_and_measures_nothing(tune, tmp_path):
+    client = fake()
+    result = tune(client, dry_run=True, output=None)
+    assert result.plan is None
+    assert {job.kind for job in client.jobs} == {JobKind.OBSERVE, JobKind.TRACE}
+    assert TrainConfig.from_dict(result.shortlist[0].config) == BEST
+    assert result.shortlist[0].reason == "predicted 1.00 times the time of the best"
+    assert result.forecast_seconds > 60
+    assert not (tmp_path / ".autoplan").exists()
+
+
+def test_hardware_that_is_not_here_gives_an_analytic_plan(tune):
+    client = fake()
+    plan = tune(client, here=cluster(4, kind="tpu", local=False), only=()).plan
+    assert plan.evidence is Evidence.ANALYTIC
+    assert (plan.measured, plan.verification, plan.trials) == (None, None, [])
+    assert plan.predicted["evidence"] == "analytic"
+    assert "nothing was measured" in plan.notes[0]
+    assert JobKind.MEASURE not in {job.kind for job in client.jobs}
+
+
+def test_no_measure_gives_an_analytic_plan_here(tune):
+    assert tune(fake(), measure=False).plan.evidence is Evidence.ANALYTIC
+
+
+def test_a_model_too_large_for_every_configuration_is_told(tune):
+    with pytest.raises(NoFeasibleConfiguration, match="the least memory needed is"):
+        tune(fake(), here=cluster(usable_bytes=20_000))
+
+
+def test_rematerialization_is_neither_traced_nor_tried_where_everything_fits_without(tune):
+    client = fake()
+    result = tune(client, only=("batch", "remat", "precision"), fix={"precision": "float32"}, dry_run=True)
+    assert {one.remat.mode.value for one in client.of_kind(JobKind.TRACE)} == {
+        "none",
+        "activations",
+    }  # it was asked for
+    client = fake()
+    result = tune(client, only=(), dry_run=True)
+    assert {one.remat.mode.value for one in client.of_kind(JobKind.TRACE)} == {"none"}
+    spared = [one for one in result.rejected if "rematerialization" in one.reason]
+    assert [one.figures["configurations"] for one in spared] == [3 * 9]
+
+
+def test_a_structure_that_cannot_be_built_is_left_out_with_its_reason(tune):
+    def plant(job):
+        if job.kind is JobKind.TRACE and job.config["precision"] == "mixed_float16":
+            raise SourceError("no such policy for this layer")
+        return
+
+    result = tune(fake(plant=plant), only=(), dry_run=True)
+    assert {item.config["precision"] for item in result.shortlist} == {"float32", "mixed_bfloat16"}
+    assert any("cannot be built so: no such policy for this layer" in item.reason for item in result.rejected)
+
+
+def test_a_training_step_that_cannot_be_traced_as_it_is_is_an_error(tune):
+    with pytest.raises(Exception, match="cannot be traced as it is"):
+        tune(fake(plant=lambda job: failure(FailureKind.CRASH) if job.kind is JobKind.TRACE else None))
+
+
+def test_simulated_devices_are_called_so_and_each_number_of_them_is_measured(tune):
+    client = fake(config(256))
+    plan = tune(client, here=cluster(4), only=("mesh",)).plan
+    assert {one.mesh.data for one in client.of_kind(JobKind.MEASURE)} == {1, 2, 4}
+    assert all(job.devices == 4 for job in client.jobs)
+    assert any(note.startswith("simulated: the 4 devices share one processor") for note in plan.notes)
+    scaling = next(note for note in plan.notes if note.startswith("devices and efficiency"))
+    rate = 256 / micro_step_seconds(config(256))
+    assert scaling == (
+        f"devices and efficiency (measured, simulated devices): 1: {rate:,.0f} samples/s (100%); "
+        f"2: {rate:,.0f} samples/s (50%); 4: {rate:,.0f} samples/s (25%)"
+    )
+
+
+def test_each_of_several_changes_is_explained_alone(tune):
+    own = config(32, 8, precision="mixed_bfloat16")
+    seconds = lambda one: micro_step_seconds(one) * (1.0 if one.precision == "float32" else 2.0)  # noqa: E731
+    losses = lambda one, seed, updates: [1.0 + 0.01 * seed] * updates  # noqa: E731
+    plan = tune(fake(own, seconds=seconds, losses=losses), only=("batch", "precision"), trials=40).plan
+    assert TrainConfig.from_dict(plan.config) == BEST
+    ratio = (micro_step_seconds(config(32)) / 32) / (micro_step_seconds(BEST) / 256)
+    assert f"accumulation 1 alone: {ratio:.2f} times as fast (measured)" in plan.notes
+    assert any(note.startswith("precision float32 alone: ") for note in plan.notes)
+
+
+def test_a_long_start_of_the_script_suggests_a_builder(tune):
+    plan = tune(fake(facts={"setup_seconds": 1.0})).plan  # a made-up trial takes 2 s
+    assert any("takes 1.0 s, 50% of a trial" in note and "build_model()" in note for note in plan.notes)
+    assert not any("build_model()" in note for note in tune(fake(facts={"setup_seconds": 0.3})).plan.notes)
+
+
+def test_known_issues_of_the_users_own_configuration_are_told(tune):
+    own = config(256, jit_compile=False)
+    plan = tune(fake(own, seconds=lambda one: micro_step_seconds(one) * (1 if one.jit_compile else 100)), only=()).plan
+    assert plan.config["jit_compile"] is True
+    assert any(note.startswith("the script's own configuration: without compilation") for note in plan.notes)
+
+
+def test_a_place_that_cannot_be_written_is_told_before_anything_runs(tune, tmp_path):
+    client = fake()
+    with pytest.raises(OutputError, match="there is no folder"):
+        tune(client, output=tmp_path / "nowhere" / "plan.yaml")
+    assert client.jobs == []
+
+
+def test_a_study_of_another_source_is_refused(tune):
+    tune(fake(), study="one", trials=2)
+    with pytest.raises(StudyError, match="is of something else: structure was"):
+        tune(fake(facts={"structure": "f" * 64}), study="one")
+
+
+def test_a_full_disk_ends_the_trials_and_loses_nothing(tune, monkeypatch):
+    tell = planner.Study.tell
+    calls = []
+
+    def full(self, config, outcome, objective, predicted=None):
+        calls.append(config)
+        record = tell(self, config, outcome, objective, predicted)
+        if len(calls) == 3:
+            raise StudyError("the study cannot be written: the disk is full")
+        return record
+
+    monkeypatch.setattr(planner.Study, "tell", full)
+    result = tune(fake())
+    assert len(result.plan.trials) == 3
+    assert TrainConfig.from_dict(result.plan.config) == BEST
+    assert any(event.kind == "note" and "the disk is full" in event.text for event in tune.events)
+
+
+def test_an_estimate_is_of_all_devices_on_data_unless_a_mesh_is_given(tune, monkeypatch):
+    client = fake()
+    tune(client, dry_run=True)
+    monkeypatch.setattr(planner, "_cluster", lambda *_: hardware.resolve("tpu-v5e-8"))
+    spec = client.jobs[0].source
+    estimated = planner.estimate(EstimateRequest(source=spec, hardware="tpu-v5e-8", batch_size=512, accumulation=2))
+    assert estimated["config"]["batch"] == {"local": 64, "global": 512, "accumulation": 2, "effective": 1024}
+    assert estimated["config"]["mesh"] == {"data": 8, "model": 1}
+    assert estimated["evidence"] == "analytic"
+    estimated = planner.estimate(EstimateRequest(source=spec, hardware="tpu-v5e-8", mesh={"data": 2}))
+    assert estimated["config"]["batch"] == {"local": 16, "global": 32, "accumulation": 8, "effective": 256}
+    with pytest.raises(ConfigError, match="a global batch of 12 does not divide over 8 devices"):
+        planner.estimate(EstimateRequest(source=spec, hardware="tpu-v5e-8", batch_size=12))
+    with pytest.raises(ConfigError, match="a mesh of 16 devices is more than the 8 of"):
+        planner.estimate(EstimateRequest(source=spec, hardware="tpu-v5e-8", mesh={"data": 16}))
