@@ -1,4 +1,4 @@
-"""A callback that times micro-steps in groups with real synchronisation, and stops the fit once it knows enough."""
+"""Times the micro-steps of a fit in groups with real synchronisation, and stops it once enough is known."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ class NotFinite(Exception):
 
 
 class GroupTimer(keras.callbacks.Callback):  # type: ignore[misc]
-    """Times a fit from its first micro-step on.
+    """Times a fit from its first micro-step on, around the model's training function.
+
+    Not in `on_train_batch_end`: Keras runs its batch-level callbacks beside the training as long as none of the script's
+    own needs each result, and one more such callback would make it wait after every micro-step.
 
     First call: compilation and first execution together. Then groups of calls of at least `group_seconds` each, every
     group ended by waiting for the device. Groups are warm-up until two in a row agree within 10% (4 at most), and a
@@ -31,6 +34,7 @@ class GroupTimer(keras.callbacks.Callback):  # type: ignore[misc]
 
     def __init__(
         self,
+        model: Any,
         backend: Backend,
         watch: CompileWatch,
         *,
@@ -40,6 +44,8 @@ class GroupTimer(keras.callbacks.Callback):  # type: ignore[misc]
         on_phase: Callable[[str], None],
     ) -> None:
         super().__init__()
+        # Not `self.model`: on JAX, reading that property takes the state out of the training loop's hands.
+        self._timed_model = model
         self._backend, self._watch, self._on_phase = backend, watch, on_phase
         self._wanted, self.target_group_seconds, self._max_seconds = groups, group_seconds, max_seconds
         self.first_call_seconds: float | None = None
@@ -52,23 +58,34 @@ class GroupTimer(keras.callbacks.Callback):  # type: ignore[misc]
         self._calls = self._steps = self._done_in_epoch = 0
         self._group_started = self._began = 0.0
         self._compiled_before = 0
+        self._untimed: Callable[..., Any] = _nothing
 
     def on_train_begin(self, logs: Any = None) -> None:
+        self._untimed = self._timed_model.train_function
+        self._timed_model.train_function = self._timed
         self._began = self._group_started = time.perf_counter()
         self._on_phase("compile")
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._done_in_epoch = 0
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def detach(self) -> None:
+        """Give the model its own training function back."""
+        self._timed_model.train_function = self._untimed
+
+    def _timed(self, *inputs: Any) -> Any:
+        outputs = self._untimed(*inputs)
         self._calls += 1
         self._steps += self._micro_steps_of_call()
-        if self._calls < self._calls_a_group:
-            return
-        self._backend.synchronize(logs)
+        if self._calls >= self._calls_a_group:
+            self._end_group(outputs)
+        return outputs
+
+    def _end_group(self, outputs: Any) -> None:
+        self._backend.synchronize(outputs)
         now = time.perf_counter()
         elapsed = now - self._group_started
-        _require_finite(logs)
+        _require_finite(self._backend.logs_of(outputs))
         if self.first_call_seconds is None:
             self._after_first_call(elapsed)
         else:
@@ -77,8 +94,8 @@ class GroupTimer(keras.callbacks.Callback):  # type: ignore[misc]
         self._group_started = time.perf_counter()
 
     def _micro_steps_of_call(self) -> int:
-        """Keras calls back once an execution, with a nominal index: the last one of an epoch may be shorter."""
-        a_call, in_epoch = self.model.steps_per_execution, self.params.get("steps")
+        """An execution takes several micro-steps, the last one of an epoch maybe fewer."""
+        a_call, in_epoch = self._timed_model.steps_per_execution, self.params.get("steps")
         taken = a_call if in_epoch is None else min(a_call, in_epoch - self._done_in_epoch)
         self._done_in_epoch += max(taken, 1)
         return max(taken, 1)
@@ -101,7 +118,7 @@ class GroupTimer(keras.callbacks.Callback):  # type: ignore[misc]
         enough = len(self.group_seconds) >= self._wanted
         late = now - self._began > self._max_seconds and len(self.group_seconds) >= 3
         if enough or late:
-            self.model.stop_training = True
+            self._timed_model.stop_training = True
 
     def keep_what_there_is(self) -> None:
         """For a fit that ended by itself (a generator ran dry): its warm-up, or its first call, is all that is known."""
@@ -122,6 +139,10 @@ class GroupTimer(keras.callbacks.Callback):  # type: ignore[misc]
                 return
         self.group_seconds.append(per_micro_step)
         self.micro_steps += self._steps
+
+
+def _nothing(*_: Any) -> None:
+    """Stands for a training function until the fit has made its own."""
 
 
 def _require_finite(logs: Any) -> None:

@@ -54,6 +54,7 @@ def measure(
     arguments = timed_arguments(call, facts, change)
     watch = backend.watch_compilation()
     timer = GroupTimer(
+        call.model,
         backend,
         watch,
         groups=int(options.get("groups", 8)),
@@ -104,6 +105,7 @@ def _timed_fit(call: FitCall, arguments: dict[str, Any], timer: GroupTimer) -> N
     arguments = {name: value for name, value in arguments.items() if name not in left_out}
     # A validation that never comes, rather than none: `validation_split` also decides what is trained on.
     call.proceed(**arguments, epochs=sys.maxsize, validation_freq=sys.maxsize, callbacks=[*kept, timer])
+    timer.detach()
 
 
 def _rows_a_micro_step(facts: DataFacts, batch_size: int, timer: GroupTimer) -> float:

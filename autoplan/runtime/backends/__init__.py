@@ -48,6 +48,9 @@ class Backend(Protocol):
     def synchronize(self, values: Any) -> None:
         """Wait until `values` are computed."""
 
+    def logs_of(self, outputs: Any) -> Mapping[str, Any]:
+        """The logs among what a model's training function returns."""
+
     def watch_compilation(self) -> CompileWatch:
         """Start counting compilations of the training step."""
 

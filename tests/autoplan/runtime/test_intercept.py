@@ -1,0 +1,108 @@
+"""What a script does about precision, distribution and fitting is seen, and steered where a plan says so."""
+
+import keras
+import numpy as np
+import pytest
+
+from autoplan.runtime import backends
+from autoplan.runtime.apply import Change, ProcessSettings
+from autoplan.runtime.intercept import Interception, one_micro_step
+from cost_models.config import Batch, Precision, Remat, RematMode, TrainConfig
+
+SCRIPT = TrainConfig(batch=Batch(32))
+
+
+@pytest.fixture
+def intercept():
+    installed = []
+
+    def install(wanted=None, on_fit=one_micro_step):
+        settings = ProcessSettings(Change(SCRIPT, wanted), backends.get("jax")) if wanted else None
+        one = Interception(on_fit, settings)
+        installed.append(one)
+        one.install()
+        return one
+
+    yield install
+    for one in installed:
+        one.uninstall()
+    keras.utils.clear_session()
+    keras.config.set_dtype_policy("float32")
+
+
+def small_model():
+    model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(2, "relu")])
+    model.compile("sgd", "mse")
+    return model
+
+
+def test_an_unwatched_script_does_what_it_does(intercept):
+    watching = intercept()
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    assert keras.config.dtype_policy().name == "mixed_bfloat16"
+    assert watching.seen.policies == {"float32", "mixed_bfloat16"}
+    assert watching.seen.overridden == []
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: keras.config.set_dtype_policy("float32"),
+        lambda: keras.mixed_precision.set_global_policy("float32"),
+        lambda: keras.mixed_precision.set_dtype_policy(keras.DTypePolicy("float32")),
+        keras.utils.clear_session,
+        keras.backend.clear_session,
+    ],
+)
+def test_a_script_cannot_undo_the_precision(intercept, call):
+    wanted = SCRIPT.with_(precision=Precision.MIXED_BFLOAT16)
+    watching = intercept(wanted)
+    name = "clear_session" if "clear_session" in repr(call) else None
+    (getattr(keras.utils, name) if name else call)()
+    assert keras.config.dtype_policy().name == "mixed_bfloat16"
+    assert small_model().layers[0].compute_dtype == "bfloat16"
+    assert len(watching.seen.overridden) == 1
+
+
+def test_remat_survives_clear_session_and_the_scripts_own_scope(intercept):
+    intercept(SCRIPT.with_(remat=Remat(RematMode.ACTIVATIONS)))
+    keras.utils.clear_session()
+    with keras.RematScope(mode="full"):
+        layer = keras.layers.Dense(2)
+    assert layer._remat_mode.mode == "activations"
+
+
+def test_a_knob_that_is_not_changed_is_the_scripts(intercept):
+    intercept(SCRIPT.with_(remat=Remat(RematMode.ACTIVATIONS)))
+    keras.config.set_dtype_policy("mixed_float16")
+    assert keras.config.dtype_policy().name == "mixed_float16"
+
+
+def test_fits_are_counted_and_bound(intercept):
+    calls = []
+    intercept(on_fit=calls.append)
+    model, x = small_model(), np.zeros((8, 4))
+    model.fit(x, np.zeros((8, 2)), 4, epochs=7)
+    assert calls[0].index == 1
+    assert (calls[0].arguments["batch_size"], calls[0].arguments["epochs"]) == (4, 7)
+
+
+def test_an_overridden_fit_counts_once(intercept):
+    class Eager(keras.Sequential):
+        def fit(self, *args, **kwargs):
+            return super().fit(*args, **kwargs)
+
+    watching = intercept()
+    model = Eager([keras.layers.Input((4,)), keras.layers.Dense(2)])
+    model.compile("sgd", "mse")
+    model.fit(np.zeros((8, 4)), np.zeros((8, 2)), epochs=50)
+    assert watching.seen.fits == 1
+    assert int(model.optimizer.iterations) == 1
+
+
+def test_everything_is_put_back():
+    before = keras.config.set_dtype_policy, keras.RematScope.__enter__, keras.Model.fit
+    one = Interception(one_micro_step)
+    one.install()
+    one.uninstall()
+    assert (keras.config.set_dtype_policy, keras.RematScope.__enter__, keras.Model.fit) == before
