@@ -27,8 +27,8 @@ _REFRESHES_PER_SECOND = 4
 def watching(stream: TextIO, clock: Callable[[], float] = time.monotonic) -> Iterator[Watch]:
     """Somebody to tell of events, who shows them on `stream` until the end of the block."""
     console = open_console(stream)
-    if not console.is_terminal:
-        yield PlainLines(console, clock)
+    if not console.is_terminal or console.is_dumb_terminal:
+        yield PlainLines(stream, clock)
         return
     board = Board(clock)
     with Live(get_renderable=board.render, console=console, refresh_per_second=_REFRESHES_PER_SECOND, transient=True):
@@ -36,10 +36,10 @@ def watching(stream: TextIO, clock: Callable[[], float] = time.monotonic) -> Ite
 
 
 class PlainLines:
-    """An event, a line: for pipes and logs."""
+    """An event, a line: for pipes, logs, and terminals that cannot move their cursor."""
 
-    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
-        self._console = console
+    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream: TextIO | None = stream
         self._clock = clock
         self._start = clock()
 
@@ -50,8 +50,17 @@ class PlainLines:
         words = [f"[{figures.duration(self._clock() - self._start)}]", _told(event)]
         if event.kind == "trial_finished":
             words += [part for part in (_best(event), _left(event.seconds_left)) if part]
-        self._console.print(Text("  ".join(words)), soft_wrap=True)
-        self._console.file.flush()
+        self._write("  ".join(words) + "\n")
+
+    def _write(self, line: str) -> None:
+        if self._stream is None:
+            return
+        try:
+            self._stream.write(line)
+            self._stream.flush()
+        except BrokenPipeError:
+            # Whoever read this has left; the study goes on, for its answer goes to a file.
+            self._stream = None
 
 
 @dataclass

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from autoplan import cli, planfile, planner
+from autoplan import cli, planfile, planner, report
 from autoplan.errors import NoFeasibleConfiguration, StudyError
 from autoplan.plan import Plan
 from autoplan.requests import Candidate, EstimateRequest, Event, TuneRequest, TuneResult
@@ -31,12 +32,10 @@ def run(*words: str):
     return CliRunner().invoke(cli.app, list(words))
 
 
-def process(*words: str, **options):
+def process(*words: str, settings: dict[str, str] | None = None):
     """A real `autoplan` process."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        [sys.executable, "-m", "autoplan", *words], env=environment, text=True, capture_output=True, **options
-    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)} | (settings or {})
+    return subprocess.run([sys.executable, "-m", "autoplan", *words], env=environment, text=True, capture_output=True)
 
 
 # Nothing heavy is imported too early
@@ -455,10 +454,26 @@ def test_version_and_help():
         assert f"\n  {command} " in told.stdout
 
 
+def test_from_a_script_to_a_plan_to_its_training(folder):
+    """Planned for hardware of the catalogue, so that no trial is run: what a study measures is tested with the planner."""
+    script = ROOT / "tests" / "models" / "scripts" / "mlp.py"
+    shutil.copy(script, "mlp.py")
+    settings = {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"}
+    planned = process("tune", "mlp.py", "--hardware", "cpu", "--format", "json", settings=settings)
+    assert planned.returncode == 0, planned.stderr
+    plan = Plan.model_validate(json.loads(planned.stdout))
+    assert plan.evidence == "analytic"
+    assert planfile.read("plan.yaml").config == plan.config
+    assert Path("plan.yaml").read_text().startswith("# Nothing was measured for this plan: ")
+    trained = process("train", "mlp.py", "--plan", "plan.yaml", settings=settings)
+    assert trained.returncode == 0, trained.stderr
+    assert f"fit 1: {report.describe(plan.config)}; {plan.source.fit.updates} updates" in trained.stderr
+
+
 def test_ctrl_c_in_a_real_process(folder):
     Path("train.py").write_text("import time\nprint('started', flush=True)\ntime.sleep(600)\nmodel.fit()\n")
     tuning = subprocess.Popen(
-        [sys.executable, "-m", "autoplan", "tune", "train.py"],
+        [sys.executable, "-m", "autoplan", "tune", "train.py", "--hardware", "cpu"],
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

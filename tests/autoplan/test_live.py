@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import contextlib
 import io
+import os
 import re
 
 import pytest
@@ -82,6 +84,29 @@ def test_each_line_is_there_as_soon_as_it_happened(tmp_path, clock):
     with (tmp_path / "log").open("w") as stream, live.watching(stream, clock) as watch:
         watch(STORY[0][1])
         assert (tmp_path / "log").read_text() == "[0 s]  looking at the training up to its fit\n"
+
+
+def test_a_reader_that_leaves_does_not_end_the_study(clock):
+    reading, writing = os.pipe()
+    stream = os.fdopen(writing, "w")
+    told = []
+    with live.watching(stream, clock) as watch:
+        watch(STORY[0][1])
+        told.append(os.read(reading, 1000))
+        os.close(reading)
+        watch(STORY[1][1])
+        watch(STORY[2][1])
+    with contextlib.suppress(BrokenPipeError):
+        stream.close()
+    assert told == [b"[0 s]  looking at the training up to its fit\n"]
+
+
+def test_a_terminal_that_cannot_move_its_cursor_gets_lines(clock, monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    stream = Terminal()
+    with live.watching(stream, clock) as watch:
+        watch(STORY[0][1])
+    assert stream.getvalue() == "[0 s]  looking at the training up to its fit\n"
 
 
 def test_long_lines_are_not_broken_in_a_pipe(clock):
