@@ -26,7 +26,21 @@ from cost_models.workload import Kind, Op, Phase, Role, Tensor, Workload
 Floats = npt.NDArray[np.float64]
 
 _IN_PLACE = frozenset({Kind.SCATTER, Kind.CUMULATIVE, Kind.BRANCH, Kind.LOOP})
+_UPDATED = frozenset({Role.TRAINABLE, Role.SLOT})
 _ELEMENTWISE = frozenset({Kind.ELEMENTWISE, Kind.EXPENSIVE})
+
+
+class Updates(StrEnum):
+    """When gradients become new weights.
+
+    AT_ONCE    each as soon as it is there, in place
+    TOGETHER   when the backward pass is over: data parallelism reduces them together, Python hands them over together
+    SELECTED   together, and old and new state stand side by side until one is chosen: Keras's accumulation on JAX
+    """
+
+    AT_ONCE = "at_once"
+    TOGETHER = "together"
+    SELECTED = "selected"
 
 
 class Purpose(StrEnum):
@@ -82,20 +96,15 @@ class Schedule:
 
 
 @lru_cache(maxsize=64)
-def schedule(workload: Workload, target: Target, hold_gradients: bool) -> Schedule:
-    """The micro-step on one device.
-
-    hold_gradients  every gradient waits until the backward pass is over (data parallelism, accumulation); else it
-                    dies in the
-                    update of its variable
-    """
+def schedule(workload: Workload, target: Target, updates: Updates) -> Schedule:
+    """The micro-step on one device."""
     workload = lower(workload, target)
     outputs = frozenset(v.result for v in workload.variables) | frozenset(workload.outputs)
     kernels = kernels_of(workload, workload.ops, outputs, target, workload.local_batch)
-    orders = [program_order(workload, kernels, hold_gradients)]
-    if target.saves_memory and not hold_gradients:
+    orders = [program_order(workload, kernels, together=updates is not Updates.AT_ONCE)]
+    if target.saves_memory and updates is Updates.AT_ONCE:
         orders.append(greedy_order(workload, kernels, workload.local_batch))
-    schedules = [_Liveness(workload, target, order).schedule() for order in orders]
+    schedules = [_Liveness(workload, target, updates, order).schedule() for order in orders]
     return min(schedules, key=lambda candidate: candidate.peak(workload.local_batch)[0])
 
 
@@ -120,8 +129,8 @@ def _filling(dim: Affine, tile: int) -> float:
 class _Liveness:
     """Births and deaths over a flat sequence of kernels: a loop's kernels stand where the loop is."""
 
-    def __init__(self, workload: Workload, target: Target, kernels: Sequence[Kernel]) -> None:
-        self.workload, self.target, self.kernels = workload, target, kernels
+    def __init__(self, workload: Workload, target: Target, updates: Updates, kernels: Sequence[Kernel]) -> None:
+        self.workload, self.target, self.updates, self.kernels = workload, target, updates, kernels
         self.birth: dict[int, int] = {}
         self.death: dict[int, int] = {}
         self.extra: list[tuple[int, int, Affine, Purpose]] = []
@@ -129,6 +138,7 @@ class _Liveness:
         self.flat: list[Kernel] = []
         self.states = {v.tensor for v in workload.variables}
         self.donated = {v.result: v.tensor for v in workload.variables}
+        self.metrics = {v.result for v in workload.variables if v.role not in _UPDATED}
         self.resident = self.states | set(workload.inputs)
         self.purposes = _purposes(workload)
 
@@ -168,9 +178,15 @@ class _Liveness:
                 self.death[output] = last
 
     def _donate(self) -> None:
-        """A new state takes its old state's place; until that one's last reader is done it stands beside it."""
+        """A new state takes its old state's place; until that one's last reader is done it stands beside it.
+
+        Where a choice between both follows, it stands beside it to the end.
+        """
+        last = len(self.labels) - 1
         for result, old in self.donated.items():
-            if result in self.birth:
+            if result in self.birth and self.updates is Updates.SELECTED and result not in self.metrics:
+                self.death[result] = last
+            elif result in self.birth:
                 self.death[result] = self.death.get(old, -1) - 1
                 if self.death[result] < self.birth[result]:
                     del self.birth[result]

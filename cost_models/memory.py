@@ -16,7 +16,7 @@ import numpy as np
 from cost_models.config import TrainConfig
 from cost_models.errors import WorkloadError
 from cost_models.hardware import Cluster
-from cost_models.liveness import Purpose, Schedule, padded_bytes, schedule
+from cost_models.liveness import Purpose, Schedule, Updates, padded_bytes, schedule
 from cost_models.targets import Target, target_of
 from cost_models.workload import Role, Workload
 
@@ -136,12 +136,14 @@ def check(workload: Workload, config: TrainConfig) -> None:
 def plan_of(workload: Workload, config: TrainConfig, cluster: Cluster) -> Schedule:
     """The schedule that this configuration runs."""
     target = target_of(cluster.chip.kind, config.jit_compile)
-    return schedule(workload, target, holds_gradients(config))
+    return schedule(workload, target, updates_of(config))
 
 
-def holds_gradients(config: TrainConfig) -> bool:
-    """Whether gradients wait for the end of the backward pass: for all-reduces, for an accumulator, or for Python."""
-    return config.mesh.data > 1 or config.batch.accumulation > 1 or not config.jit_compile
+def updates_of(config: TrainConfig) -> Updates:
+    """When this configuration turns gradients into new weights."""
+    if config.batch.accumulation > 1:
+        return Updates.SELECTED
+    return Updates.TOGETHER if config.mesh.data > 1 or not config.jit_compile else Updates.AT_ONCE
 
 
 def largest(workload: Workload, config: TrainConfig, cluster: Cluster, count: int = 10) -> tuple[LiveTensor, ...]:

@@ -17,9 +17,9 @@ _AT_ONCE = frozenset({Kind.BROADCAST, Kind.COPY})
 """What waits for nothing or for a constant runs as soon as it can, though it frees nothing."""
 
 
-def program_order(workload: Workload, kernels: Sequence[Kernel], hold_gradients: bool) -> list[Kernel]:
+def program_order(workload: Workload, kernels: Sequence[Kernel], *, together: bool) -> list[Kernel]:
     """As written, but updates move up to their gradients unless these wait for the end of the backward pass."""
-    if hold_gradients:
+    if together:
         return list(kernels)
     produced: dict[int, float] = {}
     last_read: dict[int, float] = {}

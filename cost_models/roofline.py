@@ -19,8 +19,8 @@ from cost_models.config import TrainConfig
 from cost_models.errors import HardwareError
 from cost_models.fusion import Kernel
 from cost_models.hardware import Chip, Cluster
-from cost_models.liveness import schedule
-from cost_models.memory import check, holds_gradients
+from cost_models.liveness import Updates, schedule
+from cost_models.memory import check, updates_of
 from cost_models.sharding import collectives
 from cost_models.targets import Target, target_of
 from cost_models.workload import Kind, Phase, Tensor, Workload
@@ -89,7 +89,7 @@ def step_time(
     """
     check(workload, config)
     target = target_of(cluster.chip.kind, config.jit_compile)
-    table = kernel_table(workload, target, holds_gradients(config))
+    table = kernel_table(workload, target, updates_of(config))
     compute, traffic = _kernel_seconds(table, config, cluster, target)
     slower = np.maximum(compute, traffic)
     of_compute = float(slower[compute >= traffic].sum())
@@ -175,10 +175,10 @@ def _overhead(workload: Workload, table: KernelTable, config: TrainConfig, clust
 
 
 @lru_cache(maxsize=64)
-def kernel_table(workload: Workload, target: Target, hold_gradients: bool) -> KernelTable:
+def kernel_table(workload: Workload, target: Target, updates: Updates) -> KernelTable:
     """The kernels of a micro-step as rows, bodies of loops with how often they run."""
     rows: list[tuple[Kernel, float]] = []
-    plan = schedule(workload, target, hold_gradients)
+    plan = schedule(workload, target, updates)
     _flatten(plan.kernels, 1.0, rows)
     moved = [_traffic(plan.tensors, kernel) for kernel, _ in rows]
     gemm = np.zeros((len(rows), 4)), np.zeros((len(rows), 4))
