@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any, Protocol
 
 from autoplan.errors import SourceError
@@ -73,7 +74,11 @@ class Clock:
 
 @dataclass(frozen=True)
 class Bench:
-    """Source, cluster and limits of one tuning. `logs` is the folder of the jobs' output; None: it is not kept."""
+    """Source, cluster and limits of one tuning.
+
+    logs       the folder of the jobs' output; None: it is not kept
+    scratch    where each job gets an empty working directory; None: it runs where the source expects to
+    """
 
     client: Runs
     source: SourceSpec
@@ -82,7 +87,7 @@ class Bench:
     clock: Clock
     logs: Path | None = None
     baseline: TrainConfig | None = None
-    scratch: bool = False
+    scratch: Path | None = None
     limit_seconds: float = LONGEST_LIMIT_SECONDS
 
     def with_(self, **changes: Any) -> Bench:
@@ -157,8 +162,16 @@ class Bench:
             config=None if config is None else config.to_dict(),
             baseline=None if self.baseline is None else self.baseline.to_dict(),
             devices=self.cluster.devices if self.cluster.simulated else None,
-            options={**options, "scratch": str(self._scratch_folder())} if self.scratch else options,
+            options=options if self.scratch is None else {**options, "scratch": mkdtemp(dir=self.scratch)},
         )
+
+    def _folders(self) -> dict[str, str]:
+        """Where compiled programs are kept between jobs, and where a source runs when it shall not write beside itself."""
+        if self.logs is None:
+            return {}
+        folder = self.logs.absolute()
+        cache = {"cache_dir": str(folder / "compilation_cache")}
+        return {**cache, "scratch": str(folder / "scratch")} if self.scratch else cache
 
     def cut_short(self, failure: Failure) -> bool:
         """Whether a timeout is the budget's doing, and says nothing of the configuration."""

@@ -59,7 +59,8 @@ def tune(request: TuneRequest, watch: Watch = silent) -> TuneResult:
     backend = request.backend or default_backend()
     with Client(backend) as client, TemporaryDirectory(prefix="autoplan-") as looks:
         cluster = _cluster(client, request.hardware, backend, request.devices, watch)
-        bench = Bench(client, request.source, backend, cluster, clock, logs=Path(looks), scratch=request.scratch)
+        scratch = Path(looks) if request.scratch else None
+        bench = Bench(client, request.source, backend, cluster, clock, logs=Path(looks), scratch=scratch)
         watch(Event("stage", "looking at the training up to its fit"))
         observation, _ = bench.observe()
         space = _space(request, observation, cluster)

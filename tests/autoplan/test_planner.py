@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from autoplan import hardware, planfile, planner, source
@@ -437,3 +439,15 @@ def test_an_estimate_is_of_all_devices_on_data_unless_a_mesh_is_given(tune, monk
         planner.estimate(EstimateRequest(source=spec, hardware="tpu-v5e-8", batch_size=12))
     with pytest.raises(ConfigError, match="a mesh of 16 devices is more than the 8 of"):
         planner.estimate(EstimateRequest(source=spec, hardware="tpu-v5e-8", mesh={"data": 16}))
+
+
+def test_a_scratch_directory_is_a_new_and_empty_one_for_every_job(tune):
+    folders = []
+    client = fake(plant=lambda job: folders.append(job.options["scratch"]) or assert_empty(folders[-1]))
+    tune(client, scratch=True, trials=2)
+    assert len(set(folders)) == len(client.jobs)
+    assert not any(Path(folder).exists() for folder in folders)
+
+
+def assert_empty(folder):
+    assert list(Path(folder).iterdir()) == []
