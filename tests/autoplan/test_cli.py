@@ -455,7 +455,7 @@ def test_version_and_help():
 
 
 def test_from_a_script_to_a_plan_to_its_training(folder):
-    """Planned for hardware of the catalogue, so that no trial is run: what a study measures is tested with the planner."""
+    """Planned for the catalogue's processor, so that no trial is run: measuring is tested with the planner."""
     script = ROOT / "tests" / "models" / "scripts" / "mlp.py"
     shutil.copy(script, "mlp.py")
     settings = {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"}

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from autoplan import plan_schema
+from autoplan import plan_schema, planfile
+from autoplan.errors import PlanError
 from autoplan.plan import Plan
 from cost_models.config import Batch, Layout, Mesh, Precision, Remat, RematMode, TrainConfig
 from tests.autoplan import plans
@@ -88,3 +89,105 @@ def test_the_json_schema_names_only_definitions_that_it_has():
     assert {name.removeprefix("#/$defs/") for name in references(schema)} <= set(schema["$defs"])
     assert Plan.model_config["extra"] == "forbid"
     assert schema["additionalProperties"] is False
+
+
+UNKNOWN = "unknown key; expected one of "
+PLAN_KEYS = (
+    "schema, evidence, source, hardware, environment, config, baseline, predicted, measured, verification, trials, "
+)
+PRECISIONS = "float32, mixed_bfloat16, mixed_float16, bfloat16, float16, float64, other"
+FAILURES = "oom, compile_oom, timeout, nan, unsupported, data, crash"
+NUMERICS = "exact, within_seed_band, outside, not_compared"
+BASELINE_SECONDS = "    micro_step_seconds: 0.0625\n"
+
+FAULTS = [
+    (
+        "evidence: measured",
+        "evidence: mesured",
+        "evidence",
+        '"mesured" is not one of analytic, compiled, measured; did you mean measured?',
+    ),
+    ("\nnotes:", "\nnote:", "note", UNKNOWN + PLAN_KEYS + "rejected, notes; did you mean notes?"),
+    ("\nnotes:\n- ", "\nnotes: ", "notes", '"BatchNorm\'s statistics are per micro-batch"; expected a list'),
+    ("kind: script", "kind: notebook", "source.kind", '"notebook" is not one of script, builder, callable'),
+    ("args: [", "args: [7, ", "source.args[0]", "7; expected text"),
+    ("epochs: 10", "epochs: ten", "source.fit.epochs", '"ten"; expected a whole number'),
+    ("epochs: 10", "epochs: 2.5", "source.fit.epochs", "2.5; expected a whole number"),
+    ("simulated: false", "simulated: no", "hardware.simulated", '"no"; expected true or false'),
+    ("jax\n  prec", "jaxx\n  prec", "config.backend", '"jaxx" is not one of jax, tensorflow, torch; did you mean jax?'),
+    (
+        "precision: float32",
+        "precision: mixed_bf16",
+        "config.precision",
+        f'"mixed_bf16" is not one of {PRECISIONS}; did you mean mixed_bfloat16?',
+    ),
+    (
+        "global: 128",
+        "globl: 128",
+        "config.batch.globl",
+        UNKNOWN + "local, global, accumulation, effective; did you mean global?",
+    ),
+    ("    accumulation: 1\n", "    accumulation: 0\n", "config.batch.accumulation", "0; expected at least 1"),
+    ("    accumulation: 1\n", "", "config.batch.accumulation", "missing; expected micro-steps an update"),
+    ("mode: none", "mode: blocks", "config.remat.mode", '"blocks" is not one of none, activations, full'),
+    ("remat:\n    mode: none", "remat: none", "config.remat", '"none"; expected a mapping'),
+    ("execution: 1", "execution: '1'", "config.steps_per_execution", '"1"; expected a whole number'),
+    ("jit_compile: true", "jit_compile: maybe", "config.jit_compile", '"maybe"; expected true or false'),
+    (
+        BASELINE_SECONDS,
+        "    micro_step_seconds: fast\n",
+        "baseline.measured.micro_step_seconds",
+        '"fast"; expected a number',
+    ),
+    (
+        BASELINE_SECONDS,
+        "    micro_step_seconds:\n",
+        "baseline.measured.micro_step_seconds",
+        "nothing; expected a number",
+    ),
+    (
+        BASELINE_SECONDS,
+        "",
+        "baseline.measured.micro_step_seconds",
+        "missing; expected median over groups of micro-steps, real input path",
+    ),
+    ("group_seconds: [0.0625,", "group_seconds: [x,", "baseline.measured.group_seconds[0]", '"x"; expected a number'),
+    ("numerics: exact", "numerics: great", "verification.numerics", f'"great" is not one of {NUMERICS}'),
+    (
+        "kind: nan",
+        "kind: nans",
+        "trials[2].failure.kind",
+        f'"nans" is not one of {FAILURES}; did you mean nan?',
+    ),
+    (
+        "stage: infeasible",
+        "stage: unfeasible",
+        "rejected[0].stage",
+        '"unfeasible" is not one of infeasible, slower, known_issue; did you mean infeasible?',
+    ),
+    (
+        "local: 4096",
+        "local: 4095",
+        "rejected[0].config",
+        "batch.local is 4095, but the other batch sizes make it 4096",
+    ),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "key", "message"), FAULTS)
+def test_each_fault_of_a_file_is_told_with_line_key_and_what_was_expected(tmp_path, old, new, key, message):
+    good = planfile.to_yaml(plans.plan())
+    assert old in good
+    text = good.replace(old, new, 1)
+    path = tmp_path / "plan.yaml"
+    path.write_text(text)
+    with pytest.raises(PlanError) as caught:
+        planfile.read(path)
+    where, told = str(caught.value).splitlines()[0].split(": ", 1)
+    assert told == f"{key}: {message}"
+    line = int(where.removeprefix(f"{path}:"))
+    if message.startswith("missing"):
+        assert text.splitlines()[line - 1].strip() == key.split(".")[-2] + ":"
+    else:
+        start = good.index(old) + len(old) - len(old.lstrip("\n"))
+        assert line == 1 + text[:start].count("\n")
