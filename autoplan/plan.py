@@ -49,7 +49,9 @@ class Measurement(Value):
     update_seconds: float = Field(description="micro_step_seconds x accumulation")
     samples_per_second: float
     updates_per_second: float
-    compute_micro_step_seconds: float | None = Field(None, description="the same step on one batch that is already there")
+    compute_micro_step_seconds: float | None = Field(
+        None, description="the same step on one batch that is already there"
+    )
     input_bound: bool | None = None
     setup_seconds: float = Field(description="what the script did before fit")
     compile_seconds: float | None = None
@@ -90,6 +92,8 @@ class FitRecord(Value):
 
 
 class SourceRecord(Value):
+    """What was tuned: where it is, its content, its arguments, and which of its fits."""
+
     kind: Literal["script", "builder", "callable"]
     path: str
     sha256: str
@@ -98,6 +102,8 @@ class SourceRecord(Value):
 
 
 class HardwareRecord(Value):
+    """What it was tuned for, and what one device leaves usable."""
+
     name: str
     devices: int
     kind: str
@@ -107,6 +113,8 @@ class HardwareRecord(Value):
 
 
 class Environment(Value):
+    """The versions that it was tuned with."""
+
     python: str
     keras: str
     backend: str
@@ -150,6 +158,8 @@ class Rejection(Value):
 
 
 class TrialRecord(Value):
+    """One configuration that was run, and what became of it."""
+
     number: int
     config: dict[str, Any]
     predicted_update_seconds: float | None = None
