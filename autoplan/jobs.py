@@ -2,8 +2,9 @@
 
 A client starts one server a backend (`python -m autoplan.worker serve`), which has imported Keras and the backend and
 forks a process a job. Each job has a channel of its own, a Unix socket that carries one JSON object a line:
-{"event": "started", "pid"}, {"event": "phase", "name"}, {"event": "result", "value"}, {"event": "failure", ...},
-{"event": "error", "error", "message"} from the job, and {"event": "exit", "status"} from whoever waited for it.
+{"event": "started", "pid"}, {"event": "phase", "name"}, {"event": "imported", "names"}, {"event": "result", "value"},
+{"event": "failure", ...}, {"event": "error", "error", "message"} from the job, and {"event": "exit", "status"} from
+whoever waited for it.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from autoplan import errors, processes
 from autoplan.plan import Failure, FailureKind, Value
 from autoplan.source import SourceSpec as SourceSpec  # what a job is about; its home is below this module
 
+PRELOADABLE = ("tensorflow", "scipy", "pandas", "sklearn", "h5py")
+"""What a source may import that takes seconds and starts no thread: once a job was seen to, the server imports it for all."""
 _WATCH_SECONDS = 0.2
 _LOG_TAIL_BYTES = 4000
 
@@ -152,6 +155,7 @@ class Client:
         self._control: socket.socket | None = None
         self._drainer: threading.Thread | None = None
         self._server_says = ""
+        self._preload: set[str] = set()
 
     def __enter__(self) -> Client:
         return self
@@ -207,7 +211,8 @@ class Client:
         """Hand the job to the server and yield our end of its channel."""
         ours, theirs = socket.socketpair()
         with ours, theirs, open(log or os.devnull, "ab") as log_file:
-            message = job.model_dump_json().encode() + b"\n"
+            options = {**job.options, "preload": sorted(self._preload)}
+            message = job.model_copy(update={"options": options}).model_dump_json().encode() + b"\n"
             self._send(message, theirs.fileno(), log_file.fileno())
             theirs.close()
             yield ours
@@ -312,6 +317,8 @@ class Client:
                 running.enter(event["name"])
                 if on_phase is not None:
                     on_phase(event["name"])
+            case "imported":
+                self._preload.update(event["names"])
             case "result":
                 running.value = event["value"]
             case "failure":
@@ -339,7 +346,9 @@ def _failure_of_exit(running: _Running) -> Failure:
         hint = "; the kernel's out-of-memory killer sends this" if number == signal.SIGKILL else ""
         return _failure(FailureKind.CRASH, f"ended by {name} in phase {running.phase}{hint}", running)
     code = os.WEXITSTATUS(status)
-    return _failure(FailureKind.CRASH, f"left with exit code {code} in phase {running.phase}, without a result", running)
+    return _failure(
+        FailureKind.CRASH, f"left with exit code {code} in phase {running.phase}, without a result", running
+    )
 
 
 def log_tail(log: Path | None) -> str:

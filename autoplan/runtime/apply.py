@@ -17,7 +17,6 @@ from autoplan.runtime.backends import Backend
 from autoplan.runtime.optimizers import retime_optimizer
 from cost_models.config import Batch, RematMode, TrainConfig
 
-
 PROCESS_WIDE = ("precision", "remat", "mesh")
 """Knobs that must be set before the model is built."""
 

@@ -171,9 +171,11 @@ def _rebatched_dataset(dataset: Any, wanted: Batch) -> Any:
     cardinality = int(effective.cardinality())
     if cardinality >= 0:
         # Keras asks for the length; flat_map forgets it. The last effective batch may be too small to be cut.
-        cut_up = cut_up.apply(tf.data.experimental.assert_cardinality(cardinality * wanted.accumulation)) if (
-            _last_rows(dataset, wanted) >= wanted.accumulation
-        ) else cut_up
+        cut_up = (
+            cut_up.apply(tf.data.experimental.assert_cardinality(cardinality * wanted.accumulation))
+            if (_last_rows(dataset, wanted) >= wanted.accumulation)
+            else cut_up
+        )
     return cut_up.prefetch(tf.data.AUTOTUNE)
 
 

@@ -9,7 +9,18 @@ import keras
 from cost_models.config import Batch
 
 _WRITERS = ("ModelCheckpoint", "TensorBoard", "CSVLogger", "BackupAndRestore", "RemoteMonitor", "SwapEMAWeights")
-_WRITER_WORDS = ("wandb", "mlflow", "neptune", "comet", "clearml", "checkpoint", "tensorboard", "logger", "monitor", "save")
+_WRITER_WORDS = (
+    "wandb",
+    "mlflow",
+    "neptune",
+    "comet",
+    "clearml",
+    "checkpoint",
+    "tensorboard",
+    "logger",
+    "monitor",
+    "save",
+)
 _BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 _COUNTS = {"ModelCheckpoint": "save_freq", "BackupAndRestore": "save_freq", "TensorBoard": "update_freq"}
 

@@ -38,7 +38,9 @@ def is_tf_dataset(x: Any) -> bool:
 def is_arrays(x: Any) -> bool:
     """Whether x is what `fit` slices: arrays, tensors, data frames, or a nest of them."""
     leaves = keras.tree.flatten(x)
-    return bool(leaves) and all(hasattr(leaf, "shape") and hasattr(leaf, "dtype") or hasattr(leaf, "iloc") for leaf in leaves)
+    return bool(leaves) and all(
+        (hasattr(leaf, "shape") and hasattr(leaf, "dtype")) or hasattr(leaf, "iloc") for leaf in leaves
+    )
 
 
 def describe(arguments: dict[str, Any]) -> DataFacts:

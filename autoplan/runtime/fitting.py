@@ -18,9 +18,7 @@ def script_config(model: Any, facts: DataFacts, seen: Seen, backend: Backend) ->
     """The script's own configuration, read off the live model. ConfigError when its batch does not divide over its mesh."""
     mesh = _mesh()
     return TrainConfig(
-        batch=Batch.from_global(
-            facts.batch, data=mesh.data, accumulation=optimizers.accumulation_of(model.optimizer)
-        ),
+        batch=Batch.from_global(facts.batch, data=mesh.data, accumulation=optimizers.accumulation_of(model.optimizer)),
         backend=backend.name,
         precision=_precision(model, seen),
         mesh=mesh,

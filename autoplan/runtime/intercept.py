@@ -105,7 +105,9 @@ class Interception:
             return watching(original, instance, *args, **kwargs)
 
         setattr(owner, name, replacement)
-        undo = functools.partial(delattr, owner, name) if inherited else functools.partial(setattr, owner, name, original)
+        undo = (
+            functools.partial(delattr, owner, name) if inherited else functools.partial(setattr, owner, name, original)
+        )
         self._undo.append(undo)
 
     def _overridden(self, knob: str, call: str) -> bool:
@@ -157,6 +159,14 @@ class Interception:
 
 def one_micro_step(call: FitCall) -> Any:
     """Run an earlier `fit` just far enough that the script can go on: one micro-step, no validation, no callbacks."""
-    left_out = ("validation_data", "validation_split", "callbacks", "epochs", "steps_per_epoch", "initial_epoch", "verbose")
+    left_out = (
+        "validation_data",
+        "validation_split",
+        "callbacks",
+        "epochs",
+        "steps_per_epoch",
+        "initial_epoch",
+        "verbose",
+    )
     arguments = {name: value for name, value in call.arguments.items() if name not in left_out}
     return call.proceed(**arguments, epochs=1, steps_per_epoch=1, verbose=0)

@@ -34,13 +34,17 @@ def has_batch_norm(model: Any) -> bool:
 def has_random_layers(model: Any) -> bool:
     """Dropout, noise or random augmentation that is switched on: two runs see different numbers."""
     return any(
-        any(word in type(layer).__name__ for word in _RANDOM) and getattr(layer, "rate", 1) for layer in layers_of(model)
+        any(word in type(layer).__name__ for word in _RANDOM) and getattr(layer, "rate", 1)
+        for layer in layers_of(model)
     ) or any(getattr(layer, "dropout", 0) or getattr(layer, "recurrent_dropout", 0) for layer in layers_of(model))
 
 
 def has_recurrent_layers(model: Any) -> bool:
     """Whether a layer loops over time."""
-    return any(isinstance(layer, keras.layers.RNN) or any(word in type(layer).__name__ for word in _RECURRENT) for layer in layers_of(model))
+    return any(
+        isinstance(layer, keras.layers.RNN) or any(word in type(layer).__name__ for word in _RECURRENT)
+        for layer in layers_of(model)
+    )
 
 
 def has_unweighted_metrics(model: Any) -> bool:
@@ -66,7 +70,10 @@ def has_ema(model: Any) -> bool:
 
 def parameters(model: Any) -> int:
     """Number of trainable weights' elements."""
-    return sum(int(variable.size) if hasattr(variable, "size") else _elements(variable) for variable in model.trainable_variables)
+    return sum(
+        int(variable.size) if hasattr(variable, "size") else _elements(variable)
+        for variable in model.trainable_variables
+    )
 
 
 def _elements(variable: Any) -> int:

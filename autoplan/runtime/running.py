@@ -63,7 +63,9 @@ def _load_builder(source: SourceSpec) -> tuple[Callable[[], Any], Any]:
     module = _import(source)
     builder = getattr(module, source.function, None)
     if not callable(builder):
-        raise SourceError(f"{source.path} has no function {source.function}(); expected one that returns a compiled model")
+        raise SourceError(
+            f"{source.path} has no function {source.function}(); expected one that returns a compiled model"
+        )
     return builder, getattr(module, "train_data", None)
 
 

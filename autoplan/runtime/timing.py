@@ -162,7 +162,9 @@ def median_interval(values: list[float], *, seed: int = 0, draws: int = 2000) ->
     if len(array) < 2:
         return median, median, median
     block = max(1, round(len(array) ** (1 / 3)))
-    starts = np.random.default_rng(seed).integers(0, len(array) - block + 1, size=(draws, math.ceil(len(array) / block)))
+    starts = np.random.default_rng(seed).integers(
+        0, len(array) - block + 1, size=(draws, math.ceil(len(array) / block))
+    )
     picked = (starts[..., None] + np.arange(block)).reshape(draws, -1)[:, : len(array)]
     low, high = np.quantile(np.median(array[picked], axis=1), [0.025, 0.975])
     return median, float(low), float(high)

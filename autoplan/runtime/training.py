@@ -70,7 +70,10 @@ class Training:
     def _change_for(self, here: TrainConfig, index: int) -> Change:
         """The plan's change, its batch only where the script still asks for the batch that the plan was tuned from."""
         planned = self.change
-        settled = here.batch.effective == planned.wanted.batch.effective and here.batch.accumulation == planned.wanted.batch.accumulation
+        settled = (
+            here.batch.effective == planned.wanted.batch.effective
+            and here.batch.accumulation == planned.wanted.batch.accumulation
+        )
         if here.batch.effective == planned.script.batch.effective or settled:
             return planned
         say(

@@ -9,6 +9,7 @@ import sys
 from typing import Any, NoReturn
 
 from autoplan.errors import AutoplanError
+from autoplan.jobs import PRELOADABLE
 from autoplan.plan import FailureKind
 
 
@@ -29,6 +30,7 @@ class Channel:
         self._say(event="phase", name=name)
 
     def result(self, value: dict[str, Any]) -> NoReturn:
+        self._say(event="imported", names=[name for name in PRELOADABLE if name in sys.modules])
         self._say(event="result", value=value)
         self._leave()
 

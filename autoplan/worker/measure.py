@@ -175,7 +175,9 @@ def _extras(
         on_phase("validation")
         x, y, weight = keras.utils.unpack_x_y_sample_weight(arguments["validation_data"])
         size = arguments.get("validation_batch_size") or arguments.get("batch_size")
-        call.model.evaluate(x, y, batch_size=size, sample_weight=weight, steps=arguments.get("validation_steps"), verbose=0)
+        call.model.evaluate(
+            x, y, batch_size=size, sample_weight=weight, steps=arguments.get("validation_steps"), verbose=0
+        )
         ran.append("validation")
     if options.get("checkpoint"):
         on_phase("checkpoint")

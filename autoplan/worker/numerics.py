@@ -41,9 +41,7 @@ def _ordered_fit(call: FitCall, arguments: dict[str, Any], recorder: LossRecorde
     left_out = ("callbacks", "epochs", "initial_epoch", "validation_freq", "verbose")
     arguments = {name: value for name, value in arguments.items() if name not in left_out}
     kept = [one for one in callbacks.as_list(call.arguments.get("callbacks")) if callbacks.timed_in_trials(one)]
-    call.proceed(
-        **arguments, epochs=2**31, validation_freq=2**31, verbose=0, callbacks=[*kept, recorder]
-    )
+    call.proceed(**arguments, epochs=2**31, validation_freq=2**31, verbose=0, callbacks=[*kept, recorder])
 
 
 class LossRecorder(keras.callbacks.Callback):  # type: ignore[misc]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 import sys
 import time
-from typing import Any
 
 import keras
 

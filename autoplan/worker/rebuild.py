@@ -75,7 +75,9 @@ def synthetic_arguments(model: Any, batch_size: int) -> dict[str, Any]:
     """Arrays of the model's own input and target specs, a few batches long, for a builder without data."""
     from autoplan.worker.trace.specs import synthetic_batch
 
-    row_bytes = sum(int(leaf.nbytes) for leaf in keras.tree.flatten(synthetic_batch(model, 1, seed=0)) if leaf is not None)
+    row_bytes = sum(
+        int(leaf.nbytes) for leaf in keras.tree.flatten(synthetic_batch(model, 1, seed=0)) if leaf is not None
+    )
     batches = max(2, min(32, math.floor(_SYNTHETIC_BYTES / max(1, row_bytes * batch_size))))
     x, y = synthetic_batch(model, batch_size * batches, seed=0)
     return {"x": x, "y": y, "batch_size": batch_size, "verbose": 0}

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from autoplan import processes
-from autoplan.jobs import Job
+from autoplan.jobs import PRELOADABLE, Job
 from autoplan.runtime.backends import PRELOADED
 from autoplan.worker.channel import Channel
 
@@ -59,7 +59,11 @@ class Server:
             if not received:
                 return False
             message += received
-        self._fork(Job.model_validate_json(message), *descriptors)
+        job = Job.model_validate_json(message)
+        for name in job.options.get("preload", ()):
+            if name in PRELOADABLE:
+                importlib.import_module(name)
+        self._fork(job, *descriptors)
         return True
 
     def _fork(self, job: Job, channel_fd: int, log_fd: int) -> None:

@@ -92,7 +92,9 @@ def test_the_wrong_fit_is_told_with_the_right_ones(client, script):
 
 
 def test_an_earlier_fit_runs_one_micro_step(client, script):
-    spec = script(after="model.fit(x, x[:, :1], epochs=100000)\nn = int(model.optimizer.iterations)\nassert n == 1, n\n" + FIT)
+    spec = script(
+        after="model.fit(x, x[:, :1], epochs=100000)\nn = int(model.optimizer.iterations)\nassert n == 1, n\n" + FIT
+    )
     result = run(client, spec.model_copy(update={"fit_index": 2}), JobKind.OBSERVE)
     assert result.value["epochs"] == 2
 
@@ -156,7 +158,10 @@ def test_a_log_keeps_what_the_script_printed(client, script, tmp_path):
 
 
 def test_kill_nine_of_the_parent_leaves_no_process(script, tmp_path):
-    spec = script(after="import subprocess, time\nsubprocess.Popen(['sleep', '600'], start_new_session=True)\ntime.sleep(600)\n" + FIT)
+    spec = script(
+        after="import subprocess, time\nsubprocess.Popen(['sleep', '600'], start_new_session=True)\ntime.sleep(600)\n"
+        + FIT
+    )
     parent = textwrap.dedent(
         f"""
         from autoplan.jobs import Client, Job, SourceSpec
@@ -165,7 +170,9 @@ def test_kill_nine_of_the_parent_leaves_no_process(script, tmp_path):
         client.run(Job(kind="measure", source=spec), time_limit_seconds=600)
         """
     )
-    process = subprocess.Popen([sys.executable, "-c", parent], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    process = subprocess.Popen(
+        [sys.executable, "-c", parent], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    )
     deadline = time.monotonic() + 60
     family = []
     while time.monotonic() < deadline and not any("sleep" in p.name() for p in family):

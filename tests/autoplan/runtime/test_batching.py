@@ -89,18 +89,22 @@ def test_without_exact_padding_only_rows_that_do_not_divide_are_dropped():
 def test_validation_split_keeps_the_same_rows():
     x, y = arrays(100)
     arguments = {"x": x, "y": y, "batch_size": 32, "validation_split": 0.25}
-    changed = batching.rebatch(arguments, data.describe(arguments), Batch(32), Batch(8, accumulation=4), weights_only=True)
+    changed = batching.rebatch(
+        arguments, data.describe(arguments), Batch(32), Batch(8, accumulation=4), weights_only=True
+    )
     assert len(changed["validation_data"][0]) == 25
     assert np.array_equal(changed["validation_data"][0], x[75:])
     rows = [changed["x"][index][0] for index in range(len(changed["x"]))]
-    real = np.concatenate(rows)[: 75]
+    real = np.concatenate(rows)[:75]
     assert np.array_equal(np.sort(real, axis=0), np.sort(x[:75], axis=0))
 
 
 def test_steps_per_epoch_covers_the_same_samples():
     x, y = arrays(128)
     arguments = {"x": x, "y": y, "batch_size": 32, "steps_per_epoch": 3}
-    changed = batching.rebatch(arguments, data.describe(arguments), Batch(32), Batch(8, accumulation=4), weights_only=True)
+    changed = batching.rebatch(
+        arguments, data.describe(arguments), Batch(32), Batch(8, accumulation=4), weights_only=True
+    )
     assert (changed["batch_size"], changed["steps_per_epoch"]) == (8, 12)
 
 
@@ -110,7 +114,9 @@ def test_a_dataset_is_cut_into_the_micro_steps_of_each_update(samples):
     x, y = arrays(samples)
     dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(32)
     arguments = {"x": dataset}
-    changed = batching.rebatch(arguments, data.describe(arguments), Batch(32), Batch(8, accumulation=4), weights_only=False)
+    changed = batching.rebatch(
+        arguments, data.describe(arguments), Batch(32), Batch(8, accumulation=4), weights_only=False
+    )
     pieces = [piece.numpy() for piece, _ in changed["x"]]
     assert len(pieces) % 4 == 0
     whole, rest = divmod(samples, 32)
@@ -122,7 +128,9 @@ def test_a_dataset_in_small_batches_is_glued_together():
     tf = pytest.importorskip("tensorflow")
     x, y = arrays(90)
     arguments = {"x": tf.data.Dataset.from_tensor_slices((x, y)).batch(8)}
-    changed = batching.rebatch(arguments, data.describe(arguments), Batch(8, accumulation=4), Batch(32), weights_only=False)
+    changed = batching.rebatch(
+        arguments, data.describe(arguments), Batch(8, accumulation=4), Batch(32), weights_only=False
+    )
     assert [len(piece) for piece, _ in changed["x"]] == [32, 32, 26]
 
 

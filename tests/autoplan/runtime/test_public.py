@@ -58,7 +58,9 @@ def test_the_scope_sets_what_must_be_set_before_building_and_leaves_no_trace():
 
 def test_a_model_that_was_built_outside_is_told_so():
     low = plan(precision="mixed_bfloat16", remat={"mode": "activations"}, batch=(32, 1))
-    with pytest.raises(PlanError, match=r"built outside the plan's scope, so it lacks precision mixed_bfloat16 .*remat"):
+    with pytest.raises(
+        PlanError, match=r"built outside the plan's scope, so it lacks precision mixed_bfloat16 .*remat"
+    ):
         autoplan.compile(low, build_model())
 
 
