@@ -23,6 +23,7 @@ from cost_models.workload import Kind, Op, Phase, Workload
 
 _TAKES_PADDING = frozenset({Kind.CONV, Kind.POOL})
 _LONG_CHAINS = frozenset({Kind.EXPENSIVE, Kind.RANDOM})
+_SMALL_SHARE = 1e-5  # of the largest tensor: what is read again for less than that is not worth a decision
 _MAX_VISITS = 64  # operations looked at upstream of one reader before giving up: fused groups are smaller
 
 
@@ -100,24 +101,26 @@ class Fusion:
         self.batch = batch
         self.target = graph.target
         self.size = [tensor.bytes.at(batch) for tensor in workload.tensors]
+        self.small = _SMALL_SHARE * max(self.size, default=0.0)
+        self.reads = [tuple(dict.fromkeys(map(graph.of, op.reads))) for op in graph.ops]
+        self.fusible = [op.kind in self.target.fusible for op in graph.ops]
         self.must = self._must()
-        self.kept: set[int] = set()
+        self.exists = self._without_choice()
         for _ in range(2):  # readers depend on what is kept and the other way round: twice settles it
             self._settle()
 
-    def fusible(self, index: int) -> bool:
-        return self.graph.ops[index].kind in self.target.fusible
-
-    def exists(self, tensor: int) -> bool:
-        """Whether the tensor is in memory at some time."""
-        index = self.graph.producer.get(tensor)
-        return index is None or tensor in self.must or tensor in self.kept or not self.fusible(index)
+    def _without_choice(self) -> bytearray:
+        """Flags by tensor: whether it is in memory at some time, as far as that is no choice."""
+        flags = bytearray(b"\1") * len(self.size)
+        for tensor, index in self.graph.producer.items():
+            flags[tensor] = tensor in self.must or not self.fusible[index]
+        return flags
 
     def kernels(self) -> list[Kernel]:
         """The kernels in program order."""
         found: list[Kernel] = []
         for index, op in enumerate(self.graph.ops):
-            writes = tuple(write for write in op.writes if write in self.graph.producer and self.exists(write))
+            writes = tuple(write for write in op.writes if write in self.graph.producer and self.exists[write])
             if writes:
                 found.append(self._kernel(index, op, writes))
         return found
@@ -136,16 +139,13 @@ class Fusion:
         inner: dict[int, None] = {}
         pending = [index]
         while pending:
-            for read in self._reads(pending.pop()):
-                if self.exists(read):
+            for read in self.reads[pending.pop()]:
+                if self.exists[read]:
                     leaves[read] = None
                 elif (source := self.graph.producer[read]) not in inner:
                     inner[source] = None
                     pending.append(source)
         return list(leaves), list(inner)
-
-    def _reads(self, index: int) -> list[int]:
-        return [self.graph.of(read) for read in self.graph.ops[index].reads]
 
     def _must(self) -> set[int]:
         """Fusible values that exist whatever it costs."""
@@ -162,21 +162,21 @@ class Fusion:
     def _settle(self) -> None:
         """One pass of decisions in program order, with the readers that the last pass's decisions give."""
         users = self._users()
-        self.kept = set()
+        self.exists = self._without_choice()
         leaves: dict[int, int] = {}
         long: set[int] = set()
         for index, op in enumerate(self.graph.ops):
-            if not self.fusible(index) or self.graph.is_view(index):
+            if not self.fusible[index] or self.graph.is_view(index):
                 continue
             below, tainted = 0, op.kind in _LONG_CHAINS
-            for read in self._reads(index):
-                below |= 1 << read if self.exists(read) else leaves.get(read, 0)
+            for read in self.reads[index]:
+                below |= 1 << read if self.exists[read] else leaves.get(read, 0)
                 tainted |= read in long
             for write in op.writes:
                 if write not in self.must and self._keep(write, below, users.get(write, 0), tainted):
-                    self.kept.add(write)
+                    self.exists[write] = True
                 leaves[write] = below
-                if tainted and not self.exists(write):
+                if tainted and not self.exists[write]:
                     long.add(write)
 
     def _keep(self, tensor: int, leaves: int, users: int, long: bool) -> bool:
@@ -188,7 +188,12 @@ class Fusion:
             return False  # better cut further down the chain
         if (long and self.target.keeps_long_chains) or not self.target.recomputes:
             return True
-        own_traffic = (1 + readers) * self.size[tensor] + sum(self.size[leaf] for leaf in _bits(leaves))
+        below = sum(self.size[leaf] for leaf in _bits(leaves))
+        if below <= self.small:
+            return False
+        own_traffic = (1 + readers) * self.size[tensor] + below
+        if readers * below <= own_traffic:
+            return False
         extra = 0.0
         for reader in _bits(users):
             extra += sum(self.size[leaf] for leaf in _bits(leaves & ~self._leaves_without(reader, tensor)))
@@ -206,10 +211,10 @@ class Fusion:
         """The tensors that this kernel reads even if `tensor` is handed to it."""
         found, seen, pending = 0, {reader}, [reader]
         while pending and len(seen) < _MAX_VISITS:
-            for read in self._reads(pending.pop()):
+            for read in self.reads[pending.pop()]:
                 if read == tensor:
                     continue
-                if self.exists(read):
+                if self.exists[read]:
                     found |= 1 << read
                 elif (source := self.graph.producer[read]) not in seen:
                     seen.add(source)
@@ -226,9 +231,9 @@ class Fusion:
                 continue
             ends = 0
             for write in op.writes:
-                ends |= 1 << index if self.exists(write) else users.get(write, 0)
+                ends |= 1 << index if self.exists[write] else users.get(write, 0)
             through[index] = ends
-            for read in self._reads(index):
+            for read in self.reads[index]:
                 users[read] = users.get(read, 0) | ends
         return users
 

@@ -95,12 +95,18 @@ class Schedule:
         return (self.temporaries.birth <= at) & (at <= self.temporaries.death)
 
 
+@lru_cache(maxsize=16)
+def compiled(workload: Workload, target: Target) -> tuple[Workload, tuple[Kernel, ...]]:
+    """The workload as lowered for the target, and its kernels in program order."""
+    lowered = lower(workload, target)
+    outputs = frozenset(v.result for v in lowered.variables) | frozenset(lowered.outputs)
+    return lowered, tuple(kernels_of(lowered, lowered.ops, outputs, target, lowered.local_batch))
+
+
 @lru_cache(maxsize=64)
 def schedule(workload: Workload, target: Target, updates: Updates) -> Schedule:
     """The micro-step on one device."""
-    workload = lower(workload, target)
-    outputs = frozenset(v.result for v in workload.variables) | frozenset(workload.outputs)
-    kernels = kernels_of(workload, workload.ops, outputs, target, workload.local_batch)
+    workload, kernels = compiled(workload, target)
     orders = [program_order(workload, kernels, together=updates is not Updates.AT_ONCE)]
     if target.saves_memory and updates is Updates.AT_ONCE:
         orders.append(greedy_order(workload, kernels, workload.local_batch))
