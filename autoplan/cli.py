@@ -88,7 +88,7 @@ def tune(
     format_: Output = Format.TEXT,
 ) -> None:
     """Find the fastest configuration that trains the same, measure it here, and write it as a plan."""
-    from autoplan import planfile
+    from autoplan import pins, planfile
     from autoplan.requests import TuneRequest
 
     request = TuneRequest(
@@ -107,6 +107,9 @@ def tune(
         dry_run=dry_run,
         scratch=scratch,
     )
+    # What can be told at once is told before the source is run.
+    pins.parse_pins(request.fix)
+    pins.free_knobs(request.only)
     if request.output is not None:
         planfile.ensure_writable(request.output)
     _answer_tune(_tuned(request, format_), format_)

@@ -110,5 +110,6 @@ def _plain_figures(cluster: Mapping[str, Any]) -> RenderableType:
     flat |= {f"peak_flops_per_second.{dtype}": peak for dtype, peak in chip["peak_flops_per_second"].items()}
     table = open_table("figure, of one device", "value", "source")
     for key, value in flat.items():
-        table.add_row(key, f"{value:.6g}", sources.get(key, figures.NOT_KNOWN))
+        source = sources.get(key) or sources.get(key.partition(".")[0]) or figures.NOT_KNOWN
+        table.add_row(key, f"{value:.6g}", source)
     return Group("", table)

@@ -172,6 +172,21 @@ def test_wrong_words_are_one_message_and_exit_code_2(folder, asked, words, messa
 
 
 @pytest.mark.parametrize(
+    ("words", "start"),
+    [
+        (["--fix", "precison=float32"], "error: --fix precison: no such key (did you mean precision?)"),
+        (["--fix", "precision=bf16"], "error: --fix precision: precision cannot be 'bf16'; expected one of float32"),
+        (["--only", "batch,learning_rate"], "error: --only learning_rate: not a knob that can be tuned"),
+    ],
+)
+def test_unknown_settings_are_told_before_anything_runs(folder, asked, words, start):
+    done = run("tune", "train.py", *words)
+    assert done.exit_code == 2
+    assert done.stderr.startswith(start)
+    assert not asked
+
+
+@pytest.mark.parametrize(
     "words", [["tune"], ["tune", "train.py", "--trials", "0"], ["tune", "train.py", "--format", "xml"], ["nonsense"]]
 )
 def test_usage_errors_exit_with_2(folder, asked, words):

@@ -91,7 +91,9 @@ def test_this_machine_is_shown_as_it_was_measured(own_cache):
 def test_a_probe_shows_rates_and_where_they_are_kept(own_cache, tmp_path):
     hardware.save_profile(PROFILE, "jax")
     shown = hardware_report.probed(PROFILE, "jax")
-    assert next(row for row in rows(shown) if row[0] == "peak_flops_per_second.float32")[1] == "1.25e+11"
+    peak = next(row for row in rows(shown) if row[0] == "peak_flops_per_second.float32")
+    assert peak[1] == "1.25e+11"
+    assert peak[2].startswith("best of square products, achieved here")
     kept = Path(text(shown).splitlines()[-1].removeprefix("Kept in ").removesuffix("."))
     assert kept.is_relative_to(tmp_path)
     assert kept.exists()
