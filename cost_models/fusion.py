@@ -22,6 +22,7 @@ from cost_models.targets import Target
 from cost_models.workload import Kind, Op, Phase, Workload
 
 _TAKES_PADDING = frozenset({Kind.CONV, Kind.POOL})
+_PRODUCTS = frozenset({Kind.DOT, Kind.CONV})
 _LONG_CHAINS = frozenset({Kind.EXPENSIVE, Kind.RANDOM})
 _SMALL_SHARE = 1e-5  # of the largest tensor: what is read again for less than that is not worth a decision
 _MAX_VISITS = 64  # operations looked at upstream of one reader before giving up: fused groups are smaller
@@ -105,9 +106,31 @@ class Fusion:
         self.reads = [tuple(dict.fromkeys(map(graph.of, op.reads))) for op in graph.ops]
         self.fusible = [op.kind in self.target.fusible for op in graph.ops]
         self.must = self._must()
+        self.products = self._with_epilogue()
         self.exists = self._without_choice()
         for _ in range(2):  # readers depend on what is kept and the other way round: twice settles it
             self._settle()
+
+    def _with_epilogue(self) -> frozenset[int]:
+        """Products whose result goes on into one elementwise operation: they end where that chain ends."""
+        if not self.target.epilogues:
+            return frozenset()
+        found = [
+            index
+            for index, op in enumerate(self.graph.ops)
+            if op.kind in _PRODUCTS and op.writes[0] not in self.must and self._goes_on(op.writes[0])
+        ]
+        for index in found:
+            self.fusible[index] = True
+        return frozenset(found)
+
+    def _goes_on(self, tensor: int) -> bool:
+        """Whether exactly one elementwise operation reads this, element for element."""
+        readers = self.graph.readers.get(tensor, ())
+        if len(readers) != 1 or self.graph.ops[readers[0]].kind is not Kind.ELEMENTWISE:
+            return False
+        elements = self.workload.tensors[tensor].elements
+        return all(self.workload.tensors[write].elements == elements for write in self.graph.ops[readers[0]].writes)
 
     def _without_choice(self) -> bytearray:
         """Flags by tensor: whether it is in memory at some time, as far as that is no choice."""
@@ -130,7 +153,8 @@ class Fusion:
         body: tuple[Kernel, ...] = ()
         if op.body:
             body = tuple(kernels_of(self.workload, op.body, frozenset(op.results), self.target, self.batch))
-        flops = op.flops + Affine.sum(self.graph.ops[i].flops for i in inner)
+        op = next((self.graph.ops[i] for i in inner if i in self.products), op)
+        flops = self.graph.ops[index].flops + Affine.sum(self.graph.ops[i].flops for i in inner)
         return Kernel(op, tuple(leaves), writes, flops, 1 + len(inner), body)
 
     def _upstream(self, index: int) -> tuple[list[int], list[int]]:
@@ -165,19 +189,34 @@ class Fusion:
         self.exists = self._without_choice()
         leaves: dict[int, int] = {}
         long: set[int] = set()
+        product: set[int] = set()
         for index, op in enumerate(self.graph.ops):
             if not self.fusible[index] or self.graph.is_view(index):
                 continue
             below, tainted = 0, op.kind in _LONG_CHAINS
+            inside = self._one_product(index, product)
             for read in self.reads[index]:
                 below |= 1 << read if self.exists[read] else leaves.get(read, 0)
                 tainted |= read in long
             for write in op.writes:
-                if write not in self.must and self._keep(write, below, users.get(write, 0), tainted):
+                if write not in self.must and (
+                    not self._goes_on(write) if inside else self._keep(write, below, users.get(write, 0), tainted)
+                ):
                     self.exists[write] = True
                 leaves[write] = below
+                if inside and not self.exists[write]:
+                    product.add(write)
                 if tainted and not self.exists[write]:
                     long.add(write)
+
+    def _one_product(self, index: int, product: set[int]) -> bool:
+        """Whether a product is in the chain that this operation ends; a second one is kept apart."""
+        if index in self.products:
+            return True
+        carried = [read for read in self.reads[index] if read in product and not self.exists[read]]
+        for read in carried[1:]:
+            self.exists[read] = True
+        return bool(carried)
 
     def _keep(self, tensor: int, leaves: int, users: int, long: bool) -> bool:
         readers = users.bit_count()

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
+from itertools import permutations
 
 import numpy as np
 import numpy.typing as npt
@@ -115,19 +116,22 @@ def schedule(workload: Workload, target: Target, updates: Updates) -> Schedule:
 
 
 def padded_bytes(tensor: Tensor, target: Target) -> Affine:
-    """Bytes with the two minor dimensions rounded up to tiles, where the target has tiles.
+    """Bytes in tiles, where the target has them: two dimensions of the compiler's choice are rounded up to a tile.
 
-    Dimensions that grow with the batch are taken to fill their tiles.
+    It is free to choose which dimensions lie innermost, so the two that waste least are taken; one that grows with the
+    batch is taken to fill its tiles.
     """
     if not target.tile_lanes or len(tensor.shape) < 2:
         return tensor.bytes
     rows = max(1, int(target.tile_row_bytes // max(tensor.item_bytes, 1)))
-    factor = _filling(tensor.shape[-1], target.tile_lanes) * _filling(tensor.shape[-2], rows)
-    return tensor.bytes * factor
+    lanes = [_filling(dim, target.tile_lanes) for dim in tensor.shape]
+    sublanes = [_filling(dim, rows) for dim in tensor.shape]
+    pairs = permutations(range(len(tensor.shape)), 2)
+    return tensor.bytes * min(lanes[minor] * sublanes[second] for minor, second in pairs)
 
 
 def _filling(dim: Affine, tile: int) -> float:
-    if not dim.constant or dim.fixed <= 1:
+    if not dim.constant or dim.fixed < 1:
         return 1.0
     return math.ceil(dim.fixed / tile) * tile / dim.fixed
 

@@ -16,6 +16,7 @@ from cost_models.targets import Target
 from cost_models.workload import Kind, Op, Phase, Tensor, Workload
 
 _RELU = "max"
+_PRODUCTS = frozenset({Kind.DOT, Kind.CONV})
 _NARROW = frozenset({"bfloat16", "float16"})
 _ADDITIONS = frozenset({"add", "add_any"})
 _Shape = tuple[str, tuple[Affine, ...]]
@@ -25,6 +26,8 @@ def lower(workload: Workload, target: Target) -> Workload:
     """The workload as this target's compiler sees it when it starts to fuse."""
     if target.keeps_long_chains:
         workload = _widened(workload)
+    if target.product_dtype:
+        workload = _rounded(workload, target.product_dtype)
     if target.scatters_pooling and any(op.kind is Kind.POOL_GRADIENT for op in workload.ops):
         workload = _Pooling(workload, target.writes_iota).lowered()
     return workload
@@ -44,6 +47,24 @@ def _widened(workload: Workload) -> Workload:
         for number, tensor in enumerate(workload.tensors)
     )
     return replace(workload, tensors=tuple(tensors)) if narrow else workload
+
+
+def _rounded(workload: Workload, dtype: str) -> Workload:
+    """What only products read is kept as these round it. Sums over it do not count: they run where it is made."""
+    lasting = {end for v in workload.variables for end in (v.tensor, v.result)} | {*workload.inputs, *workload.outputs}
+    to_products: dict[int, bool] = dict.fromkeys(lasting, False)
+    for op in reversed(workload.ops):
+        if op.kind is Kind.REDUCE:
+            continue
+        passes_on = op.kind is Kind.VIEW or op.primitive == "transpose"
+        good = op.kind in _PRODUCTS or (passes_on and all(to_products.get(write, False) for write in op.writes))
+        for read in op.reads:
+            to_products[read] = to_products.get(read, True) and good
+    tensors = tuple(
+        replace(tensor, dtype=dtype) if tensor.dtype == "float32" and to_products.get(number, False) else tensor
+        for number, tensor in enumerate(workload.tensors)
+    )
+    return replace(workload, tensors=tensors)
 
 
 @dataclass

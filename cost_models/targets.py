@@ -15,6 +15,8 @@ class Target:
 
     fusible             kinds whose results need not reach memory
     absorbing           kinds that take fusible producers in, though their own results are written
+    epilogues           what an elementwise operation makes of a product's result is written instead of that result
+    product_dtype       products round float32 operands to this dtype, and what only products read is kept in it
     keeps_long_chains   random bits and the like are computed once when several kernels read them
     recomputes          cheap values may be computed again in each kernel that reads them, to save traffic
     writes_iota         constants of counting numbers are written out
@@ -36,6 +38,8 @@ class Target:
     name: str
     fusible: frozenset[Kind]
     absorbing: frozenset[Kind]
+    epilogues: bool
+    product_dtype: str | None
     keeps_long_chains: bool
     recomputes: bool
     writes_iota: bool
@@ -59,6 +63,8 @@ _GPU = Target(
     name="gpu",
     fusible=_FUSIBLE,
     absorbing=frozenset({Kind.REDUCE, Kind.POOL, Kind.POOL_GRADIENT}),
+    epilogues=False,
+    product_dtype=None,
     keeps_long_chains=True,
     recomputes=True,
     writes_iota=False,
@@ -79,6 +85,8 @@ _TPU = Target(
     name="tpu",
     fusible=_FUSIBLE,
     absorbing=frozenset({Kind.REDUCE, Kind.DOT, Kind.CONV}),
+    epilogues=True,
+    product_dtype="bfloat16",
     keeps_long_chains=False,
     recomputes=True,
     writes_iota=False,
