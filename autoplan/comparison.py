@@ -148,7 +148,12 @@ class _Side:
         """The tier of times, with a word for devices that are not real."""
         if self.measured is None:
             return str((self.predicted or {}).get("evidence", Evidence.ANALYTIC)) if self.predicted else ""
-        return "measured, simulated devices" if self.measured.simulated_devices or self.simulated else "measured"
+        return self.named("measured")
+
+    def named(self, tier: str) -> str:
+        """A tier of this side's own run, with a word where its devices are not real."""
+        simulated = self.simulated or (self.measured is not None and self.measured.simulated_devices)
+        return f"{tier}, simulated devices" if simulated else tier
 
 
 def _column(side: _Side) -> dict[str, Cell]:
@@ -190,7 +195,7 @@ def _memory(side: _Side) -> Cell:
     measured = side.measured
     if measured is not None and measured.peak_bytes is not None:
         tier = PEAK_SOURCES[measured.peak_bytes_source] if measured.peak_bytes_source else "measured"
-        return Cell(figures.size(measured.peak_bytes), tier)
+        return Cell(figures.size(measured.peak_bytes), side.named(tier))
     memory: Mapping[str, Any] = side.forecast("memory", "per_device_bytes") or {}
     if "total" not in memory:
         return Cell(figures.NOT_KNOWN)
@@ -213,7 +218,7 @@ def _mfu(side: _Side) -> Cell:
 def _compile_time(side: _Side) -> Cell:
     if side.measured is None or side.measured.compile_seconds is None:
         return Cell(figures.NOT_KNOWN)
-    return Cell(figures.seconds(side.measured.compile_seconds), "measured")
+    return Cell(figures.seconds(side.measured.compile_seconds), side.tier)
 
 
 def _where_time_goes(plan: Plan) -> str:

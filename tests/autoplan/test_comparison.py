@@ -88,9 +88,10 @@ def test_an_analytic_plan_has_analytic_cells_alone():
     assert row(plan, "compile time").plan == Cell("not known")
 
 
-def test_simulated_devices_are_named_beside_every_time():
+def test_simulated_devices_are_named_beside_every_figure():
     plan = simulated()
-    for name in ("micro-step", "samples/s", "updates/s"):
+    assert row(plan, "peak memory a device").plan.tier == "measured as resident size, simulated devices"
+    for name in ("micro-step", "samples/s", "updates/s", "compile time"):
         assert row(plan, name).plan.tier == "measured, simulated devices"
     assert row(plan, "MFU").plan.tier == "measured time, simulated devices, analytic FLOPs"
 
