@@ -119,7 +119,6 @@ _CPU = replace(
     vector_efficiency=0.25,
     bandwidth_efficiency=0.8,
 )
-_EAGER = frozenset[Kind]()
 _TARGETS: Mapping[str, Target] = {"gpu": _GPU, "tpu": _TPU, "cpu": _CPU}
 
 
@@ -134,4 +133,12 @@ def target_of(chip_kind: str, jit_compile: bool = True) -> Target:
     target = _TARGETS[chip_kind]
     if jit_compile:
         return target
-    return replace(target, name=f"{chip_kind} eager", fusible=_EAGER, absorbing=_EAGER, free_transposes=False)
+    return replace(
+        target,
+        name=f"{chip_kind} eager",
+        fusible=frozenset(),
+        absorbing=frozenset(),
+        epilogues=False,
+        product_dtype=None,
+        free_transposes=False,
+    )

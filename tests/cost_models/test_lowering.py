@@ -1,0 +1,99 @@
+"""What a compiler replaces before it fuses."""
+
+from dataclasses import replace
+
+from cost_models.affine import Affine
+from cost_models.lowering import lower
+from cost_models.targets import target_of
+from cost_models.workload import Kind, Phase
+from tests.cost_models.made import B, Step, dense
+
+GPU, TPU, CPU = target_of("gpu"), target_of("tpu"), target_of("cpu")
+SIDE, POOLED, C = 8, 4, 16
+
+
+def pooling(*, relu=True, added=False):
+    """ReLU (or not), max-pooling, and the gradient of the pooling; that gradient may be added to another one."""
+    step = Step()
+    x = step.input(B, SIDE, SIDE, C)
+    operand = step.op(Kind.ELEMENTWISE, (x,), (B, SIDE, SIDE, C), primitive="max" if relu else "tanh")
+    pooled = step.op(Kind.POOL, (operand,), (B, POOLED, POOLED, C))
+    step.phase = Phase.BACKWARD
+    incoming = step.op(Kind.ELEMENTWISE, (pooled,), (B, POOLED, POOLED, C), primitive="neg")
+    shape = (B, SIDE, SIDE, C)
+    end = step.op(Kind.POOL_GRADIENT, (incoming, operand), shape, primitive="select_and_scatter_add")
+    if added:
+        end = step.op(Kind.ELEMENTWISE, (end, x), shape, primitive="add_any")
+    return step.workload(end)
+
+
+def primitives(workload):
+    return [op.primitive for op in workload.ops]
+
+
+def test_a_target_that_replaces_nothing_gets_the_workload_itself():
+    workload = dense(32, 16)
+    assert lower(workload, GPU) is workload
+    assert lower(pooling(), TPU).ops == pooling().ops
+
+
+def test_on_gpus_the_gradient_of_pooling_is_positions_and_a_scatter_into_a_copy_of_shared_zeros():
+    lowered = lower(pooling(), GPU)
+    assert primitives(lowered) == ["broadcast_in_dim", "copy", "max", "pool", "neg", "reduce_window", "scatter"]
+    zeros, copy, relu, _, _, positions, scatter = lowered.ops
+    assert relu.reads[-1] == copy.reads[0] == zeros.writes[0]  # the ReLU compares with the same zeros
+    assert scatter.reads == (copy.writes[0], scatter.reads[1], *positions.writes)
+    assert scatter.writes == pooling().ops[-1].writes
+    indices = [lowered.tensors[write] for write in positions.writes[1:]]
+    assert [index.dtype for index in indices] == ["int32"] * 4  # one a dimension
+    assert {index.elements for index in indices} == {Affine(0, POOLED * POOLED * C)}
+
+
+def test_without_a_relu_of_that_shape_the_scatter_takes_the_zeros_themselves():
+    lowered = lower(pooling(relu=False), GPU)
+    assert primitives(lowered) == ["tanh", "pool", "broadcast_in_dim", "neg", "reduce_window", "scatter"]
+    assert lowered.ops[-1].reads[0] == lowered.ops[2].writes[0]
+
+
+def test_a_gradient_that_is_only_added_needs_no_zeros():
+    lowered = lower(pooling(added=True), GPU)
+    assert primitives(lowered) == ["max", "pool", "neg", "reduce_window", "scatter", "add_any"]
+
+
+def test_cpus_write_the_counting_numbers_out():
+    lowered = lower(pooling(), CPU)
+    counting = [op for op in lowered.ops if op.primitive == "iota"]
+    assert len(counting) == 4
+    assert {lowered.tensors[op.writes[0]].elements for op in counting} == {Affine(0, SIDE * SIDE * C)}
+
+
+def test_tpus_keep_in_bfloat16_what_only_products_read():
+    step = Step()
+    x, w = step.input(B, 32), step.weight("w", 32, 32)
+    only = step.op(Kind.ELEMENTWISE, (x,), (B, 32), primitive="tanh")
+    view = step.op(Kind.VIEW, (only,), (B, 4, 8), primitive="reshape")
+    both = step.op(Kind.ELEMENTWISE, (x,), (B, 32), primitive="exp")
+    y = step.dot(view, w, (B, 32), B, 32, 32)
+    z = step.dot(both, w, (B, 32), B, 32, 32)
+    end = step.op(Kind.ELEMENTWISE, (both, y, z), (B, 32), primitive="add")
+    step.op(Kind.REDUCE, (only,), (), primitive="reduce_sum")
+    lowered = lower(step.workload(end), TPU)
+    dtypes = {
+        name: lowered.tensors[number].dtype for name, number in {"only": only, "view": view, "both": both}.items()
+    }
+    assert dtypes == {"only": "bfloat16", "view": "bfloat16", "both": "float32"}
+    assert {lowered.tensors[number].dtype for number in (x, w, end)} == {"float32"}
+
+
+def test_long_chains_are_kept_in_float32_where_they_are_kept():
+    step = Step()
+    end = step.op(Kind.EXPENSIVE, (step.input(B, 32, dtype="bfloat16"),), (B, 32), dtype="bfloat16", primitive="erfc")
+    workload = step.workload(end)
+    assert lower(workload, GPU).tensors[end].dtype == "float32"
+    assert lower(workload, TPU).tensors[end].dtype == "bfloat16"
+
+
+def test_variables_keep_their_tensors():
+    workload = pooling()
+    step_with_state = replace(workload, variables=dense(4, 4).variables)
+    assert lower(step_with_state, GPU).variables == step_with_state.variables

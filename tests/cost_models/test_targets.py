@@ -1,0 +1,30 @@
+import pytest
+
+from cost_models.errors import HardwareError
+from cost_models.hardware import CHIP_KINDS
+from cost_models.targets import target_of
+
+
+@pytest.mark.parametrize("kind", CHIP_KINDS)
+def test_every_kind_of_chip_has_a_compiler_and_shares_that_are_shares(kind):
+    target = target_of(kind)
+    for share in (
+        target.product_efficiency,
+        target.vector_efficiency,
+        target.bandwidth_efficiency,
+        *target.uncertainty,
+    ):
+        assert 0 < share <= 1
+    assert target.fusible
+
+
+def test_without_a_compiler_nothing_is_fused():
+    eager = target_of("tpu", jit_compile=False)
+    assert not eager.fusible
+    assert not eager.absorbing
+    assert not eager.epilogues
+
+
+def test_an_undescribed_kind_is_an_error_that_lists_the_known():
+    with pytest.raises(HardwareError, match="'npu' device; known kinds are gpu, tpu, cpu"):
+        target_of("npu")
