@@ -46,7 +46,7 @@ def learning_rate_rule(optimizer: str, old: int, new: int) -> LearningRateRule |
     rule, citation = LEARNING_RATE_RULES[optimizer]
     ratio = new / old
     factor = ratio if rule == "linear" else ratio**0.5
-    warm_up = ", reached by a linear warm-up over the first 5% of the updates" if factor > 1 else ""
+    warm_up = ", approached by a warm-up over the first epochs" if factor > 1 else ""
     name = rule.replace("_", " ")
     text = f"{name} rule for {optimizer}: multiply the learning rate by {factor:.3g}{warm_up} ({citation})"
     return LearningRateRule(rule, factor, text)
@@ -59,12 +59,8 @@ def notes_for(
     return [
         *_of_the_hardware(config, cluster),
         *_of_the_change(config, baseline, observation),
-        *_of_the_remainder(config, observation),
-        *(
-            f"{issue.id}: {issue.describe()}"
-            for issue in applying(config, observation, versions)
-            if _worth_saying(issue.effect)
-        ),
+        *_of_the_remainder(config, baseline, observation),
+        *_of_known_issues(config, observation, versions),
         *_of_the_script(observation),
         *observation.notes,
     ]
@@ -116,18 +112,23 @@ def _of_the_change(config: TrainConfig, baseline: TrainConfig, observation: Obse
         yield f"the effective batch goes from {old.effective} to {new.effective}: another training; {advice}"
 
 
-def _of_the_remainder(config: TrainConfig, observation: Observation) -> Iterator[str]:
-    size = config.batch.global_size
-    if not observation.samples or observation.samples % size == 0:
+def _of_the_remainder(config: TrainConfig, baseline: TrainConfig, observation: Observation) -> Iterator[str]:
+    """How the last, partial effective batch of an epoch is run: the rule of `runtime/batching.py`, in words."""
+    batch, samples = config.batch, observation.samples
+    rest = samples % batch.effective if samples else 0
+    if batch == baseline.batch or observation.explicit_steps_per_epoch or not rest:
         return
-    rest = observation.samples % size
-    exact = not (observation.batch_norm or observation.unweighted_metrics or observation.custom_train_step)
-    if exact:
-        yield f"the last {rest} samples of an epoch are padded to {size} with rows of weight zero, which is exact here"
-    elif config.mesh.data > 1:
-        yield f"the last {rest} samples of an epoch do not divide over the mesh and are left out, in each epoch"
+    weights_only = not (observation.batch_norm or observation.unweighted_metrics or observation.custom_train_step)
+    over = rest % batch.accumulation
+    if batch.accumulation == 1:
+        if config.mesh.data > 1 and rest % config.mesh.data:
+            yield f"the last {rest} samples of an epoch do not divide over the mesh: every device computes all of them"
+    elif over == 0:
+        yield f"the last {rest} samples of an epoch are an update of {batch.accumulation} smaller micro-steps"
+    elif weights_only:
+        yield f"the last {rest} samples of an epoch are filled up with rows of weight zero, which is exact here"
     else:
-        yield f"the last {rest} samples of an epoch make a smaller batch, for which the step is compiled a second time"
+        yield f"{over} of the {samples} samples of an epoch are left out: they do not divide over the micro-steps"
 
 
 def _of_the_script(observation: Observation) -> Iterator[str]:
@@ -139,5 +140,8 @@ def _of_the_script(observation: Observation) -> Iterator[str]:
         yield "the data are synthetic batches of the model's inputs and targets: the input path was not measured"
 
 
-def _worth_saying(effect: Effect) -> bool:
-    return effect is not Effect.NO_GAIN
+def _of_known_issues(config: TrainConfig, observation: Observation, versions: Versions) -> Iterator[str]:
+    """What is handled, or was pinned in spite of what is known; one that merely gains nothing is no note."""
+    for issue in applying(config, observation, versions):
+        if issue.effect is not Effect.NO_GAIN:
+            yield issue.describe()

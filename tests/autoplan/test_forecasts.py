@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from autoplan.bench import Bench, Clock
+from autoplan.errors import HardwareError, SourceError, WorkloadError
+from autoplan.forecasts import LOCAL_BATCHES_TRACED, survey
+from autoplan.jobs import JobKind, JobResult, SourceSpec
+from autoplan.plan import FailureKind
+from autoplan.space import legal_configs
+from cost_models.estimate import estimate
+from cost_models.workload import Workload
+from tests.autoplan.facts import VERSIONS, cluster, config, observation
+from tests.autoplan.fake_client import FakeClient, failure
+
+SOURCE = SourceSpec(kind="script", path="train.py", sha256="0" * 64)
+
+
+def surveyed(client, here=None, *, remat_asked=False, **wishes):
+    here = here or cluster()
+    space = legal_configs(client.facts, here, VERSIONS, **wishes)
+    bench = Bench(client, SOURCE, "jax", here, Clock.start(None), baseline=space.baseline)
+    return survey(bench, client.facts, space, VERSIONS, headroom=0.08, remat_asked=remat_asked)
+
+
+def answering(change):
+    """A client whose traced workloads go through `change`."""
+    client = FakeClient()
+
+    def plant(job):
+        if job.kind is not JobKind.TRACE:
+            return None
+        value = client._answer(job)
+        workload = change(Workload.from_dict(value["workload"]))
+        return JobResult(value | {"workload": workload.to_dict()}, None, 1.0)
+
+    client.plant = plant
+    return client
+
+
+def test_a_structure_is_traced_once_on_one_device_without_accumulation():
+    client = FakeClient()
+    found = surveyed(client, cluster(2))
+    traced = client.of_kind(JobKind.TRACE)
+    assert sorted(one.precision for one in traced) == ["float32", "mixed_bfloat16", "mixed_float16"]
+    assert {(one.mesh.devices, one.batch.accumulation) for one in traced} == {(1, 1)}
+    assert len(found.forecasts) > 20
+
+
+def test_forecasts_are_the_cost_models_estimates():
+    client = FakeClient()
+    found = surveyed(client, only=["batch"])
+    workload = Workload.from_dict(client._answer(client.jobs[0])["workload"])
+    for own, forecast in found.forecasts.items():
+        assert forecast.estimate == estimate(workload, own, cluster(), headroom=0.08).to_dict()
+
+
+def test_the_shortlist_begins_with_the_best_and_the_best_of_each_mesh():
+    found = surveyed(FakeClient(), cluster(4), only=["batch", "mesh"])
+    best = [one.config.mesh.data for one in found.shortlist[:3]]
+    assert sorted(best) == [1, 2, 4]
+    assert found.shortlist[0].seconds_per_sample == min(one.seconds_per_sample for one in found.forecasts.values())
+    rest = [one.seconds_per_sample for one in found.shortlist[3:]]
+    assert rest == sorted(rest)
+    assert len({one.config for one in found.shortlist}) == len(found.shortlist)
+
+
+def test_the_baseline_is_forecast_and_kept_however_slow():
+    own = config(1, 64)
+    found = surveyed(FakeClient(observation(own)))
+    assert own in {one.config for one in found.shortlist}
+
+
+def test_rematerialization_is_forecast_where_something_does_not_fit_without():
+    # Fits at small micro-batches only: the larger ones may need rematerialization.
+    found = surveyed(FakeClient(observation(config(64), samples=4096)), cluster(usable_bytes=70_000))
+    assert {one.remat.mode.value for one in found.forecasts} == {"none", "activations"}
+    spared = [one for one in found.rejected if "these fit without it" in one.reason]
+    assert len(spared) == 1
+
+
+def test_a_step_that_changes_with_the_batch_is_traced_batch_by_batch():
+    client = answering(lambda workload: dataclasses.replace(workload, batch_exact=True))
+    found = surveyed(client, only=["batch"])
+    locals_traced = [one.batch.local for one in client.of_kind(JobKind.TRACE)]
+    assert len(locals_traced) == len(set(locals_traced)) == LOCAL_BATCHES_TRACED
+    assert {one.batch.local for one in found.forecasts} == set(locals_traced)
+    left_out = [one for one in found.rejected if "changes its structure with the batch" in one.reason]
+    assert len(left_out) == 7 - LOCAL_BATCHES_TRACED
+
+
+def test_the_users_own_structure_must_be_traceable():
+    client = FakeClient(plant=lambda job: failure(FailureKind.CRASH, "gone"))
+    with pytest.raises(WorkloadError, match=r"the training step cannot be traced as it is \(crash: gone\)"):
+        surveyed(client)
+
+
+def test_an_error_of_the_users_own_structure_passes():
+    def plant(job):
+        raise SourceError("train.py failed")
+
+    with pytest.raises(SourceError, match=r"train\.py failed"):
+        surveyed(FakeClient(plant=plant))
+
+
+def test_a_figure_that_nobody_published_leaves_out_what_needs_it():
+    without_link = dataclasses.replace(cluster(4, kind="gpu"), inner_link=None)
+    found = surveyed(FakeClient(), without_link, only=["batch", "mesh"])
+    assert {one.mesh.data for one in found.forecasts} == {1}
+    assert any("no figure is known for the link" in one.reason for one in found.rejected)
+
+
+def test_when_every_figure_is_missing_it_is_an_error():
+    without_link = dataclasses.replace(cluster(4, kind="gpu"), inner_link=None)
+    with pytest.raises((HardwareError, WorkloadError), match="no figure is known for the link"):
+        surveyed(FakeClient(), without_link, fix={"mesh": "data=4"})

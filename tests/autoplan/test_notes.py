@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import pytest
+
+from autoplan.notes import baseline_notes, learning_rate_rule, notes_for, setup_note
+from tests.autoplan.facts import VERSIONS, cluster, config, observation
+
+
+def notes(own, wanted, here=None, **facts):
+    return notes_for(wanted, own, observation(own, **facts), here or cluster(), VERSIONS)
+
+
+def test_an_unchanged_training_needs_no_note():
+    assert notes(config(64), config(64)) == []
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "rule", "factor"),
+    [("SGD", "linear", 4.0), ("AdamW", "square_root", 2.0), ("Lamb", "square_root", 2.0)],
+)
+def test_the_learning_rate_follows_the_effective_batch(optimizer, rule, factor):
+    told = learning_rate_rule(optimizer, 64, 256)
+    assert (told.rule, told.factor) == (rule, factor)
+    assert told.text.startswith(
+        f"{rule.replace('_', ' ')} rule for {optimizer}: multiply the learning rate by {factor:g}"
+    )
+    assert "warm-up" in told.text
+    assert "arXiv:" in told.text
+
+
+def test_a_smaller_batch_needs_no_warm_up():
+    told = learning_rate_rule("SGD", 256, 64)
+    assert told.factor == 0.25
+    assert "warm-up" not in told.text
+
+
+def test_no_rule_where_nothing_changes_or_none_is_established():
+    assert learning_rate_rule("SGD", 64, 64) is None
+    assert learning_rate_rule("Muon", 64, 128) is None
+    assert notes(config(64), config(128), optimizer="Muon") == [
+        "the effective batch goes from 64 to 128: another training; no learning-rate rule is established for Muon"
+    ]
+
+
+def test_batch_norm_sees_other_micro_steps():
+    told = "BatchNormalization takes its statistics over the 16 samples of a micro-step, and over 64 in the script; "
+    assert notes(config(64), config(16, 4), batch_norm=True) == [told + "nothing can keep that the same"]
+    assert notes(config(64), config(64, mesh={"data": 4}), cluster(4, kind="gpu"), batch_norm=True) == []
+
+
+@pytest.mark.parametrize(
+    ("facts", "counted"),
+    [
+        ({"schedule": True}, "the schedule"),
+        ({"ema": True}, "EMA"),
+        ({"schedule": True, "ema": True}, "the schedule and EMA"),
+    ],
+)
+def test_what_counts_micro_steps_is_stretched(facts, counted):
+    told = f"Keras counts micro-steps in {counted}; the plan stretches that to 4 an update"
+    assert notes(config(64), config(16, 4), **facts) == [told]
+    assert notes(config(64), config(64), **facts) == []
+
+
+@pytest.mark.parametrize(
+    ("samples", "facts", "told"),
+    [
+        (64 * 5, {}, None),
+        (64 * 5 + 8, {}, "the last 8 samples of an epoch are an update of 4 smaller micro-steps"),
+        (64 * 5 + 6, {}, "the last 6 samples of an epoch are filled up with rows of weight zero, which is exact here"),
+        (
+            64 * 5 + 6,
+            {"unweighted_metrics": True},
+            "2 of the 326 samples of an epoch are left out: they do not divide over the micro-steps",
+        ),
+    ],
+)
+def test_the_end_of_an_epoch_is_told(samples, facts, told):
+    assert notes(config(64), config(16, 4), samples=samples, **facts) == ([told] if told else [])
+
+
+def test_the_end_of_an_epoch_on_a_mesh_is_told():
+    told = "the last 6 samples of an epoch do not divide over the mesh: every device computes all of them"
+    assert notes(config(64), config(64, mesh={"data": 4}), cluster(4, kind="gpu"), samples=70) == [told]
+
+
+def test_an_epoch_of_unknown_or_counted_length_has_no_known_end():
+    assert notes(config(64), config(16, 4), samples=None) == []
+    assert notes(config(64), config(16, 4), samples=70, explicit_steps_per_epoch=True) == []
+
+
+def test_simulated_and_idle_devices_are_told():
+    assert notes(config(64), config(64), cluster(4)) == [
+        "simulated: the 4 devices share one processor; their figures say nothing of real ones",
+        "the plan uses 1 of 4 devices",
+    ]
+
+
+def test_what_was_done_to_the_script_is_told():
+    told = notes(
+        config(64),
+        config(64),
+        writers_left_out=["ModelCheckpoint", "CSVLogger"],
+        intercepted=["clear_session"],
+        data="synthetic",
+        notes=["a note of the worker"],
+    )
+    assert told == [
+        "callbacks that write were left out of trials: ModelCheckpoint, CSVLogger",
+        "calls of the script that the plan overrides: clear_session",
+        "the data are synthetic batches of the model's inputs and targets: the input path was not measured",
+        "a note of the worker",
+    ]
+
+
+def test_what_is_handled_is_told_with_its_citation():
+    (told,) = notes(config(64), config(32, 2, precision="mixed_float16"))
+    assert told.startswith("LossScaleOptimizer refuses gradient_accumulation_steps")
+    assert told.endswith("[observed with Keras 3.15.1]")
+
+
+def test_a_pinned_knob_that_gains_nothing_is_no_note():
+    assert notes(config(64), config(64, steps_per_execution=8)) == []
+
+
+def test_known_issues_of_the_baseline_are_told():
+    (told,) = baseline_notes(config(64, jit_compile=False), observation(), VERSIONS)
+    assert told.startswith("the script's own configuration: without compilation every operation is dispatched alone")
+
+
+@pytest.mark.parametrize(("setup_seconds", "suggested"), [(1.9, False), (2.1, True)])
+def test_a_builder_is_suggested_above_a_fifth_of_a_trial(setup_seconds, suggested):
+    told = setup_note(observation(setup_seconds=setup_seconds), trial_seconds=10.0)
+    assert bool(told) is suggested
+    if suggested:
+        assert told.startswith("what the script does before fit takes 2.1 s, 21% of a trial, and every trial pays it")
