@@ -5,8 +5,8 @@ rows would wait in the accumulator for the next epoch and every later update wou
 Three ways, the first that is exact is taken (`remainder_mode`):
 
 split  the r rows divide over the micro-steps of an update: as many smaller micro-batches
-pad    micro-batches of full size, real rows weighted (effective batch / r), the others zero: exact where nothing looks at
-       rows but through their weights
+pad    micro-batches of full size, real rows weighted (effective batch / r), the others zero: exact where nothing looks
+       at rows but through their weights
 drop   the r mod accumulation rows that do not divide are left out of this epoch; the rest is split
 """
 
@@ -99,11 +99,11 @@ def _rows(leaf: Any, index: Any) -> Any:
     return leaf.iloc[index].to_numpy() if hasattr(leaf, "iloc") else np.asarray(leaf)[index]
 
 
-class EffectiveBatches(keras.utils.PyDataset):  # type: ignore[misc]
+class EffectiveBatches(keras.utils.PyDataset):
     """Micro-batches of arrays whose last effective batch of an epoch is partial.
 
-    Every update sees the rows that the script's own update would see, shuffled as `fit` shuffles on JAX: one permutation
-    an epoch from NumPy's global generator. Class weights have become sample weights by then.
+    Every update sees the rows that the script's own update would see, shuffled as `fit` shuffles on JAX: one
+    permutation an epoch from NumPy's global generator. Class weights have become sample weights by then.
     """
 
     def __init__(self, training: tuple[Any, Any, Any], wanted: Batch, *, mode: str, shuffle: bool) -> None:
@@ -122,7 +122,7 @@ class EffectiveBatches(keras.utils.PyDataset):  # type: ignore[misc]
 
     def __getitem__(self, index: int) -> Any:
         if index == 0 and self._shuffle:
-            self._order = np.random.permutation(self._samples)
+            self._order = np.random.permutation(self._samples)  # noqa: NPY002 -- the generator that Keras draws from
         size = self._wanted.global_size
         if index < self._full_micro_steps:
             return self._batch(self._order[index * size : (index + 1) * size], padded=0)

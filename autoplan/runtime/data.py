@@ -124,7 +124,7 @@ def sample_batch(arguments: dict[str, Any], facts: DataFacts, batch_size: int) -
     return _with_rows(batch, batch_size)
 
 
-def _with_rows(batch: Any, rows: int) -> Any:
+def _with_rows(batch: Any, rows: int) -> tuple[Any, Any, Any]:
     def take(leaf: Any) -> Any:
         if leaf is None:
             return None
@@ -133,7 +133,8 @@ def _with_rows(batch: Any, rows: int) -> Any:
             array = np.resize(array, (rows, *array.shape[1:]))
         return array
 
-    return map_leaves(take, batch)
+    taken: tuple[Any, Any, Any] = map_leaves(take, batch)
+    return taken
 
 
 def map_leaves(function: Any, nest: Any) -> Any:

@@ -20,11 +20,11 @@ class NotFinite(Exception):
     """The training loss is NaN or infinite."""
 
 
-class GroupTimer(keras.callbacks.Callback):  # type: ignore[misc]
+class GroupTimer(keras.callbacks.Callback):
     """Times a fit from its first micro-step on, around the model's training function.
 
-    Not in `on_train_batch_end`: Keras runs its batch-level callbacks beside the training as long as none of the script's
-    own needs each result, and one more such callback would make it wait after every micro-step.
+    Not in `on_train_batch_end`: Keras runs its batch-level callbacks beside the training as long as none of the
+    script's own needs each result, and one more such callback would make it wait after every micro-step.
 
     First call: compilation and first execution together. Then groups of calls of at least `group_seconds` each, every
     group ended by waiting for the device. Groups are warm-up until two in a row agree within 10% (4 at most), and a
@@ -95,7 +95,8 @@ class GroupTimer(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _micro_steps_of_call(self) -> int:
         """An execution takes several micro-steps, the last one of an epoch maybe fewer."""
-        a_call, in_epoch = self._timed_model.steps_per_execution, self.params.get("steps")
+        a_call: int = self._timed_model.steps_per_execution
+        in_epoch: int | None = self.params.get("steps")
         taken = a_call if in_epoch is None else min(a_call, in_epoch - self._done_in_epoch)
         self._done_in_epoch += max(taken, 1)
         return max(taken, 1)
@@ -121,7 +122,7 @@ class GroupTimer(keras.callbacks.Callback):  # type: ignore[misc]
             self._timed_model.stop_training = True
 
     def keep_what_there_is(self) -> None:
-        """For a fit that ended by itself (a generator ran dry): its warm-up, or its first call, is all that is known."""
+        """For a fit that ended by itself (a generator ran dry): its warm-up or its first call is all that is known."""
         self.group_seconds = self.warm_up[-3:] or [self.first_call_seconds or math.nan]
         self.micro_steps = max(self.micro_steps, 1)
 

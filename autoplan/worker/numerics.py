@@ -44,7 +44,7 @@ def _ordered_fit(call: FitCall, arguments: dict[str, Any], recorder: LossRecorde
     call.proceed(**arguments, epochs=2**31, validation_freq=2**31, verbose=0, callbacks=[*kept, recorder])
 
 
-class LossRecorder(keras.callbacks.Callback):  # type: ignore[misc]
+class LossRecorder(keras.callbacks.Callback):
     """Records each micro-step's own loss and ends the fit after `micro_steps` of them.
 
     Keras shows a running mean; its metrics are reset after every micro-step so that the mean is over one.

@@ -39,11 +39,11 @@ class JaxCompileWatch:
 
     _saved_seconds: float = 0.0
 
-    def on_duration(self, event: str, seconds: float, **details: Any) -> None:
+    def on_duration(self, event: str, duration_secs: float, **details: Any) -> None:
         if event == _SAVED_EVENT:
-            self._saved_seconds = seconds
+            self._saved_seconds = duration_secs
         elif event in _COMPILE_EVENTS and "train_step" in str(details.get("fun_name", "")):
-            self.compile_seconds += seconds
+            self.compile_seconds += duration_secs
             if event == _COMPILE_EVENTS[-1]:
                 self.compilations += 1
                 self.compile_seconds += self._saved_seconds
@@ -172,8 +172,8 @@ def _wait_for_each_program() -> None:
     """Let Keras's compiled functions return only when they are done.
 
     Programs that are dispatched ahead share one pool of threads: with fewer cores than simulated devices an all-reduce
-    then may never get all its participants, and XLA ends the process after 40 s (seen with jaxlib 0.10.2, 4 devices on 2
-    cores; `jax_cpu_enable_async_dispatch=False` does not help).
+    then may never get all its participants, and XLA ends the process after 40 s (seen with jaxlib 0.10.2, 4 devices on
+    2 cores; `jax_cpu_enable_async_dispatch=False` does not help).
     """
     compiled = trainer.jit
 
