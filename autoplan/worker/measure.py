@@ -16,7 +16,7 @@ import keras
 from autoplan.plan import Measurement
 from autoplan.runtime import callbacks, data
 from autoplan.runtime.apply import Change
-from autoplan.runtime.backends import Backend
+from autoplan.runtime.backends import Backend, CompileWatch
 from autoplan.runtime.data import DataFacts
 from autoplan.runtime.fitting import fit_arguments
 from autoplan.runtime.intercept import FitCall
@@ -53,15 +53,7 @@ def measure(
     started = time.perf_counter()
     arguments = timed_arguments(call, facts, change)
     watch = backend.watch_compilation()
-    timer = GroupTimer(
-        call.model,
-        backend,
-        watch,
-        groups=int(options.get("groups", 8)),
-        group_seconds=float(options.get("group_seconds", 0.5)),
-        max_seconds=float(options.get("max_seconds", 60.0)),
-        on_phase=on_phase,
-    )
+    timer = _timer(call, backend, watch, options, on_phase)
     _timed_fit(call, arguments, timer)
     if not timer.group_seconds:
         timer.keep_what_there_is()
@@ -98,6 +90,20 @@ def measure(
     )
 
 
+def _timer(
+    call: FitCall, backend: Backend, watch: CompileWatch, options: dict[str, Any], on_phase: Callable[[str], None]
+) -> GroupTimer:
+    return GroupTimer(
+        call.model,
+        backend,
+        watch,
+        groups=int(options.get("groups", 8)),
+        group_seconds=float(options.get("group_seconds", 0.5)),
+        max_seconds=float(options.get("max_seconds", 60.0)),
+        on_phase=on_phase,
+    )
+
+
 def _timed_fit(call: FitCall, arguments: dict[str, Any], timer: GroupTimer) -> None:
     """The fit as the script has it, less what writes, what works by epochs, and validation."""
     kept = [one for one in callbacks.as_list(arguments.get("callbacks")) if callbacks.timed_in_trials(one)]
@@ -110,7 +116,7 @@ def _timed_fit(call: FitCall, arguments: dict[str, Any], timer: GroupTimer) -> N
 
 def _rows_a_micro_step(facts: DataFacts, batch_size: int, timer: GroupTimer) -> float:
     """Samples that a micro-step takes on average: less than a batch where an epoch ends in a partial one."""
-    micro_steps = timer.params.get("steps")
+    micro_steps: int | None = timer.params.get("steps")
     if facts.kind != "arrays" or not micro_steps or facts.explicit_steps:
         return float(batch_size)
     return min(float(batch_size), (facts.samples or 0) / micro_steps)
@@ -142,7 +148,7 @@ def _compute_only(
     timer: GroupTimer,
     on_phase: Callable[[str], None],
 ) -> float | None:
-    """Seconds of a micro-step whose batch is already there: a few groups, the median. None where no batch can be had."""
+    """Seconds of a micro-step whose batch is already there: median of a few groups. None where no batch can be had."""
     batch = data.sample_batch(call.arguments, facts, batch_size)
     if batch is None:
         return None
