@@ -1,8 +1,8 @@
 """The server: a process that has imported Keras and the backend, and forks a process a job.
 
-It must stay single-threaded and must never touch a device: a JAX backend that exists, or a thread that holds a lock, does
-not survive a fork. It watches two things: its control socket (a job comes in; the end of it means that the planner is
-gone, however it went) and the ends of its children.
+It must stay single-threaded and must never touch a device: a JAX backend that exists, or a thread that holds a lock,
+does not survive a fork. It watches two things: its control socket (a job comes in; the end of it means that the planner
+is gone, however it went) and the ends of its children.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ class Server:
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_write)
         signal.signal(signal.SIGCHLD, lambda *_: None)
+        watched: list[socket.socket | int] = [self.control, wake_read]
         try:
             while True:
-                readable, _, _ = select.select([self.control, wake_read], [], [])
+                readable, _, _ = select.select(watched, [], [])
                 if wake_read in readable:
                     os.read(wake_read, 4096)
                     self._reap()
@@ -120,9 +121,9 @@ def redirect_output(log_fd: int) -> None:
         os.dup2(source, target)
     os.close(null)
     os.close(log_fd)
-    sys.stdin = open(0, closefd=False)
-    sys.stdout = open(1, "w", buffering=1, closefd=False)
-    sys.stderr = open(2, "w", buffering=1, closefd=False)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115 -- lives as long as the process
+    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115 -- lives as long as the process
+    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115 -- lives as long as the process
 
 
 def preload(backend: str) -> None:
