@@ -33,7 +33,7 @@ from autoplan.plan import Failure, FailureKind, Value
 from autoplan.source import SourceSpec as SourceSpec  # what a job is about; its home is below this module
 
 PRELOADABLE = ("tensorflow", "scipy", "pandas", "sklearn", "h5py")
-"""What a source may import that takes seconds and starts no thread: once a job was seen to, the server imports it for all."""
+"""What a source may import that takes seconds and starts no thread: once one job did, the server imports it for all."""
 _WATCH_SECONDS = 0.2
 _LOG_TAIL_BYTES = 4000
 
@@ -210,7 +210,7 @@ class Client:
     def _channel(self, job: Job, log: Path | None) -> Iterator[socket.socket]:
         """Hand the job to the server and yield our end of its channel."""
         ours, theirs = socket.socketpair()
-        with ours, theirs, open(log or os.devnull, "ab") as log_file:
+        with ours, theirs, (log or Path(os.devnull)).open("ab") as log_file:
             options = {**job.options, "preload": sorted(self._preload)}
             message = job.model_copy(update={"options": options}).model_dump_json().encode() + b"\n"
             self._send(message, theirs.fileno(), log_file.fileno())

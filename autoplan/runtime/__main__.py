@@ -29,7 +29,7 @@ def main(arguments: list[str]) -> int:
 
         Training(plan, spec).run(run_source, cache_directory())
     except AutoplanError as error:
-        print(f"error: {error}", file=sys.stderr)
+        sys.stderr.write(f"error: {error}\n")
         return error.exit_code
     return 0
 

@@ -1,4 +1,4 @@
-"""A SourceSpec run in this process: the script as `__main__`, or the builder called. Its exceptions pass as they are."""
+"""A SourceSpec run in this process: the script as `__main__`, or the builder called. Exceptions pass as they are."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ OnBuilder = Callable[[Any, dict[str, Any]], Any]
 
 
 def run_source(source: SourceSpec, on_builder: OnBuilder, *, directory: str | None = None) -> None:
-    """Run a source to its end. A script reaches `fit` by itself; a builder's model and its `fit` arguments go to `on_builder`.
+    """Run a source to its end.
+
+    A script reaches `fit` by itself; a builder's model and its `fit` arguments go to `on_builder`.
 
     directory  where it runs, instead of where it expects to be; made if it is not there
     SourceError for a builder that is missing or does not return a compiled model.
     """
     if directory is not None:
-        os.makedirs(directory, exist_ok=True)
+        Path(directory).mkdir(parents=True, exist_ok=True)
     if directory or source.directory:
         os.chdir(directory or source.directory)
     if source.kind == "script":
@@ -37,7 +39,7 @@ def run_source(source: SourceSpec, on_builder: OnBuilder, *, directory: str | No
 def _run_script(source: SourceSpec) -> None:
     sys.argv = [source.path, *source.args]
     if source.module is not None:
-        sys.path.insert(0, os.getcwd())
+        sys.path.insert(0, str(Path.cwd()))
         runpy.run_module(source.module, run_name="__main__", alter_sys=True)
     else:
         sys.path.insert(0, str(Path(source.path).parent))
@@ -52,7 +54,8 @@ def _call_builder(source: SourceSpec) -> tuple[Any, dict[str, Any]]:
         raise SourceError(f"{name} returned {type(model).__name__}; expected a compiled keras.Model")
     if not getattr(model, "compiled", False):
         raise SourceError(
-            f"{name} returned a model that is not compiled; call model.compile(optimizer=..., loss=...) before returning it"
+            f"{name} returned a model that is not compiled; "
+            "call model.compile(optimizer=..., loss=...) before returning it"
         )
     return model, _fit_arguments(data() if callable(data) else data)
 
@@ -71,7 +74,7 @@ def _load_builder(source: SourceSpec) -> tuple[Callable[[], Any], Any]:
 
 def _import(source: SourceSpec) -> Any:
     if source.module is not None:
-        sys.path.insert(0, os.getcwd())
+        sys.path.insert(0, str(Path.cwd()))
         return importlib.import_module(source.module)
     path = Path(source.path)
     sys.path.insert(0, str(path.parent))

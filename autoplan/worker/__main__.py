@@ -10,7 +10,7 @@ import sys
 def main(arguments: list[str]) -> int:
     """Serve jobs over an inherited socket until it ends."""
     if len(arguments) != 3 or arguments[:2] != ["serve", "--fd"]:
-        print("usage: python -m autoplan.worker serve --fd N (started by autoplan itself)", file=sys.stderr)
+        sys.stderr.write("usage: python -m autoplan.worker serve --fd N (started by autoplan itself)\n")
         return 2
     control = socket.socket(fileno=int(arguments[2]))
     from autoplan.worker.server import Server, preload

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import traceback
 from pathlib import Path
 from typing import Any
@@ -52,8 +51,8 @@ def never_fits(source: SourceSpec, fits: int) -> NeverFits:
     loops = [word.strip(".(") for word in _LOOP_WORDS if word in text]
     if loops:
         return NeverFits(
-            f"{source.path} trains with a loop of its own ({', '.join(loops)}) and never calls model.fit, which is what "
-            "autoplan watches; move the loop's body into a model's train_step, or give a file with build_model()"
+            f"{source.path} trains with a loop of its own ({', '.join(loops)}) and never calls model.fit, which is "
+            "what autoplan watches; move the loop's body into a model's train_step, or give a file with build_model()"
         )
     return NeverFits(
         f"{source.path} ended without calling model.fit; expected a script that trains, or a file with build_model(). "
@@ -63,7 +62,8 @@ def never_fits(source: SourceSpec, fits: int) -> NeverFits:
 
 def failed(source: SourceSpec, error: BaseException) -> ScriptFailed:
     """The source's own failure, its traceback shortened to its own frames."""
-    root = os.path.dirname(source.path) or os.getcwd()
+    folder = Path(source.path).parent
+    root = str(Path.cwd() if folder == Path() else folder)
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if frame.filename.startswith(root) and "site-packages" not in frame.filename]
     shown = "".join(traceback.format_list(own or frames[-2:]))
