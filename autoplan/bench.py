@@ -166,7 +166,7 @@ class Bench:
         )
 
     def _folders(self) -> dict[str, str]:
-        """Where compiled programs are kept between jobs, and where a source runs when it shall not write beside itself."""
+        """Where compiled programs are kept between jobs, and where a source runs that shall not write beside itself."""
         if self.logs is None:
             return {}
         folder = self.logs.absolute()

@@ -15,7 +15,10 @@ from cost_models.config import Batch, Mesh, Precision, Remat, RematMode, TrainCo
 
 
 def script_config(model: Any, facts: DataFacts, seen: Seen, backend: Backend) -> TrainConfig:
-    """The script's own configuration, read off the live model. ConfigError when its batch does not divide over its mesh."""
+    """The script's own configuration, read off the live model.
+
+    ConfigError when its batch does not divide over its mesh.
+    """
     mesh = _mesh()
     return TrainConfig(
         batch=Batch.from_global(facts.batch, data=mesh.data, accumulation=optimizers.accumulation_of(model.optimizer)),
@@ -35,7 +38,10 @@ def fit_arguments(model: Any, arguments: dict[str, Any], facts: DataFacts, chang
 
 
 def ensure_built(model: Any, arguments: dict[str, Any], facts: DataFacts) -> None:
-    """Build a subclassed model, as `fit` would, so that its variables can be seen. Left alone where data cannot be looked at."""
+    """Build a subclassed model, as `fit` would, so that its variables can be seen.
+
+    Left alone where data cannot be looked at.
+    """
     if all(layer.built for layer in model._flatten_layers()):
         return
     batch = data.sample_batch(arguments, facts, 1)
@@ -44,7 +50,7 @@ def ensure_built(model: Any, arguments: dict[str, Any], facts: DataFacts) -> Non
 
 
 def looks_at_weights_only(model: Any) -> bool:
-    """Whether a row of weight zero leaves no trace in an update: no BatchNorm, unweighted metric or custom micro-step."""
+    """Whether a row of weight zero leaves no trace in an update: no BatchNorm, unweighted metric, custom micro-step."""
     return not (
         model_facts.has_batch_norm(model)
         or model_facts.has_unweighted_metrics(model)

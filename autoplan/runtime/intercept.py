@@ -1,7 +1,7 @@
 """A script's `compile`, `fit`, `set_dtype_policy`, `set_distribution`, `clear_session`, `RematScope`: watched, steered.
 
-Scripts reach these functions by many names (`from keras.config import set_dtype_policy`, `keras.mixed_precision...`), so
-every module of Keras that holds the function is given the watching one before the script's first line.
+Scripts reach these functions by many names (`from keras.config import set_dtype_policy`, `keras.mixed_precision...`),
+so every module of Keras that holds the function is given the watching one before the script's first line.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ from cost_models.config import Batch
 class PerUpdateSchedule(keras.optimizers.schedules.LearningRateSchedule):
     """The script's own schedule, read at the same update, or at the same sample when the effective batch differs.
 
-    At micro-step m the optimizer is in update u = m // accumulation, which the script's configuration would reach in its
-    update u0 = u * effective // script_effective, whose weights change in micro-step u0 * script_accumulation +
+    At micro-step m the optimizer is in update u = m // accumulation, which the script's configuration would reach in
+    its update u0 = u * effective // script_effective, whose weights change in micro-step u0 * script_accumulation +
     script_accumulation - 1: there the wrapped schedule is read. Integer arithmetic, so equal updates see equal rates.
 
     Loading a saved optimizer that holds one needs `import autoplan.runtime.optimizers` first.

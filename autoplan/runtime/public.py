@@ -55,7 +55,7 @@ def compile(plan: Plan, model: Any, **arguments: Any) -> Any:  # noqa: A001 -- t
 
 
 def fit(plan: Plan, model: Any, data: Any = None, /, *more: Any, **arguments: Any) -> Any:
-    """Train under the plan: `model.fit` with the plan's batch size and, on a mesh, its distribution. Returns the History.
+    """Train under the plan: `model.fit` with the plan's batch size and, on a mesh, its distribution; -> its History.
 
     data       what `fit` takes as x, or a tuple (x, y[, sample_weight]); further arguments are those of `fit`.
                A batch_size given here must be the one that the plan was tuned from.

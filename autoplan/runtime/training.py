@@ -40,8 +40,8 @@ class Training:
             raise SourceError(f"{self.source.path} ended without calling model.fit, so the plan was not used")
         if not self.applied:
             raise PlanError(
-                f"the plan is for another model: none of the {self.interception.seen.fits} fits of {self.source.path} trained "
-                "a model with the variables that the plan was made for; tune this script"
+                f"the plan is for another model: none of the {self.interception.seen.fits} fits of {self.source.path} "
+                "trained a model with the variables that the plan was made for; tune this script"
             )
         for line in self.fitted:
             say(line)

@@ -172,7 +172,7 @@ def _synthetic_facts(batch_size: int) -> DataFacts:
 
 
 def _classified(job: Job, error: BaseException) -> tuple[FailureKind, str]:
-    """What kind of failure an exception is. The script's own way cannot be unsupported: it is the script that failed."""
+    """What kind of failure an exception is. The script's own way cannot be unsupported: then the script failed."""
     message = f"{type(error).__name__}: {str(error).strip()[:1000]}"
     if isinstance(error, NotFinite):
         return FailureKind.NAN, str(error)

@@ -40,7 +40,7 @@ class Backend(Protocol):
         """How many devices, their kind, and the memory of one in bytes where the device tells."""
 
     def data_parallel(self, devices: int) -> Any:
-        """A `keras.distribution` over the first `devices` devices, with the axis `data`. ConfigError when there are fewer."""
+        """A `keras.distribution` over the first `devices` devices, axis `data`. ConfigError when there are fewer."""
 
     def accept_remainders(self) -> None:
         """Let a batch that does not divide over the mesh be replicated instead of refused."""

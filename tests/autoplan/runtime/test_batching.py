@@ -1,4 +1,4 @@
-"""A fit under another batch makes the same updates from the same samples, whatever is left over at the end of an epoch."""
+"""A fit under another batch makes the same updates from the same samples, whatever an epoch leaves over at its end."""
 
 import keras
 import numpy as np
