@@ -103,8 +103,16 @@ class Bench:
         return Observation.model_validate(_value(result)), result.wall_seconds
 
     def trace(self, config: TrainConfig | None) -> tuple[Observation, Workload] | Failure:
-        """The training step under `config` as a Workload, without making its weights; None: as the source has it."""
-        result = self._look(JobKind.TRACE, config, {"abstract": True})
+        """The training step under `config` as a Workload; None: as the source has it.
+
+        First without making its weights; some code looks at its weights while it builds, and then they are made.
+        """
+        try:
+            result = self._look(JobKind.TRACE, config, {"abstract": True})
+        except SourceError:
+            result = self._look(JobKind.TRACE, config, {})
+        if result.failure is not None:
+            result = self._look(JobKind.TRACE, config, {})
         if result.failure is not None:
             return result.failure
         value = _value(result)

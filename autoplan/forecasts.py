@@ -10,11 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from autoplan.bench import Bench
-from autoplan.errors import AutoplanError, HardwareError, WorkloadError
+from autoplan.errors import HardwareError, SourceError, WorkloadError
 from autoplan.jobs import Observation
 from autoplan.known_issues import Versions
 from autoplan.plan import Failure, FailureKind, Rejection
-from autoplan.prune import Forecast, feasible, rank
+from autoplan.prune import KEEP_AT_MOST, Forecast, changes, distance, feasible, rank
 from autoplan.requests import Candidate
 from autoplan.space import Space
 from cost_models.config import Batch, Mesh, Remat, RematMode, TrainConfig
@@ -38,27 +38,32 @@ class Structure:
 
 @dataclass(frozen=True)
 class Findings:
-    """Facts of the training, its space, a forecast for each configuration, and what is left of them."""
+    """Facts of the training, its space, forecasts, and the shortlist in the order in which to try it.
+
+    `forecasts` is empty where the training step cannot be traced, and `notes` then say why.
+    """
 
     observation: Observation
     cluster: Cluster
     versions: Versions
     space: Space
     forecasts: Mapping[TrainConfig, Forecast]
-    shortlist: tuple[Forecast, ...]
+    shortlist: tuple[TrainConfig, ...]
     rejected: tuple[Rejection, ...]
+    notes: tuple[str, ...] = ()
 
     def candidates(self) -> tuple[Candidate, ...]:
         """The shortlist as it is shown."""
-        best = min(one.seconds_per_sample for one in self.shortlist)
-        return tuple(
-            Candidate(
-                config=one.config.to_dict(),
-                estimate=one.estimate,
-                reason=f"predicted {one.seconds_per_sample / best:.2f} times the time of the best",
-            )
-            for one in self.shortlist
-        )
+        return tuple(map(self._candidate, self.shortlist))
+
+    def _candidate(self, config: TrainConfig) -> Candidate:
+        forecast = self.forecasts.get(config)
+        if forecast is None:
+            words = ", ".join(changes(self.space.baseline, config)) or "as it is"
+            return Candidate(config.to_dict(), None, f"no forecast; {words}")
+        best = min(one.seconds_per_sample for one in self.forecasts.values() if one.config in self.shortlist)
+        ratio = forecast.seconds_per_sample / best
+        return Candidate(config.to_dict(), forecast.estimate, f"predicted {ratio:.2f} times the time of the best")
 
 
 def survey(
@@ -86,6 +91,23 @@ def survey(
         forecasts=forecaster.forecasts,
         shortlist=tuple(_in_order_of_trial(kept)),
         rejected=(*space.rejected, *forecaster.rejected, *spared, *too_large, *too_slow),
+    )
+
+
+def without_forecasts(
+    bench: Bench, observation: Observation, space: Space, versions: Versions, reason: str
+) -> Findings:
+    """What is left where the training step cannot be traced: measuring, by least change from the script's own."""
+    nearest_first = sorted(space.configs, key=lambda config: distance(space.baseline, config))
+    return Findings(
+        observation=observation,
+        cluster=bench.cluster,
+        versions=versions,
+        space=space,
+        forecasts={},
+        shortlist=tuple(nearest_first[:KEEP_AT_MOST]),
+        rejected=space.rejected,
+        notes=(f"nothing could be forecast, so trials went by least change from the script: {reason}",),
     )
 
 
@@ -129,10 +151,8 @@ class _Forecaster:
         as_it_is = own is not None and (config.precision, config.remat) == (own.precision, own.remat)
         try:
             answer = self.bench.trace(alone)
-        except AutoplanError as error:
-            if as_it_is:
-                raise
-            return Failure(kind=FailureKind.UNSUPPORTED, message=str(error))
+        except (SourceError, WorkloadError) as error:
+            answer = Failure(kind=FailureKind.UNSUPPORTED, message=" ".join(str(error).split()))
         if not isinstance(answer, Failure):
             return answer[1]
         if as_it_is:
@@ -208,7 +228,7 @@ def _best_of_each_mesh(fitting: Sequence[Forecast]) -> list[Forecast]:
     return list(best.values())
 
 
-def _in_order_of_trial(kept: Sequence[Forecast]) -> list[Forecast]:
+def _in_order_of_trial(kept: Sequence[Forecast]) -> list[TrainConfig]:
     """The best prediction, then the best of every other mesh, then the rest by prediction."""
     first = sorted(_best_of_each_mesh(kept), key=lambda one: one.seconds_per_sample)
-    return list({one.config: one for one in (*first, *kept)}.values())
+    return list(dict.fromkeys(one.config for one in (*first, *kept)))

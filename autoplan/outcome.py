@@ -43,7 +43,7 @@ class Choice:
 
 def analytic_plan(request: TuneRequest, findings: Findings) -> Plan:
     """The best by arithmetic alone: nothing was measured, and the plan says so."""
-    best = findings.shortlist[0].config
+    best = findings.shortlist[0]
     why = f"best of {len(findings.forecasts)} configurations by prediction; nothing was measured"
     return _plan(
         request,
@@ -157,6 +157,7 @@ def _notes(findings: Findings, config: TrainConfig) -> list[str]:
         dict.fromkeys(
             (
                 *notes_for(config, findings.space.baseline, findings.observation, findings.cluster, findings.versions),
+                *findings.notes,
                 *baseline_notes(findings.space.baseline, findings.observation, findings.versions),
             )
         )

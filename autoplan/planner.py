@@ -9,9 +9,9 @@ from typing import Any
 
 from autoplan import hardware, planfile
 from autoplan.bench import Bench, Clock
-from autoplan.errors import ConfigError, WorkerError
+from autoplan.errors import ConfigError, WorkerError, WorkloadError
 from autoplan.evidence import FEWEST_PAIRS, PAIRS, Verifier, best_verified, verification_seconds
-from autoplan.forecasts import Findings, survey
+from autoplan.forecasts import Findings, survey, without_forecasts
 from autoplan.jobs import Client, Job, JobKind, Observation
 from autoplan.known_issues import Versions
 from autoplan.outcome import analytic_plan, measured_plan
@@ -65,10 +65,7 @@ def tune(request: TuneRequest, watch: Watch = silent) -> TuneResult:
         observation, _ = bench.observe()
         space = _space(request, observation, cluster)
         bench = bench.with_(baseline=space.baseline)
-        watch(Event("stage", f"forecasting {len(space.configs)} configurations"))
-        versions = versions_of(observation, cluster)
-        remat_asked = "remat" in request.only
-        findings = survey(bench, observation, space, versions, headroom=request.headroom, remat_asked=remat_asked)
+        findings = _survey(request, bench, observation, space, watch)
         if request.dry_run:
             return _dry_run(request, findings)
         if not (request.measure and cluster.local):
@@ -145,6 +142,21 @@ def versions_of(observation: Observation, cluster: Cluster) -> Versions:
     return Versions(environment.get("keras", ""), environment.get("backend_version", ""), cluster.chip.kind)
 
 
+def _survey(request: TuneRequest, bench: Bench, observation: Observation, space: Space, watch: Watch) -> Findings:
+    """Forecasts and shortlist; where the step cannot be traced, and can be measured here, the shortlist alone."""
+    watch(Event("stage", f"forecasting {len(space.configs)} configurations"))
+    versions = versions_of(observation, bench.cluster)
+    try:
+        remat_asked = "remat" in request.only
+        return survey(bench, observation, space, versions, headroom=request.headroom, remat_asked=remat_asked)
+    except WorkloadError as error:
+        if not (request.measure and bench.cluster.local):
+            raise
+        findings = without_forecasts(bench, observation, space, versions, str(error))
+        watch(Event("note", findings.notes[0]))
+        return findings
+
+
 def _dry_run(request: TuneRequest, findings: Findings) -> TuneResult:
     """What would be tried, and about how long it would take."""
     setup_seconds = findings.observation.setup_seconds
@@ -156,7 +168,7 @@ def _dry_run(request: TuneRequest, findings: Findings) -> TuneResult:
 
 def _exact(findings: Findings) -> bool:
     """Whether the best prediction's losses must be the baseline's."""
-    facts, best = findings.observation, findings.shortlist[0].config
+    facts, best = findings.observation, findings.shortlist[0]
     return exactness_expected(
         findings.space.baseline, best, random_layers=facts.random_layers, batch_norm=facts.batch_norm
     )
@@ -169,7 +181,7 @@ def _measure(request: TuneRequest, bench: Bench, findings: Findings, watch: Watc
     stem = Path(request.source.path or request.source.module or request.source.function).stem
     place = StudyPlace.choose(request.study, study_name(stem, identity))
     bench = bench.with_(logs=place.folder)
-    shortlist = [one.config for one in findings.shortlist]
+    shortlist = findings.shortlist
     choices = knob_choices([space.baseline, *space.configs])
     meshes = len({config.mesh for config in shortlist})
     with Study(place, shortlist, choices, identity, first=max(PREDICTED_FIRST, meshes + 1)) as study:

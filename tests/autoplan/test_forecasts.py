@@ -59,18 +59,17 @@ def test_forecasts_are_the_cost_models_estimates():
 
 def test_the_shortlist_begins_with_the_best_and_the_best_of_each_mesh():
     found = surveyed(FakeClient(), cluster(4), only=["batch", "mesh"])
-    best = [one.config.mesh.data for one in found.shortlist[:3]]
-    assert sorted(best) == [1, 2, 4]
-    assert found.shortlist[0].seconds_per_sample == min(one.seconds_per_sample for one in found.forecasts.values())
-    rest = [one.seconds_per_sample for one in found.shortlist[3:]]
-    assert rest == sorted(rest)
-    assert len({one.config for one in found.shortlist}) == len(found.shortlist)
+    assert sorted(one.mesh.data for one in found.shortlist[:3]) == [1, 2, 4]
+    seconds = [found.forecasts[one].seconds_per_sample for one in found.shortlist]
+    assert seconds[0] == min(one.seconds_per_sample for one in found.forecasts.values())
+    assert seconds[3:] == sorted(seconds[3:])
+    assert len(set(found.shortlist)) == len(found.shortlist)
 
 
 def test_the_baseline_is_forecast_and_kept_however_slow():
     own = config(1, 64)
     found = surveyed(FakeClient(observation(own)))
-    assert own in {one.config for one in found.shortlist}
+    assert own in found.shortlist
 
 
 def test_rematerialization_is_forecast_where_something_does_not_fit_without():
@@ -97,12 +96,20 @@ def test_the_users_own_structure_must_be_traceable():
         surveyed(client)
 
 
-def test_an_error_of_the_users_own_structure_passes():
+def test_an_error_of_the_users_own_structure_is_told_in_one_line():
     def plant(job):
-        raise SourceError("train.py failed")
+        raise SourceError("train.py failed:\n  a frame\nTypeError: no")
 
-    with pytest.raises(SourceError, match=r"train\.py failed"):
+    with pytest.raises(WorkloadError, match=r"as it is \(unsupported: train\.py failed: a frame TypeError: no\)"):
         surveyed(FakeClient(plant=plant))
+
+
+def test_weights_are_made_where_building_looks_at_them():
+    plant = lambda job: failure() if job.kind is JobKind.TRACE and job.options.get("abstract") else None  # noqa: E731
+    client = FakeClient(plant=plant)
+    found = surveyed(client, only=["batch"])
+    assert len(found.forecasts) == 7
+    assert [job.options.get("abstract") for job in client.jobs] == [True, None]
 
 
 def test_a_figure_that_nobody_published_leaves_out_what_needs_it():

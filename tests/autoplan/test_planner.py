@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from autoplan import hardware, planfile, planner, source
-from autoplan.errors import ConfigError, NoFeasibleConfiguration, OutputError, SourceError, StudyError
+from autoplan.errors import ConfigError, NoFeasibleConfiguration, OutputError, SourceError, StudyError, WorkloadError
 from autoplan.jobs import JobKind
 from autoplan.plan import Evidence, FailureKind
 from autoplan.requests import EstimateRequest, TuneRequest
@@ -350,9 +350,29 @@ def test_a_structure_that_cannot_be_built_is_left_out_with_its_reason(tune):
     assert any("cannot be built so: no such policy for this layer" in item.reason for item in result.rejected)
 
 
-def test_a_training_step_that_cannot_be_traced_as_it_is_is_an_error(tune):
-    with pytest.raises(Exception, match="cannot be traced as it is"):
-        tune(fake(plant=lambda job: failure(FailureKind.CRASH) if job.kind is JobKind.TRACE else None))
+def untraceable(job):
+    return failure(FailureKind.CRASH, "odd") if job.kind is JobKind.TRACE else None
+
+
+def test_a_training_step_that_cannot_be_traced_is_measured_by_least_change(tune):
+    plan = tune(fake(plant=untraceable)).plan
+    assert TrainConfig.from_dict(plan.config) == BEST
+    assert plan.predicted is None
+    assert all(record.predicted_update_seconds is None for record in plan.trials)
+    told = (
+        "nothing could be forecast, so trials went by least change from the script: the training step cannot be traced"
+    )
+    assert any(note.startswith(told) for note in plan.notes)
+    listed = tune(fake(plant=untraceable), dry_run=True).shortlist
+    assert [(one.estimate, one.reason) for one in listed[:2]] == [
+        (None, "no forecast; as it is"),
+        (None, "no forecast; accumulation 4"),
+    ]
+
+
+def test_without_forecasts_and_without_measuring_there_is_no_plan(tune):
+    with pytest.raises(WorkloadError, match=r"cannot be traced as it is \(crash: odd\)"):
+        tune(fake(plant=untraceable), measure=False)
 
 
 def test_simulated_devices_are_called_so_and_each_number_of_them_is_measured(tune):
