@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cost_models.config import TrainConfig
+from cost_models.errors import ConfigError
 from cost_models.hardware import Cluster
 from cost_models.memory import LiveTensor, MemoryCost, largest, memory
 from cost_models.roofline import TimeCost, step_time
@@ -80,11 +81,14 @@ def estimate(
 ) -> Estimate:
     """Memory and time of `config` on `cluster`.
 
-    headroom  share of the capacity that must stay free, 0 to 1
+    headroom  share of the capacity that must stay free, at least 0 and below 1
 
     WorkloadError when the workload says nothing about this configuration (traced with another precision or remat, a
-    mesh with a model axis); HardwareError for a figure that nobody published.
+    mesh with a model axis); HardwareError for a figure that nobody published; ConfigError for
+    a headroom that is no share.
     """
+    if not 0 <= headroom < 1:
+        raise ConfigError(f"headroom is {headroom:g}; expected a share of the capacity, at least 0 and below 1")
     return Estimate(
         workload=workload,
         config=config,

@@ -23,6 +23,7 @@ from cost_models.workload import Kind, Op, Phase, Workload
 
 _TAKES_PADDING = frozenset({Kind.CONV, Kind.POOL})
 _PRODUCTS = frozenset({Kind.DOT, Kind.CONV})
+_PICKS = frozenset({"gather", "slice", "dynamic_slice"})
 _LONG_CHAINS = frozenset({Kind.EXPENSIVE, Kind.RANDOM})
 _SMALL_SHARE = 1e-5  # of the largest tensor: what is read again for less than that is not worth a decision
 _MAX_VISITS = 64  # operations looked at upstream of one reader before giving up: fused groups are smaller
@@ -33,6 +34,7 @@ class Kernel:
     """One launch. `reads` and `writes` are tensors that exist in memory; loops carry one iteration's kernels.
 
     flops     of everything fused in, recomputation included
+    picked    (tensor read, tensor made of it): no more of the first is read than the second holds
     """
 
     op: Op
@@ -40,6 +42,7 @@ class Kernel:
     writes: tuple[int, ...]
     flops: Affine
     fused: int = 1
+    picked: tuple[tuple[int, int], ...] = ()
     body: tuple[Kernel, ...] = ()
 
 
@@ -149,27 +152,34 @@ class Fusion:
         return found
 
     def _kernel(self, index: int, op: Op, writes: tuple[int, ...]) -> Kernel:
-        leaves, inner = self._upstream(index)
+        leaves, inner, picked = self._upstream(index)
         body: tuple[Kernel, ...] = ()
         if op.body:
             body = tuple(kernels_of(self.workload, op.body, frozenset(op.results), self.target, self.batch))
         op = next((self.graph.ops[i] for i in inner if i in self.products), op)
         flops = self.graph.ops[index].flops + Affine.sum(self.graph.ops[i].flops for i in inner)
-        return Kernel(op, tuple(leaves), writes, flops, 1 + len(inner), body)
+        return Kernel(op, tuple(leaves), writes, flops, 1 + len(inner), tuple(picked.items()), body)
 
-    def _upstream(self, index: int) -> tuple[list[int], list[int]]:
-        """(tensors read from memory, operations fused in) of the kernel that ends in this operation."""
+    def _upstream(self, index: int) -> tuple[list[int], list[int], dict[int, int]]:
+        """(tensors read from memory, operations fused in, tensors read in part) of the kernel that ends here."""
         leaves: dict[int, None] = {}
         inner: dict[int, None] = {}
+        picked: dict[int, int] = {}
+        whole: set[int] = set()
         pending = [index]
         while pending:
-            for read in self.reads[pending.pop()]:
+            op = self.graph.ops[at := pending.pop()]
+            for read in self.reads[at]:
                 if self.exists[read]:
                     leaves[read] = None
+                    if op.primitive in _PICKS and read == self.graph.of(op.reads[0]):
+                        picked[read] = op.writes[0]
+                    else:
+                        whole.add(read)
                 elif (source := self.graph.producer[read]) not in inner:
                     inner[source] = None
                     pending.append(source)
-        return list(leaves), list(inner)
+        return list(leaves), list(inner), {read: made for read, made in picked.items() if read not in whole}
 
     def _must(self) -> set[int]:
         """Fusible values that exist whatever it costs."""

@@ -28,6 +28,7 @@ class Target:
     reuses_operands     an elementwise result may take the place of an operand that nobody reads afterwards
     scatters_pooling    the gradient of max-pooling is a scatter into zeros, with the position of each maximum as
                         indices
+    host_apart          the host prepares the next micro-step while the device works
     uncertainty         where the compiler's figure may lie (below, above), as shares of the temporaries
     product_tile        (m, n, k) to which matrix units round a product up
     product_efficiency  share of the peak that large products reach
@@ -50,6 +51,7 @@ class Target:
     dot_workspace_bytes: int
     reuses_operands: bool
     scatters_pooling: bool
+    host_apart: bool
     uncertainty: tuple[float, float]
     product_tile: tuple[int, int, int]
     product_efficiency: float
@@ -75,6 +77,7 @@ _GPU = Target(
     dot_workspace_bytes=4 * 2**20,  # cuBLAS before Hopper, as XLA gives it
     reuses_operands=False,
     scatters_pooling=True,
+    host_apart=True,
     uncertainty=(0.15, 0.15),
     product_tile=(64, 64, 32),
     product_efficiency=0.80,  # best shapes: A100 0.81 to 0.87, H100 0.80 (stas00/ml-engineering, MAMF)
@@ -97,6 +100,7 @@ _TPU = Target(
     dot_workspace_bytes=0,
     reuses_operands=True,
     scatters_pooling=False,
+    host_apart=True,
     uncertainty=(0.25, 0.25),
     product_tile=(8, 128, 128),
     product_efficiency=0.83,  # v7x, large squares in bfloat16: 0.82 to 0.83 (AI-Hypercomputer/tpu-recipes)
@@ -113,6 +117,7 @@ _CPU = replace(
     dot_workspace_bytes=0,
     reuses_operands=True,
     scatters_pooling=True,
+    host_apart=False,
     uncertainty=(0.25, 0.25),
     product_tile=(4, 16, 1),  # register blocks of vectorised kernels
     product_efficiency=0.7,

@@ -1,4 +1,4 @@
-"""What is written to memory and what stays inside a kernel, on small graphs with one answer each. X is a large tensor's width."""
+"""What is written to memory and what stays inside a kernel, on graphs with one answer each. X is a large width."""
 
 import pytest
 

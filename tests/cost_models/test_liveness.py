@@ -1,0 +1,141 @@
+"""Bytes alive at each kernel, against counting by hand."""
+
+import numpy as np
+import pytest
+
+from cost_models.affine import Affine
+from cost_models.liveness import Purpose, Updates, padded_bytes, schedule
+from cost_models.targets import target_of
+from cost_models.workload import Kind, Op, Phase, Tensor
+from tests.cost_models.made import B, Step, dense, dim
+
+GPU, TPU, CPU = target_of("gpu"), target_of("tpu"), target_of("cpu")
+K, N = 512, 256
+SCRATCH = GPU.dot_workspace_bytes
+
+
+def test_one_dense_layer_by_hand():
+    """Alive at the gradient of the kernel: y and dy (4 B N each), the gradient (4 K N) and a library's scratch."""
+    plan = schedule(dense(K, N), GPU, Updates.AT_ONCE)
+    assert [kernel.op.primitive for kernel in plan.kernels] == [
+        "dot_general",
+        "reduce",
+        "select_n",
+        "dot_general",
+        "sub",
+    ]
+    for batch in (8, 64, 4096):
+        peak, at = plan.peak(batch)
+        assert peak == 4 * batch * N + 4 * K * N + SCRATCH + 4  # y has died at dy; the loss is kept
+        assert at == 3
+
+
+def test_the_peak_is_a_maximum_of_lines_and_many_batches_are_one_question():
+    plan = schedule(dense(K, N), GPU, Updates.AT_ONCE)
+    batches = np.array([1, 8, 100, 2048, 65536])
+    assert plan.peaks(batches).tolist() == [plan.peak(int(batch))[0] for batch in batches]
+
+
+def test_what_is_alive_adds_up_to_the_peak():
+    plan = schedule(dense(K, N, slots=2), GPU, Updates.TOGETHER)
+    peak, at = plan.peak(64)
+    columns = plan.temporaries
+    sizes = (columns.fixed + 64 * columns.per_sample)[plan.alive(at)]
+    assert sizes.sum() == peak
+
+
+def test_a_gradient_dies_in_its_update_or_waits_for_the_others():
+    step, n = Step(), 2048
+    weights = [step.weight(f"w{i}", n, n) for i in range(3)]
+    x = step.input(B, n)
+    step.phase = Phase.BACKWARD
+    gradients = [step.dot(x, x, (n, n), n, B, n) for _ in weights]
+    step.phase = Phase.UPDATE
+    for weight, gradient in zip(weights, gradients, strict=True):
+        step.new_value(weight, step.op(Kind.ELEMENTWISE, (weight, gradient), (n, n), primitive="sub"))
+    workload = step.workload()
+    one = 4 * n * n
+    assert schedule(workload, GPU, Updates.AT_ONCE).peak(8)[0] == one + SCRATCH
+    assert schedule(workload, GPU, Updates.TOGETHER).peak(8)[0] == 3 * one + SCRATCH
+    selected = schedule(workload, GPU, Updates.SELECTED)
+    assert selected.peak(8)[0] == 4 * one  # first all gradients and a new weight, last all new weights and a gradient
+
+
+def test_new_state_takes_the_old_states_place():
+    """Three copies of state are updated in place: no temporary but the gradient."""
+    plan = schedule(dense(K, N, slots=2), CPU, Updates.AT_ONCE)
+    gradient = 4 * K * N
+    assert plan.peak(1)[0] == gradient + 4 * N + 4
+
+
+def test_an_elementwise_result_takes_a_dying_operands_place_where_the_compiler_does_that():
+    step = Step()
+    a = step.op(Kind.REDUCE, (step.input(B, 4, N),), (B, N))
+    end = step.op(Kind.ELEMENTWISE, (a,), (B, N), primitive="exp")
+    workload = step.workload(end)
+    assert schedule(workload, TPU, Updates.AT_ONCE).peak(128)[0] == 4 * 128 * N
+    assert schedule(workload, GPU, Updates.AT_ONCE).peak(128)[0] == 2 * 4 * 128 * N
+
+
+def test_a_loop_holds_its_temporaries_once_however_often_it_runs():
+    def looping(repeat):
+        step = Step()
+        x, w = step.input(B, N), step.weight("w", N, N)
+        inner, out = step.tensor(B, N), step.tensor(B, N)
+        half = step.tensor(B, N)
+        body = (
+            Op(Kind.DOT, "dot_general", (x, w), (half,)),
+            Op(Kind.REDUCE, "reduce", (half,), (inner,)),
+        )
+        step.ops.append(Op(Kind.LOOP, "scan", (x, w), (out,), repeat=repeat, body=body, results=(inner,)))
+        return step.workload(out)
+
+    peaks = {schedule(looping(repeat), CPU, Updates.AT_ONCE).peak(64)[0] for repeat in (1, 100)}
+    assert peaks == {3 * 4 * 64 * N}  # the result, and both of an iteration
+
+
+def test_gradients_and_copies_of_weights_are_named():
+    step = Step()
+    w = step.weight("w", K, N)
+    copy = step.op(Kind.ELEMENTWISE, (w,), (K, N), dtype="bfloat16", primitive="convert_element_type")
+    x = step.input(B, K, dtype="bfloat16")
+    y = step.dot(x, copy, (B, N), B, K, N)
+    step.phase = Phase.BACKWARD
+    gradient = step.dot(x, y, (K, N), K, B, N)
+    again = step.dot(y, copy, (B, K), B, N, K)
+    step.phase = Phase.UPDATE
+    step.new_value(w, step.op(Kind.ELEMENTWISE, (w, gradient), (K, N), primitive="sub"))
+    columns = schedule(step.workload(again), GPU, Updates.TOGETHER).temporaries
+    purposes = dict(zip(columns.tensor.tolist(), columns.purpose.tolist(), strict=True))
+    assert purposes[gradient] == Purpose.GRADIENTS
+    assert purposes[copy] == Purpose.WEIGHT_COPIES
+    assert purposes[y] == Purpose.ACTIVATIONS
+    assert purposes[-1] == Purpose.WORKSPACE
+
+
+def test_a_step_without_kernels_has_no_peak():
+    plan = schedule(Step().workload(), GPU, Updates.AT_ONCE)
+    assert plan.peak(8) == (0, 0)
+    assert plan.peaks(np.array([1, 2])).tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "stored"),
+    [
+        ("float32", (8, 128), 8 * 128 * 4),
+        ("float32", (3, 100), 8 * 128 * 4),
+        ("bfloat16", (3, 100), 16 * 128 * 2),
+        ("float32", (5, 7, 256), 5 * 8 * 256 * 4),  # 7 rounded up to 8 wastes less than 5 would
+        ("float32", (4, 64, 128), 4 * 64 * 128 * 4),
+        ("float32", (1000,), 4000),
+    ],
+)
+def test_tiles_round_two_dimensions_up_and_waste_least(dtype, shape, stored):
+    tensor = Tensor(dtype, tuple(dim(size) for size in shape))
+    assert padded_bytes(tensor, GPU) == tensor.bytes
+    assert padded_bytes(tensor, TPU).fixed == pytest.approx(stored)
+
+
+def test_the_batch_is_taken_to_fill_its_tiles():
+    tensor = Tensor("float32", (dim(B), dim(3)))
+    assert padded_bytes(tensor, TPU) == Affine(0, 4 * 8)  # 3 goes to 8 rows, the batch along the lanes

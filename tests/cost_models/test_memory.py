@@ -1,0 +1,142 @@
+"""Bytes by component against hand formulas; published and compiled figures where somebody else did the counting."""
+
+from dataclasses import replace
+
+import pytest
+
+from cost_models.config import Batch, Layout, Mesh, Precision, Remat, RematMode, TrainConfig
+from cost_models.errors import WorkloadError
+from cost_models.memory import largest, memory, peak_totals
+from cost_models.workload import Role, Workload
+from tests.cost_models.made import Step, cluster, dense
+
+K, N = 1024, 512
+PARAMETER_BYTES = 4 * K * N
+GPU = cluster("gpu", 8)
+COMPONENTS = [
+    *("parameters", "non_trainable", "gradients", "optimizer", "accumulators", "weight_copies", "activations"),
+    *("workspace", "inputs", "collective_buffers", "host"),
+]
+
+
+def config(local=8, data=1, accumulation=1, **more):
+    return TrainConfig(Batch(local, data, accumulation), mesh=Mesh(data), **more)
+
+
+@pytest.mark.parametrize("kind", ["gpu", "tpu", "cpu"])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        config(),
+        config(1000),
+        config(accumulation=4),
+        config(data=8),
+        config(data=8, layout=Layout(shard_state=True)),
+        config(jit_compile=False),
+    ],
+    ids=TrainConfig.describe,
+)
+def test_the_components_add_up_to_the_total_and_the_interval_holds_it(kind, asked):
+    cost = memory(dense(K, N, slots=2), asked, cluster(kind, 8))
+    plain = cost.to_dict()
+    assert list(plain) == [*COMPONENTS, "total", "total_low", "total_high"]
+    assert all(isinstance(value, int) for value in plain.values())
+    assert sum(plain[name] for name in COMPONENTS) == cost.total
+    assert cost.total_low <= cost.total <= cost.total_high
+
+
+def test_adam_in_float32_takes_16_bytes_a_parameter_with_its_gradient():
+    """Weights, two moments, gradient: 4 bytes each."""
+    cost = memory(dense(K, N, slots=2), config(1), GPU)
+    state = cost.parameters + cost.optimizer + cost.gradients
+    assert state == 16 * K * N
+
+
+def test_an_accumulator_is_one_more_copy_of_the_parameters():
+    alone, accumulating = (memory(dense(K, N), config(accumulation=n), GPU) for n in (1, 4))
+    assert alone.accumulators == 0
+    assert accumulating.accumulators == alone.parameters == PARAMETER_BYTES
+
+
+def test_inputs_and_activations_grow_with_the_batch_and_state_does_not():
+    small, large = (memory(dense(K, N), config(batch), GPU) for batch in (64, 128))
+    assert large.inputs == 2 * small.inputs == 2 * 4 * 64 * K
+    assert large.activations - 4 == 2 * (small.activations - 4)  # 4: the loss
+    assert (small.parameters, small.gradients) == (large.parameters, large.gradients)
+
+
+def test_many_batches_at_once_are_the_same_totals():
+    workload = dense(K, N, slots=1)
+    batches = [1, 2, 7, 64, 4096]
+    many = peak_totals(workload, config(), GPU, batches)
+    assert many == {batch: memory(workload, config(batch), GPU).total for batch in batches}
+
+
+def test_shared_state_is_divided_and_two_layers_are_gathered():
+    workload = dense(K, N, slots=2)
+    whole = memory(workload, config(data=8), GPU)
+    split = memory(workload, config(data=8, layout=Layout(shard_state=True)), GPU)
+    assert split.parameters == whole.parameters // 8
+    assert split.optimizer == whole.optimizer // 8
+    assert split.gradients == whole.gradients // 8
+    assert split.collective_buffers == 2 * PARAMETER_BYTES
+    assert whole.collective_buffers == 0
+
+
+def test_metrics_seeds_and_statistics_are_no_parameters():
+    step = Step()
+    step.weight("w", K, N)
+    step.weight("mean", N, role=Role.STATE)
+    step.weight("seed", 2, role=Role.SEED, dtype="uint32")
+    step.weight("total", role=Role.METRIC)
+    step.weight("scale", role=Role.LOSS_SCALE)
+    cost = memory(step.workload(), config(), GPU)
+    assert (cost.parameters, cost.non_trainable, cost.optimizer) == (PARAMETER_BYTES, 4 * N + 8 + 4, 4)
+
+
+def test_on_tpus_state_lies_in_tiles():
+    step = Step()
+    step.weight("narrow", 3, 5)
+    assert memory(step.workload(), config(), cluster("tpu")).parameters == 8 * 128 * 4
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (
+            config(precision=Precision.MIXED_BFLOAT16),
+            "traced with precision float32, so it says nothing about mixed_bf",
+        ),
+        (config(remat=Remat(RematMode.FULL)), "traced with remat none, so it says nothing about full"),
+        (config(backend="tensorflow"), "traced with backend jax, so it says nothing about tensorflow"),
+        (TrainConfig(Batch(8), mesh=Mesh(1, 2)), r"model=2 is not yet estimated; use the data axis alone"),
+    ],
+)
+def test_what_the_workload_says_nothing_about_is_an_error_not_a_guess(asked, message):
+    with pytest.raises(WorkloadError, match=message):
+        memory(dense(K, N), asked, GPU)
+
+
+def test_a_workload_of_one_batch_answers_for_that_batch_alone():
+    workload = Workload.from_dict(dense(K, N, batch=8).to_dict() | {"batch_exact": True})
+    memory(workload, config(8), GPU)
+    with pytest.raises(WorkloadError, match="local batch of 8"):
+        memory(workload, config(9), GPU)
+
+
+def test_the_largest_tensors_at_the_peak_come_with_layer_shape_and_bytes():
+    first, second, *_ = largest(dense(K, N), config(8), GPU)
+    assert (first.layer, first.purpose, first.shape, first.bytes) == ("dense", "gradients", (K, N), PARAMETER_BYTES)
+    assert (second.purpose, second.shape, second.bytes) == ("activations", (8, N), 4 * 8 * N)
+    assert set(first.to_dict()) == {"layer", "purpose", "dtype", "shape", "bytes"}
+
+
+def test_only_as_many_as_asked_for():
+    assert len(largest(dense(K, N), config(8), GPU, count=1)) == 1
+
+
+def test_dtype_decides_bytes():
+    """The same step with bfloat16 state holds half the bytes."""
+    workload = dense(K, N)
+    half = replace(workload, tensors=tuple(replace(tensor, dtype="bfloat16") for tensor in workload.tensors))
+    assert memory(half, config(), GPU).parameters * 2 == memory(workload, config(), GPU).parameters

@@ -1,0 +1,226 @@
+"""Seconds against hand formulas: a chip of 100 TFLOP/s and 1 TB/s, reached in full where it is `local`."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from cost_models.affine import Affine
+from cost_models.communication import all_reduce
+from cost_models.config import Batch, Mesh, Precision, TrainConfig
+from cost_models.errors import HardwareError
+from cost_models.hardware import share
+from cost_models.liveness import Updates
+from cost_models.roofline import (
+    DISPATCHES_PER_VARIABLE,
+    EAGER_DISPATCHES,
+    LOOP_DISPATCHES,
+    kernel_table,
+    peak_rate,
+    step_time,
+)
+from cost_models.targets import target_of
+from cost_models.workload import Kind, Op
+from tests.cost_models.made import B, Step, chip, cluster, dense
+
+PEAK, BANDWIDTH = 1e14, 1e12
+K = N = 4096
+LOCAL = cluster("gpu", local=True)
+
+
+def config(local=4096, data=1, accumulation=1, **more):
+    return TrainConfig(Batch(local, data, accumulation), mesh=Mesh(data), **more)
+
+
+def one_product():
+    step = Step()
+    x, w = step.input(B, K), step.weight("w", K, N)
+    return step.workload(step.dot(x, w, (B, N), B, K, N))
+
+
+def test_a_large_product_takes_its_flops_over_the_peak():
+    time = step_time(one_product(), config(4096), LOCAL)
+    assert time.micro_step_seconds == pytest.approx(2 * 4096 * K * N / PEAK)
+    assert (time.bound, time.memory_seconds, time.communication_seconds) == ("compute", 0, 0)
+    assert time.mfu == pytest.approx(1.0)
+
+
+def test_a_thin_product_takes_its_bytes_over_the_bandwidth():
+    batch = 64
+    time = step_time(one_product(), config(batch), LOCAL)
+    assert time.micro_step_seconds == pytest.approx(4 * (batch * K + K * N + batch * N) / BANDWIDTH)
+    assert time.bound == "memory"
+
+
+def test_an_elementwise_kernel_moves_its_operands_once():
+    step = Step()
+    x = step.input(B, N)
+    a = step.op(Kind.ELEMENTWISE, (x,), (B, N))
+    b = step.op(Kind.ELEMENTWISE, (a,), (B, N))
+    time = step_time(step.workload(b), config(1024), LOCAL)
+    assert time.memory_seconds == pytest.approx(2 * 4 * 1024 * N / BANDWIDTH)
+
+
+def test_the_parts_add_up_and_an_update_is_its_micro_steps():
+    cost = step_time(dense(K, N), config(64, accumulation=4), cluster("gpu", kernel_launch_seconds=1e-6))
+    parts = cost.compute_seconds + cost.memory_seconds + cost.communication_seconds + cost.overhead_seconds
+    assert cost.micro_step_seconds == pytest.approx(parts)
+    assert cost.update_seconds == pytest.approx(4 * cost.micro_step_seconds)
+    assert cost.samples_per_second == pytest.approx(64 / cost.micro_step_seconds)
+
+
+def test_accumulation_costs_the_traffic_of_accumulators_and_of_choosing_between_two_states():
+    alone, accumulating = (step_time(dense(K, N), config(64, accumulation=n), LOCAL) for n in (1, 4))
+    parameters = 4 * K * N
+    extra = accumulating.micro_step_seconds - alone.micro_step_seconds
+    assert extra == pytest.approx((3 * parameters + 2 * parameters) / BANDWIDTH)
+
+
+def test_every_kernel_costs_a_launch():
+    launch = 1e-3
+    free, dear = (step_time(dense(K, N), config(), cluster("gpu", kernel_launch_seconds=s)) for s in (0, launch))
+    kernels = 5
+    assert dear.overhead_seconds - free.overhead_seconds == pytest.approx(kernels * launch)
+
+
+def test_the_host_hands_over_every_variable_for_each_micro_step():
+    workload, dispatch = dense(K, N, slots=2), 2e-5
+    time = step_time(workload, config(), cluster("cpu", dispatch_seconds=dispatch))
+    assert time.overhead_seconds == pytest.approx((LOOP_DISPATCHES + 3 * DISPATCHES_PER_VARIABLE) * dispatch)
+
+
+def test_beside_an_accelerator_the_host_works_ahead():
+    busy = step_time(dense(K, N), config(8192), cluster("gpu", dispatch_seconds=2e-5))
+    idle = step_time(dense(8, 8), config(1), cluster("gpu", dispatch_seconds=2e-5))
+    assert busy.overhead_seconds == pytest.approx(2e-5)
+    assert idle.overhead_seconds == pytest.approx((LOOP_DISPATCHES + DISPATCHES_PER_VARIABLE) * 2e-5, rel=0.01)
+    assert idle.bound == "overhead"
+
+
+@pytest.mark.parametrize(("backend", "gains"), [("jax", False), ("torch", False), ("tensorflow", True)])
+def test_grouping_steps_spares_the_host_where_the_backend_does_that(backend, gains):
+    workload = replace(dense(8, 8), backend=backend)
+    one, ten = (
+        step_time(workload, config(1, backend=backend, steps_per_execution=n), cluster("cpu", dispatch_seconds=2e-5))
+        for n in (1, 10)
+    )
+    assert ten.overhead_seconds == pytest.approx(one.overhead_seconds / (10 if gains else 1))
+
+
+def test_without_a_compiler_every_operation_is_dispatched_and_nothing_is_fused():
+    machine = cluster("cpu", local=True, dispatch_seconds=2e-5, kernel_launch_seconds=1e-6)
+    workload = replace(dense(64, 64, slots=2), dispatches=250)
+    eager, compiled = (step_time(workload, config(32, jit_compile=jit), machine) for jit in (False, True))
+    assert eager.overhead_seconds >= 250 * EAGER_DISPATCHES * 2e-5
+    assert eager.micro_step_seconds > 50 * compiled.micro_step_seconds
+    assert eager.bound == "overhead"
+
+
+def test_the_dtype_of_the_operands_sets_the_rate():
+    def product(dtype):
+        step = Step()
+        x, w = step.input(B, K, dtype=dtype), step.weight("w", K, N, dtype=dtype)
+        return step.workload(step.dot(x, w, (B, N), B, K, N))
+
+    single, half = (step_time(product(dtype), config(8192), LOCAL).compute_seconds for dtype in ("float32", "bfloat16"))
+    assert single == pytest.approx(2 * half)
+
+
+def test_tiles_that_are_not_filled_cost_as_if_they_were():
+    """A depthwise convolution is thousands of products of one column each: a tile of 64 columns is 1/64 full."""
+    step = Step()
+    tile = target_of("gpu").product_tile
+    gemm = (Affine(512), Affine(64 * tile[0]), Affine(1), Affine(tile[2]))
+    x = step.input(B, 16)
+    y = step.op(Kind.CONV, (x,), (B, 16), gemm=gemm, flops=Affine(1e12))
+    time = step_time(step.workload(y), config(1), LOCAL)
+    assert time.compute_seconds == pytest.approx(1e12 / PEAK * tile[1])
+
+
+def test_a_loop_costs_its_body_as_often_as_it_runs():
+    def looping(repeat):
+        step = Step()
+        x, w = step.input(B, N), step.weight("w", N, N)
+        out = step.tensor(B, N)
+        inner = step.tensor(B, N)
+        product = step.dot(x, w, (B, N), B, N, N)
+        body = (replace(step.ops.pop(), writes=(inner,)),)
+        step.ops.append(Op(Kind.LOOP, "scan", (x, w), (out,), repeat=repeat, body=body, results=(inner,)))
+        assert product
+        return step.workload(out)
+
+    once, often = (step_time(looping(repeat), config(), LOCAL).micro_step_seconds for repeat in (1, 50))
+    assert often == pytest.approx(50 * once)
+
+
+def test_picking_rows_moves_the_rows_and_not_the_table():
+    step = Step()
+    table, rows = step.weight("table", 1_000_000, 128), step.input(B, dtype="int32")
+    picked = step.op(Kind.GATHER, (table, rows), (B, 128))
+    time = step_time(step.workload(picked), config(256), LOCAL)
+    assert time.memory_seconds == pytest.approx((2 * 256 * 128 * 4 + 256 * 4) / BANDWIDTH)
+
+
+def test_data_parallelism_adds_the_all_reduces_that_the_backward_pass_does_not_hide():
+    machine = cluster("gpu", 8, local=True)
+    workload, asked = dense(K, N), config(64, data=8)
+    gradients = all_reduce(4 * K * N, machine, 8).seconds
+    loss = all_reduce(4, machine, 8).seconds
+    exposed = step_time(workload, asked, machine, overlap=0.0)
+    assert exposed.communication_seconds == pytest.approx(gradients + loss)
+    table = kernel_table(workload, target_of("gpu"), Updates.TOGETHER)
+    assert table.is_backward.sum() == 2
+    hidden = step_time(workload, asked, machine, overlap=1.0)
+    backward = exposed.communication_seconds - hidden.communication_seconds
+    assert 0 < backward < gradients
+    assert exposed.samples_per_second == pytest.approx(8 * 64 / exposed.micro_step_seconds)
+
+
+def test_simulated_devices_are_shares_of_one_processor_so_that_compute_does_not_speed_up():
+    whole = cluster("cpu", local=True)
+    shares = share(whole, 4)
+    workload = dense(K, N)
+    alone = step_time(workload, config(256), whole)
+    one_of_four = step_time(workload, config(256), shares)
+    assert one_of_four.micro_step_seconds == pytest.approx(alone.micro_step_seconds)  # the idle ones give their share
+    all_four = step_time(workload, config(64, data=4), shares)
+    assert all_four.compute_seconds + all_four.memory_seconds >= 0.99 * alone.compute_seconds
+    assert all_four.mfu <= 1
+
+
+def test_a_rate_that_nobody_published_is_float32s_and_half_of_it_for_float64():
+    made = chip("cpu", peak_flops_per_second={"float32": 1e12})
+    assert peak_rate(made, "bfloat16") == 1e12
+    assert peak_rate(made, "float64") == 5e11
+    with pytest.raises(HardwareError, match="no peak rate for float16 or float32"):
+        peak_rate(chip("gpu", peak_flops_per_second={"bfloat16": 1e12}), "float16")
+
+
+def test_mixed_precision_is_held_against_the_peak_of_its_compute_dtype():
+    workload = replace(dense(K, N), precision="mixed_bfloat16")
+    time = step_time(workload, config(8192, precision=Precision.MIXED_BFLOAT16), LOCAL)
+    flops = workload.model_flops.at(8192)
+    assert time.mfu == pytest.approx(flops / time.micro_step_seconds / 2e14)
+
+
+def test_published_rates_are_not_reached_in_full():
+    published, measured = (
+        step_time(one_product(), config(4096), cluster("gpu", local=local)).micro_step_seconds
+        for local in (False, True)
+    )
+    assert published == pytest.approx(measured / target_of("gpu").product_efficiency)
+
+
+def test_the_table_has_a_row_a_kernel():
+    table = kernel_table(dense(K, N), target_of("gpu"), Updates.AT_ONCE)
+    assert len(table.runs) == 5
+    assert np.all(table.runs == 1)
+    assert table.dtypes == ("float32",)
+
+
+def test_a_scatter_moves_what_is_scattered_and_not_the_table():
+    step = Step()
+    table, rows, new = step.weight("table", 1_000_000, 128), step.input(B, dtype="int32"), step.input(B, 128)
+    end = step.op(Kind.SCATTER, (table, rows, new), (1_000_000, 128))
+    time = step_time(step.workload(end), config(256), LOCAL)
+    assert time.memory_seconds == pytest.approx(3 * (256 * 128 * 4 + 256 * 4) / BANDWIDTH)
