@@ -7,21 +7,19 @@ of lines: computed once for a structure, evaluated for any number of batch sizes
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import lru_cache
-from itertools import permutations
+from functools import cached_property, lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
-from cost_models.affine import Affine
 from cost_models.fusion import Kernel, kernels_of
 from cost_models.lowering import lower
 from cost_models.ordering import greedy_order, program_order
 from cost_models.targets import Target
+from cost_models.tiles import Storage, storage
 from cost_models.workload import Kind, Op, Phase, Role, Tensor, Workload
 
 Floats = npt.NDArray[np.float64]
@@ -55,45 +53,68 @@ class Purpose(StrEnum):
 
 @dataclass(frozen=True)
 class Temporaries:
-    """Every temporary as a column: its tensor, first and last kernel, size and purpose."""
+    """Every temporary as a column: its tensor (-1: scratch), first and last kernel, bytes of scratch, and purpose."""
 
     tensor: npt.NDArray[np.int64]
     birth: npt.NDArray[np.int64]
     death: npt.NDArray[np.int64]
-    fixed: Floats
-    per_sample: Floats
+    scratch: Floats
     purpose: npt.NDArray[np.str_]
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Kernels in the order in which they run; bytes alive at each are live_fixed[t] + batch x live_per_sample[t]."""
+    """Kernels in the order in which they run, and what is in memory at each.
+
+    labels   the layer of each kernel, kernels of loops included
+    stored   how the target stores the tensors that `temporaries` names
+    """
 
     kernels: tuple[Kernel, ...]
     temporaries: Temporaries
-    live_fixed: Floats
-    live_per_sample: Floats
     labels: tuple[str, ...] = field(repr=False)
     tensors: tuple[Tensor, ...] = field(repr=False)
+    stored: Storage = field(repr=False)
+
+    def sizes(self, batch: int) -> Floats:
+        """Bytes of every temporary at a local batch."""
+        return self._of_temporaries(self.stored.at(batch))
+
+    def live(self, batch: int) -> Floats:
+        """Bytes of temporaries alive at each kernel."""
+        if self.stored.lanes:
+            return self._sweep(self.sizes(batch))
+        fixed, per_sample = self.lines
+        return fixed + batch * per_sample
+
+    @cached_property
+    def lines(self) -> tuple[Floats, Floats]:
+        """(live_fixed, live_per_sample) by kernel, without padding: computed once, they answer for every batch."""
+        none = self.temporaries.scratch * 0
+        per_sample = np.where(self.temporaries.tensor >= 0, self.stored.per_sample[self.temporaries.tensor], none)
+        return self._sweep(self._of_temporaries(self.stored.fixed)), self._sweep(per_sample)
 
     def peak(self, batch: int) -> tuple[int, int]:
         """(bytes of temporaries at the peak, the kernel at which it is)."""
-        if not len(self.live_fixed):
+        if not self.labels:
             return 0, 0
-        live = self.live_fixed + batch * self.live_per_sample
+        live = self.live(batch)
         at = int(live.argmax())
         return round(float(live[at])), at
-
-    def peaks(self, batches: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Bytes of temporaries at the peak for many batches at once."""
-        if not len(self.live_fixed):
-            return np.zeros(len(batches), np.int64)
-        live = self.live_fixed[:, None] + self.live_per_sample[:, None] * batches[None, :]
-        return np.asarray(np.rint(live.max(axis=0)), np.int64)
 
     def alive(self, at: int) -> npt.NDArray[np.bool_]:
         """Which temporaries are in memory at a kernel."""
         return (self.temporaries.birth <= at) & (at <= self.temporaries.death)
+
+    def _of_temporaries(self, by_tensor: Floats) -> Floats:
+        return np.where(self.temporaries.tensor >= 0, by_tensor[self.temporaries.tensor], self.temporaries.scratch)
+
+    def _sweep(self, sizes: Floats) -> Floats:
+        """Sums over what is alive at each kernel: births added, deaths taken off one kernel later."""
+        columns, places = self.temporaries, len(self.labels)
+        ends = np.maximum(columns.death + 1, columns.birth)
+        change = np.bincount(columns.birth, sizes, places + 1) - np.bincount(ends, sizes, places + 1)
+        return np.cumsum(change)[:places]
 
 
 @lru_cache(maxsize=16)
@@ -115,27 +136,6 @@ def schedule(workload: Workload, target: Target, updates: Updates) -> Schedule:
     return min(schedules, key=lambda candidate: candidate.peak(workload.local_batch)[0])
 
 
-def padded_bytes(tensor: Tensor, target: Target) -> Affine:
-    """Bytes in tiles, where the target has them: two dimensions of the compiler's choice are rounded up to a tile.
-
-    It is free to choose which dimensions lie innermost, so the two that waste least are taken; one that grows with the
-    batch is taken to fill its tiles.
-    """
-    if not target.tile_lanes or len(tensor.shape) < 2:
-        return tensor.bytes
-    rows = max(1, int(target.tile_row_bytes // max(tensor.item_bytes, 1)))
-    lanes = [_filling(dim, target.tile_lanes) for dim in tensor.shape]
-    sublanes = [_filling(dim, rows) for dim in tensor.shape]
-    pairs = permutations(range(len(tensor.shape)), 2)
-    return tensor.bytes * min(lanes[minor] * sublanes[second] for minor, second in pairs)
-
-
-def _filling(dim: Affine, tile: int) -> float:
-    if not dim.constant or dim.fixed < 1:
-        return 1.0
-    return math.ceil(dim.fixed / tile) * tile / dim.fixed
-
-
 class _Liveness:
     """Births and deaths over a flat sequence of kernels: a loop's kernels stand where the loop is."""
 
@@ -143,7 +143,7 @@ class _Liveness:
         self.workload, self.target, self.updates, self.kernels = workload, target, updates, kernels
         self.birth: dict[int, int] = {}
         self.death: dict[int, int] = {}
-        self.extra: list[tuple[int, int, Affine, Purpose]] = []
+        self.scratch: list[int] = []
         self.labels: list[str] = []
         self.flat: list[Kernel] = []
         self.states = {v.tensor for v in workload.variables}
@@ -157,9 +157,8 @@ class _Liveness:
         self._keep_outputs()
         self._donate()
         self._share()
-        temporaries = self._temporaries()
-        fixed, per_sample = _sweep(temporaries, len(self.labels))
-        return Schedule(tuple(self.kernels), temporaries, fixed, per_sample, tuple(self.labels), self.workload.tensors)
+        stored = storage(self.workload, self.target)
+        return Schedule(tuple(self.kernels), self._temporaries(), tuple(self.labels), self.workload.tensors, stored)
 
     def _run(self, kernels: Sequence[Kernel]) -> None:
         for kernel in kernels:
@@ -176,10 +175,7 @@ class _Liveness:
             for write in kernel.writes:
                 self.death[write] = max(self.death[write], end)
             if kernel.op.kind is Kind.DOT and self.target.dot_workspace_bytes:
-                self._add(start, start, Affine(self.target.dot_workspace_bytes), Purpose.WORKSPACE)
-
-    def _add(self, birth: int, death: int, size: Affine, purpose: Purpose) -> None:
-        self.extra.append((birth, death, size, purpose))
+                self.scratch.append(start)
 
     def _keep_outputs(self) -> None:
         last = len(self.labels) - 1
@@ -218,36 +214,21 @@ class _Liveness:
         return tensor not in self.resident and tensor in self.birth and self.death[tensor] == place
 
     def _temporaries(self) -> Temporaries:
-        rows = []
+        rows: list[tuple[int, int, int, int, str]] = []
         for tensor, birth in self.birth.items():
             if tensor not in self.resident:
-                size = padded_bytes(self.workload.tensors[tensor], self.target)
                 purpose = self.purposes.get(tensor, Purpose.ACTIVATIONS)
-                rows.append((tensor, birth, self.death[tensor], size.fixed, size.per_sample, purpose.value))
-        for first, last, size, kind in self.extra:
-            rows.append((-1, first, last, size.fixed, size.per_sample, kind.value))
-        columns = list(zip(*rows, strict=True)) if rows else [()] * 6
+                rows.append((tensor, birth, self.death[tensor], 0, purpose.value))
+        scratch_bytes = self.target.dot_workspace_bytes
+        rows += [(-1, place, place, scratch_bytes, Purpose.WORKSPACE.value) for place in self.scratch]
+        tensor_column, births, deaths, scratch, purposes = zip(*rows, strict=True) if rows else [()] * 5
         return Temporaries(
-            tensor=np.asarray(columns[0], np.int64),
-            birth=np.asarray(columns[1], np.int64),
-            death=np.asarray(columns[2], np.int64),
-            fixed=np.asarray(columns[3], np.float64),
-            per_sample=np.asarray(columns[4], np.float64),
-            purpose=np.asarray(columns[5], np.str_),
+            tensor=np.asarray(tensor_column, np.int64),
+            birth=np.asarray(births, np.int64),
+            death=np.asarray(deaths, np.int64),
+            scratch=np.asarray(scratch, np.float64),
+            purpose=np.asarray(purposes, np.str_),
         )
-
-
-def _sweep(temporaries: Temporaries, places: int) -> tuple[Floats, Floats]:
-    """Bytes alive at each place: births added, deaths taken off one place later."""
-    sums = []
-    for sizes in (temporaries.fixed, temporaries.per_sample):
-        change = np.zeros(places + 1)
-        np.add.at(change, temporaries.birth, sizes)
-        ended = temporaries.death >= temporaries.birth
-        np.add.at(change, temporaries.death[ended] + 1, -sizes[ended])
-        np.add.at(change, temporaries.birth[~ended], -sizes[~ended])
-        sums.append(np.cumsum(change)[:places])
-    return sums[0], sums[1]
 
 
 def _purposes(workload: Workload) -> dict[int, Purpose]:

@@ -6,7 +6,6 @@ which most bytes are alive, so that the components add up to the total.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any
@@ -16,8 +15,9 @@ import numpy as np
 from cost_models.config import TrainConfig
 from cost_models.errors import WorkloadError
 from cost_models.hardware import Cluster
-from cost_models.liveness import Purpose, Schedule, Updates, padded_bytes, schedule
+from cost_models.liveness import Purpose, Schedule, Updates, schedule
 from cost_models.targets import Target, target_of
+from cost_models.tiles import storage
 from cost_models.workload import Role, Workload
 
 _SHARDED = ("parameters", "gradients", "optimizer", "accumulators")
@@ -102,19 +102,6 @@ def memory(workload: Workload, config: TrainConfig, cluster: Cluster) -> MemoryC
     return MemoryCost(**components, host=0, total=total, total_low=total - below, total_high=total + above)
 
 
-def peak_totals(workload: Workload, config: TrainConfig, cluster: Cluster, batches: Iterable[int]) -> dict[int, int]:
-    """`memory(...).total` at many local batches that share everything else in `config`; one pass over the schedule."""
-    sizes = np.asarray(list(batches), np.int64)
-    check(workload, config)
-    target = target_of(cluster.chip.kind, config.jit_compile)
-    temporaries = plan_of(workload, config, cluster).peaks(sizes)
-    state = sum(_state(workload, target, config.batch.accumulation).values())
-    return {
-        int(size): state + int(peak) + _inputs(workload, target, int(size))
-        for size, peak in zip(sizes, temporaries, strict=True)
-    }
-
-
 def check(workload: Workload, config: TrainConfig) -> None:
     """WorkloadError when the workload says nothing about this configuration."""
     if config.mesh.model > 1:
@@ -149,14 +136,13 @@ def updates_of(config: TrainConfig) -> Updates:
 def largest(workload: Workload, config: TrainConfig, cluster: Cluster, count: int = 10) -> tuple[LiveTensor, ...]:
     """The largest temporaries at the peak, largest first."""
     plan, batch = plan_of(workload, config, cluster), config.batch.local
-    columns = plan.temporaries
-    alive = np.flatnonzero(plan.alive(plan.peak(batch)[1]) & (columns.tensor >= 0))
-    sizes = columns.fixed[alive] + batch * columns.per_sample[alive]
-    chosen = alive[np.argsort(-sizes, kind="stable")[:count]]
-    return tuple(_describe(plan, int(row), batch) for row in chosen)
+    alive = np.flatnonzero(plan.alive(plan.peak(batch)[1]) & (plan.temporaries.tensor >= 0))
+    sizes = plan.sizes(batch)
+    chosen = alive[np.argsort(-sizes[alive], kind="stable")[:count]]
+    return tuple(_describe(plan, int(row), batch, round(float(sizes[row]))) for row in chosen)
 
 
-def _describe(plan: Schedule, row: int, batch: int) -> LiveTensor:
+def _describe(plan: Schedule, row: int, batch: int, size: int) -> LiveTensor:
     columns = plan.temporaries
     tensor = plan.tensors[int(columns.tensor[row])]
     return LiveTensor(
@@ -164,14 +150,14 @@ def _describe(plan: Schedule, row: int, batch: int) -> LiveTensor:
         purpose=str(columns.purpose[row]),
         dtype=tensor.dtype,
         shape=tuple(round(dim.at(batch)) for dim in tensor.shape),
-        bytes=round(float(columns.fixed[row] + batch * columns.per_sample[row])),
+        bytes=size,
     )
 
 
 @lru_cache(maxsize=64)
 def _role_bytes(workload: Workload, target: Target, *roles: Role) -> int:
-    chosen = (workload.tensors[v.tensor] for v in workload.variables if v.role in roles)
-    return round(sum(padded_bytes(tensor, target).fixed for tensor in chosen))
+    stored = storage(workload, target).at(workload.local_batch)
+    return round(sum(float(stored[v.tensor]) for v in workload.variables if v.role in roles))
 
 
 def _state(workload: Workload, target: Target, accumulation: int) -> dict[str, int]:
@@ -185,14 +171,15 @@ def _state(workload: Workload, target: Target, accumulation: int) -> dict[str, i
 
 
 def _inputs(workload: Workload, target: Target, batch: int) -> int:
-    return round(sum(padded_bytes(workload.tensors[end], target).at(batch) for end in workload.inputs))
+    stored = storage(workload, target).at(batch)
+    return round(sum(float(stored[end]) for end in workload.inputs))
 
 
 def _at_peak(plan: Schedule, at: int, batch: int) -> dict[str, int]:
     """Bytes alive at the peak by purpose."""
-    columns = plan.temporaries
-    sizes = np.where(plan.alive(at), columns.fixed + batch * columns.per_sample, 0.0)
-    return {purpose.value: round(float(sizes[columns.purpose == purpose.value].sum())) for purpose in Purpose}
+    sizes = np.where(plan.alive(at), plan.sizes(batch), 0.0)
+    purpose = plan.temporaries.purpose
+    return {name.value: round(float(sizes[purpose == name.value].sum())) for name in Purpose}
 
 
 def _sharded(workload: Workload, components: dict[str, int], config: TrainConfig) -> dict[str, int]:

@@ -6,7 +6,7 @@ import pytest
 
 from cost_models.config import Batch, Layout, Mesh, Precision, Remat, RematMode, TrainConfig
 from cost_models.errors import WorkloadError
-from cost_models.memory import largest, memory, peak_totals
+from cost_models.memory import largest, memory
 from cost_models.workload import Role, Workload
 from tests.cost_models.made import Step, cluster, dense
 
@@ -63,13 +63,6 @@ def test_inputs_and_activations_grow_with_the_batch_and_state_does_not():
     assert large.inputs == 2 * small.inputs == 2 * 4 * 64 * K
     assert large.activations - 4 == 2 * (small.activations - 4)  # 4: the loss
     assert (small.parameters, small.gradients) == (large.parameters, large.gradients)
-
-
-def test_many_batches_at_once_are_the_same_totals():
-    workload = dense(K, N, slots=1)
-    batches = [1, 2, 7, 64, 4096]
-    many = peak_totals(workload, config(), GPU, batches)
-    assert many == {batch: memory(workload, config(batch), GPU).total for batch in batches}
 
 
 def test_shared_state_is_divided_and_two_layers_are_gathered():

@@ -1,0 +1,59 @@
+"""Padding to tiles against rounding up by hand."""
+
+import numpy as np
+import pytest
+
+from cost_models.targets import target_of
+from cost_models.tiles import storage
+from cost_models.workload import Kind
+from tests.cost_models.made import B, Step, dense
+
+GPU, TPU = target_of("gpu"), target_of("tpu")
+
+
+def stored(step, tensor, batch, target=TPU):
+    return storage(step.workload(), target).at(batch)[tensor]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "expected"),
+    [
+        ("float32", (8, 128), 8 * 128 * 4),
+        ("float32", (3, 100), 8 * 128 * 4),
+        ("bfloat16", (3, 100), 16 * 128 * 2),
+        ("float32", (5, 7, 256), 5 * 8 * 256 * 4),  # 7 rounded up to 8 wastes less than 5 would
+        ("float32", (4, 64, 128), 4 * 64 * 128 * 4),
+        ("float32", (1000,), 4000),
+        ("float32", (), 4),
+    ],
+)
+def test_tiles_round_two_dimensions_up_and_waste_least(dtype, shape, expected):
+    step = Step()
+    tensor = step.weight("w", *shape, dtype=dtype)
+    assert stored(step, tensor, 1) == pytest.approx(expected)
+    assert stored(step, tensor, 1, GPU) == np.prod(shape) * (4 if dtype == "float32" else 2)
+
+
+def test_what_convolutions_touch_has_batch_and_features_in_tiles():
+    """16 features, batch of 32: features along 128 lanes waste 8 times, the batch along them 4 times."""
+    step = Step()
+    image = step.input(B, 64, 64, 16)
+    step.op(Kind.CONV, (image, step.weight("w", 3, 3, 16, 16)), (B, 64, 64, 16))
+    unpadded = 64 * 64 * 16 * 4
+    assert stored(step, image, 32) == 4 * 32 * unpadded
+    assert stored(step, image, 128) == 128 * unpadded
+    assert stored(step, image, 8) == 8 * 8 * unpadded
+
+
+def test_a_single_feature_leaves_the_choice_free():
+    step = Step()
+    image = step.input(B, 64, 128, 1)
+    step.op(Kind.POOL, (image,), (B, 32, 64, 1))
+    assert stored(step, image, 3) == 3 * 64 * 128 * 4
+
+
+def test_without_tiles_sizes_are_lines():
+    workload = dense(33, 7)
+    sizes = storage(workload, GPU)
+    expected = [tensor.bytes.at(5) for tensor in workload.tensors]
+    assert sizes.at(5).tolist() == expected
