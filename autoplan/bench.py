@@ -94,12 +94,13 @@ class Bench:
         """A copy with other fields."""
         return replace(self, **changes)
 
-    def observe(self) -> tuple[Observation, float]:
+    def observe(self, *, abstract: bool = False) -> tuple[Observation, float]:
         """What the chosen fit says about itself, and the seconds that it took to get there.
 
+        abstract  without making the model's weights, where its code lets that be
         SourceError when the source fails, never fits, or takes too long to reach its fit.
         """
-        result = self._look(JobKind.OBSERVE, None, {})
+        result = self._look_without_weights(JobKind.OBSERVE, None) if abstract else self._look(JobKind.OBSERVE, None, {})
         return Observation.model_validate(_value(result)), result.wall_seconds
 
     def trace(self, config: TrainConfig | None) -> tuple[Observation, Workload] | Failure:
@@ -107,12 +108,7 @@ class Bench:
 
         First without making its weights; some code looks at its weights while it builds, and then they are made.
         """
-        try:
-            result = self._look(JobKind.TRACE, config, {"abstract": True})
-        except SourceError:
-            result = self._look(JobKind.TRACE, config, {})
-        if result.failure is not None:
-            result = self._look(JobKind.TRACE, config, {})
+        result = self._look_without_weights(JobKind.TRACE, config)
         if result.failure is not None:
             return result.failure
         value = _value(result)
@@ -153,6 +149,14 @@ class Bench:
         """The same bench with time limits that follow from how long the baseline took."""
         limit = min(LONGEST_LIMIT_SECONDS, max(SHORTEST_LIMIT_SECONDS, PATIENCE * wall_seconds))
         return self.with_(limit_seconds=limit)
+
+    def _look_without_weights(self, kind: JobKind, config: TrainConfig | None) -> JobResult:
+        """Without making weights first; with them where the source's code looks at their values while it builds."""
+        try:
+            result = self._look(kind, config, {"abstract": True})
+        except SourceError:
+            return self._look(kind, config, {})
+        return result if result.failure is None else self._look(kind, config, {})
 
     def _look(self, kind: JobKind, config: TrainConfig | None, options: dict[str, Any]) -> JobResult:
         return self.client.run(

@@ -82,7 +82,7 @@ def estimate(request: EstimateRequest) -> dict[str, Any]:
     with Client(backend) as client, TemporaryDirectory(prefix="autoplan-") as looks:
         cluster = _cluster(client, request.hardware, backend, None, silent)
         bench = Bench(client, request.source, backend, cluster, Clock.start(None), logs=Path(looks))
-        observation, _ = bench.observe()
+        observation, _ = bench.observe(abstract=True)
         baseline = TrainConfig.from_dict(observation.config)
         config = _estimated_config(request, baseline, cluster)
         traced = bench.with_(baseline=baseline).trace(config.with_(batch=Batch(config.batch.local), mesh=Mesh()))

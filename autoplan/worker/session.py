@@ -87,8 +87,12 @@ class Session:
         if seed is not None:
             keras.utils.set_random_seed(seed)
 
+    def _abstract(self) -> bool:
+        """Whether variables are to hold no values: enough for a job that only looks."""
+        return self.job.kind in _LOOKS and bool(self.job.options.get("abstract"))
+
     def _variables(self) -> AbstractContextManager[None]:
-        if self.job.kind is JobKind.TRACE and self.job.options.get("abstract"):
+        if self._abstract():
             from autoplan.worker.trace.abstract import abstract_variables
 
             return abstract_variables()
@@ -109,8 +113,7 @@ class Session:
         source = self.job.source
         wanted = source.fit_index if source is not None else 1
         if call.index < wanted:
-            abstract = self.job.kind is JobKind.TRACE and self.job.options.get("abstract")
-            return keras.callbacks.History() if abstract else one_micro_step(call)
+            return keras.callbacks.History() if self._abstract() else one_micro_step(call)
         try:
             self._answer(call, data.describe(call.arguments))
         except (AutoplanError, MemoryError):
