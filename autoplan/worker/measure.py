@@ -59,7 +59,8 @@ def measure(
         timer.keep_what_there_is()
     batch_size = change.wanted.batch.global_size if change is not None else facts.batch
     notes = _extras(call, arguments, options, on_phase)
-    peak, peak_source = _peak(call, facts, batch_size, backend, timer)
+    on_phase("memory")
+    peak, peak_source = _peak(call, facts, batch_size, backend, cheap=_cheap_to_compile_again(options, timer))
     alone = _compute_only(call, facts, batch_size, backend, timer, on_phase)
     median, low, high = median_interval(timer.group_seconds)
     rows = _rows_a_micro_step(facts, batch_size, timer)
@@ -122,8 +123,13 @@ def _rows_a_micro_step(facts: DataFacts, batch_size: int, timer: GroupTimer) -> 
     return min(float(batch_size), (facts.samples or 0) / micro_steps)
 
 
+def _cheap_to_compile_again(options: dict[str, Any], timer: GroupTimer) -> bool:
+    """Whether the compiled training step can be had for its figures: from the compilation cache, or soon."""
+    return bool(options.get("cache_dir")) or timer.compile_seconds < _CHEAP_COMPILE_SECONDS
+
+
 def _peak(
-    call: FitCall, facts: DataFacts, batch_size: int, backend: Backend, timer: GroupTimer
+    call: FitCall, facts: DataFacts, batch_size: int, backend: Backend, *, cheap: bool
 ) -> tuple[int | None, _PeakSource | None]:
     """Largest memory of a device, from the best source there is.
 
@@ -133,7 +139,7 @@ def _peak(
     if on_device is not None:
         return on_device, "device"
     batch = data.sample_batch(call.arguments, facts, batch_size)
-    if batch is not None and call.model.jit_compile and timer.compile_seconds < _CHEAP_COMPILE_SECONDS:
+    if batch is not None and call.model.jit_compile and cheap:
         compiled = backend.compiled_bytes(call.model, batch)
         if compiled is not None:
             return compiled, "compiled"
