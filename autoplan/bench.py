@@ -100,7 +100,9 @@ class Bench:
         abstract  without making the model's weights, where its code lets that be
         SourceError when the source fails, never fits, or takes too long to reach its fit.
         """
-        result = self._look_without_weights(JobKind.OBSERVE, None) if abstract else self._look(JobKind.OBSERVE, None, {})
+        result = (
+            self._look_without_weights(JobKind.OBSERVE, None) if abstract else self._look(JobKind.OBSERVE, None, {})
+        )
         return Observation.model_validate(_value(result)), result.wall_seconds
 
     def trace(self, config: TrainConfig | None) -> tuple[Observation, Workload] | Failure:
