@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autoplan.bench import Bench
@@ -42,14 +42,27 @@ class Verifier:
     observation: Observation
     watch: Watch
     cache: str
+    most_pairs: int = MOST_PAIRS
 
-    def verify(self, reference: TrainConfig, winner: TrainConfig, *, pairs: int = PAIRS) -> Verified:
-        """Numerics first (cheap), then pairs; two more pairs when the first leave it open and time allows."""
+    def verify_best(self, reference: TrainConfig, ranked: Sequence[TrialRecord]) -> list[Verified]:
+        """Verify the best, and the next best where it does not hold and time allows; the last one counts."""
+        tried: list[Verified] = []
+        for record in ranked:
+            seconds = record.measurement.wall_seconds if record.measurement else 0.0
+            if tried and not self.bench.clock.allows(verification_seconds(seconds, 0.0, exact=True)):
+                break
+            tried.append(self.verify(reference, TrainConfig.from_dict(record.config)))
+            if tried[-1].holds:
+                break
+        return tried
+
+    def verify(self, reference: TrainConfig, winner: TrainConfig) -> Verified:
+        """Numerics first (cheap), then pairs; more pairs when the first leave it open and time allows."""
         numerics = self._numerics(reference, winner)
         if numerics.verdict == "outside":
             return _refused(winner, numerics)
         timed: list[tuple[Timed, Timed]] = []
-        for wanted in (pairs, MOST_PAIRS):
+        for wanted in (PAIRS, self.most_pairs):
             failure = self._time_pairs(reference, winner, timed, wanted)
             if failure is not None:
                 return _failed(winner, numerics, failure)
@@ -134,26 +147,6 @@ def verification_seconds(trial_seconds: float, setup_seconds: float, *, exact: b
     """
     runs = 2 if exact else SEEDS + 1
     return 2 * FEWEST_PAIRS * (trial_seconds + LONGER_SECONDS) + runs * (setup_seconds + NUMERICS_SECONDS)
-
-
-def best_verified(
-    verifier: Verifier,
-    reference: TrainConfig,
-    ranked: list[TrialRecord],
-    *,
-    attempts: int,
-    pairs: int,
-    may_go_on: Callable[[], bool],
-) -> list[Verified]:
-    """Verify the best, and the next best where the first does not hold; the last of the list is the one that counts."""
-    tried: list[Verified] = []
-    for record in ranked[:attempts]:
-        if tried and not may_go_on():
-            break
-        tried.append(verifier.verify(reference, TrainConfig.from_dict(record.config), pairs=pairs))
-        if tried[-1].holds:
-            break
-    return tried
 
 
 def unverified(detail: str) -> Verification:

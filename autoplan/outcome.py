@@ -59,10 +59,13 @@ def measured_plan(
     request: TuneRequest,
     findings: Findings,
     tried: Tried,
-    verified: Sequence[Verified],
+    verified: Sequence[Verified] | None,
     ranked: Sequence[TrialRecord],
 ) -> Plan:
-    """The verified winner; else the baseline; else, where the baseline is ruled out or fails, the best that is left."""
+    """The verified winner; else the baseline; else, where the baseline is ruled out or fails, the best that is left.
+
+    `verified` is None where verification was interrupted, and empty where nothing was worth it.
+    """
     choice = _choose(findings, tried, verified, ranked)
     setup = setup_note(findings.observation, _typical_seconds(tried))
     return _plan(
@@ -84,7 +87,9 @@ def measured_plan(
     )
 
 
-def _choose(findings: Findings, tried: Tried, verified: Sequence[Verified], ranked: Sequence[TrialRecord]) -> Choice:
+def _choose(
+    findings: Findings, tried: Tried, verified: Sequence[Verified] | None, ranked: Sequence[TrialRecord]
+) -> Choice:
     reference = TrainConfig.from_dict(tried.reference.config)
     baseline_runs = tried.baseline.measurement is not None
     named = "the baseline" if baseline_runs else "the configuration of least change that runs"
@@ -94,17 +99,15 @@ def _choose(findings: Findings, tried: Tried, verified: Sequence[Verified], rank
         words = ", ".join(changes(findings.space.baseline, last.config)) or "no change"
         why = f"{words}: shown faster than {named} in {last.verification.pairs} pairs of clean processes"
         return Choice(last.config, _of_its_trial(last.config, ranked), verification, why)
-    why = _why_not(last, named, interrupted=tried.interrupted)
+    why = _why_not(last, named, interrupted=verified is None)
     verification = last.verification if last is not None and baseline_runs else unverified(why)
     if reference in findings.space.configs or not ranked:
-        return Choice(reference, tried.reference.measurement, verification, why)
-    best = ranked[0]
-    return Choice(
-        TrainConfig.from_dict(best.config),
-        best.measurement,
-        verification,
-        f"{why.rpartition(': the plan is')[0]}; what is pinned rules {named} out, so the plan is the best of the rest",
-    )
+        return Choice(reference, tried.reference.measurement, verification, f"{why}: the plan is {named}")
+    refused = {one.config.describe() for one in verified or () if one.verification.numerics == "outside"}
+    sound = [one for one in ranked if TrainConfig.from_dict(one.config).describe() not in refused]
+    best = (sound or ranked)[0]
+    why = f"{why}; what is pinned rules {named} out, so the plan is the best of the rest"
+    return Choice(TrainConfig.from_dict(best.config), best.measurement, verification, why)
 
 
 def _of_its_trial(config: TrainConfig, ranked: Sequence[TrialRecord]) -> Measurement | None:
@@ -115,17 +118,15 @@ def _of_its_trial(config: TrainConfig, ranked: Sequence[TrialRecord]) -> Measure
 
 def _why_not(last: Verified | None, named: str, *, interrupted: bool) -> str:
     if last is None:
-        if interrupted:
-            return f"interrupted before a winner was verified: the plan is {named}"
-        return f"no trial was better than {named}: the plan is {named}"
+        return "interrupted before a winner was verified" if interrupted else f"no trial was better than {named}"
     told = last.verification
     if told.numerics == "outside":
-        return f"the best trial does not train the same ({told.numerics_detail}): the plan is {named}"
+        return f"the best trial does not train the same ({told.numerics_detail})"
     if told.speedup is None:
-        return f"the best trial did not survive verification ({told.numerics_detail}): the plan is {named}"
+        return f"the best trial did not survive verification ({told.numerics_detail})"
     return (
         f"the best trial was not shown to be faster in clean processes (speed-up {told.speedup:.2f}, 95% interval "
-        f"{told.speedup_low:.2f} to {told.speedup_high:.2f}): the plan is {named}"
+        f"{told.speedup_low:.2f} to {told.speedup_high:.2f})"
     )
 
 

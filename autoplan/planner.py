@@ -10,7 +10,7 @@ from typing import Any
 from autoplan import hardware, planfile
 from autoplan.bench import Bench, Clock
 from autoplan.errors import ConfigError, WorkerError, WorkloadError
-from autoplan.evidence import FEWEST_PAIRS, PAIRS, Verifier, best_verified, verification_seconds
+from autoplan.evidence import MOST_PAIRS, PAIRS, Verified, Verifier, verification_seconds
 from autoplan.forecasts import Findings, survey, without_forecasts
 from autoplan.jobs import Client, Job, JobKind, Observation
 from autoplan.known_issues import Versions
@@ -187,10 +187,12 @@ def _measure(request: TuneRequest, bench: Bench, findings: Findings, watch: Watc
     with Study(place, shortlist, choices, identity, first=max(PREDICTED_FIRST, meshes + 1)) as study:
         runner = Runner(bench, study, observation, findings.forecasts, frozenset(space.configs), watch, request.trials)
         tried = _try(runner, findings, watch)
-        verified, interrupted = _verify(runner, tried, place, watch)
+        verified = _verify(runner, tried, place, watch)
         plan = measured_plan(request, findings, tried, verified, runner.ranked())
         result = _finish(request, plan, findings, watch)
-    return TuneResult(**{**result.__dict__, "study_path": str(place), "interrupted": tried.interrupted or interrupted})
+    return TuneResult(
+        **{**result.__dict__, "study_path": str(place), "interrupted": tried.interrupted or verified is None}
+    )
 
 
 def _try(runner: Runner, findings: Findings, watch: Watch) -> Tried:
@@ -210,26 +212,22 @@ def _try(runner: Runner, findings: Findings, watch: Watch) -> Tried:
     return Tried(first, reference, tuple(runner.study.records), ended, interrupted)
 
 
-def _verify(runner: Runner, tried: Tried, place: StudyPlace, watch: Watch) -> tuple[list[Any], bool]:
-    """Verify what is better than the reference; a Ctrl-C here leaves the plan unverified."""
-    ranked = runner.ranked()
-    standard = runner.objective(tried.reference)
-    better = [r for r in ranked if r.number != tried.reference.number and (runner.objective(r) or 0) < (standard or 0)]
-    verifier = Verifier(runner.bench, runner.observation, watch, str(place.folder.absolute() / "cache"))
-    reference = TrainConfig.from_dict(tried.reference.config)
-    longest = max((r.measurement.wall_seconds for r in ranked if r.measurement), default=0.0)
+def _verify(runner: Runner, tried: Tried, place: StudyPlace, watch: Watch) -> list[Verified] | None:
+    """Verify what is better than the reference; None when a Ctrl-C ends it."""
+    standard = runner.objective(tried.reference) or 0.0
+    better = [record for record in runner.ranked() if (runner.objective(record) or 0.0) < standard]
+    verifier = Verifier(
+        runner.bench,
+        runner.observation,
+        watch,
+        cache=str(place.folder.absolute() / "cache"),
+        most_pairs=PAIRS if tried.interrupted else MOST_PAIRS,
+    )
+    attempts = 1 if tried.interrupted else VERIFICATION_ATTEMPTS
     try:
-        verified = best_verified(
-            verifier,
-            reference,
-            better,
-            attempts=1 if tried.interrupted else VERIFICATION_ATTEMPTS,
-            pairs=FEWEST_PAIRS if tried.interrupted else PAIRS,
-            may_go_on=lambda: runner.bench.clock.allows(verification_seconds(longest, 0.0, exact=True)),
-        )
+        return verifier.verify_best(TrainConfig.from_dict(tried.reference.config), better[:attempts])
     except KeyboardInterrupt:
-        return [], True
-    return verified, False
+        return None
 
 
 def _identity(request: TuneRequest, bench: Bench, findings: Findings) -> dict[str, Any]:

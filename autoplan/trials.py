@@ -17,6 +17,8 @@ from autoplan.requests import Event, Watch
 from autoplan.search import Study, fit_seconds_per_sample
 from cost_models.config import TrainConfig
 
+MEASURED = {"groups": 8, "group_seconds": 0.5}
+"""How long a trial measures: groups of micro-steps, each ended by waiting for the device."""
 ROOM_MAKERS = (FailureKind.OOM, FailureKind.COMPILE_OOM, FailureKind.TIMEOUT)
 """Failures of a baseline that tuning can help with: it is too large or too slow, but not wrong."""
 
@@ -119,7 +121,9 @@ class Runner:
         self._tell(Event("trial_started", config.describe(), number=number, config=config.to_dict()))
         started = self.bench.clock.elapsed()
         try:
-            outcome = self.bench.measure(config, f"trial-{number}", on_phase=lambda phase: self._phase(number, phase))
+            outcome = self.bench.measure(
+                config, f"trial-{number}", options=MEASURED, on_phase=lambda phase: self._phase(number, phase)
+            )
         except BaseException:
             self.study.abandon(config)
             raise

@@ -1,7 +1,12 @@
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from autoplan import hardware, planfile, planner, source
@@ -244,7 +249,7 @@ def test_ctrl_c_ends_the_trials_and_the_best_is_verified_and_written(tune):
     assert result.interrupted
     assert len(result.plan.trials) == 3
     assert TrainConfig.from_dict(result.plan.config) == BEST
-    assert (result.plan.verification.pairs, result.plan.verification.faster) == (2, True)
+    assert (result.plan.verification.pairs, result.plan.verification.faster) == (3, True)
     assert result.written_to.exists()
 
 
@@ -471,3 +476,106 @@ def test_a_scratch_directory_is_a_new_and_empty_one_for_every_job(tune):
 
 def assert_empty(folder):
     assert list(Path(folder).iterdir()) == []
+
+
+# From here on everything is real: scripts, workers, measurements; only the groups of micro-steps are short.
+
+SCRIPT = """
+import os, sys
+os.environ.setdefault("KERAS_BACKEND", "jax")
+import keras, numpy as np
+keras.utils.set_random_seed(1)
+x = np.random.default_rng(1).normal(size=(2048, 16)).astype("float32")
+model = keras.Sequential([keras.Input((16,)), keras.layers.Dense(32, activation="relu"), keras.layers.Dense(1)])
+model.compile(keras.optimizers.Adam(1e-3, gradient_accumulation_steps=int(sys.argv[1])), "mse")
+model.fit(x, x[:, :1], batch_size=8, epochs=300, verbose=0, callbacks=[keras.callbacks.CSVLogger("log.csv")])
+open("reached_the_end", "w").close()
+"""
+QUICK = {"groups": 3, "group_seconds": 0.1}
+
+
+@pytest.fixture
+def quick(tmp_path, monkeypatch):
+    """The script, in a folder of its own, and measurements that take moments."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("autoplan.trials.MEASURED", QUICK)
+    monkeypatch.setattr("autoplan.evidence.LONGER", QUICK)
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    return script
+
+
+def test_a_real_script_is_tuned_from_end_to_end(quick, tmp_path):
+    events = []
+    request = TuneRequest(
+        source=source.resolve(str(quick), ["16"]), only=("batch",), trials=6, output=tmp_path / "plan.yaml"
+    )
+    result = planner.tune(request, events.append)
+    plan = planfile.read(result.written_to)
+    assert plan.evidence is Evidence.MEASURED
+    assert plan.baseline.config["batch"] == {"local": 8, "global": 8, "accumulation": 16, "effective": 128}
+    assert plan.config["batch"]["accumulation"] < 16
+    assert (plan.verification.faster, plan.verification.numerics) == (True, "exact")
+    assert plan.verification.speedup_low > 1
+    assert plan.verification.checkpoint_saved
+    assert [record.outcome for record in plan.trials] == ["measured"] * 6
+    assert plan.source.args == ["16"]
+    assert plan.source.fit.updates == 300 * 2048 // 128
+    assert plan.hardware.name == "local"
+    assert plan.predicted["config"] == plan.config
+    assert any("CSVLogger" in note for note in plan.notes)
+    assert not (tmp_path / "log.csv").exists()
+    assert not (tmp_path / "reached_the_end").exists()
+    assert {path.name for path in Path(result.study_path).parent.glob("trial-*.log")} == {
+        f"trial-{n}.log" for n in range(6)
+    }
+    assert psutil.Process().children(recursive=True) == []
+
+
+def test_ctrl_c_on_the_real_thing_writes_a_plan_and_leaves_no_process(quick, tmp_path):
+    code = f"""
+import sys
+from pathlib import Path
+from autoplan import evidence, planner, source, trials
+from autoplan.requests import TuneRequest
+trials.MEASURED = evidence.LONGER = {QUICK}
+def watch(event):
+    print(event.kind, event.number, flush=True)
+request = TuneRequest(source=source.resolve("train.py", ["16"]), only=("batch",), trials=50, output=Path("plan.yaml"))
+sys.exit(130 if planner.tune(request, watch).interrupted else 0)
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    with process:
+        for line in process.stdout:
+            if line.startswith("trial_phase 2"):
+                workers = psutil.Process(process.pid).children(recursive=True)
+                process.send_signal(signal.SIGINT)
+                break
+        process.stdout.read()
+    assert process.returncode == 130
+    plan = planfile.read("plan.yaml")
+    assert [record.number for record in plan.trials] == [0, 1]
+    assert plan.verification.pairs == 3
+    assert "trials ended: interrupted" in plan.notes
+    gone, alive = psutil.wait_procs(workers, timeout=5)
+    assert (len(gone) > 0, alive) == (True, [])
+
+
+def test_a_real_estimate_for_hardware_that_is_not_here(quick):
+    estimated = planner.estimate(
+        EstimateRequest(
+            source=source.resolve(str(quick), ["2"]), hardware="tpu-v5e-8", batch_size=1024, precision="mixed_bfloat16"
+        )
+    )
+    assert estimated["hardware"] == "tpu-v5e-8"
+    assert estimated["config"]["precision"] == "mixed_bfloat16"
+    assert estimated["config"]["batch"] == {"local": 128, "global": 1024, "accumulation": 2, "effective": 2048}
+    parameters = 4 * (16 * 32 + 32 + 32 + 1)
+    assert estimated["memory"]["per_device_bytes"]["parameters"] >= parameters
+    assert estimated["memory"]["fits"]
+    assert estimated["time"]["update_seconds"] == pytest.approx(2 * estimated["time"]["micro_step_seconds"])
