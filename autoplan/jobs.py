@@ -34,7 +34,10 @@ from autoplan.source import SourceSpec as SourceSpec  # what a job is about; its
 
 PRELOADABLE = ("tensorflow", "scipy", "pandas", "sklearn", "h5py")
 """What a source may import that takes seconds and starts no thread: once one job did, the server imports it for all."""
+SEE_OUTPUT = "; the last of its output:"
+"""Ends a message of a worker that the client completes from the job's log."""
 _WATCH_SECONDS = 0.2
+_LINES_SHOWN = 8
 _LOG_TAIL_BYTES = 4000
 
 
@@ -324,7 +327,7 @@ class Client:
             case "failure":
                 running.failure = _failure(FailureKind(event["kind"]), event["message"], running)
             case "error":
-                running.error = getattr(errors, event["error"])(event["message"])
+                running.error = getattr(errors, event["error"])(_with_output(event["message"], running.log))
             case "exit":
                 running.status = event["status"]
 
@@ -349,6 +352,13 @@ def _failure_of_exit(running: _Running) -> Failure:
     return _failure(
         FailureKind.CRASH, f"left with exit code {code} in phase {running.phase}, without a result", running
     )
+
+
+def _with_output(message: str, log: Path | None) -> str:
+    if not message.endswith(SEE_OUTPUT):
+        return message
+    lines = [line for line in log_tail(log).splitlines() if line.strip()][-_LINES_SHOWN:]
+    return "\n  ".join([message, *lines]) if lines else message.removesuffix(SEE_OUTPUT)
 
 
 def log_tail(log: Path | None) -> str:

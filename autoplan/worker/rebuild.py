@@ -10,6 +10,7 @@ from typing import Any
 import keras
 
 from autoplan.errors import AutoplanError, NeverFits, ScriptFailed
+from autoplan.jobs import SEE_OUTPUT
 from autoplan.runtime.running import OnBuilder, run_source
 from autoplan.source import SourceSpec
 
@@ -33,11 +34,16 @@ def run_to_fit(source: SourceSpec, on_builder: OnBuilder, *, directory: str | No
         raise
     except SystemExit as error:
         if error.code not in (None, 0):
-            raise ScriptFailed(
-                f"{source.path} left with exit code {error.code} before its fit; run it by itself to see what it says"
-            ) from None
+            raise left_early(source, error) from None
     except BaseException as error:
         raise failed(source, error) from error
+
+
+def left_early(source: SourceSpec, error: SystemExit) -> ScriptFailed:
+    """The error for a script that ended itself: what it said is in `sys.exit`'s own text, or in its output."""
+    if isinstance(error.code, str):
+        return ScriptFailed(f"{source.path} ended itself before its fit: {error.code}")
+    return ScriptFailed(f"{source.path} left with exit code {error.code} before its fit{SEE_OUTPUT}")
 
 
 def never_fits(source: SourceSpec, fits: int) -> NeverFits:

@@ -78,6 +78,14 @@ def test_a_script_that_fails_by_itself_is_told_with_its_own_frames(client, scrip
     assert "autoplan/" not in message
 
 
+def test_a_script_that_ends_itself_is_told_with_what_it_said(client, script, tmp_path):
+    arguments = "import argparse\np = argparse.ArgumentParser()\np.add_argument('--data', required=True)\np.parse_args()\n"
+    with pytest.raises(ScriptFailed, match=r"(?s)exit code 2 before its fit.*arguments are required: --data"):
+        run(client, script(before=arguments), JobKind.OBSERVE, log=tmp_path / "log")
+    with pytest.raises(ScriptFailed, match="ended itself before its fit: no data here"):
+        run(client, script(before="import sys\nsys.exit('no data here')\n"), JobKind.OBSERVE)
+
+
 def test_a_script_without_fit_is_told_so(client, script):
     with pytest.raises(NeverFits, match=r"ended without calling model\.fit"):
         run(client, script(after=""), JobKind.OBSERVE)
