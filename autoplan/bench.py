@@ -94,8 +94,8 @@ class Bench:
         """A copy with other fields."""
         return replace(self, **changes)
 
-    def observe(self, *, abstract: bool = False) -> tuple[Observation, float]:
-        """What the chosen fit says about itself, and the seconds that it took to get there.
+    def observe(self, *, abstract: bool = False) -> Observation:
+        """What the chosen fit says about itself.
 
         abstract  without making the model's weights, where its code lets that be
         SourceError when the source fails, never fits, or takes too long to reach its fit.
@@ -103,7 +103,7 @@ class Bench:
         result = (
             self._look_without_weights(JobKind.OBSERVE, None) if abstract else self._look(JobKind.OBSERVE, None, {})
         )
-        return Observation.model_validate(_value(result)), result.wall_seconds
+        return Observation.model_validate(_value(result))
 
     def trace(self, config: TrainConfig | None) -> tuple[Observation, Workload] | Failure:
         """The training step under `config` as a Workload; None: as the source has it.

@@ -82,7 +82,8 @@ class Verifier:
                 self._tell(f"pair {len(timed) + 1} of {wanted}: {config.describe()}")
                 outcome = self._measure(config, len(timed) + 1, thorough=config == winner)
                 if isinstance(outcome, Failure):
-                    return outcome
+                    enough = len(timed) >= FEWEST_PAIRS and self.bench.cut_short(outcome)
+                    return None if enough else outcome
                 runs[config] = Timed(config, outcome)
             timed.append((runs[reference], runs[winner]))
             if len(timed) >= FEWEST_PAIRS and not self._time_for(timed[-1]):

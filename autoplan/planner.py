@@ -62,13 +62,14 @@ def tune(request: TuneRequest, watch: Watch = silent) -> TuneResult:
         scratch = Path(looks) if request.scratch else None
         bench = Bench(client, request.source, backend, cluster, clock, logs=Path(looks), scratch=scratch)
         watch(Event("stage", "looking at the training up to its fit"))
-        observation, _ = bench.observe()
+        measured_here = request.measure and cluster.local
+        observation = bench.observe(abstract=not measured_here)
         space = _space(request, observation, cluster)
         bench = bench.with_(baseline=space.baseline)
         findings = _survey(request, bench, observation, space, watch)
         if request.dry_run:
             return _dry_run(request, findings)
-        if not (request.measure and cluster.local):
+        if not measured_here:
             return _finish(request, analytic_plan(request, findings), findings, watch)
         return _measure(request, bench, findings, watch)
 
@@ -82,7 +83,7 @@ def estimate(request: EstimateRequest) -> dict[str, Any]:
     with Client(backend) as client, TemporaryDirectory(prefix="autoplan-") as looks:
         cluster = _cluster(client, request.hardware, backend, None, silent)
         bench = Bench(client, request.source, backend, cluster, Clock.start(None), logs=Path(looks))
-        observation, _ = bench.observe(abstract=True)
+        observation = bench.observe(abstract=True)
         baseline = TrainConfig.from_dict(observation.config)
         config = _estimated_config(request, baseline, cluster)
         traced = bench.with_(baseline=baseline).trace(config.with_(batch=Batch(config.batch.local), mesh=Mesh()))
