@@ -37,8 +37,9 @@ def run_job(job: Job, channel: Channel) -> None:
     try:
         Session(job, channel).run()
     except AutoplanError as error:
-        traceback.print_exc()
         cause = error.__cause__
+        if cause is not None:
+            traceback.print_exception(cause)
         if isinstance(cause, Exception) and backends.get(job.backend).is_out_of_memory(cause):
             channel.failure(FailureKind.OOM, f"{type(cause).__name__}: {cause}")
         if job.kind in _LOOKS or job.kind is JobKind.PROBE:
