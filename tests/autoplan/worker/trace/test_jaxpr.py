@@ -1,0 +1,145 @@
+"""Jaxprs as flat lists: what is inlined, what keeps its body, and what nobody needs."""
+
+import jax
+import jax.numpy as jnp
+
+from autoplan.worker.trace.jaxpr import record
+from cost_models.workload import Kind, Phase
+
+S = jax.ShapeDtypeStruct
+X = S((4, 8), "float32")
+W = S((8, 8), "float32")
+
+
+def recorded(fn, *specs):
+    return record(jax.make_jaxpr(fn)(*specs))
+
+
+def primitives(recording):
+    return [op.primitive for op in recording.ops]
+
+
+def test_calls_are_inlined_whatever_they_are():
+    @jax.custom_vjp
+    def custom(x):
+        return jnp.tanh(x)
+
+    custom.defvjp(lambda x: (jnp.tanh(x), x), lambda x, g: (g,))
+    recording = recorded(lambda x: jax.jit(jnp.exp)(custom(x)), X)
+    assert primitives(recording) == ["tanh", "exp"]
+    first, second = recording.ops
+    assert second.reads == first.writes
+    assert recording.outputs == list(second.writes)
+
+
+def test_what_nobody_needs_is_dropped():
+    def wasteful(x):
+        _ = jnp.sin(x) @ jnp.ones((8, 8))
+        return jnp.exp(x)
+
+    assert primitives(recorded(wasteful, X)) == ["exp"]
+
+
+def test_a_scan_keeps_one_iteration_and_its_length():
+    def run(x, w):
+        return jax.lax.scan(lambda carry, _: (jnp.tanh(carry @ w), carry.sum()), x, None, length=7)
+
+    recording = recorded(run, X, W)
+    (loop,) = (op for op in recording.ops if op.kind is Kind.LOOP)
+    assert loop.repeat == 7
+    assert [op.primitive for op in loop.body] == ["dot_general", "tanh", "reduce_sum", "dynamic_update_slice"]
+    assert loop.results == loop.body[1].writes  # the carry that comes back
+
+
+def test_stacked_inputs_arrive_slice_by_slice():
+    def run(xs):
+        return jax.lax.scan(lambda carry, x: (carry + x, None), jnp.zeros(8), xs)[0]
+
+    recording = recorded(run, S((5, 8), "float32"))
+    (loop,) = (op for op in recording.ops if op.kind is Kind.LOOP)
+    first = loop.body[0]
+    assert first.primitive == "dynamic_slice"
+    assert recording.tensors[first.writes[0]] == ("float32", (8,))
+
+
+def test_a_loop_of_unknown_length_counts_once_and_says_so():
+    def run(x, n):
+        return jax.lax.fori_loop(0, n, lambda i, c: c * 2.0, x)
+
+    recording = recorded(run, X, S((), "int32"))
+    (loop,) = (op for op in recording.ops if op.kind is Kind.LOOP)
+    assert loop.repeat == 1
+    assert recording.unknown["while", "trip count depends on data: its body is counted once"] == 1
+
+
+def test_a_branch_is_its_more_expensive_side():
+    def run(x, w, flag):
+        return jax.lax.cond(flag, lambda: jnp.tanh(x), lambda: x @ w @ w)
+
+    recording = recorded(run, X, W, S((), "bool"))
+    (branch,) = (op for op in recording.ops if op.kind is Kind.BRANCH)
+    assert [op.primitive for op in branch.body] == ["dot_general", "dot_general"]
+
+
+def test_an_unknown_operation_is_kept_and_counted():
+    def run(x):
+        return jax.pure_callback(lambda v: v, X, x)
+
+    recording = recorded(run, X)
+    (op,) = (op for op in recording.ops if op.kind is Kind.UNKNOWN)
+    assert op.primitive == "pure_callback"
+    assert recording.tensors[op.writes[0]] == ("float32", (4, 8))
+    assert sum(recording.unknown.values()) == 1
+
+
+def test_typed_random_keys_have_a_size():
+    recording = recorded(lambda seed: jax.random.uniform(jax.random.key(seed), (3,)), S((), "int32"))
+    assert "key" in {dtype for dtype, _ in recording.tensors}
+    assert Kind.RANDOM in {op.kind for op in recording.ops}
+
+
+def test_arrays_that_the_program_closes_over_are_constants():
+    table = jnp.arange(80.0).reshape(8, 10)
+    recording = recorded(lambda x: x @ table, X)
+    assert [recording.tensors[number] for number in recording.constants] == [("float32", (8, 10))]
+
+
+def layered(x, w):
+    with jax.named_scope("block"), jax.named_scope("dense"):
+        h = x @ w
+    with jax.named_scope("loss"):
+        return jnp.sum(h * h)
+
+
+def step(x, w):
+    value, gradient = jax.value_and_grad(layered, argnums=1)(x, w)
+    with jax.named_scope("optimizer"):
+        return value, w - 0.1 * gradient
+
+
+def test_phases_and_layers_come_from_the_scopes():
+    places = {(op.primitive, op.phase, op.layer) for op in recorded(step, X, W).ops}
+    assert ("dot_general", Phase.FORWARD, "block/dense") in places
+    assert ("dot_general", Phase.BACKWARD, "block/dense") in places
+    assert ("sub", Phase.UPDATE, "optimizer") in places
+
+
+def test_a_checkpoint_has_a_fence_before_what_is_recomputed():
+    def loss(x, w):
+        return jnp.sum(jax.checkpoint(lambda x: jnp.tanh(jnp.tanh(x @ w) @ w))(x))
+
+    recording = recorded(jax.grad(loss, argnums=1), X, W)
+    (fence,) = (op for op in recording.ops if op.kind is Kind.BARRIER)
+    after = recording.ops[recording.ops.index(fence) + 1 :]
+    recomputed = [op for op in after if op.region == fence.region and op.phase is Phase.FORWARD]
+    assert [op.primitive for op in recomputed].count("dot_general") == 2
+    assert set(fence.writes) >= {read for op in recomputed[:1] for read in op.reads}
+
+
+def test_without_a_need_to_recompute_there_is_no_fence():
+    recording = recorded(jax.checkpoint(jnp.tanh), X)
+    assert primitives(recording) == ["tanh"]
+
+
+def test_the_number_of_dispatches_is_that_of_the_outer_operations():
+    assert recorded(lambda x: jnp.exp(jax.jit(lambda y: jnp.sin(jnp.cos(y)))(x)), X).dispatches == 2

@@ -1,0 +1,280 @@
+"""Keras's real training step as a Workload: FLOPs by hand, state by role, structure that holds for every batch."""
+
+from functools import cache
+
+import jax
+import keras
+import numpy as np
+import pytest
+
+from autoplan.worker.trace.abstract import abstract_variables
+from autoplan.worker.trace.specs import synthetic_specs
+from autoplan.worker.trace.step import trace_train_step
+from cost_models.affine import Affine
+from cost_models.errors import WorkloadError
+from cost_models.workload import Kind, Phase, Role, Workload, walk
+from tests.models import zoo
+
+BATCH = 6
+
+
+def trace(model, batch=BATCH, **how):
+    return trace_train_step(model, synthetic_specs(model, batch), local_batch=batch, **how)
+
+
+@cache
+def traced(build, batch=BATCH):
+    return trace(build(), batch)
+
+
+def flops_of(ops, kind):
+    """FLOPs of one kind of operation, bodies of loops as often as they run."""
+    own = Affine.sum(op.flops for op in ops if op.kind is kind)
+    return own + Affine.sum(flops_of(op.body, kind) * op.repeat for op in ops if op.body)
+
+
+def product_flops(workload, kind):
+    return flops_of(workload.ops, kind)
+
+
+def test_a_dense_layer_costs_2mkn_forward_and_2mkn_for_the_gradient_of_its_kernel():
+    k, n = 24, 16
+    assert product_flops(trace(zoo.dense(k, n)), Kind.DOT) == Affine(0, 2 * (2 * k * n))
+
+
+def test_a_dense_layer_behind_another_costs_6mkn():
+    """Forward, gradient of the input, gradient of the kernel; the first layer's input needs no gradient."""
+    first, second, last = 32 * 64, 64 * 64, 64 * 4
+    expected = 4 * first + 6 * second + 6 * last
+    assert product_flops(traced(zoo.mlp), Kind.DOT) == Affine(0, expected)
+
+
+@pytest.mark.parametrize(
+    ("groups", "strides", "kernel"),
+    [(1, 1, 3), (2, 1, 3), (4, 1, 1), (1, 2, 3)],
+    ids=["plain", "two", "four", "stride"],
+)
+def test_a_convolution_costs_two_operations_a_multiply_add(groups, strides, kernel):
+    side, channels, filters = 16, 4, 8
+    model = zoo.convolution(
+        filters=filters, groups=groups, strides=strides, kernel=kernel, side=side, channels=channels
+    )
+    out = side // strides
+    forward = 2 * out * out * filters * kernel * kernel * channels // groups
+    assert product_flops(trace(model), Kind.CONV) == Affine(0, 2 * forward)  # and the gradient of the kernel
+
+
+def test_the_gradient_of_a_strided_convolutions_input_is_not_charged_for_the_zeros_between():
+    inputs = keras.Input((16, 16, 4))
+    x = keras.layers.Conv2D(4, 1, use_bias=False)(inputs)
+    model = keras.Model(inputs, keras.layers.Conv2D(8, 3, strides=2, padding="same", use_bias=False)(x))
+    model.compile(optimizer="sgd", loss="mse")
+    first = 2 * 16 * 16 * 4 * 4
+    second = 2 * 8 * 8 * 8 * 9 * 4
+    assert product_flops(trace(model), Kind.CONV) == Affine(0, 2 * first + 3 * second)
+
+
+def test_attention_by_hand():
+    """Three projections and the output (8 s d^2), scores and weighted sum (4 s^2 d): forward; twice that backward."""
+    s, d = 12, 32
+    projections, mixing = 8 * s * d * d, 4 * s * s * d
+    to_input = 6 * s * d * d  # the model's input needs no gradient through queries, keys and values
+    workload = trace(zoo.attention(width=d, heads=4, length=s))
+    assert product_flops(workload, Kind.DOT) == Affine(0, 3 * (projections + mixing) - to_input)
+
+
+def test_a_loop_counts_every_iteration():
+    """A GRU step: three gates on input and state forward; state and both kernels backward (the input needs none)."""
+    length, width, features = 20, 16, 8
+    on_input, on_state = 2 * features * 3 * width, 2 * width * 3 * width
+    head = 3 * 2 * width
+    expected = length * (2 * on_input + 3 * on_state) + head
+    assert product_flops(traced(zoo.recurrent), Kind.DOT).per_sample == expected
+
+
+def test_resnet_50_has_its_published_parameters():
+    with abstract_variables():
+        model = keras.applications.ResNet50(weights=None)
+        model.compile(optimizer="sgd", loss="sparse_categorical_crossentropy")
+        workload = trace(model, 4)
+    assert workload.parameters == 25_583_592
+    assert workload.variable_bytes(Role.TRAINABLE) == 25_583_592 * 4
+    gmacs = 3.86e9  # He et al. 2015, table 1: 3.8e9 multiply-adds forward
+    assert workload.model_flops.per_sample == pytest.approx(3 * 2 * gmacs, rel=0.02)
+    assert not any(v._value is not None for v in model.trainable_variables)
+    assert not workload.batch_exact
+
+
+@pytest.mark.parametrize("build", [zoo.mlp, zoo.image_classifier, zoo.decoder, zoo.recurrent, zoo.two_inputs])
+def test_lines_through_two_batches_hold_for_a_third(build):
+    line, far = traced(build), traced(build, 64)
+    assert not line.batch_exact
+    assert [t.bytes.at(64) for t in line.tensors] == [t.bytes.at(64) for t in far.tensors]
+    assert line.flops.at(64) == pytest.approx(far.flops.at(64))
+    assert [op.primitive for op in line.ops] == [op.primitive for op in far.ops]
+
+
+@pytest.mark.parametrize("build", [zoo.mlp, zoo.image_classifier, zoo.decoder, zoo.recurrent, zoo.two_inputs])
+def test_every_operation_is_known(build):
+    assert traced(build).unknown_ops == ()
+
+
+def test_values_do_not_matter():
+    """Abstract and concrete variables give the same workload."""
+    concrete = traced(zoo.image_classifier)
+    with abstract_variables():
+        abstract = trace(zoo.image_classifier())
+    assert [op.primitive for op in abstract.ops] == [op.primitive for op in concrete.ops]
+    assert abstract.tensors == concrete.tensors
+
+
+def test_a_subclassed_model_is_built_by_the_trace():
+    model = zoo.subclassed()
+    batch = (np.zeros((3, 12), "float32"), np.zeros((3, 1), "float32"))
+    workload = trace_train_step(model, batch, local_batch=8)
+    assert workload.parameters == 12 * 12 + 12 + 12 + 1
+    assert any("residual" in op.layer for op in workload.ops)
+
+
+def test_phases_follow_one_another():
+    phases = [op.phase for op in traced(zoo.mlp).ops]
+    order = [Phase.FORWARD, Phase.BACKWARD, Phase.UPDATE]
+    assert phases == sorted(phases, key=order.index)
+    assert set(phases) == set(order)
+
+
+def test_sample_weights_are_inputs():
+    model = zoo.dense()
+    x, y = synthetic_specs(model, BATCH)
+    weight = jax.ShapeDtypeStruct((BATCH,), "float32")
+    weighted = trace_train_step(model, (x, y, weight), local_batch=BATCH)
+    assert len(weighted.inputs) == len(traced(zoo.dense).inputs) + 1
+
+
+OPTIMIZERS = {
+    "SGD": 0,
+    "SGD momentum": 1,
+    "RMSprop": 1,
+    "Adam": 2,
+    "Adam amsgrad": 3,
+    "AdamW": 2,
+    "Adadelta": 2,
+    "Adagrad": 1,
+    "Adamax": 2,
+    "Nadam": 2,
+    "Ftrl": 2,
+    "Lion": 1,
+    "Lamb": 2,
+}
+
+
+def made(name):
+    kind, _, option = name.partition(" ")
+    arguments = {"momentum": {"momentum": 0.9}, "amsgrad": {"amsgrad": True}}.get(option, {})
+    return getattr(keras.optimizers, kind)(**arguments)
+
+
+@pytest.mark.parametrize(("name", "slots"), OPTIMIZERS.items())
+def test_slots_of_every_optimizer(name, slots):
+    workload = trace(zoo.mlp(optimizer=made(name)))
+    parameters = workload.variable_bytes(Role.TRAINABLE)
+    beside = 64  # iterations, learning rate and a few other scalars
+    assert slots * parameters <= workload.variable_bytes(Role.SLOT) <= slots * parameters + beside
+
+
+@pytest.mark.parametrize("name", ["Adafactor", "Muon"])
+def test_optimizers_whose_slots_depend_on_shapes_are_what_they_build(name):
+    model = zoo.mlp(optimizer=getattr(keras.optimizers, name)())
+    workload = trace(model)
+    built = sum(int(np.prod(v.shape)) * 4 for v in model.optimizer.variables)
+    assert workload.variable_bytes(Role.SLOT) == built
+
+
+def test_averages_of_weights_are_told_from_slots():
+    workload = trace(zoo.mlp(optimizer=keras.optimizers.SGD(use_ema=True)))
+    assert workload.variable_bytes(Role.EMA) == workload.variable_bytes(Role.TRAINABLE)
+
+
+def test_one_trace_serves_every_accumulation():
+    """The optimizer keeps its accumulators and its setting; the workload is that of a plain micro-step."""
+    optimizer = keras.optimizers.Adam(gradient_accumulation_steps=4)
+    accumulating, plain = trace(zoo.mlp(optimizer=optimizer)), traced(zoo.mlp)
+    assert [op.primitive for op in accumulating.ops] == [op.primitive for op in plain.ops]
+    assert [v.role for v in accumulating.variables] == [v.role for v in plain.variables]
+    assert optimizer.gradient_accumulation_steps == 4
+    assert len(optimizer._accumulated_gradients) == 6
+
+
+def test_loss_scaling_is_state_of_its_own():
+    policy = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        workload = trace(zoo.mlp())
+    finally:
+        keras.config.set_dtype_policy(policy)
+    assert workload.precision == "mixed_float16"
+    assert workload.variable_bytes(Role.LOSS_SCALE) == 8
+    assert any(op.kind is Kind.BRANCH for op in workload.ops)  # non-finite gradients skip the update
+    products = [op for op in walk(workload.ops) if op.kind is Kind.DOT]
+    assert {workload.tensors[op.reads[0]].dtype for op in products} == {"float16"}
+
+
+def test_a_rematerialized_region_keeps_its_border_and_its_recomputation_is_not_the_models():
+    with keras.RematScope(mode="full"):
+        recomputing = zoo.mlp()
+    workload, plain = trace(recomputing), traced(zoo.mlp)
+    assert workload.remat == "full"
+    fences = [op for op in workload.ops if op.kind is Kind.BARRIER]
+    assert fences
+    assert all(op.region for op in fences)
+    assert workload.flops.per_sample > plain.flops.per_sample
+    assert workload.model_flops == plain.model_flops
+
+
+def test_a_model_with_a_fixed_batch_is_known_at_that_batch_alone():
+    inputs = keras.Input(batch_shape=(BATCH, 10))
+    model = keras.Model(inputs, keras.layers.Reshape((2, 5))(keras.layers.Dense(10)(inputs)))
+    model.compile(optimizer="sgd", loss="mse")
+
+    def pinned(x, y=None, y_pred=None, sample_weight=None, training=True):
+        return keras.ops.mean(keras.ops.reshape(y_pred, (BATCH, 10)))
+
+    model.compute_loss = pinned
+    workload = trace(model)
+    assert workload.batch_exact
+    assert "holds at a local batch of 6 alone" in workload.notes[0]
+    with pytest.raises(WorkloadError, match="trace it again"):
+        workload.check_batch(12)
+
+
+def test_a_loss_over_pairs_of_samples_grows_with_the_square_and_is_known_at_one_batch():
+    def contrastive(y_true, y_pred):
+        return keras.ops.mean(keras.ops.matmul(y_pred, keras.ops.transpose(y_pred)))
+
+    workload = trace(zoo.mlp(loss=contrastive))
+    assert workload.batch_exact
+    assert "square of the batch" in workload.notes[0]
+
+
+def test_names_can_be_given_by_the_configuration():
+    workload = trace(zoo.dense(), precision="mixed_bfloat16", remat="activations")
+    assert (workload.precision, workload.remat, workload.backend) == ("mixed_bfloat16", "activations", "jax")
+
+
+def test_layers_with_policies_of_their_own_have_no_common_name():
+    model = keras.Sequential(
+        [keras.Input((8,)), keras.layers.Dense(8, dtype="mixed_bfloat16"), keras.layers.Dense(1, dtype="float32")]
+    )
+    model.compile(optimizer="sgd", loss="mse")
+    assert trace(model).precision == "other"
+
+
+def test_a_model_without_an_optimizer_has_no_training_step():
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
+    with pytest.raises(WorkloadError, match=r"no optimizer.*call model.compile"):
+        trace_train_step(model, (jax.ShapeDtypeStruct((2, 8), "float32"),), local_batch=2)
+
+
+def test_the_workload_survives_its_journey_to_the_planner():
+    workload = traced(zoo.decoder)
+    assert Workload.from_dict(workload.to_dict()) == workload
