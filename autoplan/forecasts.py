@@ -13,6 +13,7 @@ from autoplan.bench import Bench
 from autoplan.errors import HardwareError, SourceError, WorkloadError
 from autoplan.jobs import Observation
 from autoplan.known_issues import Versions
+from autoplan.objective import PlannedFit
 from autoplan.plan import Failure, FailureKind, Rejection
 from autoplan.prune import KEEP_AT_MOST, Forecast, changes, distance, feasible, rank
 from autoplan.requests import Candidate
@@ -177,6 +178,7 @@ class _Forecaster:
             )
 
     def _estimate(self, workload: Workload, group: Sequence[TrainConfig]) -> None:
+        samples = PlannedFit.of(self.observation).samples
         unpublished: dict[str, list[TrainConfig]] = {}
         for config in group:
             try:
@@ -184,7 +186,7 @@ class _Forecaster:
             except HardwareError as error:
                 unpublished.setdefault(str(error), []).append(config)
                 continue
-            self.forecasts[config] = Forecast.from_estimate(config, one.to_dict(), self.observation.samples)
+            self.forecasts[config] = Forecast.from_estimate(config, one.to_dict(), samples)
         for reason, configs in unpublished.items():
             self._reject(configs, reason)
 

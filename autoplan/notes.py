@@ -77,6 +77,14 @@ def setup_note(observation: Observation, trial_seconds: float) -> str | None:
     )
 
 
+def fit_note(seconds: float | None, baseline_seconds: float | None) -> str | None:
+    """How long the script's whole fit would take by what was measured; None when that is not known."""
+    if seconds is None:
+        return None
+    own = "" if baseline_seconds is None else f", and {baseline_seconds:,.1f} s as it is"
+    return f"by these figures the script's whole fit takes {seconds:,.1f} s under the plan{own}, compilation included"
+
+
 def baseline_notes(baseline: TrainConfig, observation: Observation, versions: Versions) -> list[str]:
     """Known issues that the user's own configuration has."""
     return [

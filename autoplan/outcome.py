@@ -10,7 +10,8 @@ from autoplan.evidence import Verified, unverified
 from autoplan.explanation import contributions, measured_rates, predicted_rates, scaling
 from autoplan.forecasts import Findings
 from autoplan.jobs import Observation
-from autoplan.notes import baseline_notes, notes_for, setup_note
+from autoplan.notes import baseline_notes, fit_note, notes_for, setup_note
+from autoplan.objective import PlannedFit, compile_seconds_of
 from autoplan.plan import (
     BaselineRecord,
     Environment,
@@ -81,7 +82,7 @@ def measured_plan(
             choice.why,
             *_explained(findings, tried, choice.config),
             f"trials ended: {tried.ended}",
-            *([setup] if setup else []),
+            *(note for note in (_fit_note(findings, tried, choice.measurement, choice.config), setup) if note),
             *_notes(findings, choice.config),
         ],
     )
@@ -139,6 +140,16 @@ def _without_speedup(verification: Verification, reference: TrainConfig) -> Veri
     return verification.model_copy(
         update={"speedup": None, "speedup_low": None, "speedup_high": None, "numerics_detail": detail}
     )
+
+
+def _fit_note(findings: Findings, tried: Tried, measured: Measurement | None, config: TrainConfig) -> str | None:
+    planned, own = PlannedFit.of(findings.observation), tried.baseline.measurement
+
+    def seconds(one: TrainConfig, figures: Measurement | None) -> float | None:
+        return None if figures is None else planned.seconds(one, figures, compile_seconds_of(figures))
+
+    unchanged = config == findings.space.baseline
+    return fit_note(seconds(config, measured), None if unchanged else seconds(findings.space.baseline, own))
 
 
 def _typical_seconds(tried: Tried) -> float:

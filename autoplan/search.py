@@ -23,7 +23,6 @@ from optuna.distributions import CategoricalDistribution
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from autoplan.errors import StudyError
-from autoplan.jobs import Observation
 from autoplan.known_issues import knob_values
 from autoplan.plan import Failure, Measurement, Outcome, TrialRecord
 from cost_models.config import TrainConfig
@@ -74,25 +73,6 @@ def knob_choices(configs: Sequence[TrainConfig]) -> dict[str, list[Any]]:
     """The searched knobs with the values that occur, in a fixed order."""
     table = [knob_values(config) for config in configs]
     return {name: sorted({row[name] for row in table}) for name in _SEARCHED}
-
-
-def fit_seconds_per_sample(config: TrainConfig, measurement: Measurement, observation: Observation) -> float:
-    """The objective: seconds of the whole planned fit, compilation included, over its samples.
-
-    (compile seconds + planned micro-steps x micro-step seconds) / planned samples. A partial last batch counts as one
-    micro-step. With an unknown length, what a sample costs once the program is compiled.
-    """
-    batch = config.batch.global_size
-    samples = observation.samples
-    if samples is None and observation.steps_per_epoch is not None:
-        samples = observation.steps_per_epoch * TrainConfig.from_dict(observation.config).batch.global_size
-    if not samples:
-        return measurement.micro_step_seconds / batch
-    compile_seconds = measurement.compile_seconds
-    if compile_seconds is None:
-        compile_seconds = max(0.0, measurement.first_step_seconds - measurement.micro_step_seconds)
-    micro_steps = observation.epochs * -(-samples // batch)
-    return (compile_seconds + micro_steps * measurement.micro_step_seconds) / (samples * observation.epochs)
 
 
 class Study:

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from autoplan.bench import Bench, explain_failure
 from autoplan.errors import ConfigError, StudyError
 from autoplan.jobs import Observation
+from autoplan.objective import PlannedFit, settled_compile_seconds
 from autoplan.plan import Failure, FailureKind, Measurement, Outcome, TrialRecord
 from autoplan.prune import Forecast, distance
 from autoplan.requests import Event, Watch
-from autoplan.search import Study, fit_seconds_per_sample
+from autoplan.search import Study
 from cost_models.config import TrainConfig
 
 MEASURED = {"groups": 8, "group_seconds": 0.5}
@@ -95,7 +96,11 @@ class Runner:
         """Seconds a sample of the planned fit; None for a failure."""
         if record.measurement is None:
             return None
-        return fit_seconds_per_sample(TrainConfig.from_dict(record.config), record.measurement, self.observation)
+        return self._seconds_per_sample(TrainConfig.from_dict(record.config), record.measurement)
+
+    def _seconds_per_sample(self, config: TrainConfig, measurement: Measurement) -> float:
+        compile_seconds = settled_compile_seconds(measurement, self.study.records)
+        return PlannedFit.of(self.observation).seconds_per_sample(config, measurement, compile_seconds)
 
     def ranked(self) -> list[TrialRecord]:
         """Measured and legal, the best first."""
@@ -137,7 +142,7 @@ class Runner:
         forecast = self.forecasts.get(config)
         objective = None
         if isinstance(outcome, Measurement):
-            objective = fit_seconds_per_sample(config, outcome, self.observation)
+            objective = self._seconds_per_sample(config, outcome)
         predicted = forecast.update_seconds if forecast else None
         try:
             record = self.study.tell(config, outcome, objective, predicted)

@@ -17,12 +17,11 @@ from autoplan.search import (
     PREDICTED_FIRST,
     Study,
     StudyPlace,
-    fit_seconds_per_sample,
     knob_choices,
     study_name,
 )
 from tests.autoplan import plans
-from tests.autoplan.facts import config, observation
+from tests.autoplan.facts import config
 
 IDENTITY = {"source": "a" * 64, "hardware": "cpu", "knobs": {"precision": ["float32"]}}
 BASELINE = config(64, 8)
@@ -233,32 +232,6 @@ def test_a_name_follows_from_what_is_tuned():
     assert study_name("train", IDENTITY) == study_name("train", dict(reversed(IDENTITY.items())))
     assert study_name("train", IDENTITY) != study_name("train", IDENTITY | {"hardware": "gpu"})
     assert study_name("train", IDENTITY).startswith("train-")
-
-
-def test_the_objective_is_the_planned_fit_a_sample():
-    compile_seconds, micro_step_seconds, samples, epochs, batch = 5.0, 0.1, 1000, 3, 64
-    facts = observation(config(batch), samples=samples, epochs=epochs)
-    outcome = measured(micro_step_seconds, compile_seconds=compile_seconds)
-    micro_steps = epochs * 16  # 15.6 an epoch: the partial one counts whole
-    expected = (compile_seconds + micro_steps * micro_step_seconds) / (epochs * samples)
-    assert fit_seconds_per_sample(config(batch), outcome, facts) == pytest.approx(expected)
-
-
-def test_compilation_that_nobody_timed_is_the_excess_of_the_first_micro_step():
-    facts = observation(config(64), samples=64, epochs=1)
-    outcome = measured(0.5, compile_seconds=None, first_step_seconds=3.5)
-    assert fit_seconds_per_sample(config(64), outcome, facts) == pytest.approx((3.0 + 0.5) / 64)
-
-
-def test_without_a_length_only_the_micro_step_counts():
-    facts = observation(config(64), samples=None)
-    assert fit_seconds_per_sample(config(32, 2), measured(0.5), facts) == pytest.approx(0.5 / 32)
-
-
-def test_counted_micro_steps_give_the_length():
-    facts = observation(config(64), samples=None, steps_per_epoch=10, epochs=2)
-    outcome = measured(0.5, compile_seconds=4.0)
-    assert fit_seconds_per_sample(config(32, 2), outcome, facts) == pytest.approx((4.0 + 2 * 20 * 0.5) / (2 * 640))
 
 
 def test_choices_are_in_a_fixed_order():
