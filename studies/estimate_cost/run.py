@@ -1,0 +1,87 @@
+"""What does an estimate cost? ResNet-50 for tpu-v4-8, batch 512: seconds from cold, and memory over all processes.
+
+    python studies/estimate_cost/run.py [--runs N]
+
+Cold: a fresh process each time, nothing kept between runs by autoplan. Memory is the proportional set size (shared
+pages by their share) of the command and all its descendants, sampled every 0.1 s; the largest sum counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import common
+
+HERE = Path(__file__).resolve().parent
+TARGET_SECONDS = 15.0
+TARGET_BYTES = 3 * 2**29
+SAMPLE_SECONDS = 0.1
+QUESTION = ("--hardware", "tpu-v4-8", "--batch-size", "512", "--format", "json")
+
+
+def held_bytes(root: psutil.Process) -> int:
+    """Proportional set size of a process and its descendants, in bytes; those that just ended count nothing."""
+    total = 0
+    with contextlib.suppress(psutil.Error):
+        for process in (root, *root.children(recursive=True)):
+            with contextlib.suppress(psutil.Error):
+                total += process.memory_full_info().pss
+    return total
+
+
+def estimate(folder: Path) -> tuple[float, int, dict[str, Any]]:
+    """One command from cold -> seconds, peak bytes, and its answer."""
+    command = [sys.executable, "-m", "autoplan", "estimate", str(HERE / "resnet50.py"), *QUESTION]
+    environment = {**os.environ, "XDG_CACHE_HOME": str(folder)}
+    # To files: a pipe that nobody reads while sampling could fill up.
+    with (folder / "answer").open("wb") as answer, (folder / "said").open("wb") as said:
+        started = time.perf_counter()
+        running = subprocess.Popen(command, stdout=answer, stderr=said, env=environment, cwd=folder)
+        root, peak = psutil.Process(running.pid), 0
+        while running.poll() is None:
+            peak = max(peak, held_bytes(root))
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                running.wait(SAMPLE_SECONDS)
+        seconds = time.perf_counter() - started
+    if running.returncode != 0:
+        raise common.StudyFailed((folder / "said").read_text(errors="replace"))
+    return seconds, peak, json.loads((folder / "answer").read_text(encoding="utf-8"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=5)
+    arguments = parser.parse_args()
+    common.header("What does an estimate of ResNet-50 for tpu-v4-8, batch 512, cost?")
+    origin, rows = common.provenance(), []
+    for run in range(arguments.runs):
+        with tempfile.TemporaryDirectory(prefix="autoplan-study-") as folder:
+            seconds, peak, answer = estimate(Path(folder))
+        rows.append({"run": run, "seconds": seconds, "peak GiB": peak / 2**30, "fits": answer["memory"]["fits"]})
+    common.write_rows(
+        HERE / "results.csv", [{**row, "peak bytes": int(row["peak GiB"] * 2**30), **origin} for row in rows], "run"
+    )
+    common.print_table(rows, ["run", "seconds", "peak GiB", "fits"])
+    slowest, largest = max(row["seconds"] for row in rows), max(row["peak GiB"] for row in rows)
+    middle = statistics.median(row["seconds"] for row in rows)
+    print(f"\nseconds: median {middle:.1f}, slowest {slowest:.1f}; target {TARGET_SECONDS:.0f}: ", end="")
+    print("met" if slowest < TARGET_SECONDS else "missed")
+    print(f"memory: largest {largest:.2f} GiB; target {TARGET_BYTES / 2**30:.1f}: ", end="")
+    print("met" if largest < TARGET_BYTES / 2**30 else "missed")
+
+
+if __name__ == "__main__":
+    main()

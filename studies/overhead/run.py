@@ -1,0 +1,156 @@
+"""What does a trial cost besides compiling and training? Runs trials as `tune` does and adds up their phases.
+
+    python studies/overhead/run.py [--trials N] [SCRIPT ...]
+
+Every trial of a script has another configuration, so none finds its program in the compilation cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import common
+
+from autoplan import source
+from autoplan.jobs import Client, Job, JobKind, JobResult
+from autoplan.plan import Measurement
+from cost_models.config import Batch, Precision, TrainConfig
+
+HERE = Path(__file__).resolve().parent
+TARGET_SECONDS = 3.0
+LIMIT_SECONDS = 600.0
+TARGET_GROUP_SECONDS = 0.5
+SCRIPTS = {
+    "mlp": (),
+    "decoder": (),
+    "resnet20": (),
+    "subclassed": (),
+    "arguments_callbacks": ("--learning-rate", "0.001"),
+}
+PARTS = ("start", "setup", "fit set-up", "memory question", "fixed batch and exit", "other")
+
+
+def variants(baseline: TrainConfig) -> list[TrainConfig]:
+    """The baseline first, then configurations that each need a program of their own."""
+    effective = baseline.batch.effective
+    halves = [Batch(effective // parts, 1, parts) for parts in (2, 4) if effective % parts == 0]
+    return [
+        baseline,
+        baseline.with_(steps_per_execution=8),
+        *(baseline.with_(batch=half) for half in halves),
+        *(baseline.with_(batch=half, steps_per_execution=8) for half in halves),
+        baseline.with_(precision=Precision.MIXED_BFLOAT16),
+        baseline.with_(precision=Precision.MIXED_BFLOAT16, steps_per_execution=8),
+    ]
+
+
+def parts_of(result: JobResult, measured: Measurement) -> dict[str, float]:
+    """Seconds of a trial: what is compilation, what is micro-steps, and each part of the rest.
+
+    Phases are as the worker tells them. "compile" reaches from the start of the fit to the end of its first micro-step,
+    "measure" from the end of warm-up (whose last group counts already) to the question without input, and the last one
+    to the end of the process.
+    """
+    phases = dict(result.phases)
+    compiling = phases.pop("compile", 0.0)
+    compile_seconds = min(measured.compile_seconds or 0.0, compiling)
+    step = measured.micro_step_seconds
+    first = min(step, compiling - compile_seconds)
+    warm_up = phases.pop("warm-up", 0.0)
+    measuring = phases.pop("measure", 0.0)
+    a_group = measured.micro_steps / measured.groups
+    counted = min(sum(measured.group_seconds[1:]) * a_group, measuring)
+    alone = phases.pop("measure without input", 0.0)
+    a_run = max(1, round(TARGET_GROUP_SECONDS / (2 * measured.group_seconds[-1])))
+    alone_steps = min((measured.compute_micro_step_seconds or 0.0) * (4 * a_run + min(a_run, 2)), alone)
+    parts = {
+        "compilation": compile_seconds,
+        "micro-steps": first + warm_up + counted + alone_steps,
+        "start": phases.pop("start", 0.0),
+        "setup": phases.pop("setup", 0.0),
+        "fit set-up": compiling - compile_seconds - first,
+        "memory question": measuring - counted,
+        "fixed batch and exit": alone - alone_steps,
+    }
+    untold = max(0.0, result.wall_seconds - sum(result.phases.values()))
+    return {**parts, "other": sum(phases.values()) + untold}
+
+
+def measure(client: Client, spec: source.SourceSpec, trials: int, cache: Path) -> list[dict[str, Any]]:
+    """One row a trial of one script."""
+    seen = client.run(Job(kind=JobKind.OBSERVE, source=spec), time_limit_seconds=LIMIT_SECONDS)
+    if seen.value is None:
+        raise common.StudyFailed(str(seen.failure))
+    baseline = TrainConfig.from_dict(seen.value["config"])
+    rows = []
+    for number, config in enumerate(variants(baseline)[:trials]):
+        job = Job(
+            kind=JobKind.MEASURE,
+            source=spec,
+            config=config.to_dict(),
+            baseline=baseline.to_dict(),
+            options={"cache_dir": str(cache)},
+        )
+        result = client.run(job, time_limit_seconds=LIMIT_SECONDS)
+        if result.value is None:
+            raise common.StudyFailed(f"{config.describe()}: {result.failure}")
+        parts = parts_of(result, Measurement.model_validate(result.value))
+        rest = sum(parts[name] for name in PARTS)
+        rows.append(
+            {"trial": number, "configuration": config.describe(), "wall": result.wall_seconds, **parts}
+            | {"overhead": rest, "share": rest / result.wall_seconds}
+        )
+    return rows
+
+
+def study(name: str, trials: int) -> list[dict[str, Any]]:
+    """Trials of one script, by a server that has just been started."""
+    spec = source.resolve(str(common.SCRIPTS / f"{name}.py"), SCRIPTS[name])
+    origin = common.provenance()
+    with common.lab() as lab, Client() as client:
+        spec = spec.model_copy(update={"directory": str(lab.folder)})
+        started = time.perf_counter()
+        cold = client.run(Job(kind=JobKind.OBSERVE, source=spec), time_limit_seconds=LIMIT_SECONDS)
+        print(
+            f"{name}: first job, with the start of the server: {time.perf_counter() - started:.2f} s, "
+            f"of which {cold.phases.get('start', 0.0):.2f} s until it runs",
+            flush=True,
+        )
+        rows = measure(client, spec, trials, lab.folder / "cache")
+    return [{"script": name, **row, **origin} for row in rows]
+
+
+def summary(name: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Medians over the trials of one script; the first trial stands apart."""
+    later = rows[1:] or rows
+    medians = {part: statistics.median(row[part] for row in later) for part in (*PARTS, "overhead", "share", "wall")}
+    return {"script": name, "first trial": rows[0]["overhead"], **medians, "most": max(r["overhead"] for r in later)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("scripts", nargs="*")
+    parser.add_argument("--trials", type=int, default=6, help="trials a script, the first with a cold cache")
+    arguments = parser.parse_args()
+    common.header(
+        "What of a trial is neither compilation nor micro-steps? Seconds; medians over all but the first trial"
+    )
+    summaries = []
+    for name in common.chosen(SCRIPTS, arguments.scripts):
+        rows = study(name, arguments.trials)
+        common.write_rows(HERE / "results.csv", rows, key="script")
+        summaries.append(summary(name, rows))
+    common.print_table(summaries, ["script", "first trial", "overhead", "most", "share", "wall", *PARTS])
+    worst = max(row["most"] for row in summaries)
+    print(f"\ntarget: under {TARGET_SECONDS} s a trial; most seen after the first trial {worst:.2f} s: ", end="")
+    print("met" if worst < TARGET_SECONDS else "missed")
+
+
+if __name__ == "__main__":
+    main()
