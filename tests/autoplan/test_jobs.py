@@ -62,6 +62,11 @@ def test_a_script_is_measured_and_leaves_at_its_fit(client, script, tmp_path):
     assert {"setup", "compile", "measure"} <= set(result.phases)
 
 
+def test_a_moving_average_of_weights_can_be_timed_without_input(client, script):
+    body = BODY.replace('"sgd"', "keras.optimizers.SGD(0.1, use_ema=True)")
+    assert run(client, script(body=body)).value["compute_micro_step_seconds"] > 0
+
+
 def test_trials_are_told_that_they_are_trials(client, script):
     result = run(client, script(before="import os\nassert os.environ['AUTOPLAN_TRIAL'] == '1'\n"))
     assert result.failure is None

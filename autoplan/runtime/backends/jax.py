@@ -132,6 +132,7 @@ class JaxBackend:
             metrics_variables=True,
             purge_model_variables=True,
         )
+        state = _without_aliases(state)
 
         def run(micro_steps: int) -> None:
             nonlocal state
@@ -166,6 +167,22 @@ class JaxBackend:
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         return isinstance(error, MemoryError) or any(word in str(error) for word in _OUT_OF_MEMORY)
+
+
+def _without_aliases(state: Any) -> Any:
+    """State whose every leaf has a buffer of its own, so that it can be donated.
+
+    After a fit with a moving average Keras has assigned the average's own array to each weight.
+    """
+    seen: set[int] = set()
+
+    def own(leaf: Any) -> Any:
+        if id(leaf) in seen:
+            return jax.numpy.array(leaf, copy=True)
+        seen.add(id(leaf))
+        return leaf
+
+    return jax.tree.map(own, state)
 
 
 def _wait_for_each_program() -> None:
