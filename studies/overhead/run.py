@@ -2,29 +2,29 @@
 
     python studies/overhead/run.py [--trials N] [SCRIPT ...]
 
-Every trial of a script has another configuration, so none finds its program in the compilation cache.
+Every trial of a script has another configuration, so none finds its training step compiled before.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import common
 
-from autoplan import source
-from autoplan.jobs import Client, Job, JobKind, JobResult
-from autoplan.plan import Measurement
+from autoplan import hardware, source
+from autoplan.bench import Bench, Clock
+from autoplan.jobs import Client, Job, JobResult
+from autoplan.plan import Failure, Measurement
 from cost_models.config import Batch, Precision, TrainConfig
 
 HERE = Path(__file__).resolve().parent
 TARGET_SECONDS = 3.0
-LIMIT_SECONDS = 600.0
 TARGET_GROUP_SECONDS = 0.5
 SCRIPTS = {
     "mlp": (),
@@ -50,7 +50,7 @@ def variants(baseline: TrainConfig) -> list[TrainConfig]:
     ]
 
 
-def parts_of(result: JobResult, measured: Measurement) -> dict[str, float]:
+def parts_of(result: JobResult, measured: Measurement, steps_per_execution: int) -> dict[str, float]:
     """Seconds of a trial: what is compilation, what is micro-steps, and each part of the rest.
 
     Phases are as the worker tells them. "compile" reaches from the start of the fit to the end of its first micro-step,
@@ -67,8 +67,7 @@ def parts_of(result: JobResult, measured: Measurement) -> dict[str, float]:
     a_group = measured.micro_steps / measured.groups
     counted = min(sum(measured.group_seconds[1:]) * a_group, measuring)
     alone = phases.pop("measure without input", 0.0)
-    a_run = max(1, round(TARGET_GROUP_SECONDS / (2 * measured.group_seconds[-1])))
-    alone_steps = min((measured.compute_micro_step_seconds or 0.0) * (4 * a_run + min(a_run, 2)), alone)
+    alone_steps = min(without_input_seconds(measured, steps_per_execution), alone)
     parts = {
         "compilation": compile_seconds,
         "micro-steps": first + warm_up + counted + alone_steps,
@@ -82,25 +81,36 @@ def parts_of(result: JobResult, measured: Measurement) -> dict[str, float]:
     return {**parts, "other": sum(phases.values()) + untold}
 
 
-def measure(client: Client, spec: source.SourceSpec, trials: int, cache: Path) -> list[dict[str, Any]]:
-    """One row a trial of one script."""
-    seen = client.run(Job(kind=JobKind.OBSERVE, source=spec), time_limit_seconds=LIMIT_SECONDS)
-    if seen.value is None:
-        raise common.StudyFailed(str(seen.failure))
-    baseline = TrainConfig.from_dict(seen.value["config"])
+def without_input_seconds(measured: Measurement, steps_per_execution: int) -> float:
+    """Micro-steps on the batch that is there already: four groups, and a shorter run before them."""
+    a_run = max(1, round(TARGET_GROUP_SECONDS / (2 * measured.group_seconds[-1])))
+    calls, calls_before = (math.ceil(steps / steps_per_execution) for steps in (a_run, min(a_run, 2)))
+    return (measured.compute_micro_step_seconds or 0.0) * a_run * (4 + calls_before / calls)
+
+
+class Recorder:
+    """Stands between the bench and its client, and keeps what became of each job."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self.results: list[JobResult] = []
+
+    def run(self, job: Job, **limits: Any) -> JobResult:
+        self.results.append(self._client.run(job, **limits))
+        return self.results[-1]
+
+
+def measure(bench: Bench, recorder: Recorder, trials: int) -> list[dict[str, Any]]:
+    """One row a trial of one script, asked for as tuning asks."""
+    baseline = TrainConfig.from_dict(bench.observe()[0].config)
+    bench = bench.with_(baseline=baseline)
     rows = []
     for number, config in enumerate(variants(baseline)[:trials]):
-        job = Job(
-            kind=JobKind.MEASURE,
-            source=spec,
-            config=config.to_dict(),
-            baseline=baseline.to_dict(),
-            options={"cache_dir": str(cache)},
-        )
-        result = client.run(job, time_limit_seconds=LIMIT_SECONDS)
-        if result.value is None:
-            raise common.StudyFailed(f"{config.describe()}: {result.failure}")
-        parts = parts_of(result, Measurement.model_validate(result.value))
+        outcome = bench.measure(config, f"trial-{number}")
+        if isinstance(outcome, Failure):
+            raise common.StudyFailed(f"{config.describe()}: {outcome.kind.value}: {outcome.message}")
+        result = recorder.results[-1]
+        parts = parts_of(result, outcome, config.steps_per_execution)
         rest = sum(parts[name] for name in PARTS)
         rows.append(
             {"trial": number, "configuration": config.describe(), "wall": result.wall_seconds, **parts}
@@ -114,15 +124,16 @@ def study(name: str, trials: int) -> list[dict[str, Any]]:
     spec = source.resolve(str(common.SCRIPTS / f"{name}.py"), SCRIPTS[name])
     origin = common.provenance()
     with common.lab() as lab, Client() as client:
+        recorder = Recorder(client)
         spec = spec.model_copy(update={"directory": str(lab.folder)})
-        started = time.perf_counter()
-        cold = client.run(Job(kind=JobKind.OBSERVE, source=spec), time_limit_seconds=LIMIT_SECONDS)
-        print(
-            f"{name}: first job, with the start of the server: {time.perf_counter() - started:.2f} s, "
-            f"of which {cold.phases.get('start', 0.0):.2f} s until it runs",
-            flush=True,
-        )
-        rows = measure(client, spec, trials, lab.folder / "cache")
+        bench = Bench(recorder, spec, "jax", hardware.resolve("cpu"), Clock.start(None), logs=lab.folder)
+        rows = measure(bench, recorder, trials)
+        first = recorder.results[0]
+    print(
+        f"{name}: the job before the trials, with the start of the server: {first.wall_seconds:.2f} s, "
+        f"of which {first.phases.get('start', 0.0):.2f} s until it runs",
+        flush=True,
+    )
     return [{"script": name, **row, **origin} for row in rows]
 
 

@@ -51,7 +51,7 @@ def from_command(script: str, *arguments: str, fit: int = 1) -> Callable[[common
 def builder_without_data(lab: common.Lab, trials: int) -> Outcome:
     """Tuned on synthetic batches; trained from Python, where the data are."""
     path = HERE / "without_data.py"
-    plan, ran = lab.tune(str(path), "--trials", str(trials))
+    plan, ran = lab.tune(f"{path}:build_model", "--trials", str(trials))
     trained = common.updates_in(lab.python(str(path), "plan.yaml").output)
     from without_data import BATCHES, EPOCHS
 
