@@ -200,7 +200,7 @@ def _try(runner: Runner, findings: Findings, watch: Watch) -> Tried:
     """The baseline, a reference where the baseline does not run, and the rest."""
     baseline = findings.space.baseline
     first = runner.run_baseline(baseline)
-    reference = first if first.measurement is not None else runner.run_reference(baseline)
+    reference = first if first.measurement is not None else runner.run_reference(first)
     seconds = runner.longest_seconds() or TRIAL_SECONDS
     runner.bench = runner.bench.patient(seconds)
     setup_seconds = findings.observation.setup_seconds

@@ -63,14 +63,15 @@ class Runner:
             raise explain_failure(record.failure)
         return record
 
-    def run_reference(self, baseline: TrainConfig) -> TrialRecord:
-        """Where the baseline does not run: the first configuration, by least change from it, that does.
+    def run_reference(self, failed: TrialRecord) -> TrialRecord:
+        """Where the baseline failed: the first configuration, by least change from it, that runs.
 
         SourceError when none runs.
         """
+        baseline = TrainConfig.from_dict(failed.config)
         last: TrialRecord | None = None
         for config in sorted(self.legal, key=lambda config: distance(baseline, config)):
-            if config not in self.forecasts or config == baseline or not self._may_go_on():
+            if config == baseline or not self._may_run(config, failed) or not self._may_go_on():
                 continue
             last = self.study.outcome(config) or self._run(config, announce=True)
             if last is not None and last.measurement is not None:
@@ -110,6 +111,21 @@ class Runner:
             if TrainConfig.from_dict(r.config) in self.legal
         ]
         return [record for score, _, record in sorted((s, n, r) for s, n, r in scored if s is not None)]
+
+    def _may_run(self, config: TrainConfig, failed: TrialRecord) -> bool:
+        """Whether it is forecast to fit, and with less memory than a baseline that ran out of it.
+
+        What is not known is no reason against.
+        """
+        if not self.forecasts:
+            return True
+        one, baseline = self.forecasts.get(config), self.forecasts.get(TrainConfig.from_dict(failed.config))
+        if one is None or not one.fits:
+            return False
+        limit = baseline.needed_bytes if baseline is not None else None
+        if one.needed_bytes is None or limit is None or failed.failure is None:
+            return True
+        return failed.failure.kind is FailureKind.TIMEOUT or one.needed_bytes < limit
 
     def longest_seconds(self) -> float:
         """The longest trial, its process's start and end included; 0 before the first of this run."""

@@ -49,6 +49,12 @@ def test_a_plain_configuration_on_jax_has_no_issue():
         ({"remat": {"mode": "full"}}, {"batch_norm": True}, "torch", "remat-full-torch-batch-norm"),
         ({"mesh": {"data": 2}}, {}, "tensorflow", "mesh-off-jax"),
         ({"precision": "mixed_float16", "accumulation": 2}, {}, "jax", "float16-accumulation"),
+        (
+            {"precision": "mixed_float16"},
+            {"layer_kinds": ["Dense", "MultiHeadAttention"]},
+            "jax",
+            "jax-float16-attention-on-cpu",
+        ),
     ],
 )
 def test_an_issue_applies_where_its_conditions_hold(changes, facts, backend, expected):
@@ -62,6 +68,8 @@ def test_an_issue_applies_where_its_conditions_hold(changes, facts, backend, exp
         ({"remat": {"mode": "full"}}, {"layer_kinds": ["Dense", "LayerNormalization"]}),
         ({"mesh": {"data": 2}}, {}),
         ({"precision": "mixed_float16"}, {}),
+        ({"precision": "mixed_float16"}, {"layer_kinds": ["MultiHeadAttention"], "random_layers": True}),
+        ({"precision": "mixed_bfloat16"}, {"layer_kinds": ["MultiHeadAttention"]}),
     ],
 )
 def test_an_issue_does_not_apply_where_one_condition_fails(changes, facts):

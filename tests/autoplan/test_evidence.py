@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from autoplan.bench import Bench, Clock
+from autoplan.evidence import (
+    LONGER_SECONDS,
+    MOST_PAIRS,
+    NUMERICS_SECONDS,
+    PAIRS,
+    Verifier,
+    unverified,
+    verification_seconds,
+)
+from autoplan.jobs import JobKind, SourceSpec
+from autoplan.plan import FailureKind
+from tests.autoplan.facts import cluster, config, observation
+from tests.autoplan.fake_client import FakeClient, failure, micro_step_seconds
+
+SOURCE = SourceSpec(kind="script", path="train.py", sha256="0" * 64)
+OWN, WINNER = config(32, 8), config(256)
+
+
+def verify(client, *, clock=None, most_pairs=MOST_PAIRS, events=None):
+    bench = Bench(client, SOURCE, "jax", cluster(), clock or Clock.start(None), baseline=OWN)
+    watch = events.append if events is not None else lambda event: None
+    return Verifier(bench, client.facts, watch, "cache", most_pairs).verify(OWN, WINNER)
+
+
+def alternately_better():
+    """Every second pair the winner is faster, else slower: nothing can be concluded."""
+    runs = Counter()
+
+    def seconds(one):
+        runs[one] += 1
+        even = runs[one] % 2 == 0
+        return one.batch.global_size * (0.001 if one == OWN else 0.0005 if even else 0.002)
+
+    return FakeClient(observation(OWN), seconds=seconds)
+
+
+def pairs_run(client):
+    return len(client.of_kind(JobKind.MEASURE)) // 2
+
+
+def test_a_clear_result_takes_three_pairs():
+    client = FakeClient(observation(OWN))
+    found = verify(client)
+    assert (pairs_run(client), found.verification.pairs) == (PAIRS, PAIRS)
+    assert found.holds
+
+
+def test_an_open_result_takes_more_pairs_and_then_is_not_faster():
+    client = alternately_better()
+    found = verify(client)
+    assert (pairs_run(client), found.verification.pairs) == (MOST_PAIRS, MOST_PAIRS)
+    assert not found.holds
+
+
+def test_more_pairs_are_not_taken_where_they_are_not_wanted():
+    client = alternately_better()
+    verify(client, most_pairs=PAIRS)
+    assert pairs_run(client) == PAIRS
+
+
+def test_every_run_of_a_pair_finds_the_same_compilation_cache():
+    client = FakeClient(observation(OWN))
+    verify(client)
+    measured = [job for job in client.jobs if job.kind is JobKind.MEASURE]
+    assert {job.options["cache_dir"] for job in measured} == {"cache"}
+    assert {job.options["group_seconds"] for job in measured} == {1.0}
+
+
+def test_the_first_run_of_the_winner_validates_saves_and_ends_an_epoch():
+    client = FakeClient(observation(OWN))
+    told = verify(client).verification
+    extras = [job.config for job in client.jobs if job.options.get("checkpoint")]
+    assert extras == [WINNER.to_dict()]
+    assert (told.validation_ran, told.checkpoint_saved, told.remainder_ran) == (True, True, True)
+
+
+def test_a_budget_that_ends_within_the_third_pair_leaves_two(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("autoplan.bench.time.monotonic", lambda: now[0])
+
+    def plant(job):
+        if job.kind is not JobKind.MEASURE:
+            return None
+        now[0] = min(now[0] + 10.0, 46.0)
+        return failure(FailureKind.TIMEOUT) if now[0] == 46.0 else None
+
+    found = verify(FakeClient(observation(OWN), plant=plant), clock=Clock.start(46.0))
+    assert found.verification.pairs == 2
+    assert found.verification.speedup == pytest.approx(
+        (micro_step_seconds(OWN) / 32) / (micro_step_seconds(WINNER) / 256)
+    )
+
+
+def test_a_run_that_fails_says_so_and_shows_nothing():
+    client = FakeClient(
+        observation(OWN),
+        plant=lambda job: failure(FailureKind.NAN, "the loss is nan") if job.kind is JobKind.MEASURE else None,
+    )
+    found = verify(client)
+    assert not found.holds
+    assert (found.verification.pairs, found.verification.speedup) == (0, None)
+    assert found.verification.numerics_detail.endswith("a verification run ended: nan: the loss is nan")
+
+
+def test_losses_that_cannot_be_had_are_not_compared():
+    client = FakeClient(observation(OWN), plant=lambda job: failure() if job.kind is JobKind.NUMERICS else None)
+    found = verify(client)
+    assert found.verification.numerics == "not_compared"
+    assert found.verification.numerics_detail == "the plan's losses: oom: too large"
+    assert found.verification.faster
+
+
+def test_what_is_told_on_the_way_names_pair_and_configuration():
+    events = []
+    verify(FakeClient(observation(OWN)), events=events)
+    assert {event.kind for event in events} == {"verification"}
+    assert events[-1].text == f"pair 3 of 3: {WINNER.describe()}"
+
+
+@pytest.mark.parametrize(("exact", "runs"), [(True, 2), (False, 6)])
+def test_the_time_for_verification_is_of_two_pairs_and_the_losses(exact, runs):
+    trial_seconds, setup_seconds = 10.0, 2.0
+    expected = 4 * (trial_seconds + LONGER_SECONDS) + runs * (setup_seconds + NUMERICS_SECONDS)
+    assert verification_seconds(trial_seconds, setup_seconds, exact=exact) == expected
+
+
+def test_what_was_not_verified_says_why():
+    told = unverified("nothing was better")
+    assert (told.pairs, told.speedup, told.faster, told.numerics) == (0, None, False, "not_compared")
+    assert told.numerics_detail == "nothing was better"

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import pytest
+
+from autoplan.evidence import Verified
+from autoplan.forecasts import Findings
+from autoplan.outcome import analytic_plan, measured_plan
+from autoplan.plan import Evidence, Failure, FailureKind, Measurement, TrialRecord, Verification
+from autoplan.prune import Forecast
+from autoplan.requests import TuneRequest
+from autoplan.source import SourceSpec
+from autoplan.space import Space
+from autoplan.trials import Tried
+from cost_models.config import TrainConfig
+from tests.autoplan import plans
+from tests.autoplan.facts import VERSIONS, cluster, config, observation
+
+OWN, WINNER, OTHER = config(32, 8), config(256), config(128, 2)
+REQUEST = TuneRequest(
+    SourceSpec(kind="script", path="/home/someone/train.py", args=["--fast"], fit_index=2, sha256="0" * 64)
+)
+
+
+def record(number, own, seconds=None):
+    if seconds is None:
+        failure = Failure(kind=FailureKind.OOM, message="too large")
+        return TrialRecord(number=number, config=own.to_dict(), outcome="failed", failure=failure)
+    figures = plans.measurement(seconds, size=own.batch.global_size, accumulation=own.batch.accumulation)
+    measured = Measurement.model_validate(figures)
+    return TrialRecord(number=number, config=own.to_dict(), outcome="measured", measurement=measured)
+
+
+def findings(legal=(OWN, WINNER, OTHER), **facts):
+    estimate = {"evidence": "analytic", "config": WINNER.to_dict()}
+    forecasts = {WINNER: Forecast(WINNER, 0.1, None, None, 0.08, 1024, estimate)}
+    facts = observation(OWN, **facts)
+    return Findings(facts, cluster(), VERSIONS, Space(OWN, tuple(legal), ()), forecasts, (WINNER, OTHER), ())
+
+
+def verified(own, *, faster=True, numerics="exact", speedup=1.5):
+    told = Verification(
+        pairs=3,
+        speedup=speedup,
+        speedup_low=speedup - 0.1,
+        speedup_high=speedup + 0.1,
+        faster=faster,
+        numerics=numerics,
+    )
+    return Verified(own, told)
+
+
+def decide(checked, *, baseline=0.01, legal=(OWN, WINNER, OTHER), reference=None, **facts):
+    first, *rest = [record(0, OWN, baseline), record(1, WINNER, 0.02), record(2, OTHER, 0.02)]
+    tried = Tried(first, reference or first, (first, *rest), "all 3 trials are done")
+    ranked = [one for one in (*rest, first) if one.measurement and TrainConfig.from_dict(one.config) in legal]
+    return measured_plan(REQUEST, findings(legal, **facts), tried, checked, ranked)
+
+
+def test_a_winner_that_holds_is_the_plan_with_the_figures_of_its_trial():
+    plan = decide([verified(WINNER)])
+    assert plan.config == WINNER.to_dict()
+    assert plan.measured.micro_step_seconds == 0.02
+    assert plan.verification.speedup == 1.5
+    assert plan.evidence is Evidence.MEASURED
+    assert plan.predicted["config"] == WINNER.to_dict()
+    assert plan.notes[0] == "accumulation 1: shown faster than the baseline in 3 pairs of clean processes"
+
+
+@pytest.mark.parametrize(
+    ("checked", "why"),
+    [
+        ([], "no trial was better than the baseline: the plan is the baseline"),
+        (None, "interrupted before a winner was verified: the plan is the baseline"),
+        (
+            [verified(WINNER, faster=False, speedup=1.02)],
+            (
+                "the best trial was not shown to be faster in clean processes "
+                "(speed-up 1.02, 95% interval 0.92 to 1.12): the plan is the baseline"
+            ),
+        ),
+        ([verified(WINNER, numerics="outside")], "the best trial does not train the same (): the plan is the baseline"),
+    ],
+)
+def test_otherwise_the_plan_is_the_baseline_and_says_why(checked, why):
+    plan = decide(checked)
+    assert plan.config == OWN.to_dict()
+    assert plan.measured == plan.baseline.measured
+    assert plan.notes[0] == why
+    assert plan.verification.faster is bool(checked and checked[-1].verification.faster)
+
+
+def test_the_last_verified_counts():
+    plan = decide([verified(WINNER, numerics="outside"), verified(OTHER)])
+    assert plan.config == OTHER.to_dict()
+
+
+def test_a_baseline_that_pins_rule_out_gives_way_to_the_best_that_trains_the_same():
+    plan = decide([verified(WINNER, numerics="outside")], legal=(WINNER, OTHER))
+    assert plan.config == OTHER.to_dict()
+    assert plan.notes[0].endswith("; what is pinned rules the baseline out, so the plan is the best of the rest")
+
+
+def test_without_a_baseline_there_is_no_speed_up_over_it():
+    reference = record(2, OTHER, 0.02)
+    plan = decide([verified(WINNER, speedup=1.4)], baseline=None, reference=reference)
+    assert plan.config == WINNER.to_dict()
+    assert plan.baseline.failure.kind is FailureKind.OOM
+    assert (plan.verification.speedup, plan.verification.speedup_low, plan.verification.faster) == (None, None, True)
+    assert "1.40 times as fast as float32, batch 128x2" in plan.verification.numerics_detail
+
+
+def test_the_plan_says_what_it_is_of():
+    plan = decide([verified(WINNER)], samples=1000, epochs=4, steps_per_epoch=32)
+    assert (plan.source.kind, plan.source.args, plan.source.fit.index) == ("script", ["--fast"], 2)
+    assert (plan.source.fit.samples, plan.source.fit.epochs) == (1000, 4)
+    assert plan.source.fit.updates == 32 * 4 // 8
+    assert (plan.hardware.name, plan.hardware.kind, plan.hardware.devices) == ("a machine", "cpu", 1)
+    assert plan.hardware.capacity_bytes == cluster().chip.usable_memory_bytes
+    assert plan.environment.keras == "3.15.1"
+    assert [one.number for one in plan.trials] == [0, 1, 2]
+    assert "trials ended: all 3 trials are done" in plan.notes
+
+
+def test_an_analytic_plan_is_the_best_prediction_and_measures_nothing():
+    plan = analytic_plan(REQUEST, findings())
+    assert plan.config == WINNER.to_dict()
+    assert (plan.evidence, plan.measured, plan.verification, plan.trials) == (Evidence.ANALYTIC, None, None, [])
+    assert plan.notes[0] == "best of 1 configurations by prediction; nothing was measured"

@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import pytest
+
+from autoplan.bench import Bench, Clock
+from autoplan.errors import SourceError
+from autoplan.jobs import JobKind, SourceSpec
+from autoplan.plan import FailureKind
+from autoplan.prune import Forecast
+from autoplan.search import Study, StudyPlace, knob_choices
+from autoplan.trials import MEASURED, Runner
+from cost_models.config import TrainConfig
+from tests.autoplan.facts import cluster, config, observation
+from tests.autoplan.fake_client import FakeClient, failure, micro_step_seconds
+
+SOURCE = SourceSpec(kind="script", path="train.py", sha256="0" * 64)
+OWN = config(64)
+OTHERS = [
+    config(32, 2),
+    config(16, 4),
+    config(64, precision="mixed_bfloat16"),
+    config(8, 8, precision="mixed_bfloat16"),
+]
+
+
+@pytest.fixture
+def runner(tmp_path):
+    """A runner on the made-up machine; its study is in memory."""
+    opened = []
+
+    def make(client, *, trials=10, legal=(OWN, *OTHERS), events=None):
+        place = StudyPlace("sqlite:///:memory:", tmp_path, "a-study")
+        opened.append(Study(place, OTHERS, knob_choices([OWN, *OTHERS]), {}))
+        bench = Bench(client, SOURCE, "jax", cluster(), Clock.start(None), baseline=OWN)
+        watch = events.append if events is not None else lambda event: None
+        return Runner(bench, opened[-1], client.facts, {}, frozenset(legal), watch, trials)
+
+    yield make
+    for study in opened:
+        study.close()
+
+
+def configs(records):
+    return [TrainConfig.from_dict(record.config) for record in records]
+
+
+def test_trials_go_through_the_shortlist_and_are_ranked_by_the_objective(runner):
+    one = runner(FakeClient())
+    one.run_baseline(OWN)
+    assert one.run_rest() == "every configuration of the shortlist was tried"
+    assert configs(one.study.records) == [OWN, *OTHERS]
+    seconds = [micro_step_seconds(c) / c.batch.global_size for c in configs(one.ranked())]
+    assert seconds == sorted(seconds)
+    assert len(seconds) == 5
+
+
+def test_a_trial_measures_eight_groups_of_half_a_second(runner):
+    client = FakeClient()
+    runner(client).run_baseline(OWN)
+    assert client.jobs[0].options == MEASURED == {"groups": 8, "group_seconds": 0.5}
+
+
+def test_what_is_not_legal_is_not_ranked(runner):
+    one = runner(FakeClient(), legal=OTHERS)
+    one.run_baseline(OWN)
+    one.run_rest()
+    assert OWN not in configs(one.ranked())
+
+
+def test_the_reference_is_the_first_of_least_change_that_runs(runner):
+    fails = {OWN, config(64, precision="mixed_bfloat16"), config(32, 2)}
+    plant = lambda job: failure() if TrainConfig.from_dict(job.config) in fails else None  # noqa: E731
+    client = FakeClient(plant=plant)
+    one = runner(client)
+    failed = one.run_baseline(OWN)
+    assert configs([one.run_reference(failed)]) == [config(16, 4)]
+    assert client.of_kind(JobKind.MEASURE) == [
+        OWN,
+        config(64, precision="mixed_bfloat16"),
+        config(32, 2),
+        config(16, 4),
+    ]
+
+
+def test_a_timeout_of_the_baseline_leaves_room_for_others(runner):
+    client = FakeClient(plant=lambda job: failure(FailureKind.TIMEOUT, "not done after 60 s"))
+    assert runner(client).run_baseline(OWN).failure.kind is FailureKind.TIMEOUT
+
+
+def test_a_baseline_that_is_wrong_by_itself_is_an_error(runner):
+    client = FakeClient(plant=lambda job: failure(FailureKind.NAN, "the loss is nan"))
+    with pytest.raises(SourceError, match="the loss is nan"):
+        runner(client).run_baseline(OWN)
+
+
+def test_an_interrupted_trial_leaves_no_record(runner):
+    def plant(job):
+        if TrainConfig.from_dict(job.config) == OTHERS[1]:
+            raise KeyboardInterrupt
+
+    one = runner(FakeClient(plant=plant))
+    one.run_baseline(OWN)
+    with pytest.raises(KeyboardInterrupt):
+        one.run_rest()
+    assert configs(one.study.records) == [OWN, OTHERS[0]]
+
+
+def test_events_carry_outcomes_and_the_best_so_far(runner):
+    events = []
+    seconds = lambda c: 0.001 if c == OTHERS[1] else micro_step_seconds(c)  # noqa: E731
+    one = runner(FakeClient(seconds=seconds), events=events)
+    one.run_baseline(OWN)
+    one.run_rest()
+    finished = [event for event in events if event.kind == "trial_finished"]
+    assert [event.best_number for event in finished] == [0, 0, 2, 2, 2]
+    assert all(event.outcome is not None and event.config is not None for event in finished)
+
+
+def test_the_objective_of_a_failure_is_not_known(runner):
+    one = runner(FakeClient(plant=lambda job: failure()))
+    assert one.objective(one.run_baseline(OWN)) is None
+    assert one.ranked() == []
+
+
+def test_the_facts_of_the_fit_decide_what_compilation_costs(runner):
+    """A long fit forgives a compilation that a short one does not."""
+    one = runner(FakeClient(observation(OWN, samples=64, epochs=1)))
+    record = one.run_baseline(OWN)
+    per_sample = micro_step_seconds(OWN) / 64
+    assert one.objective(record) == pytest.approx(per_sample + record.measurement.compile_seconds / 64)
+    one.observation = observation(OWN, samples=10**7)
+    assert one.objective(record) == pytest.approx(per_sample, rel=1e-2)
+
+
+def test_only_what_needs_less_memory_than_a_baseline_that_ran_out_of_it_is_tried(runner):
+    client = FakeClient(plant=lambda job: failure() if TrainConfig.from_dict(job.config) == OWN else None)
+    one = runner(client)
+    needs = {OWN: 100, OTHERS[0]: 110, OTHERS[1]: 90, OTHERS[2]: 100, OTHERS[3]: 50}
+    one.forecasts = {c: Forecast(c, 1.0, size, 1000, 0.0, None, {}) for c, size in needs.items()}
+    failed = one.run_baseline(OWN)
+    assert configs([one.run_reference(failed)]) == [OTHERS[1]]
+    assert client.of_kind(JobKind.MEASURE) == [OWN, OTHERS[1]]
