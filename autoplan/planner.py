@@ -187,6 +187,9 @@ def _measure(request: TuneRequest, bench: Bench, findings: Findings, watch: Watc
     meshes = len({config.mesh for config in shortlist})
     with Study(place, shortlist, choices, identity, first=max(PREDICTED_FIRST, meshes + 1)) as study:
         runner = Runner(bench, study, observation, findings.forecasts, frozenset(space.configs), watch, request.trials)
+        if study.records:
+            kept = f"{len(study.records)} trials of an earlier run are kept"
+            watch(Event("note", f"{kept}; to measure afresh remove {place}, or use --study PATH"))
         tried = _try(runner, findings, watch)
         verified = _verify(runner, tried, place, watch)
         plan = measured_plan(request, findings, tried, verified, runner.ranked())

@@ -123,3 +123,24 @@ def test_when_every_figure_is_missing_it_is_an_error():
     without_link = dataclasses.replace(cluster(4, kind="gpu"), inner_link=None)
     with pytest.raises((HardwareError, WorkloadError), match="no figure is known for the link"):
         surveyed(FakeClient(), without_link, fix={"mesh": "data=4"})
+
+
+def test_rematerialization_is_not_traced_where_everything_fits_without():
+    client = FakeClient()
+    found = surveyed(client)
+    assert {one.remat.mode.value for one in client.of_kind(JobKind.TRACE)} == {"none"}
+    (spared,) = [one for one in found.rejected if "rematerialization" in one.reason]
+    assert spared.figures["configurations"] == 3 * 7
+    client = FakeClient()
+    surveyed(client, remat_asked=True)
+    assert {one.remat.mode.value for one in client.of_kind(JobKind.TRACE)} == {"none", "activations"}
+
+
+def test_a_structure_that_cannot_be_built_is_left_out_with_its_reason():
+    def plant(job):
+        if job.kind is JobKind.TRACE and job.config["precision"] == "mixed_float16":
+            raise SourceError("no such policy for this layer")
+
+    found = surveyed(FakeClient(plant=plant))
+    assert {one.precision for one in found.shortlist} == {"float32", "mixed_bfloat16"}
+    assert any("cannot be built so: no such policy for this layer" in one.reason for one in found.rejected)

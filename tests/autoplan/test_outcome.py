@@ -16,9 +16,7 @@ from tests.autoplan import plans
 from tests.autoplan.facts import VERSIONS, cluster, config, observation
 
 OWN, WINNER, OTHER = config(32, 8), config(256), config(128, 2)
-REQUEST = TuneRequest(
-    SourceSpec(kind="script", path="/home/someone/train.py", args=["--fast"], fit_index=2, sha256="0" * 64)
-)
+REQUEST = TuneRequest(SourceSpec(kind="script", path="train.py", args=["--fast"], fit_index=2, sha256="0" * 64))
 
 
 def record(number, own, seconds=None):
