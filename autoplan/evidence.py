@@ -49,7 +49,7 @@ class Verifier:
         tried: list[Verified] = []
         for record in ranked:
             seconds = record.measurement.wall_seconds if record.measurement else 0.0
-            if tried and not self.bench.clock.allows(verification_seconds(seconds, 0.0, exact=True)):
+            if tried and not self.bench.clock.allows(verification_seconds(seconds, seconds, 0.0, exact=True)):
                 break
             tried.append(self.verify(reference, TrainConfig.from_dict(record.config)))
             if tried[-1].holds:
@@ -140,14 +140,17 @@ class Verifier:
         self.watch(Event("verification", text, seconds_left=self.bench.clock.left()))
 
 
-def verification_seconds(trial_seconds: float, setup_seconds: float, *, exact: bool) -> float:
+def verification_seconds(
+    reference_seconds: float, winner_seconds: float, setup_seconds: float, *, exact: bool
+) -> float:
     """What the shortest verification takes, roughly: the time that trials leave for it.
 
     Each run of a pair takes a trial and what its longer groups add; a comparison of losses takes the source's own start
     and a few updates, twice where losses must be equal, else once for each seed and for the plan.
     """
     runs = 2 if exact else SEEDS + 1
-    return 2 * FEWEST_PAIRS * (trial_seconds + LONGER_SECONDS) + runs * (setup_seconds + NUMERICS_SECONDS)
+    pair_seconds = reference_seconds + winner_seconds + 2 * LONGER_SECONDS
+    return FEWEST_PAIRS * pair_seconds + runs * (setup_seconds + NUMERICS_SECONDS)
 
 
 def unverified(detail: str) -> Verification:

@@ -163,7 +163,9 @@ def _dry_run(request: TuneRequest, findings: Findings) -> TuneResult:
     setup_seconds = findings.observation.setup_seconds
     trial_seconds = setup_seconds + TRIAL_SECONDS
     trials = min(request.trials, len(findings.shortlist) + 1)
-    seconds = trials * trial_seconds + verification_seconds(trial_seconds, setup_seconds, exact=_exact(findings))
+    seconds = trials * trial_seconds + verification_seconds(
+        trial_seconds, trial_seconds, setup_seconds, exact=_exact(findings)
+    )
     return TuneResult(None, findings.candidates(), findings.rejected, seconds, None, None)
 
 
@@ -186,7 +188,16 @@ def _measure(request: TuneRequest, bench: Bench, findings: Findings, watch: Watc
     choices = knob_choices([space.baseline, *space.configs])
     meshes = len({config.mesh for config in shortlist})
     with Study(place, shortlist, choices, identity, first=max(PREDICTED_FIRST, meshes + 1)) as study:
-        runner = Runner(bench, study, observation, findings.forecasts, frozenset(space.configs), watch, request.trials)
+        runner = Runner(
+            bench,
+            study,
+            observation,
+            findings.forecasts,
+            legal=frozenset(space.configs),
+            watch=watch,
+            trials=request.trials,
+            exact=_exact(findings),
+        )
         if study.records:
             kept = f"{len(study.records)} trials of an earlier run are kept"
             watch(Event("note", f"{kept}; to measure afresh remove {place}, or use --study PATH"))
@@ -204,10 +215,9 @@ def _try(runner: Runner, findings: Findings, watch: Watch) -> Tried:
     baseline = findings.space.baseline
     first = runner.run_baseline(baseline)
     reference = first if first.measurement is not None else runner.run_reference(first)
-    seconds = runner.longest_seconds() or TRIAL_SECONDS
+    seconds = runner.typical_seconds() or TRIAL_SECONDS
     runner.bench = runner.bench.patient(seconds)
-    setup_seconds = findings.observation.setup_seconds
-    runner.reserve_seconds = verification_seconds(seconds, setup_seconds, exact=_exact(findings))
+    runner.reference_seconds = seconds
     try:
         ended, interrupted = runner.run_rest(), False
     except KeyboardInterrupt:

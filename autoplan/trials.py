@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from statistics import median
 
 from autoplan.bench import Bench, explain_failure
 from autoplan.errors import ConfigError, StudyError
+from autoplan.evidence import verification_seconds
 from autoplan.jobs import Observation
 from autoplan.objective import PlannedFit, settled_compile_seconds
 from autoplan.plan import Failure, FailureKind, Measurement, Outcome, TrialRecord
@@ -42,7 +44,11 @@ class Tried:
 
 @dataclass
 class Runner:
-    """Runs one trial after another and tells the watcher about each. Configurations are compared by the objective."""
+    """Runs one trial after another and tells the watcher about each. Configurations are compared by the objective.
+
+    exact               whether losses will have to be equal, which makes verification shorter
+    reference_seconds   what a trial of the reference takes; 0 before there is one
+    """
 
     bench: Bench
     study: Study
@@ -51,7 +57,8 @@ class Runner:
     legal: frozenset[TrainConfig]
     watch: Watch
     trials: int
-    reserve_seconds: float = 0.0
+    exact: bool = True
+    reference_seconds: float = 0.0
     _trial_seconds: list[float] = field(default_factory=list)
 
     def run_baseline(self, config: TrainConfig) -> TrialRecord:
@@ -127,12 +134,15 @@ class Runner:
             return True
         return failed.failure.kind is FailureKind.TIMEOUT or one.needed_bytes < limit
 
-    def longest_seconds(self) -> float:
-        """The longest trial, its process's start and end included; 0 before the first of this run."""
-        return max(self._trial_seconds, default=0.0)
+    def typical_seconds(self) -> float:
+        """What a trial takes, its process's start and end included: the median of this run; 0 before the first."""
+        return median(self._trial_seconds) if self._trial_seconds else 0.0
 
     def _may_go_on(self) -> bool:
-        return self.bench.clock.allows(self.longest_seconds() + self.reserve_seconds)
+        """Whether another trial would leave time to verify."""
+        trial_seconds, setup_seconds = self.typical_seconds(), self.observation.setup_seconds
+        reserve = verification_seconds(self.reference_seconds, trial_seconds, setup_seconds, exact=self.exact)
+        return self.bench.clock.allows(trial_seconds + reserve)
 
     def _run(self, config: TrainConfig, *, announce: bool) -> TrialRecord | None:
         """One trial, told to the study. An interruption gives the configuration back, as does the end of the budget."""

@@ -126,9 +126,10 @@ def test_what_is_told_on_the_way_names_pair_and_configuration():
 
 @pytest.mark.parametrize(("exact", "runs"), [(True, 2), (False, 6)])
 def test_the_time_for_verification_is_of_two_pairs_and_the_losses(exact, runs):
-    trial_seconds, setup_seconds = 10.0, 2.0
-    expected = 4 * (trial_seconds + LONGER_SECONDS) + runs * (setup_seconds + NUMERICS_SECONDS)
-    assert verification_seconds(trial_seconds, setup_seconds, exact=exact) == expected
+    reference_seconds, winner_seconds, setup_seconds = 30.0, 10.0, 2.0
+    pairs = 2 * (reference_seconds + winner_seconds + 2 * LONGER_SECONDS)
+    expected = pairs + runs * (setup_seconds + NUMERICS_SECONDS)
+    assert verification_seconds(reference_seconds, winner_seconds, setup_seconds, exact=exact) == expected
 
 
 def test_what_was_not_verified_says_why():
