@@ -31,15 +31,15 @@ Floats = npt.NDArray[np.float64]
 DEFAULT_OVERLAP = 0.5
 """Share of the backward pass behind which gradient all-reduces hide: XLA starts them early, but combines them late."""
 
-LOOP_DISPATCHES = 5.0
-DISPATCHES_PER_VARIABLE = 0.15
-EAGER_DISPATCHES = 5.0
-"""What the host does, in units of the chip's `dispatch_seconds` (a jitted call that adds two scalars).
+LOOP_SECONDS = 1.2e-4
+SECONDS_PER_VARIABLE = 3e-6
+EAGER_SECONDS = 1.0e-4
+"""What the host does beside the chip's `dispatch_seconds`: for a micro-step of `fit`, for each variable that it hands
+to the program, and for an operation outside a compiled program, which is traced for its gradient and dispatched from
+Python.
 
-Measured with Keras 3.15 and jax 0.10.2 on two x86-64 cores, where that unit was 20 microseconds: a micro-step of
-`fit` takes 120 microseconds and 3 more for each variable that it hands to the program; an operation outside a
-compiled program takes 93 to 120
-microseconds, because it is traced for its gradient and dispatched from Python.
+Measured with Keras 3.15 and jax 0.10.2 on x86-64 server cores: 126 microseconds a micro-step with 4 variables, 435
+with 98, 1,009 with 290; 93 to 120 microseconds an operation.
 """
 
 _GAIN_FROM_GROUPS = frozenset({"tensorflow"})
@@ -85,6 +85,7 @@ class KernelTable:
     gemm_fixed: Floats
     gemm_per_sample: Floats
     is_gemm: npt.NDArray[np.bool_]
+    is_grouped: npt.NDArray[np.bool_]
     is_backward: npt.NDArray[np.bool_]
     dtype: npt.NDArray[np.int64]
     dtypes: tuple[str, ...]
@@ -158,6 +159,7 @@ def _kernel_seconds(table: KernelTable, config: TrainConfig, cluster: Cluster, t
     achieved = 1.0 if cluster.local else target.product_efficiency
     filled = _filling(table.gemm_fixed + batch * table.gemm_per_sample, target)
     efficiency = np.where(table.is_gemm, achieved * filled, target.vector_efficiency)
+    efficiency *= np.where(table.is_grouped, target.grouped_efficiency, 1.0)
     return flops / (rates * efficiency), moved / _bandwidth(config, cluster)
 
 
@@ -192,11 +194,10 @@ def _overhead(
     chip, target = cluster.chip, target_of(cluster.chip.kind)
     launching = launches * chip.kernel_launch_seconds
     if not config.jit_compile:
-        return launching + workload.dispatches * EAGER_DISPATCHES * chip.dispatch_seconds
-    units = LOOP_DISPATCHES + DISPATCHES_PER_VARIABLE * len(workload.variables)
+        return launching + workload.dispatches * (chip.dispatch_seconds + EAGER_SECONDS)
+    host = chip.dispatch_seconds + LOOP_SECONDS + SECONDS_PER_VARIABLE * len(workload.variables)
     if config.backend in _GAIN_FROM_GROUPS:
-        units /= config.steps_per_execution
-    host = units * chip.dispatch_seconds
+        host /= config.steps_per_execution
     if target.host_apart:  # the host prepares the next micro-step while the device works
         host = max(chip.dispatch_seconds, host - device_seconds)
     return launching + host
@@ -233,10 +234,15 @@ def kernel_table(workload: Workload, target: Target, updates: Updates) -> Kernel
         gemm_fixed=gemm[0],
         gemm_per_sample=gemm[1],
         is_gemm=np.array([bool(kernel.op.gemm) for kernel, _ in rows], np.bool_),
+        is_grouped=np.array([kernel.op.kind is Kind.CONV and _groups(kernel) > 1 for kernel, _ in rows], np.bool_),
         is_backward=np.array([kernel.op.phase is Phase.BACKWARD for kernel, _ in rows], np.bool_),
         dtype=np.array([dtypes.index(name) for name in arithmetic], np.int64),
         dtypes=dtypes,
     )
+
+
+def _groups(kernel: Kernel) -> float:
+    return kernel.op.gemm[0].fixed if kernel.op.gemm else 1.0
 
 
 def _flatten(kernels: Sequence[Kernel], runs: float, rows: list[tuple[Kernel, float]]) -> None:

@@ -67,8 +67,8 @@ def storage(workload: Workload, target: Target) -> Storage:
     return Storage(
         fixed=np.array([size.fixed for size in sizes], np.float64),
         per_sample=np.array([size.per_sample for size in sizes], np.float64),
-        dims_fixed=np.array([[dim.fixed for dim in row] for row in dims], np.float64).reshape(len(tensors), rank),
-        dims_per_sample=np.array([[dim.per_sample for dim in row] for row in dims], np.float64).reshape(len(tensors), rank),
+        dims_fixed=np.array([[dim.fixed for dim in row] for row in dims]).reshape(len(tensors), rank),
+        dims_per_sample=np.array([[dim.per_sample for dim in row] for row in dims]).reshape(len(tensors), rank),
         allowed=_allowed(workload, rank) if target.tile_lanes else np.zeros((len(tensors), 0, 0), np.bool_),
         rows=np.array(rows, np.float64),
         lanes=target.tile_lanes,
