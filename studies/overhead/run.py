@@ -33,7 +33,7 @@ SCRIPTS = {
     "subclassed": (),
     "arguments_callbacks": ("--learning-rate", "0.001"),
 }
-PARTS = ("start", "setup", "fit set-up", "memory question", "fixed batch and exit", "other")
+PARTS = ("start", "setup", "fit set-up", "end of fit", "memory question", "fixed batch and exit", "other")
 
 
 def variants(baseline: TrainConfig) -> list[TrainConfig]:
@@ -54,8 +54,8 @@ def parts_of(result: JobResult, measured: Measurement, steps_per_execution: int)
     """Seconds of a trial: what is compilation, what is micro-steps, and each part of the rest.
 
     Phases are as the worker tells them. "compile" reaches from the start of the fit to the end of its first micro-step,
-    "measure" from the end of warm-up (whose last group counts already) to the question without input, and the last one
-    to the end of the process.
+    "measure" from the end of warm-up (whose last group counts already) to the end of the fit, and the last one to the end
+    of the process.
     """
     phases = dict(result.phases)
     compiling = phases.pop("compile", 0.0)
@@ -74,7 +74,8 @@ def parts_of(result: JobResult, measured: Measurement, steps_per_execution: int)
         "start": phases.pop("start", 0.0),
         "setup": phases.pop("setup", 0.0),
         "fit set-up": compiling - compile_seconds - first,
-        "memory question": measuring - counted,
+        "end of fit": measuring - counted,
+        "memory question": phases.pop("memory", 0.0),
         "fixed batch and exit": alone - alone_steps,
     }
     untold = max(0.0, result.wall_seconds - sum(result.phases.values()))
@@ -102,7 +103,7 @@ class Recorder:
 
 def measure(bench: Bench, recorder: Recorder, trials: int) -> list[dict[str, Any]]:
     """One row a trial of one script, asked for as tuning asks."""
-    baseline = TrainConfig.from_dict(bench.observe()[0].config)
+    baseline = TrainConfig.from_dict(bench.observe().config)
     bench = bench.with_(baseline=baseline)
     rows = []
     for number, config in enumerate(variants(baseline)[:trials]):
