@@ -54,8 +54,8 @@ def parts_of(result: JobResult, measured: Measurement, steps_per_execution: int)
     """Seconds of a trial: what is compilation, what is micro-steps, and each part of the rest.
 
     Phases are as the worker tells them. "compile" reaches from the start of the fit to the end of its first micro-step,
-    "measure" from the end of warm-up (whose last group counts already) to the end of the fit, and the last one to the end
-    of the process.
+    "measure" from the end of warm-up (whose last group counts already) to the end of the fit, and the last one to the
+    end of the process.
     """
     phases = dict(result.phases)
     compiling = phases.pop("compile", 0.0)
