@@ -15,7 +15,7 @@ Sets of operations and tensors are Python integers used as bit sets: steps have 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from cost_models.affine import Affine
 from cost_models.targets import Target
@@ -149,7 +149,40 @@ class Fusion:
             writes = tuple(write for write in op.writes if write in self.graph.producer and self.exists[write])
             if writes:
                 found.append(self._kernel(index, op, writes))
-        return found
+        return self._joined(found) if self.target.fusible else found
+
+    def _joined(self, kernels: Sequence[Kernel]) -> list[Kernel]:
+        """Updates of one variable's state are one kernel with several results: they read the same gradient."""
+        joined: list[Kernel] = []
+        home: dict[int, int] = {}
+        made_at: dict[int, int] = {}
+        for kernel in kernels:
+            place = self._place_to_join(kernel, home, made_at)
+            if place is None:
+                place = len(joined)
+                joined.append(kernel)
+            else:
+                joined[place] = _together(joined[place], kernel)
+            made_at.update(dict.fromkeys(kernel.writes, place))
+            if self._is_update(kernel):
+                shape = self.workload.tensors[kernel.writes[0]].shape
+                ends = (end for end in (*kernel.reads, *kernel.writes) if self.workload.tensors[end].shape == shape)
+                home.update(dict.fromkeys(ends, place))
+        return joined
+
+    def _place_to_join(self, kernel: Kernel, home: dict[int, int], made_at: dict[int, int]) -> int | None:
+        if not self._is_update(kernel):
+            return None
+        shape = self.workload.tensors[kernel.writes[0]].shape
+        same = (read for read in kernel.reads if self.workload.tensors[read].shape == shape)
+        place = next((home[read] for read in same if read in home), None)
+        if place is None or any(made_at.get(read, -1) > place for read in kernel.reads):
+            return None
+        return place
+
+    def _is_update(self, kernel: Kernel) -> bool:
+        shape = self.workload.tensors[kernel.writes[0]].shape
+        return kernel.op.phase is Phase.UPDATE and kernel.op.kind is Kind.ELEMENTWISE and len(shape) > 0
 
     def _kernel(self, index: int, op: Op, writes: tuple[int, ...]) -> Kernel:
         leaves, inner, picked = self._upstream(index)
@@ -292,6 +325,19 @@ def kernels_of(
 ) -> list[Kernel]:
     """The kernels of these operations in program order; `outputs` exist whatever it costs."""
     return Fusion(workload, Graph(ops, outputs, target), batch).kernels()
+
+
+def _together(one: Kernel, other: Kernel) -> Kernel:
+    """Two kernels as one launch: what the first writes, the second need not read."""
+    reads = dict.fromkeys((*one.reads, *(read for read in other.reads if read not in one.writes)))
+    return replace(
+        one,
+        reads=tuple(reads),
+        writes=(*one.writes, *other.writes),
+        flops=one.flops + other.flops,
+        fused=one.fused + other.fused,
+        picked=(*one.picked, *other.picked),
+    )
 
 
 def _bits(mask: int) -> Iterator[int]:

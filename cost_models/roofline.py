@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cost_models.affine import Affine
 from cost_models.communication import all_reduce
 from cost_models.config import TrainConfig
 from cost_models.errors import HardwareError
@@ -24,6 +23,7 @@ from cost_models.liveness import Updates, schedule
 from cost_models.memory import check, updates_of
 from cost_models.sharding import collectives
 from cost_models.targets import Target, target_of
+from cost_models.tiles import Storage
 from cost_models.workload import Kind, Phase, Role, Tensor, Workload
 
 Floats = npt.NDArray[np.float64]
@@ -75,12 +75,17 @@ class TimeCost:
 
 @dataclass(frozen=True)
 class KernelTable:
-    """Every kernel as a row of numbers: sizes are fixed + batch x per_sample; the arithmetic is in `dtypes[dtype]`."""
+    """Every kernel as a row of numbers: FLOPs are fixed + batch x per_sample, in `dtypes[dtype]`.
+
+    moved_by, moved_tensor, moved_times   that row moves that tensor's bytes so often
+    """
 
     flops_fixed: Floats
     flops_per_sample: Floats
-    bytes_fixed: Floats
-    bytes_per_sample: Floats
+    moved_by: npt.NDArray[np.int64]
+    moved_tensor: npt.NDArray[np.int64]
+    moved_times: Floats
+    stored: Storage
     runs: Floats
     gemm_fixed: Floats
     gemm_per_sample: Floats
@@ -89,6 +94,11 @@ class KernelTable:
     is_backward: npt.NDArray[np.bool_]
     dtype: npt.NDArray[np.int64]
     dtypes: tuple[str, ...]
+
+    def bytes_at(self, batch: int) -> Floats:
+        """Bytes read and written by each kernel at a local batch, padding included."""
+        sizes = self.stored.at(batch)[self.moved_tensor] * self.moved_times
+        return np.asarray(np.bincount(self.moved_by, sizes, len(self.runs)), np.float64)
 
 
 def step_time(
@@ -154,7 +164,7 @@ def _kernel_seconds(table: KernelTable, config: TrainConfig, cluster: Cluster, t
     batch, chip = config.batch.local, cluster.chip
     share = _shared(config, cluster)
     flops = (table.flops_fixed + batch * table.flops_per_sample) * table.runs
-    moved = (table.bytes_fixed + batch * table.bytes_per_sample) * table.runs
+    moved = table.bytes_at(batch) * table.runs
     rates = np.array([peak_rate(chip, dtype) for dtype in table.dtypes])[table.dtype] * share
     achieved = 1.0 if cluster.local else target.product_efficiency
     filled = _filling(table.gemm_fixed + batch * table.gemm_per_sample, target)
@@ -218,7 +228,9 @@ def kernel_table(workload: Workload, target: Target, updates: Updates) -> Kernel
     rows: list[tuple[Kernel, float]] = []
     plan = schedule(workload, target, updates)
     _flatten(plan.kernels, 1.0, rows)
-    moved = [_traffic(plan.tensors, kernel) for kernel, _ in rows]
+    moved = [
+        (row, tensor, times) for row, (kernel, _) in enumerate(rows) for tensor, times in _traffic(plan.tensors, kernel)
+    ]
     gemm = np.zeros((len(rows), 4)), np.zeros((len(rows), 4))
     for row, (kernel, _) in enumerate(rows):
         for column, size in enumerate(kernel.op.gemm):
@@ -228,8 +240,10 @@ def kernel_table(workload: Workload, target: Target, updates: Updates) -> Kernel
     return KernelTable(
         flops_fixed=np.array([kernel.flops.fixed for kernel, _ in rows], np.float64),
         flops_per_sample=np.array([kernel.flops.per_sample for kernel, _ in rows], np.float64),
-        bytes_fixed=np.array([size.fixed for size in moved], np.float64),
-        bytes_per_sample=np.array([size.per_sample for size in moved], np.float64),
+        moved_by=np.array([row for row, _, _ in moved], np.int64),
+        moved_tensor=np.array([tensor for _, tensor, _ in moved], np.int64),
+        moved_times=np.array([times for _, _, times in moved], np.float64),
+        stored=plan.stored,
         runs=np.array([runs for _, runs in rows], np.float64),
         gemm_fixed=gemm[0],
         gemm_per_sample=gemm[1],
@@ -253,16 +267,16 @@ def _flatten(kernels: Sequence[Kernel], runs: float, rows: list[tuple[Kernel, fl
             rows.append((kernel, runs))
 
 
-def _traffic(tensors: Sequence[Tensor], kernel: Kernel) -> Affine:
-    """Bytes read and written."""
-    reads = {read: tensors[read].bytes for read in kernel.reads}
-    reads |= {read: tensors[made].bytes for read, made in kernel.picked}
-    written = [tensors[write].bytes for write in kernel.writes]
+def _traffic(tensors: Sequence[Tensor], kernel: Kernel) -> list[tuple[int, float]]:
+    """(tensor, how often as many bytes as it has are moved)."""
+    picked = dict(kernel.picked)
+    reads = [picked.get(read, read) for read in kernel.reads]
     if kernel.op.kind is Kind.SCATTER:
         # In place: what is scattered is read, and as much of the target is read and written back.
-        scattered = Affine.sum(size for size in reads.values() if size not in written)
-        return scattered * 3 if scattered != Affine() else Affine.sum(reads.values()) * 2
-    return Affine.sum([*reads.values(), *written])
+        written = [tensors[write].shape for write in kernel.writes]
+        scattered = [(read, 3.0) for read in reads if tensors[read].shape not in written]
+        return scattered or [(read, 2.0) for read in reads]
+    return [(end, 1.0) for end in (*reads, *kernel.writes)]
 
 
 def _rate_dtype(tensors: Sequence[Tensor], kernel: Kernel) -> str:

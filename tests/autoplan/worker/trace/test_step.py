@@ -305,7 +305,7 @@ COMPILED = [(zoo.mlp, 512), (zoo.image_classifier, 64), (zoo.decoder, 32), (zoo.
 
 @pytest.mark.parametrize(("build", "batch"), COMPILED, ids=[build.__name__ for build, _ in COMPILED])
 def test_the_estimate_holds_what_this_machines_compiler_says(build, batch):
-    """State and inputs to the byte (XLA drops scalars that nobody reads), everything else inside the stated interval."""
+    """State and inputs to the byte (XLA drops scalars that nobody reads), the rest inside the stated interval."""
     model = build()
     specs = synthetic_specs(model, batch)
     workload = trace_train_step(model, specs, local_batch=batch)
