@@ -176,16 +176,17 @@ class Bench:
             config=None if config is None else config.to_dict(),
             baseline=None if self.baseline is None else self.baseline.to_dict(),
             devices=self.cluster.devices if self.cluster.simulated else None,
-            options=options if self.scratch is None else {**options, "scratch": mkdtemp(dir=self.scratch)},
+            options={**self._folders(), **options},
         )
 
     def _folders(self) -> dict[str, str]:
         """Where compiled programs are kept between jobs, and where a source runs that shall not write beside itself."""
-        if self.logs is None:
-            return {}
-        folder = self.logs.absolute()
-        cache = {"cache_dir": str(folder / "compilation_cache")}
-        return {**cache, "scratch": str(folder / "scratch")} if self.scratch else cache
+        folders = {}
+        if self.logs is not None:
+            folders["cache_dir"] = str(self.logs.absolute() / "compilation_cache")
+        if self.scratch is not None:
+            folders["scratch"] = mkdtemp(dir=self.scratch)
+        return folders
 
     def cut_short(self, failure: Failure) -> bool:
         """Whether a timeout is the budget's doing, and says nothing of the configuration."""

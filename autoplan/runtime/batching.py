@@ -90,13 +90,9 @@ def _split_validation(arguments: dict[str, Any]) -> tuple[Any, Any]:
     if given is not None or not arguments.get("validation_split"):
         return training, given
     kept = data.training_samples(arguments)
-    first = data.map_leaves(lambda leaf: _rows(leaf, slice(None, kept)), training)
-    last = data.map_leaves(lambda leaf: _rows(leaf, slice(kept, None)), training)
+    first = data.map_leaves(lambda leaf: data.rows_of(leaf, slice(None, kept)), training)
+    last = data.map_leaves(lambda leaf: data.rows_of(leaf, slice(kept, None)), training)
     return first, last
-
-
-def _rows(leaf: Any, index: Any) -> Any:
-    return leaf.iloc[index].to_numpy() if hasattr(leaf, "iloc") else np.asarray(leaf)[index]
 
 
 class EffectiveBatches(keras.utils.PyDataset):
@@ -135,7 +131,7 @@ class EffectiveBatches(keras.utils.PyDataset):
         return self._batch(self._order[start + position * size : start + (position + 1) * size], padded=0)
 
     def _batch(self, rows: Any, *, padded: int, last: bool = False) -> Any:
-        x, y, weight = data.map_leaves(lambda leaf: _rows(leaf, rows), self._training)
+        x, y, weight = data.map_leaves(lambda leaf: data.rows_of(leaf, rows), self._training)
         if self._mode != "pad":
             return _packed(x, y, weight)
         if weight is None:

@@ -137,6 +137,11 @@ def _with_rows(batch: Any, rows: int) -> tuple[Any, Any, Any]:
     return taken
 
 
+def rows_of(leaf: Any, index: Any) -> Any:
+    """Rows of an array, tensor or data frame, as a NumPy array."""
+    return leaf.iloc[index].to_numpy() if hasattr(leaf, "iloc") else np.asarray(leaf)[index]
+
+
 def map_leaves(function: Any, nest: Any) -> Any:
     """`keras.tree.map_structure` that passes None through."""
     if nest is None:

@@ -35,7 +35,7 @@ class Training:
             self.backend.enable_compilation_cache(cache)
         watch = self.backend.watch_compilation()
         self.interception.install()
-        run_source(self.source, lambda model, arguments: model.fit(**arguments))
+        run_source(self.source, self._fit_built)
         if not self.interception.seen.fits:
             raise SourceError(f"{self.source.path} ended without calling model.fit, so the plan was not used")
         if not self.applied:
@@ -48,6 +48,14 @@ class Training:
         say(f"compilation cache: {watch.cache_hits} hits, {watch.cache_misses} misses")
         for call in self.interception.seen.overridden:
             say(f"the script's own {call} was overridden by the plan")
+
+    def _fit_built(self, model: Any, arguments: dict[str, Any]) -> None:
+        if "x" not in arguments:
+            raise SourceError(
+                f"{self.source.path} has no train_data(), so there is nothing to train on; add one that returns what "
+                "fit takes, or train from Python with autoplan.fit(plan, model, x, y)"
+            )
+        model.fit(**arguments)
 
     def _on_fit(self, call: FitCall) -> Any:
         facts = data.describe(call.arguments)

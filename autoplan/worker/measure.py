@@ -58,7 +58,7 @@ def measure(
     if not timer.group_seconds:
         timer.keep_what_there_is()
     batch_size = change.wanted.batch.global_size if change is not None else facts.batch
-    notes = _extras(call, arguments, options, on_phase)
+    notes = _extras(call, facts, change, options, on_phase)
     on_phase("memory")
     peak, peak_source = _peak(call, facts, batch_size, backend, cheap=_cheap_to_compile_again(options, timer))
     alone = _compute_only(call, facts, batch_size, backend, timer, on_phase)
@@ -160,36 +160,61 @@ def _compute_only(
         return None
     on_phase("measure without input")
     run = backend.fixed_batch_runner(call.model, batch)
-    per_group = max(1, round(timer.target_group_seconds / (2 * timer.group_seconds[-1])))
-    run(min(per_group, 2))
+    an_execution = call.model.steps_per_execution
+    executions = max(1, round(timer.target_group_seconds / (2 * timer.group_seconds[-1] * an_execution)))
+    micro_steps = executions * an_execution
+    run(an_execution)
     seconds = []
     for _ in range(4):
         started = time.perf_counter()
-        run(per_group)
-        seconds.append((time.perf_counter() - started) / per_group)
+        run(micro_steps)
+        seconds.append((time.perf_counter() - started) / micro_steps)
     return median_interval(seconds[1:])[0]
 
 
+def _end_of_epoch(call: FitCall, facts: DataFacts, change: Change | None) -> dict[str, Any]:
+    """A fit of the last whole effective batch and what follows it: as an epoch of this configuration ends."""
+    batch = change.wanted.batch.effective if change is not None else facts.batch
+    samples = data.training_samples(call.arguments)
+    rows = slice(samples - min(samples, samples % batch + batch), samples)
+    last = {
+        name: data.map_leaves(lambda leaf: data.rows_of(leaf, rows), call.arguments.get(name))
+        for name in ("x", "y", "sample_weight")
+    }
+    alone = {"validation_data": None, "validation_split": 0.0, "callbacks": None, "epochs": 1, "initial_epoch": 0}
+    return timed_arguments(call, facts, change, **last, **alone, batch_size=facts.batch, shuffle=False, verbose=0)
+
+
+def _validation(call: FitCall) -> Any:
+    """What the script validates on: its own data, or the rows that it splits off; None where it does not validate."""
+    given = call.arguments.get("validation_data")
+    if given is not None or not call.arguments.get("validation_split"):
+        return given
+    rows = slice(data.training_samples(call.arguments), None)
+    names = ("x", "y", "sample_weight")
+    return tuple(data.map_leaves(lambda leaf: data.rows_of(leaf, rows), call.arguments.get(name)) for name in names)
+
+
 def _extras(
-    call: FitCall, arguments: dict[str, Any], options: dict[str, Any], on_phase: Callable[[str], None]
+    call: FitCall,
+    facts: DataFacts,
+    change: Change | None,
+    options: dict[str, Any],
+    on_phase: Callable[[str], None],
 ) -> list[str]:
     """What a verification also runs: the end of an epoch, a validation, a checkpoint. Returns which of them ran."""
     ran = []
-    if options.get("remainder") and data.is_arrays(arguments.get("x")):
+    if options.get("remainder") and facts.kind == "arrays" and not facts.explicit_steps:
         on_phase("remainder")
-        rows = data.training_samples(arguments) % arguments["batch_size"] + arguments["batch_size"]
-        tail = {name: arguments[name] for name in ("class_weight", "batch_size") if arguments.get(name) is not None}
-        for name in ("x", "y", "sample_weight"):
-            tail[name] = data.map_leaves(lambda leaf: leaf[-rows:], arguments.get(name))
-        call.proceed(**tail, shuffle=False, verbose=0)
+        call.proceed(**_end_of_epoch(call, facts, change))
         ran.append("remainder")
-    if options.get("validation") and arguments.get("validation_data") is not None:
+    validation = _validation(call) if options.get("validation") else None
+    if validation is not None:
         on_phase("validation")
-        x, y, weight = keras.utils.unpack_x_y_sample_weight(arguments["validation_data"])
-        size = arguments.get("validation_batch_size") or arguments.get("batch_size")
-        call.model.evaluate(
-            x, y, batch_size=size, sample_weight=weight, steps=arguments.get("validation_steps"), verbose=0
-        )
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(validation)
+        size = call.arguments.get("validation_batch_size") or (None if data.is_tf_dataset(x) else facts.batch)
+        steps = call.arguments.get("validation_steps")
+        call.model.evaluate(x, y, batch_size=size, sample_weight=weight, steps=steps, verbose=0)
         ran.append("validation")
     if options.get("checkpoint"):
         on_phase("checkpoint")
