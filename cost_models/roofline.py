@@ -169,7 +169,8 @@ def _kernel_seconds(table: KernelTable, config: TrainConfig, cluster: Cluster, t
     achieved = 1.0 if cluster.local else target.product_efficiency
     filled = _filling(table.gemm_fixed + batch * table.gemm_per_sample, target)
     efficiency = np.where(table.is_gemm, achieved * filled, target.vector_efficiency)
-    efficiency *= np.where(table.is_grouped, target.grouped_efficiency, 1.0)
+    thin = table.is_grouped & (table.gemm_fixed[:, 2] < target.product_tile[1])
+    efficiency[thin] = target.thin_efficiency
     return flops / (rates * efficiency), moved / _bandwidth(config, cluster)
 
 

@@ -123,15 +123,26 @@ def test_the_dtype_of_the_operands_sets_the_rate():
     assert single == pytest.approx(2 * half)
 
 
-def test_tiles_that_are_not_filled_cost_as_if_they_were():
-    """A depthwise convolution is thousands of products of one column each: a tile of 64 columns is 1/64 full."""
+def shaped(kind, groups, m, n, k):
+    """1 TFLOP of products of that shape, on no memory to speak of."""
     step = Step()
-    tile = target_of("gpu").product_tile
-    gemm = (Affine(512), Affine(64 * tile[0]), Affine(1), Affine(tile[2]))
-    x = step.input(B, 16)
-    y = step.op(Kind.CONV, (x,), (B, 16), gemm=gemm, flops=Affine(1e12))
-    time = step_time(step.workload(y), config(1), LOCAL)
-    assert time.compute_seconds == pytest.approx(1e12 / PEAK * tile[1])
+    gemm = tuple(map(Affine, (groups, m, n, k)))
+    y = step.op(kind, (step.input(B, 16),), (B, 16), gemm=gemm, flops=Affine(1e12))
+    return step_time(step.workload(y), config(1), LOCAL).compute_seconds
+
+
+def test_tiles_that_are_not_filled_cost_as_if_they_were():
+    tile_m, tile_n, tile_k = target_of("gpu").product_tile
+    assert shaped(Kind.DOT, 1, 8 * tile_m, 8 * tile_n, 8 * tile_k) == pytest.approx(1e12 / PEAK)
+    assert shaped(Kind.DOT, 1, 8 * tile_m, tile_n // 4, 8 * tile_k) == pytest.approx(4 * 1e12 / PEAK)
+    assert shaped(Kind.DOT, 1, tile_m + 1, tile_n, tile_k) == pytest.approx(1e12 / PEAK * 2 * tile_m / (tile_m + 1))
+
+
+def test_depthwise_convolutions_do_not_run_on_matrix_units():
+    target = target_of("gpu")
+    assert shaped(Kind.CONV, 512, 4096, 1, 9) == pytest.approx(1e12 / PEAK / target.thin_efficiency)
+    wide = shaped(Kind.CONV, 2, 64 * target.product_tile[0], target.product_tile[1], 64 * target.product_tile[2])
+    assert wide == pytest.approx(1e12 / PEAK)
 
 
 def test_a_loop_costs_its_body_as_often_as_it_runs():
