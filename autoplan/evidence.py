@@ -27,6 +27,7 @@ class Verified:
 
     config: TrainConfig
     verification: Verification
+    runs: tuple[Timed, ...] = ()
 
     @property
     def holds(self) -> bool:
@@ -36,12 +37,11 @@ class Verified:
 
 @dataclass(frozen=True)
 class Verifier:
-    """Verifies winners against a reference. `cache` is a compilation cache of its own, so that all runs start equal."""
+    """Verifies winners against a reference. All runs find the programs that the trials compiled, so all start equal."""
 
     bench: Bench
     observation: Observation
     watch: Watch
-    cache: str
     most_pairs: int = MOST_PAIRS
 
     def verify_best(self, reference: TrainConfig, ranked: Sequence[TrialRecord]) -> list[Verified]:
@@ -71,6 +71,17 @@ class Verifier:
                 break
         return self._verified(winner, numerics, timed, shown)
 
+    def repeat(self, reference: TrainConfig, first: Measurement) -> list[Timed]:
+        """The reference's first run and more of it, as far as time allows: how far processes differ here."""
+        runs = [Timed(reference, first)]
+        while len(runs) <= PAIRS and self._time_for((runs[-1], runs[-1])):
+            self._tell(f"repeat {len(runs)} of {PAIRS}: {reference.describe()}")
+            outcome = self._measure(reference, len(runs), thorough=False)
+            if isinstance(outcome, Failure):
+                break
+            runs.append(Timed(reference, outcome))
+        return runs
+
     def _time_pairs(
         self, reference: TrainConfig, winner: TrainConfig, timed: list[tuple[Timed, Timed]], wanted: int
     ) -> Failure | None:
@@ -92,7 +103,7 @@ class Verifier:
 
     def _measure(self, config: TrainConfig, pair: int, *, thorough: bool) -> Measurement | Failure:
         extras = {"validation": True, "checkpoint": True, "remainder": True} if thorough and pair == 1 else {}
-        options = {**LONGER, "cache_dir": self.cache, **extras}
+        options = {**LONGER, **extras}
         role = "plan" if thorough else "reference"
         return self.bench.measure(config, f"verify-{pair}-{role}", options=options, patience=2.0)
 
@@ -116,7 +127,13 @@ class Verifier:
             if isinstance(losses, Failure):
                 return Numerics("not_compared", f"the baseline's losses: {losses.kind.value}: {losses.message}")
             theirs.append(losses)
-        return compare_losses(theirs, ours, exact=exact, compute_dtype=winner.precision.compute_dtype)
+        return compare_losses(
+            theirs,
+            ours,
+            exact=exact,
+            compute_dtype=winner.precision.compute_dtype,
+            other_statistics=facts.batch_norm and reference.batch.global_size != winner.batch.global_size,
+        )
 
     def _verified(
         self, winner: TrainConfig, numerics: Numerics, timed: list[tuple[Timed, Timed]], shown: Speedup
@@ -134,7 +151,7 @@ class Verifier:
             checkpoint_saved="checkpoint" in ran,
             remainder_ran="remainder" in ran,
         )
-        return Verified(winner, verification)
+        return Verified(winner, verification, tuple(one for pair in timed for one in pair))
 
     def _tell(self, text: str) -> None:
         self.watch(Event("verification", text, seconds_left=self.bench.clock.left()))

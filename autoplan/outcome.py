@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from autoplan.evidence import Verified, unverified
@@ -25,9 +25,11 @@ from autoplan.plan import (
     Verification,
 )
 from autoplan.prune import changes
+from autoplan.repeats import Spread, restated, spread
 from autoplan.requests import TuneRequest
 from autoplan.source import DEFAULT_FUNCTION, SourceSpec
 from autoplan.trials import Tried
+from autoplan.verify import Timed
 from cost_models.config import TrainConfig
 from cost_models.hardware import Cluster
 
@@ -62,11 +64,15 @@ def measured_plan(
     tried: Tried,
     verified: Sequence[Verified] | None,
     ranked: Sequence[TrialRecord],
+    repeats: Sequence[Timed] = (),
 ) -> Plan:
     """The verified winner; else the baseline; else, where the baseline is ruled out or fails, the best that is left.
 
-    `verified` is None where verification was interrupted, and empty where nothing was worth it.
+    `repeats` are runs of configurations that ran more than once: every interval is stated so that it holds for other
+    processes too, as far as repeats tell. `verified` is None where verification was interrupted, and empty where nothing was worth it.
     """
+    between = spread([*repeats, *_trial_runs(tried, repeats)])
+    tried, ranked = _restated(tried, between), [_with_interval(record, between) for record in ranked]
     choice = _choose(findings, tried, verified, ranked)
     setup = setup_note(findings.observation, _typical_seconds(tried))
     return _plan(
@@ -88,6 +94,26 @@ def measured_plan(
     )
 
 
+def _trial_runs(tried: Tried, repeats: Sequence[Timed]) -> list[Timed]:
+    """The trials of the configurations that ran again."""
+    repeated = {run.config for run in repeats}
+    seen = {id(run.measurement) for run in repeats}
+    runs = [Timed(TrainConfig.from_dict(r.config), r.measurement) for r in tried.records if r.measurement is not None]
+    return [run for run in runs if run.config in repeated and id(run.measurement) not in seen]
+
+
+def _restated(tried: Tried, between: Spread | None) -> Tried:
+    records = tuple(_with_interval(record, between) for record in tried.records)
+    baseline, reference = _with_interval(tried.baseline, between), _with_interval(tried.reference, between)
+    return replace(tried, baseline=baseline, reference=reference, records=records)
+
+
+def _with_interval(record: TrialRecord, between: Spread | None) -> TrialRecord:
+    if record.measurement is None:
+        return record
+    return record.model_copy(update={"measurement": restated(record.measurement, between)})
+
+
 def _choose(
     findings: Findings, tried: Tried, verified: Sequence[Verified] | None, ranked: Sequence[TrialRecord]
 ) -> Choice:
@@ -101,12 +127,13 @@ def _choose(
         why = f"{words}: shown faster than {named} in {last.verification.pairs} pairs of clean processes"
         return Choice(last.config, _of_its_trial(last.config, ranked), verification, why)
     why = _why_not(last, named, interrupted=verified is None)
-    verification = last.verification if last is not None and baseline_runs else unverified(why)
     if reference in findings.space.configs or not ranked:
-        return Choice(reference, tried.reference.measurement, verification, f"{why}: the plan is {named}")
+        return Choice(reference, tried.reference.measurement, unverified(why), f"{why}: the plan is {named}")
     refused = {one.config.describe() for one in verified or () if one.verification.numerics == "outside"}
     sound = [one for one in ranked if TrainConfig.from_dict(one.config).describe() not in refused]
     best = (sound or ranked)[0]
+    of_best = [one.verification for one in verified or () if one.config.to_dict() == best.config]
+    verification = of_best[-1] if of_best and baseline_runs else unverified(why)
     why = f"{why}; what is pinned rules {named} out, so the plan is the best of the rest"
     return Choice(TrainConfig.from_dict(best.config), best.measurement, verification, why)
 

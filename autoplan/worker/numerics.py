@@ -13,19 +13,19 @@ from autoplan.runtime.data import DataFacts
 from autoplan.runtime.intercept import FitCall
 from autoplan.runtime.optimizers import accumulation_of
 from autoplan.worker.measure import timed_arguments
+from autoplan.worker.seeds import BASE_SEED
 
 
 def numerics(call: FitCall, facts: DataFacts, change: Change | None, options: dict[str, Any]) -> dict[str, Any]:
     """{"losses": one an update, "deterministic_model": bool, "seed"}.
 
-    options: updates, seed. The data come in order; the seed was set before the source ran and is set again here, since
-    two configurations may have drawn differently on the way.
+    options: updates, seed. The data come in order; the seed was moved before the source ran (`seeds.py`), and is set
+    again here, since two configurations may have drawn differently on the way.
     """
-    seed = int(options.get("seed") or 0)
     accumulation = accumulation_of(call.model.optimizer)
     call.model.steps_per_execution = 1  # it changes no number, only how often the losses are shown
     recorder = LossRecorder(int(options.get("updates", 20)) * accumulation)
-    keras.utils.set_random_seed(seed)
+    keras.utils.set_random_seed(BASE_SEED)
     ordered = {"shuffle": False} if facts.kind == "arrays" else {}
     _ordered_fit(call, timed_arguments(call, facts, change, **ordered), recorder)
     losses = np.asarray(recorder.losses[: len(recorder.losses) // accumulation * accumulation], dtype="float64")
@@ -33,7 +33,7 @@ def numerics(call: FitCall, facts: DataFacts, change: Change | None, options: di
     return {
         "losses": [float(value) for value in losses.reshape(-1, accumulation).mean(axis=1)],
         "deterministic_model": deterministic,
-        "seed": seed,
+        "seed": int(options.get("seed", BASE_SEED)),
     }
 
 

@@ -25,6 +25,7 @@ from autoplan.worker.channel import Channel
 from autoplan.worker.measure import measure
 from autoplan.worker.numerics import numerics
 from autoplan.worker.observe import observe
+from autoplan.worker.seeds import BASE_SEED, move_random_seed
 from cost_models.config import TrainConfig
 
 _LOOKS = (JobKind.OBSERVE, JobKind.TRACE)
@@ -84,9 +85,10 @@ class Session:
             self.backend.configure_devices(self.job.devices)
         if options.get("cache_dir"):
             self.backend.enable_compilation_cache(Path(options["cache_dir"]))
-        seed = options.get("seed", 0 if self.job.kind is JobKind.NUMERICS else None)
-        if seed is not None:
-            keras.utils.set_random_seed(seed)
+        if self.job.kind is JobKind.NUMERICS:
+            move_random_seed(int(options.get("seed", BASE_SEED)))
+        elif options.get("seed") is not None:
+            keras.utils.set_random_seed(options["seed"])
 
     def _abstract(self) -> bool:
         """Whether variables are to hold no values: enough for a job that only looks."""

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -24,9 +25,13 @@ OWN, WINNER = config(32, 8), config(256)
 
 
 def verify(client, *, clock=None, most_pairs=MOST_PAIRS, events=None):
-    bench = Bench(client, SOURCE, "jax", cluster(), clock or Clock.start(None), baseline=OWN)
+    return verifier(client, clock=clock, most_pairs=most_pairs, events=events).verify(OWN, WINNER)
+
+
+def verifier(client, *, clock=None, most_pairs=MOST_PAIRS, events=None):
+    bench = Bench(client, SOURCE, "jax", cluster(), clock or Clock.start(None), Path("logs"), baseline=OWN)
     watch = events.append if events is not None else lambda event: None
-    return Verifier(bench, client.facts, watch, "cache", most_pairs).verify(OWN, WINNER)
+    return Verifier(bench, client.facts, watch, most_pairs)
 
 
 def alternately_better():
@@ -69,8 +74,18 @@ def test_every_run_of_a_pair_finds_the_same_compilation_cache():
     client = FakeClient(observation(OWN))
     verify(client)
     measured = [job for job in client.jobs if job.kind is JobKind.MEASURE]
-    assert {job.options["cache_dir"] for job in measured} == {"cache"}
+    assert {job.options["cache_dir"] for job in measured} == {str(Path("logs/compilation_cache").absolute())}
     assert {job.options["group_seconds"] for job in measured} == {1.0}
+
+
+def test_repeats_of_the_reference_start_with_its_own_trial():
+    client = FakeClient(observation(OWN))
+    first = verify(client).runs[0].measurement
+    again = FakeClient(observation(OWN))
+    runs = verifier(again).repeat(OWN, first)
+    assert [run.config for run in runs] == [OWN] * 4
+    assert runs[0].measurement is first
+    assert len(again.of_kind(JobKind.MEASURE)) == 3
 
 
 def test_the_first_run_of_the_winner_validates_saves_and_ends_an_epoch():
@@ -136,3 +151,10 @@ def test_what_was_not_verified_says_why():
     told = unverified("nothing was better")
     assert (told.pairs, told.speedup, told.faster, told.numerics) == (0, None, False, "not_compared")
     assert told.numerics_detail == "nothing was better"
+
+
+@pytest.mark.parametrize(("batch_norm", "numerics"), [(True, "not_compared"), (False, "outside")])
+def test_batch_norm_over_larger_micro_batches_is_not_held_against_a_lower_loss(batch_norm, numerics):
+    losses = lambda one, seed, updates: [0.5 if one == WINNER else 1.0 + 0.01 * seed] * updates  # noqa: E731
+    facts = observation(OWN, batch_norm=batch_norm, random_layers=True)
+    assert verify(FakeClient(facts, losses=losses)).verification.numerics == numerics

@@ -84,7 +84,8 @@ def test_otherwise_the_plan_is_the_baseline_and_says_why(checked, why):
     assert plan.config == OWN.to_dict()
     assert plan.measured == plan.baseline.measured
     assert plan.notes[0] == why
-    assert plan.verification.faster is bool(checked and checked[-1].verification.faster)
+    assert (plan.verification.faster, plan.verification.speedup) == (False, None)
+    assert why.startswith(plan.verification.numerics_detail)
 
 
 def test_the_last_verified_counts():
@@ -96,6 +97,8 @@ def test_a_baseline_that_pins_rule_out_gives_way_to_the_best_that_trains_the_sam
     plan = decide([verified(WINNER, numerics="outside")], legal=(WINNER, OTHER))
     assert plan.config == OTHER.to_dict()
     assert plan.notes[0].endswith("; what is pinned rules the baseline out, so the plan is the best of the rest")
+    slower = verified(WINNER, faster=False, speedup=0.9)
+    assert decide([slower], legal=(WINNER, OTHER)).verification == slower.verification
 
 
 def test_without_a_baseline_there_is_no_speed_up_over_it():

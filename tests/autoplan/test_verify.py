@@ -124,11 +124,28 @@ def test_the_band_is_the_prediction_interval_of_five_seeds():
     assert compare_losses(seeds(0.01), outside, exact=False).verdict == "outside"
 
 
-def test_without_any_spread_the_band_is_the_rounding_of_the_compute_dtype():
+@pytest.mark.parametrize(("dtype", "bits"), [("float32", 23), ("float16", 10), ("bfloat16", 7)])
+def test_without_any_spread_the_band_is_what_rounding_explains(dtype, bits):
     same = [LOSSES] * 5
-    nudged = [loss * (1 + 2.0**-8) for loss in LOSSES]
-    assert compare_losses(same, nudged, exact=False, compute_dtype="bfloat16").verdict == "within_seed_band"
-    assert compare_losses(same, nudged, exact=False, compute_dtype="float16").verdict == "outside"
+    for share, verdict in ((0.99, "within_seed_band"), (1.01, "outside")):
+        nudged = [loss * (1 + share * math.sqrt(2.0**-bits)) for loss in LOSSES]
+        assert compare_losses(same, nudged, exact=False, compute_dtype=dtype).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("shift", "other_statistics", "verdict"),
+    [
+        (-0.5, False, "outside"),
+        (-0.5, True, "not_compared"),
+        (0.5, True, "outside"),
+        (0.001, True, "within_seed_band"),
+    ],
+)
+def test_batch_norm_over_other_micro_batches_may_lower_the_loss_but_not_raise_it(shift, other_statistics, verdict):
+    winner = [loss + shift for loss in LOSSES]
+    told = compare_losses(seeds(0.01), winner, exact=False, other_statistics=other_statistics)
+    assert told.verdict == verdict
+    assert ("BatchNormalization" in told.detail) is (verdict == "not_compared")
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
