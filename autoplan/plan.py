@@ -44,7 +44,9 @@ class Measurement(Value):
     """What one process did, on the machine in front of us."""
 
     micro_step_seconds: float = Field(description="median over groups of micro-steps, real input path")
-    micro_step_seconds_low: float = Field(description="lower end of the 95% block-bootstrap interval of the median")
+    micro_step_seconds_low: float = Field(
+        description="lower end of the 95% interval; in a plan it holds for other processes too"
+    )
     micro_step_seconds_high: float
     update_seconds: float = Field(description="micro_step_seconds x accumulation")
     samples_per_second: float

@@ -20,7 +20,7 @@ from autoplan.requests import Candidate, EstimateRequest, Event, TuneRequest, Tu
 from autoplan.search import PREDICTED_FIRST, Study, StudyPlace, knob_choices, study_name
 from autoplan.space import Space, legal_configs
 from autoplan.trials import Runner, Tried
-from autoplan.verify import exactness_expected
+from autoplan.verify import Timed, exactness_expected
 from cost_models.config import Batch, Layout, Mesh, Precision, Remat, RematMode, TrainConfig
 from cost_models.estimate import estimate as estimate_workload
 from cost_models.hardware import Cluster
@@ -202,8 +202,8 @@ def _measure(request: TuneRequest, bench: Bench, findings: Findings, watch: Watc
             kept = f"{len(study.records)} trials of an earlier run are kept"
             watch(Event("note", f"{kept}; to measure afresh remove {place}, or use --study PATH"))
         tried = _try(runner, findings, watch)
-        verified = _verify(runner, tried, place, watch)
-        plan = measured_plan(request, findings, tried, verified, runner.ranked())
+        verified, repeats = _verify(runner, tried, watch)
+        plan = measured_plan(request, findings, tried, verified, runner.ranked(), repeats)
         result = _finish(request, plan, findings, watch)
     return TuneResult(
         **{**result.__dict__, "study_path": str(place), "interrupted": tried.interrupted or verified is None}
@@ -226,22 +226,29 @@ def _try(runner: Runner, findings: Findings, watch: Watch) -> Tried:
     return Tried(first, reference, tuple(runner.study.records), ended, interrupted)
 
 
-def _verify(runner: Runner, tried: Tried, place: StudyPlace, watch: Watch) -> list[Verified] | None:
-    """Verify what is better than the reference; None when a Ctrl-C ends it."""
+def _verify(runner: Runner, tried: Tried, watch: Watch) -> tuple[list[Verified] | None, list[Timed]]:
+    """Verify what is better than the reference, or where nothing is, repeat the reference; None when Ctrl-C ends it.
+
+    Also returns every run of a configuration that ran more than once: how far processes differ.
+    """
     standard = runner.objective(tried.reference) or 0.0
     better = [record for record in runner.ranked() if (runner.objective(record) or 0.0) < standard]
     verifier = Verifier(
         runner.bench,
         runner.observation,
         watch,
-        cache=str(place.folder.absolute() / "cache"),
         most_pairs=PAIRS if tried.interrupted else MOST_PAIRS,
     )
     attempts = 1 if tried.interrupted else VERIFICATION_ATTEMPTS
+    reference, first = TrainConfig.from_dict(tried.reference.config), tried.reference.measurement
     try:
-        return verifier.verify_best(TrainConfig.from_dict(tried.reference.config), better[:attempts])
+        verified = verifier.verify_best(reference, better[:attempts])
+        repeats = [run for one in verified for run in one.runs]
+        if first is not None and not repeats and not tried.interrupted:
+            repeats = verifier.repeat(reference, first)
     except KeyboardInterrupt:
-        return None
+        return None, []
+    return verified, repeats
 
 
 def _identity(request: TuneRequest, bench: Bench, findings: Findings) -> dict[str, Any]:

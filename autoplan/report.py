@@ -19,7 +19,7 @@ from autoplan.requests import Candidate, TuneResult
 from cost_models.config import TrainConfig
 
 _SHOWN_OF_A_GROUP = 8
-_CAPTION = "Figures of one process each, in brackets the 95% interval of a median; a speed-up is that of the pairs."
+_CAPTION = "Figures of one process each, in brackets where 95% of others lie; a speed-up is that of the pairs."
 _STAGES = {
     "infeasible": "not enough memory (analytic)",
     "known_issue": "known not to work",

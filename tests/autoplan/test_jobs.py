@@ -84,7 +84,12 @@ def test_a_script_that_fails_by_itself_is_told_with_its_own_frames(client, scrip
 
 
 def test_a_script_that_ends_itself_is_told_with_what_it_said(client, script, tmp_path):
-    arguments = "import argparse\np = argparse.ArgumentParser()\np.add_argument('--data', required=True)\np.parse_args()\n"
+    arguments = """
+    import argparse
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--data", required=True)
+    parser.parse_args()
+    """
     with pytest.raises(ScriptFailed, match=r"(?s)exit code 2 before its fit.*arguments are required: --data"):
         run(client, script(before=arguments), JobKind.OBSERVE, log=tmp_path / "log")
     with pytest.raises(ScriptFailed, match="ended itself before its fit: no data here"):

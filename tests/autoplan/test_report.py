@@ -56,7 +56,7 @@ def test_tune_ends_with_table_reasons_and_the_next_command():
         "peak memory a device   512 MiB                     512 MiB                     measured as resident size",
         "MFU                    17%                         18%                         measured time, analytic FLOPs",
         "compile time           not known                   1.25 s                      measured",
-        "Figures of one process each, in brackets the 95% interval of a median; a speed-up is that of the pairs.",
+        "Figures of one process each, in brackets where 95% of others lie; a speed-up is that of the pairs.",
         "",
         "It changes batch.global 32 → 128; batch.accumulation 4 → 1; jit_compile off → on.",
         "The largest part of a micro-step is still arithmetic (50%), analytic.",
