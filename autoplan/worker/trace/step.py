@@ -106,8 +106,10 @@ def _record(model: Any, batch: Any, size: int) -> Recording:
 
 
 def _sized(batch: Any, size: int) -> Any:
-    """The batch as shapes with another number of samples."""
-    nest = tuple(batch) if isinstance(batch, list) else batch
+    """The batch as shapes with another number of samples, packed as `fit` packs it: nothing for what is not there."""
+    nest = tuple(batch) if isinstance(batch, list | tuple) else batch
+    while isinstance(nest, tuple) and len(nest) > 1 and nest[-1] is None:
+        nest = nest[:-1]
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype), nest)
 
 

@@ -171,6 +171,23 @@ def test_sample_weights_are_inputs():
     assert len(weighted.inputs) == len(traced(zoo.dense).inputs) + 1
 
 
+class Custom(keras.Model):
+    """A training step of the user's own, which unpacks exactly two parts."""
+
+    def train_step(self, state, data):
+        x, y = data
+        return super().train_step(state, (x, y))
+
+
+def test_a_training_step_of_the_users_own_gets_what_fit_would_give_it():
+    inputs = keras.Input((8,))
+    model = Custom(inputs, keras.layers.Dense(2)(inputs))
+    model.compile(optimizer="sgd", loss="mse")
+    x, y = synthetic_specs(model, BATCH)
+    workload = trace_train_step(model, (x, y, None), local_batch=BATCH)
+    assert workload.parameters == 8 * 2 + 2
+
+
 OPTIMIZERS = {
     "SGD": 0,
     "SGD momentum": 1,
