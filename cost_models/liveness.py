@@ -165,17 +165,23 @@ class _Liveness:
             start = len(self.labels)
             self.labels.append(kernel.op.layer)
             self.flat.append(kernel)
-            for write in kernel.writes:
-                self.birth.setdefault(write, start)
-                self.death.setdefault(write, start)
+            branch = kernel.op.kind is Kind.BRANCH
+            if not branch:  # a branch's own operations write its outputs and read its operands
+                self._bear(kernel, start)
             self._run(kernel.body)
             end = len(self.labels) - 1
-            for read in kernel.reads:
+            self._bear(kernel, end)
+            for read in () if branch and kernel.body else kernel.reads:
                 self.death[read] = max(self.death.get(read, -1), end)
             for write in kernel.writes:
                 self.death[write] = max(self.death[write], end)
             if kernel.op.kind is Kind.DOT and self.target.dot_workspace_bytes:
                 self.scratch.append(start)
+
+    def _bear(self, kernel: Kernel, place: int) -> None:
+        for write in kernel.writes:
+            self.birth.setdefault(write, place)
+            self.death.setdefault(write, place)
 
     def _keep_outputs(self) -> None:
         last = len(self.labels) - 1

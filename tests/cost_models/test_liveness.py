@@ -111,3 +111,18 @@ def test_gradients_and_copies_of_weights_are_named():
 def test_a_step_without_kernels_has_no_peak():
     plan = schedule(Step().workload(), GPU, Updates.AT_ONCE)
     assert plan.peak(8) == (0, 0)
+
+
+def test_a_branch_that_updates_state_does_so_in_place():
+    """Loss scaling: the whole update stands behind the question whether the gradients are finite."""
+    step = Step()
+    w = step.weight("w", N, N)
+    x = step.input(B, N)
+    step.phase = Phase.BACKWARD
+    gradient = step.dot(x, x, (N, N), N, B, N)
+    step.phase = Phase.UPDATE
+    new = step.tensor(N, N)
+    body = (Op(Kind.ELEMENTWISE, "sub", (w, gradient), (new,), phase=Phase.UPDATE),)
+    step.ops.append(Op(Kind.BRANCH, "cond", (w, gradient), (new,), body=body, results=(new,), phase=Phase.UPDATE))
+    step.new_value(w, new)
+    assert schedule(step.workload(), CPU, Updates.AT_ONCE).peak(8)[0] == 4 * N * N

@@ -6,7 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from autoplan.worker.trace.rules import Cost, rule_for
@@ -247,7 +247,7 @@ class _Walker:
             bodies.append(self._inner(branch.jaxpr, local))
         largest = max(bodies, key=lambda inner: (_flops(inner.ops), self._bytes(inner.ops)))
         writes = self._writes(eqn, env)
-        return [self._structure(Kind.BRANCH, "cond", reads, writes, phase, layer, largest)]
+        return [self._structure(Kind.BRANCH, "cond", reads, writes, phase, layer, _writing_to(writes, largest))]
 
     def _structure(
         self,
@@ -264,6 +264,27 @@ class _Walker:
 
     def _bytes(self, ops: Sequence[RawOp]) -> int:
         return sum(math.prod(self.recording.tensors[end][1]) for op in ops for end in (*op.reads, *op.writes))
+
+
+def _writing_to(writes: tuple[int, ...], inner: _Inner) -> _Inner:
+    """A branch whose operations write the branch's outputs themselves, so that nothing exists twice."""
+    made = {write for op in inner.ops for write in op.writes}
+    names: dict[int, int] = {}
+    for result, write in zip(inner.results, writes, strict=True):
+        if result in made:
+            names.setdefault(result, write)
+    results = tuple(names.get(result, result) for result in inner.results)
+    return replace(inner, ops=tuple(_renamed(op, names) for op in inner.ops), results=results)
+
+
+def _renamed(op: RawOp, names: Mapping[int, int]) -> RawOp:
+    return replace(
+        op,
+        reads=tuple(names.get(end, end) for end in op.reads),
+        writes=tuple(names.get(end, end) for end in op.writes),
+        results=tuple(names.get(end, end) for end in op.results),
+        body=tuple(_renamed(inner, names) for inner in op.body),
+    )
 
 
 def _flops(ops: Sequence[RawOp]) -> int:

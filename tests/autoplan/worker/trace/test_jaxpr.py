@@ -143,3 +143,14 @@ def test_without_a_need_to_recompute_there_is_no_fence():
 
 def test_the_number_of_dispatches_is_that_of_the_outer_operations():
     assert recorded(lambda x: jnp.exp(jax.jit(lambda y: jnp.sin(jnp.cos(y)))(x)), X).dispatches == 2
+
+
+def test_a_branchs_operations_write_its_outputs_themselves():
+    def run(x, w, flag):
+        return jax.lax.cond(flag, lambda: (x, x), lambda: (x @ w, x))
+
+    recording = recorded(run, X, W, S((), "bool"))
+    (branch,) = (op for op in recording.ops if op.kind is Kind.BRANCH)
+    assert branch.body[-1].writes[0] == branch.writes[0]
+    assert branch.results[0] == branch.writes[0]
+    assert branch.results[1] in branch.reads  # handed through as it is
