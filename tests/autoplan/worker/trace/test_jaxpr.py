@@ -147,7 +147,7 @@ def test_the_number_of_dispatches_is_that_of_the_outer_operations():
 
 def test_a_branchs_operations_write_its_outputs_themselves():
     def run(x, w, flag):
-        return jax.lax.cond(flag, lambda: (x, x), lambda: (x @ w, x))
+        return jax.lax.cond(flag, lambda: (x, jnp.tanh(x)), lambda: (x @ w, x))
 
     recording = recorded(run, X, W, S((), "bool"))
     (branch,) = (op for op in recording.ops if op.kind is Kind.BRANCH)
