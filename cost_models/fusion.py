@@ -266,10 +266,12 @@ class Fusion:
         direct = self.graph.readers.get(tensor, ())
         if readers < 2 or not leaves:
             return False
-        if len(direct) < 2 and (long or self._shrinks(tensor, direct)):
+        if len(direct) < 2 and (long or not self.target.weighs_traffic or self._shrinks(tensor, direct)):
             return False  # better cut further down the chain
-        if (long and self.target.keeps_long_chains) or not self.target.recomputes:
+        if (long and self.target.keeps_long_chains) or self._is_costly(tensor):
             return True
+        if not self.target.weighs_traffic:
+            return readers > self.target.copies
         below = sum(self.size[leaf] for leaf in _bits(leaves))
         if below <= self.small:
             return False
@@ -282,6 +284,9 @@ class Fusion:
             if extra > own_traffic:
                 return True
         return False
+
+    def _is_costly(self, tensor: int) -> bool:
+        return self.graph.ops[self.graph.producer[tensor]].primitive in self.target.costly
 
     def _shrinks(self, tensor: int, readers: Sequence[int]) -> bool:
         """Whether the one operation that reads this makes less of it."""

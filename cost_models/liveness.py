@@ -130,7 +130,7 @@ def schedule(workload: Workload, target: Target, updates: Updates) -> Schedule:
     """The micro-step on one device."""
     workload, kernels = compiled(workload, target)
     orders = [program_order(workload, kernels, together=updates is not Updates.AT_ONCE)]
-    if target.saves_memory and updates is Updates.AT_ONCE:
+    if updates is Updates.AT_ONCE:
         orders.append(greedy_order(workload, kernels, workload.local_batch))
     schedules = [_Liveness(workload, target, updates, order).schedule() for order in orders]
     return min(schedules, key=lambda candidate: candidate.peak(workload.local_batch)[0])

@@ -18,9 +18,11 @@ class Target:
     epilogues           what an elementwise operation makes of a product's result is written instead of that result
     product_dtype       products round float32 operands to this dtype, and what only products read is kept in it
     keeps_long_chains   random bits and the like are computed once when several kernels read them
-    recomputes          cheap values may be computed again in each kernel that reads them, to save traffic
+    weighs_traffic      a value is kept where reading its sources again would move more bytes; else where more than
+                        `copies` kernels would compute it
+    copies              see above
+    costly              elementwise operations that are not computed twice, whatever the traffic
     writes_iota         constants of counting numbers are written out
-    saves_memory        kernels run in the order that needs least memory (else as soon as they can)
     free_transposes     layouts are chosen so that transposes cost nothing
     tile_row_bytes      bytes down the second-minor dimension of a memory tile (0: no tiles)
     tile_lanes          elements across the minor dimension of a memory tile
@@ -44,9 +46,10 @@ class Target:
     epilogues: bool
     product_dtype: str | None
     keeps_long_chains: bool
-    recomputes: bool
+    weighs_traffic: bool
+    copies: int
+    costly: frozenset[str]
     writes_iota: bool
-    saves_memory: bool
     free_transposes: bool
     tile_row_bytes: int
     tile_lanes: int
@@ -64,6 +67,11 @@ class Target:
 
 _FUSIBLE = frozenset({Kind.ELEMENTWISE, Kind.EXPENSIVE, Kind.RANDOM, Kind.BROADCAST, Kind.MOVE, Kind.GATHER})
 
+_COSTLY = frozenset(
+    {"div", "exp", "exp2", "expm1", "log", "log1p", "logistic", "pow", "rem", "rsqrt", "sqrt", "cbrt", "tanh", "erf"}
+    | {"sin", "cos", "tan", "atan2", "sinh", "cosh"}
+)
+
 _GPU = Target(
     name="gpu",
     fusible=_FUSIBLE,
@@ -71,9 +79,10 @@ _GPU = Target(
     epilogues=False,
     product_dtype=None,
     keeps_long_chains=True,
-    recomputes=True,
+    weighs_traffic=True,
+    copies=0,
+    costly=frozenset(),
     writes_iota=False,
-    saves_memory=True,
     free_transposes=True,
     tile_row_bytes=0,
     tile_lanes=0,
@@ -95,9 +104,10 @@ _TPU = Target(
     epilogues=True,
     product_dtype="bfloat16",
     keeps_long_chains=False,
-    recomputes=True,
+    weighs_traffic=True,
+    copies=0,
+    costly=frozenset(),
     writes_iota=False,
-    saves_memory=True,
     free_transposes=True,
     tile_row_bytes=32,  # 8 rows of float32, 16 of bfloat16
     tile_lanes=128,
@@ -115,15 +125,16 @@ _TPU = Target(
 _CPU = replace(
     _GPU,
     name="cpu",
-    absorbing=frozenset(),
-    recomputes=False,
+    absorbing=frozenset({Kind.REDUCE}),
+    weighs_traffic=False,
+    copies=2,
+    costly=_COSTLY,
     writes_iota=True,
-    saves_memory=False,
     dot_workspace_bytes=0,
-    reuses_operands=True,
+    reuses_operands=False,
     scatters_pooling=True,
     host_apart=False,
-    uncertainty=(0.3, 0.4),
+    uncertainty=(0.35, 0.6),
     product_tile=(4, 16, 1),  # register blocks of vectorised kernels
     product_efficiency=0.7,
     thin_efficiency=0.002,  # XLA:CPU loops over them: measured in MobileNetV2 at 96x96, jax 0.10.2
