@@ -66,14 +66,13 @@ def notes_for(
     ]
 
 
-def setup_note(observation: Observation, trial_seconds: float) -> str | None:
+def setup_note(setup_seconds: float, trial_seconds: float) -> str | None:
     """A builder is suggested where the script's own start takes much of a trial."""
-    if trial_seconds <= 0 or observation.setup_seconds <= SETUP_SHARE * trial_seconds:
+    if trial_seconds <= 0 or setup_seconds <= SETUP_SHARE * trial_seconds:
         return None
     return (
-        f"what the script does before fit takes {observation.setup_seconds:.1f} s, "
-        f"{observation.setup_seconds / trial_seconds:.0%} of a trial, and every trial pays it; a file with "
-        "build_model() and train_data() would be quicker to tune"
+        f"what the script does before fit takes {setup_seconds:.1f} s, {setup_seconds / trial_seconds:.0%} of a trial, "
+        "and every trial pays it; a file with build_model() and train_data() would be quicker to tune"
     )
 
 

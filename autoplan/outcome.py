@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any
 
 from autoplan.evidence import Verified, unverified
@@ -69,12 +70,13 @@ def measured_plan(
     """The verified winner; else the baseline; else, where the baseline is ruled out or fails, the best that is left.
 
     `repeats` are runs of configurations that ran more than once: every interval is stated so that it holds for other
-    processes too, as far as repeats tell. `verified` is None where verification was interrupted, and empty where nothing was worth it.
+    processes too, as far as repeats tell. `verified` is None where verification was interrupted, and empty where
+    nothing was worth it.
     """
     between = spread([*repeats, *_trial_runs(tried, repeats)])
     tried, ranked = _restated(tried, between), [_with_interval(record, between) for record in ranked]
     choice = _choose(findings, tried, verified, ranked)
-    setup = setup_note(findings.observation, _typical_seconds(tried))
+    setup = _setup_note(tried)
     return _plan(
         request,
         findings,
@@ -179,9 +181,12 @@ def _fit_note(findings: Findings, tried: Tried, measured: Measurement | None, co
     return fit_note(seconds(config, measured), None if unchanged else seconds(findings.space.baseline, own))
 
 
-def _typical_seconds(tried: Tried) -> float:
-    seconds = sorted(r.measurement.wall_seconds for r in tried.records if r.measurement)
-    return seconds[len(seconds) // 2] if seconds else 0.0
+def _setup_note(tried: Tried) -> str | None:
+    """Of the trials' medians: what the script takes to get to its fit, against the whole."""
+    measured = [record.measurement for record in tried.records if record.measurement]
+    if not measured:
+        return None
+    return setup_note(median(one.setup_seconds for one in measured), median(one.wall_seconds for one in measured))
 
 
 def _explained(findings: Findings, tried: Tried, config: TrainConfig) -> list[str]:

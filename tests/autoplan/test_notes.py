@@ -130,7 +130,7 @@ def test_known_issues_of_the_baseline_are_told():
 
 @pytest.mark.parametrize(("setup_seconds", "suggested"), [(1.9, False), (2.1, True)])
 def test_a_builder_is_suggested_above_a_fifth_of_a_trial(setup_seconds, suggested):
-    told = setup_note(observation(setup_seconds=setup_seconds), trial_seconds=10.0)
+    told = setup_note(setup_seconds, trial_seconds=10.0)
     assert bool(told) is suggested
     if suggested:
         assert told.startswith("what the script does before fit takes 2.1 s, 21% of a trial, and every trial pays it")
