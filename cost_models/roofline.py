@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cost_models.communication import all_reduce
+from cost_models.communication import all_gather, all_reduce, reduce_scatter
 from cost_models.config import TrainConfig
 from cost_models.errors import HardwareError
 from cost_models.fusion import Kernel
@@ -188,12 +188,16 @@ def _filling(gemm: Floats, target: Target) -> Floats:
 
 
 def _communication(workload: Workload, config: TrainConfig, cluster: Cluster, hidden: float) -> float:
-    """Exposed seconds: gradients beyond what the backward pass hides, and every statistic in full."""
+    """Exposed seconds: gradients and weights beyond what the backward pass hides, and every statistic in full."""
     devices = config.mesh.data
     if devices == 1:
         return 0.0
     needed = collectives(workload)
-    gradients = all_reduce(needed.gradient_bytes, cluster, devices).seconds
+    if config.layout.shard_state:  # ZeRO-3: parameters gathered forward and backward, gradients scattered
+        gathers = 2 * all_gather(workload.variable_bytes(Role.TRAINABLE), cluster, devices).seconds
+        gradients = gathers + reduce_scatter(needed.gradient_bytes, cluster, devices).seconds
+    else:
+        gradients = all_reduce(needed.gradient_bytes, cluster, devices).seconds
     statistics = sum(count * all_reduce(size, cluster, devices).seconds for size, count in needed.statistics_bytes)
     return max(0.0, gradients - hidden) + statistics
 

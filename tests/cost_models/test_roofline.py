@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from cost_models.affine import Affine
-from cost_models.communication import all_reduce
-from cost_models.config import Batch, Mesh, Precision, TrainConfig
+from cost_models.communication import all_gather, all_reduce, reduce_scatter
+from cost_models.config import Batch, Layout, Mesh, Precision, TrainConfig
 from cost_models.errors import HardwareError
 from cost_models.hardware import share
 from cost_models.liveness import Updates
@@ -182,6 +182,15 @@ def test_data_parallelism_adds_the_all_reduces_that_the_backward_pass_does_not_h
     backward = exposed.communication_seconds - hidden.communication_seconds
     assert 0 < backward < gradients
     assert exposed.samples_per_second == pytest.approx(8 * 64 / exposed.micro_step_seconds)
+
+
+def test_split_state_is_gathered_twice_and_its_gradients_are_scattered():
+    machine = cluster("gpu", 8, local=True)
+    split = config(64, data=8, layout=Layout(shard_state=True))
+    parameters = 4 * K * N
+    moved = 2 * all_gather(parameters, machine, 8).seconds + reduce_scatter(parameters, machine, 8).seconds
+    loss = all_reduce(4, machine, 8).seconds
+    assert step_time(dense(K, N), split, machine, overlap=0.0).communication_seconds == pytest.approx(moved + loss)
 
 
 def test_simulated_devices_are_shares_of_one_processor_so_that_compute_does_not_speed_up():
