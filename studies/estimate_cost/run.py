@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import common
+import workshop
 
 HERE = Path(__file__).resolve().parent
 TARGET_SECONDS = 15.0
@@ -57,7 +57,7 @@ def estimate(folder: Path) -> tuple[float, int, dict[str, Any]]:
                 running.wait(SAMPLE_SECONDS)
         seconds = time.perf_counter() - started
     if running.returncode != 0:
-        raise common.StudyFailed((folder / "said").read_text(errors="replace"))
+        raise workshop.StudyFailed((folder / "said").read_text(errors="replace"))
     return seconds, peak, json.loads((folder / "answer").read_text(encoding="utf-8"))
 
 
@@ -65,16 +65,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=5)
     arguments = parser.parse_args()
-    common.header("What does an estimate of ResNet-50 for tpu-v4-8, batch 512, cost?")
-    origin, rows = common.provenance(), []
+    workshop.header("What does an estimate of ResNet-50 for tpu-v4-8, batch 512, cost?")
+    origin, rows = workshop.provenance(), []
     for run in range(arguments.runs):
         with tempfile.TemporaryDirectory(prefix="autoplan-study-") as folder:
             seconds, peak, answer = estimate(Path(folder))
         rows.append({"run": run, "seconds": seconds, "peak GiB": peak / 2**30, "fits": answer["memory"]["fits"]})
-    common.write_rows(
+    workshop.write_rows(
         HERE / "results.csv", [{**row, "peak bytes": int(row["peak GiB"] * 2**30), **origin} for row in rows], "run"
     )
-    common.print_table(rows, ["run", "seconds", "peak GiB", "fits"])
+    workshop.print_table(rows, ["run", "seconds", "peak GiB", "fits"])
     slowest, largest = max(row["seconds"] for row in rows), max(row["peak GiB"] for row in rows)
     middle = statistics.median(row["seconds"] for row in rows)
     print(f"\nseconds: median {middle:.1f}, slowest {slowest:.1f}; target {TARGET_SECONDS:.0f}: ", end="")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import common
+import workshop
 
 HERE = Path(__file__).resolve().parent
 SCRIPT = str(HERE / "train.py")
@@ -26,7 +26,7 @@ SIDES = ("plain", "tuned")
 _FIT = re.compile(r"fit seconds: ([0-9.]+)")
 
 
-def train(lab: common.Lab, side: str, arguments: list[str], cache: Path) -> dict[str, float]:
+def train(lab: workshop.Lab, side: str, arguments: list[str], cache: Path) -> dict[str, float]:
     """One whole training -> seconds of the fit and of the process."""
     cache.mkdir(exist_ok=True)
     # The plain script profits from the cache as the tuned one does.
@@ -37,11 +37,11 @@ def train(lab: common.Lab, side: str, arguments: list[str], cache: Path) -> dict
         ran = lab.train(SCRIPT, arguments=arguments, environment=environment)
     found = _FIT.search(ran.output)
     if found is None:
-        raise common.StudyFailed(f"the script did not say how long its fit took:\n{ran.tail()}")
+        raise workshop.StudyFailed(f"the script did not say how long its fit took:\n{ran.tail()}")
     return {"fit": float(found.group(1)), "process": ran.seconds}
 
 
-def pairs(lab: common.Lab, count: int, arguments: list[str], *, warm: bool) -> list[dict[str, Any]]:
+def pairs(lab: workshop.Lab, count: int, arguments: list[str], *, warm: bool) -> list[dict[str, Any]]:
     """Pairs of whole trainings; which side goes first alternates."""
     kind = "warm" if warm else "cold"
     if warm:
@@ -72,7 +72,7 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for kind in ("cold", "warm"):
         of_kind = [row for row in rows if row["caches"] == kind]
         for what in ("fit", "process"):
-            found = common.ratio(row[f"{what} ratio"] for row in of_kind)
+            found = workshop.ratio(row[f"{what} ratio"] for row in of_kind)
             table.append(
                 {"caches": kind, "what": what, "pairs": len(of_kind), "ratio": found.mean}
                 | {"95% low": found.low, "95% high": found.high}
@@ -86,18 +86,18 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=8)
     parser.add_argument("--epochs", type=int, default=100)
     given = parser.parse_args()
-    common.header("How much shorter is a whole training under its plan?")
-    origin, arguments = common.provenance(), ["--epochs", str(given.epochs)]
-    with common.lab() as lab:
+    workshop.header("How much shorter is a whole training under its plan?")
+    origin, arguments = workshop.provenance(), ["--epochs", str(given.epochs)]
+    with workshop.lab() as lab:
         plan, ran = lab.tune(SCRIPT, "--trials", str(given.trials), arguments=arguments)
-        told = common.plan_row(plan)
+        told = workshop.plan_row(plan)
         print(f"tuned in {ran.seconds:.0f} s: {told['baseline']} -> {told['plan']}")
-        print(f"speed-up of micro-steps as verified: {common.shown(told['speed-up'])}", flush=True)
+        print(f"speed-up of micro-steps as verified: {workshop.shown(told['speed-up'])}", flush=True)
         rows = pairs(lab, given.pairs, arguments, warm=False) + pairs(lab, given.pairs, arguments, warm=True)
     results = [{**row, "plan": told["plan"], "tune seconds": ran.seconds, **origin} for row in rows]
-    common.write_rows(HERE / "results.csv", results, key="key")
+    workshop.write_rows(HERE / "results.csv", results, key="key")
     table = summary(rows)
-    common.print_table(table, ["caches", "what", "pairs", "ratio", "95% low", "95% high"])
+    workshop.print_table(table, ["caches", "what", "pairs", "ratio", "95% low", "95% high"])
     shortest = min(row["plain fit"] for row in rows)
     print(f"\nshortest fit of the plain script: {shortest:.1f} s (wanted: at least {LONG_ENOUGH_SECONDS:.0f} s)")
     for row in table:

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import common
+import workshop
 
 from autoplan import source
 from autoplan.jobs import Client, Job, JobKind
@@ -56,10 +56,10 @@ Run = dict[str, Any]
 def run_once(client: Client, case: str, options: dict[str, Any]) -> Run:
     """One process -> its median, its stated interval and its groups, in seconds a micro-step."""
     script, arguments = CASES[case]
-    spec = source.resolve(str(common.SCRIPTS / f"{script}.py"), arguments)
+    spec = source.resolve(str(workshop.SCRIPTS / f"{script}.py"), arguments)
     result = client.run(Job(kind=JobKind.MEASURE, source=spec, options=options), time_limit_seconds=LIMIT_SECONDS)
     if result.value is None:
-        raise common.StudyFailed(f"{case}: {result.failure}")
+        raise workshop.StudyFailed(f"{case}: {result.failure}")
     found = Measurement.model_validate(result.value)
     return {
         "case": case,
@@ -201,8 +201,8 @@ def report(runs: Sequence[Run], origin: dict[str, str]) -> None:
     rows = evaluate(runs)
     results = [{"key": f"{row['rule']}/{row['case']}", **row, **origin} for row in rows]
     (HERE / "results.csv").unlink(missing_ok=True)
-    common.write_rows(HERE / "results.csv", results, key="key")
-    common.print_table(rows, ["rule", "case", "pairs", "inside", "median width"])
+    workshop.write_rows(HERE / "results.csv", results, key="key")
+    workshop.print_table(rows, ["rule", "case", "pairs", "inside", "median width"])
     cases = list(dict.fromkeys(run["case"] for run in runs))
     print("\nbetween processes, standard deviation of the logarithm of the median:")
     for case in cases:
@@ -227,9 +227,9 @@ def main() -> None:
         kept = json.loads(raw.read_text(encoding="utf-8"))
         report(kept["runs"], kept["provenance"])
         return
-    common.header("Do later medians lie inside intervals that were stated before?")
-    names, origin, runs = common.chosen(CASES, arguments.cases), common.provenance(), []
-    with common.lab() as lab, Client() as client:
+    workshop.header("Do later medians lie inside intervals that were stated before?")
+    names, origin, runs = workshop.chosen(CASES, arguments.cases), workshop.provenance(), []
+    with workshop.lab() as lab, Client() as client:
         options = {
             "groups": arguments.groups,
             "group_seconds": arguments.group_seconds,

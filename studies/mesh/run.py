@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import common
+import workshop
 
 from autoplan.plan import Plan
 
@@ -29,16 +29,16 @@ _TRAINED = re.compile(r"^trained: (.*)$", re.MULTILINE)
 _SIZE = re.compile(r"(\d+): ([0-9,]+) samples/s \((\d+)%\)")
 
 
-def trained(ran: common.Ran) -> dict[str, Any]:
+def trained(ran: workshop.Ran) -> dict[str, Any]:
     """What the script says at its end: devices that hold its weights, and its losses."""
     found = _TRAINED.search(ran.output)
     if found is None:
-        raise common.StudyFailed(f"the script did not say what it trained:\n{ran.tail()}")
+        raise workshop.StudyFailed(f"the script did not say what it trained:\n{ran.tail()}")
     value: dict[str, Any] = json.loads(found.group(1))
     return value
 
 
-def losses(lab: common.Lab, trials: int) -> list[dict[str, Any]]:
+def losses(lab: workshop.Lab, trials: int) -> list[dict[str, Any]]:
     """Tune with the mesh pinned, then train 20 epochs of one update each, on the mesh and on one device."""
     # float32, so that losses may be compared at 1e-5; all else is free.
     pins = ("--fix", f"mesh=data={DEVICES}", "--fix", "precision=float32")
@@ -48,7 +48,7 @@ def losses(lab: common.Lab, trials: int) -> list[dict[str, Any]]:
     many = trained(lab.train(SCRIPT, arguments=short, name="pinned"))
     pairs = list(zip(one["losses"], many["losses"], strict=True))
     worst = max(abs(a - b) / abs(a) for a, b in pairs)
-    print(f"plan: {common.plan_row(plan)['plan']}; the script alone holds its weights on {one['devices']} device(s),")
+    print(f"plan: {workshop.plan_row(plan)['plan']}; the script alone holds its weights on {one['devices']} device(s),")
     print(f"under the plan on {many['devices']} (simulated)")
     print(
         f"largest relative difference of a loss over {len(pairs)} updates: {worst:.2e}, target {TOLERANCE:.0e}: ",
@@ -62,12 +62,12 @@ def losses(lab: common.Lab, trials: int) -> list[dict[str, Any]]:
     ]
 
 
-def efficiency(lab: common.Lab, trials: int) -> list[dict[str, Any]]:
+def efficiency(lab: workshop.Lab, trials: int) -> list[dict[str, Any]]:
     """Tune with the mesh alone free: the plan says how the training scales."""
     options = ("--devices", str(DEVICES), "--only", "mesh", "--trials", str(trials))
     plan, _ = lab.tune(SCRIPT, *options, name="scaling")
     note = scaling_note(plan)
-    print(f"\nwith the mesh free the plan is: {common.plan_row(plan)['plan']}\n{note}")
+    print(f"\nwith the mesh free the plan is: {workshop.plan_row(plan)['plan']}\n{note}")
     label = note[note.find("(") + 1 : note.find(")")]
     return [
         {"key": f"devices/{size}", "what": "efficiency", "devices": int(size), "evidence": label}
@@ -80,7 +80,7 @@ def scaling_note(plan: Plan) -> str:
     """The line of the plan on 1, 2, 4 and 8 devices."""
     found = [note for note in plan.notes if note.startswith("devices and efficiency")]
     if not found:
-        raise common.StudyFailed(f"the plan says nothing about efficiency; its notes: {plan.notes}")
+        raise workshop.StudyFailed(f"the plan says nothing about efficiency; its notes: {plan.notes}")
     return found[0]
 
 
@@ -88,13 +88,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trials", type=int, default=6)
     arguments = parser.parse_args()
-    common.header("Is the mesh used, and what does it cost? All devices are simulated")
-    origin = common.provenance()
-    with common.lab() as lab:
+    workshop.header("Is the mesh used, and what does it cost? All devices are simulated")
+    origin = workshop.provenance()
+    with workshop.lab() as lab:
         for part in (losses, efficiency):
             rows = part(lab, arguments.trials)
-            common.write_rows(HERE / "results.csv", [{**row, **origin} for row in rows], key="key")
-    common.print_table(rows, ["devices", "samples/s", "efficiency %", "evidence"])
+            workshop.write_rows(HERE / "results.csv", [{**row, **origin} for row in rows], key="key")
+    workshop.print_table(rows, ["devices", "samples/s", "efficiency %", "evidence"])
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import common
+import workshop
 
 from autoplan import hardware, source
 from autoplan.bench import Bench, Clock
@@ -109,7 +109,7 @@ def measure(bench: Bench, recorder: Recorder, trials: int) -> list[dict[str, Any
     for number, config in enumerate(variants(baseline)[:trials]):
         outcome = bench.measure(config, f"trial-{number}")
         if isinstance(outcome, Failure):
-            raise common.StudyFailed(f"{config.describe()}: {outcome.kind.value}: {outcome.message}")
+            raise workshop.StudyFailed(f"{config.describe()}: {outcome.kind.value}: {outcome.message}")
         result = recorder.results[-1]
         parts = parts_of(result, outcome, config.steps_per_execution)
         rest = sum(parts[name] for name in PARTS)
@@ -122,9 +122,9 @@ def measure(bench: Bench, recorder: Recorder, trials: int) -> list[dict[str, Any
 
 def study(name: str, trials: int) -> list[dict[str, Any]]:
     """Trials of one script, by a server that has just been started."""
-    spec = source.resolve(str(common.SCRIPTS / f"{name}.py"), SCRIPTS[name])
-    origin = common.provenance()
-    with common.lab() as lab, Client() as client:
+    spec = source.resolve(str(workshop.SCRIPTS / f"{name}.py"), SCRIPTS[name])
+    origin = workshop.provenance()
+    with workshop.lab() as lab, Client() as client:
         recorder = Recorder(client)
         spec = spec.model_copy(update={"directory": str(lab.folder)})
         bench = Bench(recorder, spec, "jax", hardware.resolve("cpu"), Clock.start(None), logs=lab.folder)
@@ -150,15 +150,15 @@ def main() -> None:
     parser.add_argument("scripts", nargs="*")
     parser.add_argument("--trials", type=int, default=6, help="trials a script, the first with a cold cache")
     arguments = parser.parse_args()
-    common.header(
+    workshop.header(
         "What of a trial is neither compilation nor micro-steps? Seconds; medians over all but the first trial"
     )
     summaries = []
-    for name in common.chosen(SCRIPTS, arguments.scripts):
+    for name in workshop.chosen(SCRIPTS, arguments.scripts):
         rows = study(name, arguments.trials)
-        common.write_rows(HERE / "results.csv", rows, key="script")
+        workshop.write_rows(HERE / "results.csv", rows, key="script")
         summaries.append(summary(name, rows))
-    common.print_table(summaries, ["script", "first trial", "overhead", "most", "share", "wall", *PARTS])
+    workshop.print_table(summaries, ["script", "first trial", "overhead", "most", "share", "wall", *PARTS])
     worst = max(row["most"] for row in summaries)
     print(f"\ntarget: under {TARGET_SECONDS} s a trial; most seen after the first trial {worst:.2f} s: ", end="")
     print("met" if worst < TARGET_SECONDS else "missed")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import common
+import workshop
 
 from autoplan.plan import Plan
 
@@ -79,7 +79,7 @@ CASES = {
 
 def planted(case: Case, folder: Path) -> str:
     """The script to tune: the original, or a copy with `jit_compile=False` in its one call of compile."""
-    original = common.SCRIPTS / f"{case.script}.py"
+    original = workshop.SCRIPTS / f"{case.script}.py"
     if not case.plant:
         return str(original)
     text = original.read_text(encoding="utf-8")
@@ -88,7 +88,7 @@ def planted(case: Case, folder: Path) -> str:
     if changed == text and text.count(_COMPILE) == 1:
         changed = text.replace(_COMPILE, f"{_COMPILE}jit_compile=False, ")
     if changed == text:
-        raise common.StudyFailed(f"{original.name}: no single place to plant jit_compile=False in")
+        raise workshop.StudyFailed(f"{original.name}: no single place to plant jit_compile=False in")
     copy = folder / original.name
     copy.write_text(changed, encoding="utf-8")
     return str(copy)
@@ -102,14 +102,14 @@ def expected_updates(plan: Plan, own: int) -> int:
 
 def study(name: str, case: Case, trials: int) -> dict[str, Any]:
     """Tune, read the plan, train with it. A failure is a row too."""
-    origin = common.provenance()
-    with common.lab() as lab:
+    origin = workshop.provenance()
+    with workshop.lab() as lab:
         script = planted(case, lab.folder)
         plan, ran = lab.tune(script, "--trials", str(trials), *case.options, arguments=case.arguments)
         # jit_compile changes no number of updates, and counting them without it takes minutes: the original is counted.
-        own = lab.own_updates(str(common.SCRIPTS / f"{case.script}.py"), case.arguments)[1]
-        trained = common.updates_in(lab.train(script, arguments=case.arguments).output).get(1)
-    told = common.plan_row(plan)
+        own = lab.own_updates(str(workshop.SCRIPTS / f"{case.script}.py"), case.arguments)[1]
+        trained = workshop.updates_in(lab.train(script, arguments=case.arguments).output).get(1)
+    told = workshop.plan_row(plan)
     expected = expected_updates(plan, own)
     return {
         "case": name,
@@ -130,16 +130,16 @@ def main() -> None:
     parser.add_argument("cases", nargs="*")
     parser.add_argument("--trials", type=int, default=7)
     arguments = parser.parse_args()
-    common.header("Does tuning undo a planted fault?")
+    workshop.header("Does tuning undo a planted fault?")
     rows = []
-    for name in common.chosen(CASES, arguments.cases):
+    for name in workshop.chosen(CASES, arguments.cases):
         try:
             rows.append(study(name, CASES[name], arguments.trials))
-        except common.StudyFailed as failed:
-            rows.append({"case": name, "undone": False, "passes": False, "error": str(failed), **common.provenance()})
-        common.write_rows(HERE / "results.csv", rows[-1:], key="case")
+        except workshop.StudyFailed as failed:
+            rows.append({"case": name, "undone": False, "passes": False, "error": str(failed), **workshop.provenance()})
+        workshop.write_rows(HERE / "results.csv", rows[-1:], key="case")
         print(f"{name}: {'passes' if rows[-1]['passes'] else 'fails'} {rows[-1]['error']}", flush=True)
-    common.print_table(
+    workshop.print_table(
         rows,
         COLUMNS,
     )

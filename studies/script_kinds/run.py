@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import common
+import workshop
 
 from autoplan import planfile
 from autoplan.plan import Evidence, Plan
@@ -36,35 +36,35 @@ class Outcome:
     seconds: float
 
 
-def from_command(script: str, *arguments: str, fit: int = 1) -> Callable[[common.Lab, int], Outcome]:
+def from_command(script: str, *arguments: str, fit: int = 1) -> Callable[[workshop.Lab, int], Outcome]:
     """`autoplan tune`, then `autoplan train`."""
 
-    def study(lab: common.Lab, trials: int) -> Outcome:
-        path = str(common.SCRIPTS / f"{script}.py")
+    def study(lab: workshop.Lab, trials: int) -> Outcome:
+        path = str(workshop.SCRIPTS / f"{script}.py")
         plan, ran = lab.tune(path, "--trials", str(trials), "--fit", str(fit), arguments=arguments)
-        trained = common.updates_in(lab.train(path, arguments=arguments).output)
+        trained = workshop.updates_in(lab.train(path, arguments=arguments).output)
         return Outcome(plan, lab.own_updates(path, arguments).get(fit), trained.get(fit), ran.seconds)
 
     return study
 
 
-def builder_without_data(lab: common.Lab, trials: int) -> Outcome:
+def builder_without_data(lab: workshop.Lab, trials: int) -> Outcome:
     """Tuned on synthetic batches; trained from Python, where the data are."""
     path = HERE / "without_data.py"
     plan, ran = lab.tune(f"{path}:build_model", "--trials", str(trials))
-    trained = common.updates_in(lab.python(str(path), "plan.yaml").output)
+    trained = workshop.updates_in(lab.python(str(path), "plan.yaml").output)
     from without_data import BATCHES, EPOCHS
 
     return Outcome(plan, BATCHES * EPOCHS, trained.get(1), ran.seconds)
 
 
-def from_main(lab: common.Lab, trials: int) -> Outcome:
+def from_main(lab: workshop.Lab, trials: int) -> Outcome:
     """`autoplan.optimize` on a function of `__main__`, then `autoplan.fit`."""
     ran = lab.python(str(HERE / "from_main.py"), str(trials))
     from from_main import BATCH, EPOCHS, SAMPLES
 
     own = SAMPLES // BATCH * EPOCHS // 2  # two micro-steps an update
-    return Outcome(planfile.read(lab.folder / "plan.yaml"), own, common.updates_in(ran.output).get(1), ran.seconds)
+    return Outcome(planfile.read(lab.folder / "plan.yaml"), own, workshop.updates_in(ran.output).get(1), ran.seconds)
 
 
 CASES = {
@@ -91,10 +91,10 @@ NAMES = dict(
 
 def study(name: str, trials: int) -> dict[str, Any]:
     """One row. Tuned means: measured, enough others measured, and verified or the baseline kept with a reason."""
-    origin = common.provenance()
-    with common.lab() as lab:
+    origin = workshop.provenance()
+    with workshop.lab() as lab:
         found = CASES[NAMES[name]](lab, trials)
-    plan, told = found.plan, common.plan_row(found.plan)
+    plan, told = found.plan, workshop.plan_row(found.plan)
     kept = plan.config == plan.baseline.config
     settled = bool(told["why"]) if kept else plan.verification is not None and plan.verification.faster
     tuned = plan.evidence is Evidence.MEASURED and told["others measured"] >= ENOUGH_OTHERS and settled
@@ -117,16 +117,16 @@ def main() -> None:
     parser.add_argument("cases", nargs="*", help=", ".join(NAMES))
     parser.add_argument("--trials", type=int, default=7)
     arguments = parser.parse_args()
-    common.header("Does every kind of source tune, and train its own number of updates?")
+    workshop.header("Does every kind of source tune, and train its own number of updates?")
     rows = []
-    for name in common.chosen(NAMES, arguments.cases):
+    for name in workshop.chosen(NAMES, arguments.cases):
         try:
             rows.append(study(name, arguments.trials))
-        except common.StudyFailed as failed:
-            rows.append({"case": name, "tunes": False, "passes": False, "error": str(failed), **common.provenance()})
-        common.write_rows(HERE / "results.csv", rows[-1:], key="case")
+        except workshop.StudyFailed as failed:
+            rows.append({"case": name, "tunes": False, "passes": False, "error": str(failed), **workshop.provenance()})
+        workshop.write_rows(HERE / "results.csv", rows[-1:], key="case")
         print(f"{name}: {'passes' if rows[-1]['passes'] else 'fails'} {rows[-1]['error']}", flush=True)
-    common.print_table(
+    workshop.print_table(
         rows,
         COLUMNS,
     )

@@ -1,7 +1,7 @@
 """What several studies share: who measured what and when, the command in a folder of its own, rows, ratios.
 
-Run as a script (`python studies/common.py SOURCE [ARGUMENTS]`) it runs SOURCE plainly, without autoplan, and prints how
-many updates each of its fits made: the number that `autoplan train` has to end with.
+Run as a script (`python studies/workshop.py SOURCE [ARGUMENTS]`) it runs SOURCE plainly, without autoplan, and prints
+how many updates each of its fits made: the number that `autoplan train` has to end with.
 """
 
 from __future__ import annotations
