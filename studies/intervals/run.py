@@ -3,7 +3,7 @@
     python studies/intervals/run.py [--repeats N] [--groups N] [--group-seconds S] [CASE ...]
     python studies/intervals/run.py --evaluate        # no new runs: the rules again, on raw.json
 
-Each case is measured by N processes, cases in turn, so that the repeats of one case lie minutes apart. A plan states its
+Each case is measured by N processes, cases in turn, so that repeats of one case lie minutes apart. A plan states its
 intervals from four runs each of two configurations (trial and verification of baseline and winner); the rule `plan`
 does the same with two cases' first four runs: do the later medians lie inside? The other rules look at
 one process alone: for all pairs (earlier, later) of a case, is the later median inside what the earlier one gives?
