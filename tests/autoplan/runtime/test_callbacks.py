@@ -1,0 +1,42 @@
+"""A script's own callbacks in trials and under another batch."""
+
+import keras
+import pytest
+
+from autoplan.runtime import callbacks
+from cost_models.config import Batch
+
+
+class EveryMicroStep(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        pass
+
+
+class WandbLogger(EveryMicroStep):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("callback", "writes", "timed"),
+    [
+        (keras.callbacks.ModelCheckpoint("x.keras"), True, False),
+        (keras.callbacks.CSVLogger("x.csv"), True, False),
+        (keras.callbacks.BackupAndRestore("x"), True, False),
+        (WandbLogger(), True, False),
+        (keras.callbacks.EarlyStopping(), False, False),
+        (keras.callbacks.LearningRateScheduler(lambda epoch: 0.1), False, False),
+        (EveryMicroStep(), False, True),
+    ],
+)
+def test_trials_keep_what_works_at_every_micro_step_and_writes_nothing(callback, writes, timed):
+    assert callbacks.writes(callback) is writes
+    assert callbacks.timed_in_trials(callback) is timed
+
+
+def test_counts_of_micro_steps_fall_on_the_same_samples():
+    checkpoint = keras.callbacks.ModelCheckpoint("x.keras", save_freq=10)
+    by_epoch = keras.callbacks.ModelCheckpoint("y.keras")
+    changed = callbacks.retime_callbacks([checkpoint, by_epoch], Batch(32), Batch(8, accumulation=4))
+    assert (checkpoint.save_freq, by_epoch.save_freq) == (40, "epoch")
+    assert changed == ["ModelCheckpoint.save_freq: 10 -> 40 micro-steps"]
+    assert callbacks.retime_callbacks(None, Batch(32), Batch(8)) == []
