@@ -49,11 +49,12 @@ class SourceCommand(TyperCommand):
 
 
 def _with_module(words: list[str]) -> list[str]:
-    """`-m package.module`, as Python takes it, as the one word that sources are named by."""
-    if "-m" not in words[:-1]:
+    """`-m package.module`, as Python takes it or quoted as one word, as the one word that sources are named by."""
+    at = next((at for at, word in enumerate(words) if word == "-m" or word.startswith("-m ")), len(words))
+    if at == len(words) or words[at:] == ["-m"]:
         return words
-    at = words.index("-m")
-    return [*words[:at], *words[at + 2 :], "--", f"-m {words[at + 1]}"]
+    named, behind = (words[at], at + 1) if words[at] != "-m" else (f"-m {words[at + 1]}", at + 2)
+    return [*words[:at], *words[behind:], "--", named]
 
 
 class Commands(TyperGroup):

@@ -44,6 +44,8 @@ def app():
         (["a.py", "--", "--loud"], ["a.py", False, ["--loud"]]),
         (["-m", "package.module", "--loud", "--", "-m", "x"], ["-m package.module", True, ["-m", "x"]]),
         (["--loud", "-m", "package.module"], ["-m package.module", True, []]),
+        (["-m package.module", "--loud", "--", "-m x"], ["-m package.module", True, ["-m x"]]),
+        (["--loud", "-m package.module"], ["-m package.module", True, []]),
         (["a.py", "--", "x", "--", "--help", ""], ["a.py", False, ["x", "--", "--help", ""]]),
     ],
 )
