@@ -21,6 +21,9 @@ from cost_models.errors import HardwareError
 
 FAMILIES = ("tpu", "nvidia", "amd", "cpu")
 _AXES = "xyz"
+_MOST_NEAR = 4
+_SHORTEST_PART = 2
+"""A single letter or digit is part of too many names to hint at any."""
 
 
 @dataclass(frozen=True)
@@ -147,14 +150,28 @@ def parse(name: str) -> Name:
 
 def unknown(name: str) -> HardwareError:
     """What to say to a name that the catalogue does not have: near names, known names, and the other ways."""
-    stem = _bare(re.sub(r"(-x\d+)?(-n\d+)?(-\d+)?$", "", name.strip().lower().replace("_", "-")))
+    asked = _bare(name.strip().lower().replace("_", "-"))
     spellings = {_bare(alias): row for row in rows().values() for alias in (row.key, *row.aliases)}
-    near = dict.fromkeys(_form(spellings[hit]) for hit in get_close_matches(stem, spellings, 3, 0.7))
+    near = list(dict.fromkeys(_form(spellings[hit]) for hit in _near(asked, spellings)))[:_MOST_NEAR]
     hint = f" Did you mean {' or '.join(near)}?" if near else ""
     return HardwareError(
         f"unknown hardware '{name}'.{hint} Known: {', '.join(map(_form, rows().values()))}. "
         "Or give `local` for this machine, or a YAML file that describes yours."
     )
+
+
+def _near(asked: str, spellings: Iterable[str]) -> list[str]:
+    """Spellings that begin with what was asked, or that contain it, or that resemble it; the surest first."""
+    known = list(spellings)
+    stem = re.sub(r"(-x\d+)?(-n\d+)?(-\d+)?$", "", asked)
+    resembling = get_close_matches(stem, known, 3, 0.7)
+    for word in (asked, stem):
+        if len(word) < _SHORTEST_PART:
+            continue
+        containing = sorted((one for one in known if word in one), key=lambda one: not one.startswith(word))
+        if containing:
+            return [*containing, *resembling]
+    return resembling
 
 
 def row_of_device_kind(device_kind: str) -> Row | None:

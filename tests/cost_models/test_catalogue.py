@@ -219,6 +219,23 @@ def test_an_unknown_name_is_told_the_near_and_the_known_ones(name, near):
     assert "YAML file" in text
 
 
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [
+        ("a100", ["gpu-a100-40gb", "gpu-a100-40gb-pcie", "gpu-a100-80gb", "gpu-a100-80gb-pcie"]),
+        ("h100", ["gpu-h100-80gb", "gpu-h100-80gb-pcie"]),
+        ("h100-80", ["gpu-h100-80gb", "gpu-h100-80gb-pcie"]),
+        ("gpu-h100-80-x8", ["gpu-h100-80gb", "gpu-h100-80gb-pcie"]),
+        ("4090", ["gpu-rtx-4090"]),
+        ("tpu-v5-8", ["tpu-v5e-N", "tpu-v5p-N"]),
+    ],
+)
+def test_names_that_hold_the_asked_one_come_first(name, first):
+    with pytest.raises(HardwareError) as caught:
+        catalogue.parse(name)
+    assert str(caught.value).split("Did you mean ")[1].split("?")[0].split(" or ")[: len(first)] == first
+
+
 def test_a_name_like_nothing_gets_no_guess():
     with pytest.raises(HardwareError, match=r"^unknown hardware 'quantum'\. Known: tpu-v2-N, "):
         catalogue.parse("quantum")
