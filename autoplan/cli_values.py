@@ -77,9 +77,17 @@ def settings(pairs: Iterable[str]) -> dict[str, str]:
 
 
 def names(texts: Iterable[str]) -> tuple[str, ...]:
-    """`a,b` and repetitions -> ("a", "b"), in order, each once. What names may be is not decided here."""
-    parts = [part.strip() for text in texts for part in text.split(",")]
-    return tuple(dict.fromkeys(part for part in parts if part))
+    """`a,b` and repetitions -> ("a", "b"), in order, each once; ConfigError for a text without any, such as `,`.
+
+    What names may be is not decided here.
+    """
+    found: list[str] = []
+    for text in texts:
+        parts = [part.strip() for part in text.split(",") if part.strip()]
+        if not parts:
+            raise _refused(f"--only {text!r}: expected names of settings with commas between, such as batch,precision")
+        found += parts
+    return tuple(dict.fromkeys(found))
 
 
 def choice(option: str, text: str, known: Sequence[str]) -> str:

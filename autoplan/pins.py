@@ -44,8 +44,14 @@ def parse_pins(fix: Mapping[str, str]) -> dict[str, Any]:
 
 
 def free_knobs(only: Iterable[str]) -> frozenset[str]:
-    """The knobs that may be turned: those named, or all. ConfigError for a name that cannot be tuned."""
-    names = [name.strip().split(".")[0] for name in only if name.strip()]
+    """The knobs that may be turned: those named, or all where `only` is empty.
+
+    ConfigError for a name that cannot be tuned, and where words were given that name nothing.
+    """
+    words = list(only)
+    names = [name.strip().split(".")[0] for name in words if name.strip()]
+    if words and not names:
+        raise ConfigError(f"--only names no knob; choose from {', '.join(TUNABLE)}")
     for name in names:
         if name not in TUNABLE:
             raise ConfigError(

@@ -100,6 +100,12 @@ def test_names():
     assert cli_values.names([]) == ()
 
 
+@pytest.mark.parametrize("texts", [[","], [""], ["batch", " , "]])
+def test_words_that_name_nothing_are_not_taken_for_all(texts):
+    with pytest.raises(ConfigError, match="expected names of settings with commas between"):
+        cli_values.names(texts)
+
+
 def test_choices_name_what_is_near():
     assert cli_values.choice("--precision", "mixed_float16", ("float32", "mixed_float16")) == "mixed_float16"
     with pytest.raises(ConfigError) as caught:

@@ -56,6 +56,11 @@ def test_all_knobs_are_free_unless_some_are_named():
     assert free_knobs(["remat.mode"]) == {"remat"}
 
 
+def test_only_refuses_words_that_name_nothing():
+    with pytest.raises(ConfigError, match="--only names no knob; choose from precision, batch"):
+        free_knobs(["", " "])
+
+
 def test_only_refuses_what_cannot_be_tuned():
     with pytest.raises(
         ConfigError, match=r"--only backend: not a knob that can be tuned.*; choose from precision, batch"
