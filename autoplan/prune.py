@@ -9,13 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from autoplan import figures
 from autoplan.errors import NoFeasibleConfiguration
 from autoplan.known_issues import knob_values
 from autoplan.pins import spelling
 from autoplan.plan import Evidence, Rejection
 from cost_models.config import TrainConfig
-
-GIB = 2**30
 
 SLOWER_FACTOR = 2.0
 """Configurations predicted slower than this many times the best are not tried: wider than the analytic tier's error."""
@@ -137,16 +136,9 @@ def nearest(config: TrainConfig, among: Iterable[Forecast]) -> Forecast:
     return min(among, key=lambda other: (*distance(config, other.config), other.seconds_per_sample))
 
 
-def gib(size: int | None) -> str:
-    """`19.4 GiB`, with more digits below one; `unknown` for None."""
-    if size is None:
-        return "unknown"
-    return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size / GIB:.3g} GiB"
-
-
 def _too_large(forecast: Forecast, fitting: Sequence[Forecast]) -> Rejection:
     near = nearest(forecast.config, fitting)
-    needs = f"needs {gib(forecast.needed_bytes)} of {gib(forecast.usable_bytes)}"
+    needs = f"needs {figures.size(forecast.needed_bytes)} of {figures.size(forecast.usable_bytes)}"
     return Rejection(
         config=forecast.config.to_dict(),
         stage="infeasible",
@@ -188,10 +180,10 @@ def _nothing_fits(forecasts: Sequence[Forecast]) -> str:
     needed, headroom = least.needed_bytes or 0, least.headroom
     device = int(needed / (1 - headroom))
     return (
-        f"none of {len(forecasts)} configurations fits: the least memory needed is {gib(needed)} a device "
-        f"({least.config.describe()}), and a device has {gib(least.capacity_bytes)}, of which {headroom:.0%} are kept "
-        f"free. What would fit: devices with at least {gib(device)} usable, a smaller --effective-batch, or fewer pins "
-        "(--fix, --only)"
+        f"none of {len(forecasts)} configurations fits: the least memory needed is {figures.size(needed)} a device "
+        f"({least.config.describe()}), and a device has {figures.size(least.capacity_bytes)}, of which {headroom:.0%} "
+        f"are kept free. What would fit: devices with at least {figures.size(device)} usable, a smaller "
+        "--effective-batch, or fewer pins (--fix, --only)"
     )
 
 

@@ -57,6 +57,16 @@ def test_what_does_not_fit_is_told_with_figures_and_the_nearest_change_that_woul
     }
 
 
+def test_small_sizes_are_told_in_small_units():
+    small = forecast(config(64), needed=3 * 2**20, capacity=2 * 2**20, headroom=0.25)
+    _, rejected = feasible([small, forecast(config(32, 2), needed=2**20, capacity=2 * 2**20)])
+    assert rejected[0].reason == "needs 3.00 MiB of 1.50 MiB"
+    with pytest.raises(
+        NoFeasibleConfiguration, match=r"the least memory needed is 83\.2 KiB a device .* has 50\.0 KiB"
+    ):
+        feasible([forecast(config(64), needed=85_197, capacity=51_200)])
+
+
 def test_when_nothing_fits_the_least_need_and_what_would_fit_are_told():
     large = forecast(config(64), needed=40 * GIB)
     least = forecast(config(1, 64), needed=18 * GIB)
