@@ -270,9 +270,9 @@ def show_hardware(
 @hardware_app.command("probe", short_help="Measure what this machine reaches.")
 def probe_hardware(format_: Output = Format.TEXT) -> None:
     """Measure what this machine really reaches, and keep it for `--hardware local`."""
-    from autoplan import hardware_report, planner
+    from autoplan import hardware_report, keras_backend, planner
 
-    backend = planner.default_backend()
+    backend = keras_backend.chosen()
     profile = planner.probe(backend)
     _answer(format_, lambda: profile, lambda: hardware_report.probed(profile, backend))
 

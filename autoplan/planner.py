@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from autoplan import hardware, planfile
+from autoplan import hardware, keras_backend, planfile
 from autoplan.bench import Bench, Clock
 from autoplan.errors import ConfigError, WorkerError, WorkloadError
 from autoplan.evidence import MOST_PAIRS, PAIRS, Verified, Verifier, verification_seconds
@@ -56,7 +56,7 @@ def tune(request: TuneRequest, watch: Watch = silent) -> TuneResult:
     clock = Clock.start(request.budget_seconds)
     if request.output is not None:
         planfile.ensure_writable(request.output)
-    backend = request.backend or default_backend()
+    backend = keras_backend.chosen(request.backend)
     with Client(backend) as client, TemporaryDirectory(prefix="autoplan-") as looks:
         cluster = _cluster(client, request.hardware, backend, request.devices, watch)
         scratch = Path(looks) if request.scratch else None
@@ -67,6 +67,7 @@ def tune(request: TuneRequest, watch: Watch = silent) -> TuneResult:
         space = _space(request, observation, cluster)
         bench = bench.with_(baseline=space.baseline)
         findings = _survey(request, bench, observation, space, watch)
+        findings = replace(findings, notes=(*findings.notes, *keras_backend.notes()))
         if request.dry_run:
             return _dry_run(request, findings)
         if not measured_here:
@@ -79,7 +80,7 @@ def estimate(request: EstimateRequest) -> dict[str, Any]:
 
     `request.explain` adds `explanation`: the largest temporaries at the memory peak.
     """
-    backend = default_backend()
+    backend = keras_backend.chosen()
     with Client(backend) as client, TemporaryDirectory(prefix="autoplan-") as looks:
         cluster = _cluster(client, request.hardware, backend, None, silent)
         bench = Bench(client, request.source, backend, cluster, Clock.start(None), logs=Path(looks))
@@ -96,14 +97,9 @@ def estimate(request: EstimateRequest) -> dict[str, Any]:
 
 def probe(backend: str | None = None, devices: int | None = None) -> dict[str, Any]:
     """This machine's real rates, measured now and kept for `local`. WorkerError when it cannot be measured."""
-    name = backend or default_backend()
+    name = keras_backend.chosen(backend)
     with Client(name) as client:
         return _probed(client, name, devices)
-
-
-def default_backend() -> str:
-    """The backend that Keras would take from the environment; JAX where it does not say."""
-    return os.environ.get("KERAS_BACKEND") or "jax"
 
 
 def _cluster(client: Client, name: str, backend: str, devices: int | None, watch: Watch) -> Cluster:
