@@ -14,7 +14,7 @@ from typing import Any
 from autoplan import plan_schema, yaml_lines
 from autoplan.errors import OutputError, PlanError
 from autoplan.plan import Evidence, Plan, to_plain
-from cost_models.config import TrainConfig
+from cost_models.config import Precision, TrainConfig
 
 LARGEST_BYTES = 16 * 2**20
 _MOST_FAULTS_SHOWN = 5
@@ -82,6 +82,28 @@ def to_yaml(plan: Plan, path: Path | str = "plan.yaml") -> str:
     for section in ("trials", "rejected"):
         plain[section] = [_inlined(record) for record in plain[section]]
     return _header(plan, path) + yaml_lines.render(plain)
+
+
+def unsupported(plan: Plan) -> list[tuple[str, str, str]]:
+    """Settings that a training cannot apply yet: key, the value in the plan, and what can be applied."""
+    config, own = TrainConfig.from_dict(plan.config), TrainConfig.from_dict(plan.baseline.config)
+    found = []
+    if config.mesh.model > 1:
+        found.append(("config.mesh.model", str(config.mesh.model), "1"))
+    if config.layout.shard_state:
+        found.append(("config.layout.shard_state", "true", "false"))
+    if config.precision is Precision.OTHER and own.precision is not Precision.OTHER:
+        found.append(("config.precision", config.precision.value, f"{own.precision.value}, or another policy's name"))
+    return found
+
+
+def refuse_what_cannot_run(plan: Plan) -> None:
+    """PlanError for a plan with settings that would be left out in silence: each key, and what to write instead."""
+    faults = [
+        f"{key} is {value}, which cannot be applied yet; set it to {able}" for key, value, able in unsupported(plan)
+    ]
+    if faults:
+        raise PlanError("; ".join([*faults, "or tune again: `autoplan tune` writes what can be trained with"]))
 
 
 def train_command(plan: Plan, path: Path | str) -> str:

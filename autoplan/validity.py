@@ -10,7 +10,7 @@ from importlib import metadata
 from typing import Any
 
 import autoplan
-from autoplan import figures
+from autoplan import figures, planfile
 from autoplan.errors import SourceError
 from autoplan.plan import Environment, HardwareRecord, Plan, SourceRecord
 from cost_models.hardware import Cluster
@@ -83,6 +83,8 @@ def check(
     if source_sha256 != plan.source.sha256 and not (source_sha256 is None and plan.source.kind == "callable"):
         told = why or f"sha256 {(source_sha256 or NOT_HERE)[:12]}"
         yield Difference("source", f"sha256 {plan.source.sha256[:12]}", told, True)
+    for key, planned, able in planfile.unsupported(plan):
+        yield Difference(key, planned, f"only {able}", True)
     yield from _versions(plan.environment, environment)
     yield from _hardware(plan.hardware, hardware)
 

@@ -22,6 +22,7 @@ def main(arguments: list[str]) -> int:
     parsed = parser.parse_args(own)
     try:
         plan = planfile.read(parsed.plan)
+        planfile.refuse_what_cannot_run(plan)
         spec = source.resolve(parsed.source, script_arguments, parsed.fit)
         os.environ["KERAS_BACKEND"] = plan.config["backend"]
         from autoplan.runtime.running import run_source

@@ -402,3 +402,48 @@ def test_several_faults_are_told_in_order_and_counted(folder):
         "baseline.measured.group_seconds[3]",
     ]
     assert said[-1] == "and 1 more"
+
+
+# What cannot be trained with
+
+
+def with_config(baseline="float32", **changes):
+    plain = plans.plain_plan()
+    own = plain["baseline"] | {"config": plans.config(precision=baseline)}
+    return plans.plan(baseline=own, config=plans.config(**changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        (
+            {"mesh": {"data": 1, "model": 4}},
+            "config.mesh.model is 4, which cannot be applied yet; set it to 1; or tune",
+        ),
+        (
+            {"layout": {"shard_state": True}},
+            "config.layout.shard_state is true, which cannot be applied yet; set it to",
+        ),
+        ({"precision": "other"}, "config.precision is other, which cannot be applied yet; set it to float32, or"),
+    ],
+)
+def test_settings_that_a_training_cannot_apply_are_refused_by_their_key(changes, told):
+    with pytest.raises(PlanError) as caught:
+        planfile.refuse_what_cannot_run(with_config(**changes))
+    assert str(caught.value).startswith(told)
+
+
+def test_a_policy_of_the_scripts_own_stays_as_it_is():
+    planfile.refuse_what_cannot_run(with_config(baseline="other", precision="other"))
+    planfile.refuse_what_cannot_run(with_config(precision="mixed_bfloat16"))
+
+
+def test_training_refuses_them_before_the_script_runs(tmp_path):
+    planfile.write(with_config(layout={"shard_state": True}), tmp_path / "plan.yaml")
+    (tmp_path / "train.py").write_text("open('ran', 'w')\n")
+    words = [sys.executable, "-m", "autoplan.runtime", "train", "--plan", "plan.yaml", "train.py"]
+    settings = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(words, cwd=tmp_path, env=settings, text=True, capture_output=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: config.layout.shard_state is true")
+    assert not (tmp_path / "ran").exists()

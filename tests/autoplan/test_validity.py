@@ -71,6 +71,17 @@ def test_hardware_that_is_as_good(changes):
     assert differences(hardware_changes=changes) == []
 
 
+@pytest.mark.parametrize(
+    ("changes", "difference"),
+    [
+        ({"mesh": {"data": 1, "model": 2}}, Difference("config.mesh.model", "2", "only 1", True)),
+        ({"layout": {"shard_state": True}}, Difference("config.layout.shard_state", "true", "only false", True)),
+    ],
+)
+def test_settings_that_cannot_be_applied(changes, difference):
+    assert differences(plan=plans.plan(config=plans.config(**changes))) == [difference]
+
+
 def test_a_changed_and_a_missing_source():
     assert differences(sha256="00" * 32) == [Difference("source", "sha256 abababababab", "sha256 000000000000", True)]
     assert differences(sha256=None, why="there is no file train.py") == [
