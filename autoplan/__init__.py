@@ -13,7 +13,10 @@ Importing this package imports no framework: everything but the version is fetch
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -22,7 +25,6 @@ if TYPE_CHECKING:
     from autoplan.plan import Failure, Measurement, Plan
     from autoplan.planfile import load_plan
     from autoplan.requests import Watch
-    from autoplan.runtime.public import compile, fit, scope  # noqa: A004 -- the names users know from Keras
 
 __version__ = "0.1.0"
 
@@ -45,9 +47,6 @@ _HOMES = {
     "Measurement": "autoplan.plan",
     "Plan": "autoplan.plan",
     "load_plan": "autoplan.planfile",
-    "compile": "autoplan.runtime.public",
-    "fit": "autoplan.runtime.public",
-    "scope": "autoplan.runtime.public",
 }
 
 
@@ -104,6 +103,39 @@ def optimize(
     )
     result = planner.tune(request, watch or planner.silent)
     return cast("Plan", result.plan)  # None for a dry run only, which this is not
+
+
+def scope(plan: Plan) -> AbstractContextManager[None]:
+    """Build the model in here: dtype policy, remat scope and distribution of the plan are in force.
+
+    ConfigError when the plan's mesh needs more devices than there are; PlanError under another backend.
+    """
+    return cast("AbstractContextManager[None]", _runtime(plan).scope(plan))
+
+
+def compile(plan: Plan, model: Any, **arguments: Any) -> Any:  # noqa: A001 -- the name users know from Keras
+    """Compile a model that was built in `scope(plan)`, and give it the plan's compile settings; returns the model.
+
+    arguments  those of `model.compile`; left out for a model that is compiled already
+    PlanError when the model was built outside the scope although the plan holds what must be set before building.
+    """
+    return _runtime(plan).compile(plan, model, **arguments)
+
+
+def fit(plan: Plan, model: Any, data: Any = None, /, *more: Any, **arguments: Any) -> Any:
+    """Train under the plan: `model.fit` with its batch size and, on a mesh, its distribution; returns the History.
+
+    data  what `fit` takes as x, or a tuple (x, y[, sample_weight]); further arguments are those of `fit`
+    PlanError when the model is another one than the plan's.
+    """
+    return _runtime(plan).fit(plan, model, data, *more, **arguments)
+
+
+def _runtime(plan: Plan) -> Any:
+    """The module that imports Keras, on the plan's backend where nothing has decided for another one yet."""
+    if "keras" not in sys.modules and "KERAS_BACKEND" not in os.environ:
+        os.environ["KERAS_BACKEND"] = plan.config["backend"]
+    return importlib.import_module("autoplan.runtime.public")
 
 
 def __getattr__(name: str) -> Any:

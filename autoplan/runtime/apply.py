@@ -14,7 +14,7 @@ from typing import Any
 import keras
 
 from autoplan.runtime.backends import Backend
-from autoplan.runtime.optimizers import retime_optimizer
+from autoplan.runtime.optimizers import accumulation_of, retime_optimizer
 from cost_models.config import Batch, RematMode, TrainConfig
 
 PROCESS_WIDE = ("precision", "remat", "mesh")
@@ -71,12 +71,12 @@ class ProcessSettings:
         return self._change.of(knob)
 
 
-_SETTLED: weakref.WeakKeyDictionary[Any, Batch] = weakref.WeakKeyDictionary()
-"""Optimizers that already have their wanted batch: a script that fits in a loop is retimed once."""
+_SETTLED: weakref.WeakKeyDictionary[Any, tuple[Batch, Batch]] = weakref.WeakKeyDictionary()
+"""Optimizers with the script's own batch and the one that they have now: a script may fit the same model again."""
 
 
-def settle_model(model: Any, change: Change) -> None:
-    """Give a compiled model the wanted jit_compile, steps_per_execution and accumulation.
+def settle_model(model: Any, change: Change, *, with_batch: bool = True) -> None:
+    """Give a compiled model the wanted jit_compile, steps_per_execution and, with_batch, accumulation.
 
     The script's own `compile` has run by then: with its loss, metrics and optimizer, and under the wanted policy.
     """
@@ -88,7 +88,25 @@ def settle_model(model: Any, change: Change) -> None:
             model.run_eagerly = False
     if change.of("steps_per_execution"):
         model.steps_per_execution = change.wanted.steps_per_execution
-    if change.of("batch") and _SETTLED.get(model.optimizer) != change.wanted.batch:
-        model.optimizer = retime_optimizer(model.optimizer, change.script.batch, change.wanted.batch)
-        _SETTLED[model.optimizer] = change.wanted.batch
+    if with_batch:
+        _retime(model, change.script.batch, change.wanted.batch)
     model.train_function = model.test_function = model.predict_function = None
+
+
+def restore_batch(model: Any) -> None:
+    """Give an optimizer that was retimed for an earlier fit the script's own accumulation back."""
+    if model.optimizer in _SETTLED:
+        own = _SETTLED[model.optimizer][0]
+        _retime(model, own, own)
+
+
+def script_accumulation(optimizer: Any) -> int:
+    """Micro-steps an update as the script has it, whatever a plan has made of the optimizer since."""
+    return _SETTLED[optimizer][0].accumulation if optimizer in _SETTLED else accumulation_of(optimizer)
+
+
+def _retime(model: Any, script: Batch, wanted: Batch) -> None:
+    own, now = _SETTLED.get(model.optimizer, (script, script))
+    if now != wanted:
+        model.optimizer = retime_optimizer(model.optimizer, now, wanted)
+        _SETTLED[model.optimizer] = (own, wanted)

@@ -53,7 +53,9 @@ def rebatch(
         changed["x"] = _rebatched_dataset(arguments["x"], wanted)
     elif facts.kind == "arrays":
         changed |= _rebatched_arrays(arguments, wanted, weights_only=weights_only)
-    if arguments.get("steps_per_epoch") is not None:
+    if facts.kind == "arrays" and arguments.get("validation_steps") and not arguments.get("validation_batch_size"):
+        changed["validation_batch_size"] = script.global_size  # the batch that the script counts those steps in
+    if facts.rebatchable and arguments.get("steps_per_epoch") is not None:
         changed["steps_per_epoch"] = arguments["steps_per_epoch"] * script.global_size // wanted.global_size
     return changed
 
@@ -137,7 +139,8 @@ class EffectiveBatches(keras.utils.PyDataset):
         if weight is None:
             weight = np.ones(len(rows), dtype="float32")
         if last:
-            weight = weight * np.float32(self._wanted.effective / (self._samples % self._wanted.effective))
+            share = np.float32(self._wanted.effective / (self._samples % self._wanted.effective))
+            weight = data.map_leaves(lambda leaf: leaf * share, weight)
         return data.map_leaves(lambda leaf: _padded(leaf, padded), (x, y, weight))
 
 

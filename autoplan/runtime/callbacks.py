@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import keras
@@ -22,6 +23,8 @@ _WRITER_WORDS = (
     "save",
 )
 _BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
+_OWN_COUNTS: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+"""What the script itself set, for a callback that serves several fits."""
 _COUNTS = {"ModelCheckpoint": "save_freq", "BackupAndRestore": "save_freq", "TensorBoard": "update_freq"}
 
 
@@ -59,12 +62,18 @@ def retime_callbacks(callbacks: Any, script: Batch, wanted: Batch) -> list[str]:
     """
     changed = []
     for callback in as_list(callbacks):
-        attribute = _COUNTS.get(type(callback).__name__)
+        name = type(callback).__name__
+        attribute = next((_COUNTS[base.__name__] for base in type(callback).__mro__ if base.__name__ in _COUNTS), None)
         count = getattr(callback, attribute, None) if attribute else None
-        if attribute is None or not isinstance(count, int):
-            continue
-        wanted_count = max(1, round(count * script.global_size / wanted.global_size))
-        if wanted_count != count:
-            setattr(callback, attribute, wanted_count)
-            changed.append(f"{type(callback).__name__}.{attribute}: {count} -> {wanted_count} micro-steps")
+        if attribute is not None and isinstance(count, int):
+            own = _OWN_COUNTS.setdefault(callback, count)
+            wanted_count = max(1, round(own * script.global_size / wanted.global_size))
+            if wanted_count != count:
+                setattr(callback, attribute, wanted_count)
+                changed.append(f"{name}.{attribute}: {own} -> {wanted_count} micro-steps")
+        elif type(callback).__module__.partition(".")[0] != "keras" and timed_in_trials(callback):
+            ratio = script.global_size / wanted.global_size
+            changed.append(
+                f"{name} works at every micro-step, of which there are {ratio:g} times as many; a count is its own"
+            )
     return changed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import keras
 import numpy as np
@@ -43,11 +43,15 @@ def is_arrays(x: Any) -> bool:
     )
 
 
-def describe(arguments: dict[str, Any]) -> DataFacts:
-    """Read the facts off a fit's bound arguments."""
+def describe(arguments: dict[str, Any], *, batch: int | None = None) -> DataFacts:
+    """Read the facts off a fit's bound arguments.
+
+    batch  rows of a `tf.data` batch where its own specification leaves them open; None looks at the first one. Looking
+           is an iteration of its own: it takes rows from a pipeline that can be read once, and a shuffle counts it.
+    """
     x, steps = arguments.get("x"), arguments.get("steps_per_epoch")
     if is_tf_dataset(x):
-        return _describe_dataset(x, steps)
+        return _describe_dataset(x, steps, batch)
     if is_arrays(x):
         return _describe_arrays(arguments, steps)
     return _describe_other(x, steps)
@@ -69,9 +73,9 @@ def training_samples(arguments: dict[str, Any]) -> int:
     return samples
 
 
-def _describe_dataset(dataset: Any, steps: int | None) -> DataFacts:
-    first = first_batch(dataset)
-    batch = _rows(first)
+def _describe_dataset(dataset: Any, steps: int | None, known_batch: int | None) -> DataFacts:
+    specified = keras.tree.flatten(dataset.element_spec)[0].shape
+    batch = (specified[0] if specified.rank else None) or known_batch or _rows(first_batch(dataset))
     cardinality = int(dataset.cardinality())
     micro_steps = cardinality if cardinality >= 0 else None
     samples = None
@@ -122,6 +126,15 @@ def sample_batch(arguments: dict[str, Any], facts: DataFacts, batch_size: int) -
     else:
         return None
     return _with_rows(batch, batch_size)
+
+
+def shapes_of_a_batch(arguments: dict[str, Any], facts: DataFacts) -> tuple[Any, Any, Any] | None:
+    """(x, y, sample_weight) of one row each, only their shapes and dtypes of meaning; nothing is consumed."""
+    if facts.kind != "tf.data":
+        return sample_batch(arguments, facts, 1)
+    spec = keras.utils.unpack_x_y_sample_weight(arguments["x"].element_spec)
+    blank = map_leaves(lambda leaf: np.zeros([size or 1 for size in leaf.shape], leaf.dtype.as_numpy_dtype), spec)
+    return cast("tuple[Any, Any, Any]", blank)
 
 
 def _with_rows(batch: Any, rows: int) -> tuple[Any, Any, Any]:

@@ -6,8 +6,8 @@ from typing import Any
 
 import keras
 
-from autoplan.runtime import batching, data, model_facts, optimizers
-from autoplan.runtime.apply import Change
+from autoplan.runtime import batching, data, model_facts
+from autoplan.runtime.apply import Change, script_accumulation
 from autoplan.runtime.backends import Backend
 from autoplan.runtime.data import DataFacts
 from autoplan.runtime.intercept import Seen
@@ -21,7 +21,7 @@ def script_config(model: Any, facts: DataFacts, seen: Seen, backend: Backend) ->
     """
     mesh = _mesh()
     return TrainConfig(
-        batch=Batch.from_global(facts.batch, data=mesh.data, accumulation=optimizers.accumulation_of(model.optimizer)),
+        batch=Batch.from_global(facts.batch, data=mesh.data, accumulation=script_accumulation(model.optimizer)),
         backend=backend.name,
         precision=_precision(model, seen),
         mesh=mesh,
@@ -44,7 +44,7 @@ def ensure_built(model: Any, arguments: dict[str, Any], facts: DataFacts) -> Non
     """
     if all(layer.built for layer in model._flatten_layers()):
         return
-    batch = data.sample_batch(arguments, facts, 1)
+    batch = data.shapes_of_a_batch(arguments, facts)
     if batch is not None:
         model._symbolic_build(data_batch=batch)
 

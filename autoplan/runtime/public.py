@@ -9,6 +9,7 @@ from typing import Any
 
 import keras
 
+from autoplan import planfile
 from autoplan.errors import PlanError
 from autoplan.plan import Plan
 from autoplan.runtime import backends, callbacks, data, model_facts
@@ -61,9 +62,10 @@ def fit(plan: Plan, model: Any, data: Any = None, /, *more: Any, **arguments: An
                A batch_size given here must be the one that the plan was tuned from.
     """
     change = _change(plan)
-    compile(plan, model)
-    _check_structure(plan, model)
     bound = _bound(data, more, arguments)
+    _check_structure(plan, model)
+    _check_batch(bound, change)
+    compile(plan, model)
     if "batch_size" not in bound and not hasattr(bound.get("x"), "element_spec"):
         bound["batch_size"] = change.script.batch.global_size
     distribution = _settings(plan, change).distribution()
@@ -76,6 +78,19 @@ def _facts(bound: dict[str, Any]) -> data.DataFacts:
     return data.describe(bound)
 
 
+def _check_batch(bound: dict[str, Any], change: Change) -> None:
+    tuned = change.script.batch.global_size
+    if bound.get("batch_size") not in (None, tuned):
+        raise PlanError(
+            f"batch_size is {bound['batch_size']} and the plan was tuned from {tuned}; leave it out, or tune with yours"
+        )
+    if change.of("batch") and not _facts(bound).rebatchable:
+        raise PlanError(
+            f"the plan changes the batch, and data of type {type(bound.get('x')).__name__} cannot be re-batched; give "
+            "arrays or a tf.data.Dataset"
+        )
+
+
 def _bound(given: Any, more: tuple[Any, ...], arguments: dict[str, Any]) -> dict[str, Any]:
     names = ("x", "y", "sample_weight")
     values = given if isinstance(given, tuple) else (given, *more)
@@ -84,6 +99,7 @@ def _bound(given: Any, more: tuple[Any, ...], arguments: dict[str, Any]) -> dict
 
 
 def _change(plan: Plan) -> Change:
+    planfile.refuse_what_cannot_run(plan)
     wanted = TrainConfig.from_dict(plan.config)
     if wanted.backend != keras.backend.backend():
         raise PlanError(

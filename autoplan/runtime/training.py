@@ -8,9 +8,10 @@ from typing import Any
 
 from autoplan.errors import PlanError, SourceError
 from autoplan.plan import Plan
-from autoplan.runtime import backends, callbacks, data, model_facts, optimizers
-from autoplan.runtime.apply import Change, ProcessSettings, settle_model
-from autoplan.runtime.fitting import ensure_built, fit_arguments, script_config
+from autoplan.runtime import backends, batching, callbacks, data, model_facts, optimizers
+from autoplan.runtime.apply import Change, ProcessSettings, restore_batch, script_accumulation, settle_model
+from autoplan.runtime.data import DataFacts
+from autoplan.runtime.fitting import ensure_built, fit_arguments, looks_at_weights_only
 from autoplan.runtime.intercept import FitCall, Interception
 from autoplan.source import SourceSpec
 from cost_models.config import TrainConfig
@@ -30,24 +31,39 @@ class Training:
         self.applied = 0
 
     def run(self, run_source: Any, cache: Path | None) -> None:
-        """Run the source to its end. PlanError when none of its fits was of the plan's model."""
+        """Run the source to its end, `sys.exit` included. PlanError when none of its fits was of the plan's model."""
         if cache is not None:
             self.backend.enable_compilation_cache(cache)
         watch = self.backend.watch_compilation()
         self.interception.install()
-        run_source(self.source, self._fit_built)
-        if not self.interception.seen.fits:
-            raise SourceError(f"{self.source.path} ended without calling model.fit, so the plan was not used")
-        if not self.applied:
-            raise PlanError(
-                f"the plan is for another model: none of the {self.interception.seen.fits} fits of {self.source.path} "
-                "trained a model with the variables that the plan was made for; tune this script"
-            )
+        left: SystemExit | None = None
+        try:
+            run_source(self.source, self._fit_built)
+        except SystemExit as leaving:
+            left = leaving
+        if left is None or left.code in (None, 0):
+            self._check_used()
         for line in self.fitted:
             say(line)
         say(f"compilation cache: {watch.cache_hits} hits, {watch.cache_misses} misses")
         for call in self.interception.seen.overridden:
             say(f"the script's own {call} was overridden by the plan")
+        if left is not None:
+            raise left
+
+    def _check_used(self) -> None:
+        if not self.interception.seen.fits:
+            raise SourceError(f"{self.source.path} ended without calling model.fit, so the plan was not used")
+        if not self.applied:
+            raise PlanError(self._for_another_model(self.plan.source.fit.index))
+
+    def _for_another_model(self, index: int) -> str:
+        args = self.plan.source.args
+        hint = f"; it was made for the arguments {' '.join(args)!r}" if args != self.source.args else ""
+        return (
+            f"the plan is for another model: fit {index} of {self.source.path} does not train a model with the "
+            f"variables that the plan was made for{hint}; tune this script, or give --plan the plan that belongs to it"
+        )
 
     def _fit_built(self, model: Any, arguments: dict[str, Any]) -> None:
         if "x" not in arguments:
@@ -58,38 +74,57 @@ class Training:
         model.fit(**arguments)
 
     def _on_fit(self, call: FitCall) -> Any:
-        facts = data.describe(call.arguments)
+        facts = data.describe(call.arguments, batch=self.change.script.batch.global_size)
         ensure_built(call.model, call.arguments, facts)
         if model_facts.structure(call.model) != self.plan.source.fit.structure:
+            if call.index == self.plan.source.fit.index:
+                raise PlanError(self._for_another_model(call.index))
             self.fitted.append(f"fit {call.index}: another model, left as the script has it")
             return call.proceed(**call.arguments)
-        here = script_config(call.model, facts, self.interception.seen, self.backend)
-        change = self._change_for(here, call.index)
         before = _updates(call.model)
-        if change.of("batch"):
-            callbacks.retime_callbacks(call.arguments.get("callbacks"), change.script.batch, change.wanted.batch)
-        settle_model(call.model, change)
-        history = call.proceed(**fit_arguments(call.model, call.arguments, facts, change))
+        arguments, described = self._under_the_plan(call, facts)
+        history = call.proceed(**arguments)
         self.applied += 1
         updates = _updates(call.model) - before
-        self.fitted.append(f"fit {call.index}: {change.wanted.describe()}; {updates} updates")
+        self.fitted.append(f"fit {call.index}: {described}; {updates} updates")
         return history
 
-    def _change_for(self, here: TrainConfig, index: int) -> Change:
-        """The plan's change, its batch only where the script still asks for the batch that the plan was tuned from."""
-        planned = self.change
-        settled = (
-            here.batch.effective == planned.wanted.batch.effective
-            and here.batch.accumulation == planned.wanted.batch.accumulation
-        )
-        if here.batch.effective == planned.script.batch.effective or settled:
-            return planned
-        say(
-            f"fit {index} asks for an effective batch of {here.batch.effective}; the plan was tuned from "
-            f"{planned.script.batch.effective}, so the script's own batch is kept"
-        )
-        kept = planned.script.with_(batch=here.batch) if here.batch.data == planned.script.batch.data else here
-        return Change(kept, planned.wanted.with_(batch=kept.batch, mesh=kept.mesh))
+    def _under_the_plan(self, call: FitCall, facts: DataFacts) -> tuple[dict[str, Any], str]:
+        """The model settled, and the fit's arguments; the batch only where the fit asks for the one that was tuned."""
+        why_not = self._why_own_batch(call.model, facts)
+        if why_not:
+            say(f"fit {call.index} {why_not}, so its own batch is kept")
+            restore_batch(call.model)
+            settle_model(call.model, self.change, with_batch=False)
+            return call.arguments, f"{self.change.wanted.describe()}, but the script's own batch"
+        settle_model(call.model, self.change)
+        if self.change.of("batch"):
+            script, wanted = self.change.script.batch, self.change.wanted.batch
+            for line in callbacks.retime_callbacks(call.arguments.get("callbacks"), script, wanted):
+                say(line)
+            self._tell_dropped(call, facts)
+        return fit_arguments(call.model, call.arguments, facts, self.change), self.change.wanted.describe()
+
+    def _why_own_batch(self, model: Any, facts: DataFacts) -> str:
+        tuned = self.change.script.batch
+        accumulation = script_accumulation(model.optimizer)
+        if (facts.batch, accumulation) != (tuned.global_size, tuned.accumulation):
+            asked = facts.batch * accumulation
+            return f"asks for an effective batch of {asked}; the plan was tuned from {tuned.effective}"
+        if self.change.of("batch") and not facts.rebatchable:
+            return "takes data that cannot be re-batched"
+        return ""
+
+    def _tell_dropped(self, call: FitCall, facts: DataFacts) -> None:
+        if facts.kind != "arrays" or facts.explicit_steps or facts.samples is None:
+            return
+        wanted = self.change.wanted.batch
+        mode = batching.remainder_mode(facts.samples, wanted, weights_only=looks_at_weights_only(call.model))
+        dropped = batching.dropped_samples(facts.samples, wanted, mode)
+        if dropped:
+            say(
+                f"fit {call.index}: {dropped} of {facts.samples} samples are left out of each epoch; they do not divide"
+            )
 
 
 def _updates(model: Any) -> int:

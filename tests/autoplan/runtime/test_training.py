@@ -37,6 +37,32 @@ SCRIPT = """
 """
 
 
+HEAD = """
+    import keras, numpy as np, sys
+    keras.utils.set_random_seed(0)
+    x = np.random.default_rng(0).standard_normal((128, 8)).astype("float32")
+    y = x[:, :1] * 2
+    def build():
+        model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(16, "tanh"), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model
+    model = build()
+    model.fit(x, y, batch_size=32, epochs=2, verbose=0, shuffle=False)
+"""
+TAIL = """
+    import json
+    print(json.dumps({"weights": [float(np.abs(w).sum()) for w in model.get_weights()],
+                      "iterations": int(model.optimizer.iterations)}))
+"""
+LATER = {
+    "the same model again": "model.fit(x, y, batch_size=32, epochs=2, verbose=0, shuffle=False)",
+    "compiled again": "model.compile(model.optimizer, 'mse'); model.fit(x, y, batch_size=32, verbose=0, shuffle=False)",
+    "another batch": "model.fit(x, y, batch_size=30, verbose=0, shuffle=False)",
+    "a generator": "model.fit(((x[:32], y[:32]) for _ in range(6)), steps_per_epoch=3, epochs=2, verbose=0)",
+    "left by exit": "import atexit",
+}
+
+
 @pytest.fixture(scope="module")
 def script(tmp_path_factory):
     path = tmp_path_factory.mktemp("training") / "train.py"
@@ -120,10 +146,36 @@ def test_arguments_reach_the_script_and_programs_are_kept(script, observation, t
     assert "compilation cache: 0 hits" not in train(script, plan, "3", cwd=tmp_path).stderr
 
 
+@pytest.mark.parametrize("later", LATER)
+@pytest.mark.parametrize("devices", [1, 4])
+def test_later_fits_train_as_the_script_means_them(observation, tmp_path, later, devices):
+    """Under accumulation and on a mesh, whatever a script does after its first fit ends with the script's weights."""
+    ending = "\n    sys.exit(0)\n" if later == "left by exit" else ""
+    path = tmp_path / "train.py"
+    path.write_text(textwrap.dedent(HEAD + f"    {LATER[later]}\n" + TAIL + ending))
+    alone = told(subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=240))
+    with Client() as client:
+        job = Job(kind=JobKind.OBSERVE, source=source.resolve(str(path)))
+        own = Observation.model_validate(client.run(job, time_limit_seconds=120).value)
+    plain = plain_plan()
+    plain["source"]["fit"] |= {"index": 1, "structure": own.structure}
+    plain["baseline"]["config"] = own.config
+    mesh = {"data": devices, "model": 1}
+    plain["config"] = {**own.config, "mesh": mesh, "batch": batch(8, 4, data=devices)}
+    plain["hardware"] |= {"simulated": devices > 1, "devices": devices}
+    plan = planfile.write(Plan.model_validate(plain), tmp_path / "plan.yaml")
+    command = [sys.executable, "-m", "autoplan.runtime", "train", "--plan", str(plan), str(path)]
+    finished = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    found = told(finished)
+    assert found["iterations"] == alone["iterations"]
+    assert found["weights"] == pytest.approx(alone["weights"], rel=1e-5)
+    assert "fit 1: float32, batch 8x4" in finished.stderr
+
+
 def test_a_plan_for_another_model_is_refused(script, observation, tmp_path):
     finished = train(script, plan_for(observation, tmp_path, structure="ab" * 32), cwd=tmp_path)
     assert finished.returncode == 2
-    assert "the plan is for another model: none of the 2 fits" in finished.stderr
+    assert "the plan is for another model: fit 2 of" in finished.stderr
     assert "Traceback" not in finished.stderr
 
 
