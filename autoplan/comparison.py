@@ -212,6 +212,8 @@ def _mfu(side: _Side) -> Cell:
     if side.measured is None:
         return Cell(figures.percent(mfu), side.tier)
     achieved = mfu * predicted_seconds / side.measured.micro_step_seconds
+    if achieved > 1:  # this machine's peak is itself a measurement, and was taken at a worse time than this one
+        return Cell(figures.NOT_KNOWN, "faster than the probed peak")
     return Cell(figures.percent(achieved), f"{side.tier.replace('measured', 'measured time')}, analytic FLOPs")
 
 

@@ -74,6 +74,7 @@ def measured_plan(
     nothing was worth it.
     """
     between = spread([*repeats, *_trial_runs(tried, repeats)])
+    tried, ranked = _of_clean_runs(tried, repeats), [_with_clean_run(record, repeats) for record in ranked]
     tried, ranked = _restated(tried, between), [_with_interval(record, between) for record in ranked]
     choice = _choose(findings, tried, verified, ranked)
     setup = _setup_note(tried)
@@ -102,6 +103,26 @@ def _trial_runs(tried: Tried, repeats: Sequence[Timed]) -> list[Timed]:
     seen = {id(run.measurement) for run in repeats}
     runs = [Timed(TrainConfig.from_dict(r.config), r.measurement) for r in tried.records if r.measurement is not None]
     return [run for run in runs if run.config in repeated and id(run.measurement) not in seen]
+
+
+def _of_clean_runs(tried: Tried, runs: Sequence[Timed]) -> Tried:
+    """Baseline and reference as verification measured them, in turn with the winner: figures that compare."""
+    return replace(
+        tried, baseline=_with_clean_run(tried.baseline, runs), reference=_with_clean_run(tried.reference, runs)
+    )
+
+
+def _with_clean_run(record: TrialRecord, runs: Sequence[Timed]) -> TrialRecord:
+    """The middle one of a configuration's verification runs in place of its trial; compile time stays the trial's."""
+    if record.measurement is None:
+        return record
+    config = TrainConfig.from_dict(record.config)
+    own = sorted((run.measurement for run in runs if run.config == config), key=lambda one: one.micro_step_seconds)
+    if not own:
+        return record
+    middle = own[(len(own) - 1) // 2]
+    kept = {name: getattr(record.measurement, name) for name in ("compile_seconds", "first_step_seconds")}
+    return record.model_copy(update={"measurement": middle.model_copy(update=kept)})
 
 
 def _restated(tried: Tried, between: Spread | None) -> Tried:

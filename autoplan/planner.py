@@ -227,8 +227,7 @@ def _verify(runner: Runner, tried: Tried, watch: Watch) -> tuple[list[Verified] 
 
     Also returns every run of a configuration that ran more than once: how far processes differ.
     """
-    standard = runner.objective(tried.reference) or 0.0
-    better = [record for record in runner.ranked() if (runner.objective(record) or 0.0) < standard]
+    better = runner.worth_verifying(tried.reference)
     verifier = Verifier(
         runner.bench,
         runner.observation,

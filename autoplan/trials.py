@@ -119,6 +119,28 @@ class Runner:
         ]
         return [record for score, _, record in sorted((s, n, r) for s, n, r in scored if s is not None)]
 
+    def worth_verifying(self, reference: TrialRecord) -> list[TrialRecord]:
+        """Better than the reference, in the order in which to verify.
+
+        The best of those that cannot be told from the best goes first by least change: a setting that does not show its
+        worth is not worth its change, least of all one that changes the numbers.
+        """
+        standard = self.objective(reference) or 0.0
+        better = [record for record in self.ranked() if (self.objective(record) or 0.0) < standard]
+        if not better:
+            return []
+        baseline = TrainConfig.from_dict(reference.config)
+        slowest_of_best = _samples_per_second(better[0])[0]
+        alike = [record for record in better if _samples_per_second(record)[1] >= slowest_of_best]
+
+        def change(record: TrialRecord) -> tuple[bool, int, float]:
+            config = TrainConfig.from_dict(record.config)
+            knobs, _ = distance(baseline, config)
+            return config.precision != baseline.precision, knobs, self.objective(record) or 0.0
+
+        first = sorted(alike, key=change)
+        return [*first, *(record for record in better if record not in first)]
+
     def _may_run(self, config: TrainConfig, failed: TrialRecord) -> bool:
         """Whether it is forecast to fit, and with less memory than a baseline that ran out of it.
 
@@ -139,10 +161,12 @@ class Runner:
         return median(self._trial_seconds) if self._trial_seconds else 0.0
 
     def _may_go_on(self) -> bool:
-        """Whether another trial would leave time to verify."""
-        trial_seconds, setup_seconds = self.typical_seconds(), self.observation.setup_seconds
+        """Whether another trial would leave time to verify; the first half of a budget is for trials in any case."""
+        clock, trial_seconds, setup_seconds = self.bench.clock, self.typical_seconds(), self.observation.setup_seconds
+        if clock.budget_seconds is not None and clock.elapsed() + trial_seconds < clock.budget_seconds / 2:
+            return True
         reserve = verification_seconds(self.reference_seconds, trial_seconds, setup_seconds, exact=self.exact)
-        return self.bench.clock.allows(trial_seconds + reserve)
+        return clock.allows(trial_seconds + reserve)
 
     def _run(self, config: TrainConfig, *, announce: bool) -> TrialRecord | None:
         """One trial, told to the study. An interruption gives the configuration back, as does the end of the budget."""
@@ -196,6 +220,15 @@ class Runner:
     def _tell(self, event: Event) -> None:
         left = self.bench.clock.left()
         self.watch(event if left is None else Event(**{**event.__dict__, "seconds_left": left}))
+
+
+def _samples_per_second(record: TrialRecord) -> tuple[float, float]:
+    """The ends of the interval that a trial's groups give, slow and fast."""
+    found = record.measurement
+    if found is None:
+        return 0.0, 0.0
+    rows = found.samples_per_second * found.micro_step_seconds
+    return rows / found.micro_step_seconds_high, rows / found.micro_step_seconds_low
 
 
 def _spent(bench: Bench) -> ConfigError:
