@@ -108,11 +108,14 @@ def _of_the_change(config: TrainConfig, baseline: TrainConfig, observation: Obse
             f"BatchNormalization takes its statistics over the {new.global_size} samples of a micro-step, and over "
             f"{old.global_size} in the script; nothing can keep that the same"
         )
-    if old.accumulation != new.accumulation and (observation.schedule or observation.ema):
-        counted = " and ".join(
-            name for name, there in (("the schedule", observation.schedule), ("EMA", observation.ema)) if there
+    if old.accumulation != new.accumulation and observation.schedule:
+        yield f"Keras counts micro-steps in the schedule; the plan stretches that to {new.accumulation} an update"
+    carried = (observation.steps_per_epoch or 0) % old.accumulation
+    if carried and old != new:
+        yield (
+            f"an epoch of the script ends {carried} micro-steps into an update, which the next one goes on with; under "
+            "the plan each epoch ends with an update of its own, so their number differs slightly"
         )
-        yield f"Keras counts micro-steps in {counted}; the plan stretches that to {new.accumulation} an update"
     if old.effective != new.effective:
         rule = learning_rate_rule(observation.optimizer, old.effective, new.effective)
         advice = rule.text if rule else f"no learning-rate rule is established for {observation.optimizer}"
@@ -139,6 +142,8 @@ def _of_the_remainder(config: TrainConfig, baseline: TrainConfig, observation: O
 
 
 def _of_the_script(observation: Observation) -> Iterator[str]:
+    if observation.ema:
+        yield "the batch is kept: Keras averages the weights at every micro-step, so another split is another average"
     if observation.writers_left_out:
         yield f"callbacks that write were left out of trials: {', '.join(observation.writers_left_out)}"
     if observation.intercepted:

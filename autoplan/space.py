@@ -189,6 +189,8 @@ def _accumulations(effective: int, observation: Observation, baseline: TrainConf
     if "batch" not in wishes.free and pinned is None:
         return [baseline.batch.accumulation]
     legal = [a for a in _divisors(effective) if _data_gives(effective // a, observation, baseline)]
+    if observation.ema:
+        legal = [a for a in legal if a == baseline.batch.accumulation]
     if pinned is not None or wishes.pins.keys() & {"global", "local"}:
         return legal
     keep = {baseline.batch.accumulation} & set(legal)
@@ -198,7 +200,8 @@ def _accumulations(effective: int, observation: Observation, baseline: TrainConf
 def _data_gives(global_size: int, observation: Observation, baseline: TrainConfig) -> bool:
     """Whether the script's data can come in this global batch, with whole micro-steps where it counts them itself."""
     own = baseline.batch.global_size
-    if not observation.rebatchable:
+    if not observation.rebatchable or observation.ema:
+        # Keras averages weights at every micro-step, so another number of them an update is another average.
         return global_size == own
     if observation.explicit_steps_per_epoch and observation.steps_per_epoch:
         return (observation.steps_per_epoch * own) % global_size == 0
@@ -248,9 +251,11 @@ def _combinations(
     names = ("precision", "remat", "steps_per_execution", "jit_compile")
     chosen_executions = len(knobs["steps_per_execution"]) == 1
     for (batch, mesh), precision, remat, executions, jit in product(splits, *(knobs[name] for name in names)):
-        longer_than_an_epoch = executions > max(1, _epoch_micro_steps(observation, batch))
-        if longer_than_an_epoch and not chosen_executions:
+        epoch = _epoch_micro_steps(observation, baseline, batch)
+        if executions > max(1, epoch) and not chosen_executions:
             continue
+        if observation.explicit_steps_per_epoch and epoch % executions:
+            continue  # Keras would round steps_per_epoch up to whole executions and train on more samples
         yield baseline.with_(
             batch=batch,
             mesh=mesh,
@@ -261,7 +266,9 @@ def _combinations(
         )
 
 
-def _epoch_micro_steps(observation: Observation, batch: Batch) -> float:
+def _epoch_micro_steps(observation: Observation, baseline: TrainConfig, batch: Batch) -> float:
+    if observation.explicit_steps_per_epoch and observation.steps_per_epoch:
+        return observation.steps_per_epoch * baseline.batch.global_size // batch.global_size
     return float("inf") if observation.samples is None else -(-observation.samples // batch.global_size)
 
 

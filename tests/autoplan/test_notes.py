@@ -48,18 +48,20 @@ def test_batch_norm_sees_other_micro_steps():
     assert notes(config(64), config(64, mesh={"data": 4}), cluster(4, kind="gpu"), batch_norm=True) == []
 
 
-@pytest.mark.parametrize(
-    ("facts", "counted"),
-    [
-        ({"schedule": True}, "the schedule"),
-        ({"ema": True}, "EMA"),
-        ({"schedule": True, "ema": True}, "the schedule and EMA"),
-    ],
-)
-def test_what_counts_micro_steps_is_stretched(facts, counted):
-    told = f"Keras counts micro-steps in {counted}; the plan stretches that to 4 an update"
-    assert notes(config(64), config(16, 4), **facts) == [told]
-    assert notes(config(64), config(64), **facts) == []
+def test_what_counts_micro_steps_is_stretched():
+    told = "Keras counts micro-steps in the schedule; the plan stretches that to 4 an update"
+    assert notes(config(64), config(16, 4), schedule=True) == [told]
+
+
+def test_a_moving_average_keeps_the_batch():
+    told = "the batch is kept: Keras averages the weights at every micro-step, so another split is another average"
+    assert notes(config(64), config(64), ema=True) == [told]
+
+
+def test_an_update_that_goes_on_in_the_next_epoch_is_told():
+    assert not [note for note in notes(config(32, 8), config(256), samples=1024) if "into an update" in note]
+    carried = [note for note in notes(config(32, 8), config(256), samples=1056) if "into an update" in note]
+    assert carried[0].startswith("an epoch of the script ends 1 micro-steps into an update")
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,18 @@ def test_the_effective_batch_is_kept():
     assert splits(space(config(64, 2))) == {(128 // a, a, 1) for a in (1, 2, 4, 8, 16, 32, 64, 128)}
 
 
+def test_a_moving_average_of_weights_keeps_the_batch_as_it_is():
+    assert splits(space(config(64, 2), facts={"ema": True})) == {(64, 2, 1)}
+    assert splits(space(config(64, 2), facts={"ema": True}, effective_batch=(32, 512))) == {(64, 2, 1)}
+
+
+def test_executions_divide_the_micro_steps_that_a_script_counts_itself():
+    counted = {"explicit_steps_per_epoch": True, "steps_per_epoch": 6}
+    found = space(config(64), facts=counted, fix={"steps_per_execution": "4"})
+    # 6 micro-steps of 64 are 12 of 32 and 24 of 16, which divide by 4; 6 and 3 do not.
+    assert {c.batch.global_size for c in found.configs if c != found.baseline} == {32, 16, 8, 4, 2, 1}
+
+
 def test_every_knob_takes_its_values():
     found = space()
     assert values(found, lambda c: c.precision) == {
