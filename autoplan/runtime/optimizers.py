@@ -1,8 +1,8 @@
 """Accumulation, and everything of an optimizer that counts micro-steps.
 
 Keras shows learning-rate schedules and the exponential moving average of weights the micro-step, not the update. A plan
-that changes accumulation changes how many micro-steps an update takes; what is here gives schedules their old course back
-exactly, and averages nearly.
+that changes accumulation changes how many micro-steps an update takes; what is here gives schedules their old course
+back exactly, and averages nearly.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _retime(inner: Any, script: Batch, wanted: Batch) -> None:
         )
     if inner.use_ema:
         # m ** k after k micro-steps equals the script's m after one, but most of those micro-steps average weights from
-        # before the update: the average lags by a part of one update. Tuning therefore keeps the batch under an average.
+        # before the update: the average lags by a part of one. Tuning therefore keeps the batch under an average.
         inner.ema_momentum = inner.ema_momentum ** (1 / micro_steps_ratio)
         if inner.ema_overwrite_frequency:
             updates_ratio = script.effective / wanted.effective
