@@ -6,13 +6,13 @@ Each question is a job in a process of its own with a time limit and a memory li
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any, Protocol
 
-from autoplan.errors import SourceError
+from autoplan.errors import SourceError, WorkloadError
 from autoplan.jobs import Job, JobKind, JobResult, Observation, SourceSpec, log_tail
 from autoplan.plan import Failure, FailureKind, Measurement, Outcome
 from cost_models.config import TrainConfig
@@ -20,6 +20,8 @@ from cost_models.errors import AutoplanError
 from cost_models.hardware import Cluster
 from cost_models.workload import Workload
 
+TRACED_ON = "jax"
+"""The backend on which training steps are analysed, whatever they run on."""
 LOOK_SECONDS = 600.0
 """Limit of a job that only looks (observe, trace): what the script does before fit is in it."""
 SHORTEST_LIMIT_SECONDS = 60.0
@@ -78,6 +80,8 @@ class Bench:
 
     logs       the folder of the jobs' output; None: it is not kept
     scratch    where each job gets an empty working directory; None: it runs where the source expects to
+    tracer     workers on JAX, which trace whatever the training runs on; None where JAX is not installed
+    others     the same source on other backends, where the backend itself is tuned: who answers for which
     """
 
     client: Runs
@@ -89,6 +93,13 @@ class Bench:
     baseline: TrainConfig | None = None
     scratch: Path | None = None
     limit_seconds: float = LONGEST_LIMIT_SECONDS
+    tracer: Runs | None = None
+    others: Mapping[str, Bench] = field(default_factory=dict)
+
+    def of(self, config: TrainConfig) -> Bench:
+        """The bench of a configuration's backend, under this one's limits."""
+        other = self.others.get(config.backend)
+        return self if other is None else other.with_(logs=self.logs, limit_seconds=self.limit_seconds)
 
     def with_(self, **changes: Any) -> Bench:
         """A copy with other fields."""
@@ -109,12 +120,24 @@ class Bench:
         """The training step under `config` as a Workload; None: as the source has it.
 
         First without making its weights; some code looks at its weights while it builds, and then they are made.
+        WorkloadError where JAX is not installed.
         """
-        result = self._look_without_weights(JobKind.TRACE, config)
+        result = self._tracing()._look_without_weights(JobKind.TRACE, config)
         if result.failure is not None:
             return result.failure
         value = _value(result)
         return Observation.model_validate(value["observation"]), Workload.from_dict(value["workload"])
+
+    def _tracing(self) -> Bench:
+        """This bench with workers on JAX."""
+        if self.backend == TRACED_ON:
+            return self
+        if self.tracer is None:
+            raise WorkloadError(
+                "the training step is analysed by tracing it on JAX, which is not installed here; "
+                "pip install 'autoplan[jax]' to have forecasts"
+            )
+        return self.with_(client=self.tracer, backend=TRACED_ON)
 
     def measure(
         self,
@@ -126,9 +149,9 @@ class Bench:
         patience: float = 1.0,
     ) -> Outcome:
         """Run the chosen fit for a while under `config`. `name` names the log; `patience` stretches the time limit."""
-        job = self._job(JobKind.MEASURE, config, options or {})
-        result = self.client.run(
-            job,
+        bench = self.of(config)
+        result = bench.client.run(
+            bench._job(JobKind.MEASURE, config, options or {}),
             time_limit_seconds=self._within_budget(self.limit_seconds * patience),
             memory_limit_bytes=self._memory_limit(),
             log=None if self.logs is None else self.logs / f"{name}.log",
@@ -136,11 +159,13 @@ class Bench:
         )
         return result.failure or Measurement.model_validate(_value(result))
 
-    def numerics(self, config: TrainConfig, *, seed: int, updates: int) -> list[float] | Failure:
+    def numerics(
+        self, config: TrainConfig, *, seed: int, updates: int, options: Mapping[str, Any] | None = None
+    ) -> list[float] | Failure:
         """Losses of the first updates with a seed, one an update."""
-        job = self._job(JobKind.NUMERICS, config, {"updates": updates, "seed": seed})
-        result = self.client.run(
-            job,
+        bench = self.of(config)
+        result = bench.client.run(
+            bench._job(JobKind.NUMERICS, config, {"updates": updates, "seed": seed, **(options or {})}),
             time_limit_seconds=self._within_budget(self.limit_seconds),
             memory_limit_bytes=self._memory_limit(),
             log=None if self.logs is None else self.logs / "numerics.log",

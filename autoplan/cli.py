@@ -45,6 +45,10 @@ Output = Annotated[
     typer.Option("--format", help="text for people, json for programs.", callback=cli_frame.remember_format),
 ]
 Headroom = Annotated[str, typer.Option(help="Share of a device's memory to keep free.", metavar="PERCENT")]
+Backend = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="jax, tensorflow or torch; else what the script runs on.", show_default=False),
+]
 Fit = Annotated[int, typer.Option(min=1, help="Which fit() of a script, counted from 1.", metavar="N")]
 
 
@@ -68,6 +72,14 @@ def tune(
     context: typer.Context,
     source: Source,
     hardware: Annotated[str, typer.Option(help="local, a name of `autoplan hardware list`, or a YAML file.")] = "local",
+    backend: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="jax, tensorflow, torch, or auto to have it tuned; else the script's.",
+            show_default=False,
+        ),
+    ] = None,
     devices: Annotated[int | None, typer.Option(min=1, metavar="N", help="Simulate N devices on this CPU.")] = None,
     trials: Annotated[int, typer.Option(min=1, metavar="N", help="Configurations to try at most.")] = 20,
     budget: Annotated[str | None, typer.Option(metavar="TIME", help="Time to spend at most, such as 10m.")] = None,
@@ -88,12 +100,13 @@ def tune(
     format_: Output = Format.TEXT,
 ) -> None:
     """Find the fastest configuration that trains the same, measure it here, and write it as a plan."""
-    from autoplan import pins, planfile
+    from autoplan import keras_backend, pins, planfile
     from autoplan.requests import TuneRequest
 
     request = TuneRequest(
         source=_resolve(source, source_arguments(context), fit),
         hardware=hardware,
+        backend=None if backend is None else keras_backend.checked(backend),
         devices=devices,
         trials=trials,
         budget_seconds=None if budget is None else cli_values.duration_seconds(budget),
@@ -268,13 +281,13 @@ def show_hardware(
 
 
 @hardware_app.command("probe", short_help="Measure what this machine reaches.")
-def probe_hardware(format_: Output = Format.TEXT) -> None:
+def probe_hardware(backend: Backend = None, format_: Output = Format.TEXT) -> None:
     """Measure what this machine really reaches, and keep it for `--hardware local`."""
     from autoplan import hardware_report, keras_backend, planner
 
-    backend = keras_backend.chosen()
-    profile = planner.probe(backend)
-    _answer(format_, lambda: profile, lambda: hardware_report.probed(profile, backend))
+    name = keras_backend.choose(backend).name
+    profile = planner.probe(name)
+    _answer(format_, lambda: profile, lambda: hardware_report.probed(profile, name))
 
 
 def _answer(format_: Format, document: Callable[[], dict[str, Any]], report_: Callable[[], RenderableType]) -> None:

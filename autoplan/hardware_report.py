@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -55,11 +54,11 @@ def described(name: str) -> dict[str, Any]:
 
 def _elsewhere(name: str) -> catalogue.Cluster:
     """This machine, as it was measured last, or what a file describes."""
-    from autoplan import hardware
+    from autoplan import hardware, keras_backend
 
     if not hardware.is_here(name):
         return hardware.resolve(name)
-    return hardware.resolve(name, profile=hardware.load_profile(os.environ.get("KERAS_BACKEND") or "jax"))
+    return hardware.resolve(name, profile=hardware.load_profile(keras_backend.choose().name))
 
 
 def description(found: Mapping[str, Any]) -> RenderableType:

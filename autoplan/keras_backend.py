@@ -1,41 +1,180 @@
-"""Which Keras backend a training runs on: what the user named, held against what can be run. Imports no framework."""
+"""Which Keras backend a training runs on: what was asked, else what the plain script would run on.
+
+Imports no framework, and runs none of the user's code: a script is parsed.
+"""
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import json
 import os
+import sys
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from autoplan.errors import ConfigError
 
-RUNNABLE = ("jax",)
-"""Backends that trials and trainings run on, the default first."""
-_PLANNED = ("tensorflow", "torch")
+RUNNABLE = ("jax", "tensorflow", "torch")
+"""Backends that trials and trainings run on."""
+SPLITS_BATCHES = ("jax",)
+"""Backends on which `keras.distribution` splits a batch over devices."""
+AUTO = "auto"
+"""What `--backend` takes to have the backend itself tuned."""
+KERAS_DEFAULT = "tensorflow"
+"""What Keras takes where nothing names a backend (keras/src/backend/config.py)."""
+_VARIABLE = "KERAS_BACKEND"
+_MODULES = {"jax": "jax", "tensorflow": "tensorflow", "torch": "torch"}
 
 
-def chosen(asked: str | None = None) -> str:
-    """The backend to run on: the one asked for, or KERAS_BACKEND's, or the default where neither says.
+@dataclass(frozen=True)
+class Named:
+    """A backend, who names it, and whether that can be overruled where the backend is not installed."""
 
-    ConfigError, before anything is started, for a backend that cannot be run.
+    name: str
+    by: str
+    firm: bool
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The backend to run on, and what its user should know of the choice."""
+
+    name: str
+    notes: tuple[str, ...] = ()
+
+
+def choose(asked: str | None = None, script: str | Path | None = None) -> Chosen:
+    """The backend to run on: the one asked for, else the one that the plain script would run on.
+
+    script  the file of the training, parsed for an assignment of KERAS_BACKEND; None where there is no file
+
+    ConfigError, before anything is started, for a backend that is unknown or not installed. Where nothing but a
+    default names one that is not installed, an installed one is taken, and a note says so.
     """
-    name = asked or os.environ.get("KERAS_BACKEND") or RUNNABLE[0]
-    if name in RUNNABLE:
-        return name
-    expected = " or ".join(RUNNABLE)
-    remedy = f"give backend={RUNNABLE[0]!r}" if asked else f"set KERAS_BACKEND={RUNNABLE[0]}"
-    if name in _PLANNED:
-        raise ConfigError(f"the {name} backend cannot be run yet; expected {expected}: {remedy}")
-    raise ConfigError(f"unknown backend {name!r}; expected {expected}: {remedy}")
+    named = _named(asked, script)
+    if named.name not in RUNNABLE:
+        raise ConfigError(f"unknown backend {named.name!r} ({named.by}); expected {_listed()}")
+    if installed(named.name):
+        return Chosen(named.name, _overrules(asked, named, script))
+    others = [name for name in RUNNABLE if installed(name)]
+    if named.firm or not others:
+        raise ConfigError(
+            f"the {named.name} backend ({named.by}) is not installed here; pip install 'autoplan[{named.name}]'"
+            + (f", or give --backend {others[0]}" if others else "")
+        )
+    told = f"{named.by} names {named.name}, which is not installed here; trials and plan are on {others[0]}"
+    return Chosen(others[0], (f"{told}: set {_VARIABLE}={others[0]} when you run the script by itself",))
 
 
-def notes() -> list[str]:
-    """What to know where the user's keras.json names another backend, which Keras takes when KERAS_BACKEND is unset."""
+def checked(asked: str) -> str:
+    """The word that `--backend` was given. ConfigError where it is none."""
+    if asked not in (*RUNNABLE, AUTO):
+        raise ConfigError(f"--backend {asked}: expected {_listed()}, or {AUTO} to have it tuned")
+    return asked
+
+
+def installed(name: str) -> bool:
+    """Whether the framework of a backend is there, without importing it."""
+    module = _MODULES[name]
+    if module in sys.modules:
+        return True
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _named(asked: str | None, script: str | Path | None) -> Named:
+    """The first that names a backend, in the order in which Keras would hear them."""
+    if asked is not None:
+        return Named(asked, "asked for", firm=True)
+    written = named_in(script)
+    if written is not None and written.firm:
+        return written
+    live = _live()
+    if live is not None:
+        return Named(live, "Keras in this process", firm=True)
+    if os.environ.get(_VARIABLE):
+        return Named(os.environ[_VARIABLE], f"{_VARIABLE} of the environment", firm=True)
+    if written is not None:
+        return written
     configured = _configured()
-    if os.environ.get("KERAS_BACKEND") or configured is None or configured in RUNNABLE:
-        return []
-    ours = RUNNABLE[0]
-    told = f"keras.json names {configured}; trials and plan are on {ours}"
-    return [f"{told}: set KERAS_BACKEND={ours} when you run the script by itself"]
+    if configured is not None:
+        return Named(configured, "keras.json", firm=False)
+    return Named(KERAS_DEFAULT, "Keras's default", firm=False)
+
+
+def _overrules(asked: str | None, named: Named, script: str | Path | None) -> tuple[str, ...]:
+    """A note where what was asked is not what the script says of itself."""
+    if asked is None:
+        return ()
+    plain = _named(None, script)
+    if plain.name == named.name:
+        return ()
+    return (f"trials and plan are on {named.name}, as asked; {plain.by} names {plain.name}",)
+
+
+def named_in(script: str | Path | None) -> Named | None:
+    """The backend that a script writes into KERAS_BACKEND, its last word first; None where it writes none.
+
+    `os.environ["KERAS_BACKEND"] = "jax"` is firm; `os.environ.setdefault(...)` yields to the environment.
+    """
+    tree = _parsed(script)
+    found = list(_written(tree)) if tree is not None else []
+    if not found:
+        return None
+    name, firm = found[-1]
+    return Named(name, f"{Path(str(script)).name}", firm=firm)
+
+
+def _parsed(script: str | Path | None) -> ast.Module | None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return None if script is None else ast.parse(Path(script).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return None  # a callable, or a file whose faults `source.resolve` tells
+
+
+def _written(tree: ast.Module) -> Iterator[tuple[str, bool]]:
+    """(backend, firm) of every constant that goes into the variable, in the order of the lines."""
+    nodes = sorted((n for n in ast.walk(tree) if isinstance(n, ast.Assign | ast.Call)), key=lambda n: n.lineno)
+    for node in nodes:
+        if isinstance(node, ast.Assign) and any(_is_variable(target) for target in node.targets):
+            value, firm = node.value, True
+        elif isinstance(node, ast.Call) and _sets(node):
+            value, firm = node.args[1], _attribute(node) == "putenv"
+        else:
+            continue
+        if isinstance(value, ast.Constant) and isinstance(value.value, str) and value.value:
+            yield value.value, firm
+
+
+def _is_variable(target: ast.expr) -> bool:
+    return isinstance(target, ast.Subscript) and _constant(target.slice) == _VARIABLE
+
+
+def _sets(call: ast.Call) -> bool:
+    setter = _attribute(call) in ("setdefault", "putenv")
+    return setter and len(call.args) == 2 and _constant(call.args[0]) == _VARIABLE
+
+
+def _attribute(call: ast.Call) -> str | None:
+    return call.func.attr if isinstance(call.func, ast.Attribute) else None
+
+
+def _constant(node: ast.expr) -> object:
+    return node.value if isinstance(node, ast.Constant) else None
+
+
+def _live() -> str | None:
+    """The backend of a Keras that this process has imported: a notebook's, not the command's."""
+    keras = sys.modules.get("keras")
+    config = getattr(keras, "config", None)
+    return str(config.backend()) if config is not None else None
 
 
 def _configured() -> str | None:
@@ -48,3 +187,7 @@ def _configured() -> str | None:
         return None
     name = settings.get("backend") if isinstance(settings, dict) else None
     return name if isinstance(name, str) else None
+
+
+def _listed() -> str:
+    return f"{', '.join(RUNNABLE[:-1])} or {RUNNABLE[-1]}"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from autoplan import hardware, keras_backend, planfile
-from autoplan.bench import Bench, Clock
+from autoplan.bench import TRACED_ON, Bench, Clock
 from autoplan.errors import ConfigError, WorkerError, WorkloadError
 from autoplan.evidence import MOST_PAIRS, PAIRS, Verified, Verifier, verification_seconds
 from autoplan.forecasts import Findings, survey, without_forecasts
@@ -56,18 +57,28 @@ def tune(request: TuneRequest, watch: Watch = silent) -> TuneResult:
     clock = Clock.start(request.budget_seconds)
     if request.output is not None:
         planfile.ensure_writable(request.output)
-    backend = keras_backend.chosen(request.backend)
-    with Client(backend) as client, TemporaryDirectory(prefix="autoplan-") as looks:
-        cluster = _cluster(client, request.hardware, backend, request.devices, watch)
-        scratch = Path(looks) if request.scratch else None
-        bench = Bench(client, request.source, backend, cluster, clock, logs=Path(looks), scratch=scratch)
+    chosen = keras_backend.choose(_asked_backend(request), request.source.path)
+    with ExitStack() as stack:
+        workers = Workers(stack)
+        looks = Path(stack.enter_context(TemporaryDirectory(prefix="autoplan-")))
+        cluster = _cluster(workers, request.hardware, chosen.name, request.devices, watch)
+        bench = Bench(
+            workers[chosen.name],
+            request.source,
+            chosen.name,
+            cluster,
+            clock,
+            logs=looks,
+            scratch=looks if request.scratch else None,
+            tracer=workers.tracer(),
+        )
         watch(Event("stage", "looking at the training up to its fit"))
         measured_here = request.measure and cluster.local
         observation = bench.observe(abstract=not measured_here)
         space = _space(request, observation, cluster)
         bench = bench.with_(baseline=space.baseline)
         findings = _survey(request, bench, observation, space, watch)
-        findings = replace(findings, notes=(*findings.notes, *keras_backend.notes()))
+        findings = replace(findings, notes=(*findings.notes, *chosen.notes))
         if request.dry_run:
             return _dry_run(request, findings)
         if not measured_here:
@@ -80,10 +91,12 @@ def estimate(request: EstimateRequest) -> dict[str, Any]:
 
     `request.explain` adds `explanation`: the largest temporaries at the memory peak.
     """
-    backend = keras_backend.chosen()
-    with Client(backend) as client, TemporaryDirectory(prefix="autoplan-") as looks:
-        cluster = _cluster(client, request.hardware, backend, None, silent)
-        bench = Bench(client, request.source, backend, cluster, Clock.start(None), logs=Path(looks))
+    backend = keras_backend.choose(TRACED_ON).name
+    with ExitStack() as stack:
+        workers = Workers(stack)
+        looks = Path(stack.enter_context(TemporaryDirectory(prefix="autoplan-")))
+        cluster = _cluster(workers, request.hardware, backend, None, silent)
+        bench = Bench(workers[backend], request.source, backend, cluster, Clock.start(None), logs=looks)
         observation = bench.observe(abstract=True)
         baseline = TrainConfig.from_dict(observation.config)
         config = _estimated_config(request, baseline, cluster)
@@ -97,19 +110,51 @@ def estimate(request: EstimateRequest) -> dict[str, Any]:
 
 def probe(backend: str | None = None, devices: int | None = None) -> dict[str, Any]:
     """This machine's real rates, measured now and kept for `local`. WorkerError when it cannot be measured."""
-    name = keras_backend.chosen(backend)
+    name = keras_backend.choose(backend).name
     with Client(name) as client:
         return _probed(client, name, devices)
 
 
-def _cluster(client: Client, name: str, backend: str, devices: int | None, watch: Watch) -> Cluster:
-    """The hardware that was named. `local` is measured once, and the profile is kept."""
+class Workers(dict[str, Client]):
+    """Worker processes by backend, each backend's server started when it is first asked something."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        super().__init__()
+        self._stack = stack
+
+    def __missing__(self, backend: str) -> Client:
+        self[backend] = self._stack.enter_context(Client(backend))
+        return self[backend]
+
+    def tracer(self) -> Client | None:
+        """Those that can trace a training step, whatever it trains on; None where JAX is not installed."""
+        return self[TRACED_ON] if keras_backend.installed(TRACED_ON) else None
+
+
+def _asked_backend(request: TuneRequest) -> str | None:
+    """What `--backend` or `--fix backend=` says. ConfigError when they differ."""
+    fixed = request.fix.get("backend")
+    if request.backend is None or fixed in (None, request.backend):
+        return request.backend or fixed
+    raise ConfigError(f"--backend {request.backend} and --fix backend={fixed}: keep one of them")
+
+
+def _cluster(workers: Workers, name: str, backend: str, devices: int | None, watch: Watch) -> Cluster:
+    """The hardware that was named. `local` is measured once for each backend, and the profile is kept.
+
+    ConfigError for simulated devices on a backend that has none.
+    """
+    if devices is not None and devices > 1 and backend not in keras_backend.SPLITS_BATCHES:
+        raise ConfigError(
+            f"--devices {devices}: keras.distribution splits a batch over devices on JAX only, and this training is on "
+            f"{backend}; leave --devices out, or give --backend jax"
+        )
     if not hardware.is_here(name):
         return hardware.resolve(name, devices=devices)
     profile = hardware.load_profile(backend, devices)
     if profile is None:
-        watch(Event("stage", "measuring this machine's rates, once"))
-        profile = _probed(client, backend, devices)
+        watch(Event("stage", f"measuring this machine's rates on {backend}, once"))
+        profile = _probed(workers[backend], backend, devices)
     return hardware.resolve(name, devices=devices, profile=profile)
 
 

@@ -88,7 +88,7 @@ def memory(workload: Workload, config: TrainConfig, cluster: Cluster) -> MemoryC
     batch it does not hold for).
     """
     check(workload, config)
-    target = target_of(cluster.chip.kind, config.jit_compile)
+    target = target_of(cluster.chip.kind, config.jit_compile, config.backend)
     plan = plan_of(workload, config, cluster)
     components = _state(workload, target, config.batch.accumulation)
     components["inputs"] = _inputs(workload, target, config.batch.local)
@@ -111,7 +111,6 @@ def check(workload: Workload, config: TrainConfig) -> None:
     for name, traced, asked in (
         ("precision", workload.precision, config.precision.value),
         ("remat", workload.remat, config.remat.mode.value),
-        ("backend", workload.backend, config.backend),
     ):
         if traced != asked:
             raise WorkloadError(
@@ -122,7 +121,7 @@ def check(workload: Workload, config: TrainConfig) -> None:
 
 def plan_of(workload: Workload, config: TrainConfig, cluster: Cluster) -> Schedule:
     """The schedule that this configuration runs."""
-    target = target_of(cluster.chip.kind, config.jit_compile)
+    target = target_of(cluster.chip.kind, config.jit_compile, config.backend)
     return schedule(workload, target, updates_of(config))
 
 

@@ -112,7 +112,7 @@ def step_time(
     rate at all.
     """
     check(workload, config)
-    target = target_of(cluster.chip.kind, config.jit_compile)
+    target = target_of(cluster.chip.kind, config.jit_compile, config.backend)
     table = kernel_table(workload, target, updates_of(config))
     compute, traffic = _kernel_seconds(table, config, cluster, target)
     slower = np.maximum(compute, traffic)

@@ -141,11 +141,15 @@ _CPU = replace(
     vector_efficiency=0.25,
     bandwidth_efficiency=0.8,
 )
+_ON_ANOTHER_BACKEND = (0.5, 1.0)
+"""No compiler's figures were held against these: half as much or twice as much of the temporaries is possible."""
 _TARGETS: Mapping[str, Target] = {"gpu": _GPU, "tpu": _TPU, "cpu": _CPU}
 
 
-def target_of(chip_kind: str, jit_compile: bool = True) -> Target:
+def target_of(chip_kind: str, jit_compile: bool = True, backend: str = "jax") -> Target:
     """What compiles for this kind of chip; without a compiler every operation is a kernel that writes its result.
+
+    backend  workloads are traced on JAX: what another backend keeps alive of the same step is less certain
 
     HardwareError for a kind that nobody described.
     """
@@ -153,11 +157,13 @@ def target_of(chip_kind: str, jit_compile: bool = True) -> Target:
         known = ", ".join(_TARGETS)
         raise HardwareError(f"no compiler rules for a {chip_kind!r} device; known kinds are {known}")
     target = _TARGETS[chip_kind]
+    if backend != "jax":
+        target = replace(target, name=f"{chip_kind} {backend}", uncertainty=_ON_ANOTHER_BACKEND)
     if jit_compile:
         return target
     return replace(
         target,
-        name=f"{chip_kind} eager",
+        name=f"{target.name} eager",
         fusible=frozenset(),
         absorbing=frozenset(),
         epilogues=False,

@@ -91,8 +91,9 @@ class Session:
             keras.utils.set_random_seed(options["seed"])
 
     def _abstract(self) -> bool:
-        """Whether variables are to hold no values: enough for a job that only looks."""
-        return self.job.kind in _LOOKS and bool(self.job.options.get("abstract"))
+        """Whether variables are to hold no values: enough for a job that only looks, where the backend lets them."""
+        looks = self.job.kind in _LOOKS and bool(self.job.options.get("abstract"))
+        return looks and self.backend.name == "jax"
 
     def _variables(self) -> AbstractContextManager[None]:
         if self._abstract():

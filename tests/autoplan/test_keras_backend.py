@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 from autoplan import jobs, keras_backend
 from autoplan.cli import app
 from autoplan.errors import ConfigError
+from autoplan.keras_backend import Chosen, Named
 from autoplan.runtime.backends import PRELOADED
 
 
@@ -15,53 +16,142 @@ from autoplan.runtime.backends import PRELOADED
 def unset(monkeypatch, tmp_path):
     monkeypatch.delenv("KERAS_BACKEND", raising=False)
     monkeypatch.setenv("KERAS_HOME", str(tmp_path))
+    monkeypatch.setattr(keras_backend, "_live", lambda: None)  # other tests of this process may have imported Keras
+
+
+@pytest.fixture
+def have(monkeypatch):
+    """Pretend that only these frameworks are installed."""
+
+    def only(*names):
+        monkeypatch.setattr(keras_backend, "installed", lambda name: name in names)
+
+    only("jax", "tensorflow", "torch")
+    return only
+
+
+@pytest.fixture
+def script(tmp_path):
+    def write(text):
+        path = tmp_path / "train.py"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+FIRM = 'import os\nos.environ["KERAS_BACKEND"] = "torch"\nimport keras\n'
+SOFT = 'import os\nos.environ.setdefault("KERAS_BACKEND", "torch")\nimport keras\n'
 
 
 def test_the_backends_that_are_offered_are_those_that_the_runtime_has():
     assert set(keras_backend.RUNNABLE) == set(PRELOADED)
 
 
-def test_what_is_asked_comes_before_the_environment_and_that_before_the_default(monkeypatch):
-    assert keras_backend.chosen() == "jax"
+def test_it_is_the_one_that_the_plain_script_would_run_on(have, script, monkeypatch, tmp_path):
+    assert keras_backend.choose().name == "tensorflow"  # Keras's own default
+    (tmp_path / "keras.json").write_text(json.dumps({"backend": "jax"}))
+    assert keras_backend.choose().name == "jax"
+    assert keras_backend.choose(script=script(SOFT)).name == "torch"
+    monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
+    assert keras_backend.choose(script=script(SOFT)).name == "tensorflow"
+    assert keras_backend.choose(script=script(FIRM)).name == "torch"
+    assert keras_backend.choose("jax", script(FIRM)).name == "jax"
+
+
+def test_a_keras_that_this_process_has_imported_decides_but_for_what_is_asked(have, monkeypatch):
     monkeypatch.setenv("KERAS_BACKEND", "torch")
-    assert keras_backend.chosen("jax") == "jax"
-    with pytest.raises(ConfigError, match="the torch backend"):
-        keras_backend.chosen()
+    monkeypatch.setattr(keras_backend, "_live", lambda: "jax")
+    assert keras_backend.choose().name == "jax"
+    assert keras_backend.choose("tensorflow").name == "tensorflow"
 
 
-def test_a_backend_that_was_asked_for_from_python_is_mended_there():
-    with pytest.raises(ConfigError, match="the tensorflow backend cannot be run yet; expected jax: give backend='jax'"):
-        keras_backend.chosen("tensorflow")
+def test_what_overrules_the_script_is_said(have, script):
+    told = "trials and plan are on jax, as asked; train.py names torch"
+    assert keras_backend.choose("jax", script(FIRM)) == Chosen("jax", (told,))
+    assert keras_backend.choose("torch", script(FIRM)) == Chosen("torch")
+
+
+@pytest.mark.parametrize("text", [SOFT, "import keras\n"])
+def test_a_mere_default_yields_to_what_is_installed_and_that_is_said(have, script, text):
+    have("jax")
+    chosen = keras_backend.choose(script=script(text))
+    by = "train.py names torch" if text == SOFT else "Keras's default names tensorflow"
+    told = f"{by}, which is not installed here; trials and plan are on jax"
+    assert chosen == Chosen("jax", (f"{told}: set KERAS_BACKEND=jax when you run the script by itself",))
+
+
+def test_a_backend_that_somebody_chose_must_be_installed(have, script, monkeypatch):
+    have("jax")
+    missing = r"is not installed here; pip install 'autoplan\[torch\]', or give --backend jax"
+    with pytest.raises(ConfigError, match=rf"the torch backend \(asked for\) {missing}"):
+        keras_backend.choose("torch")
+    with pytest.raises(ConfigError, match=rf"the torch backend \(train.py\) {missing}"):
+        keras_backend.choose(script=script(FIRM))
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    with pytest.raises(ConfigError, match=rf"\(KERAS_BACKEND of the environment\) {missing}"):
+        keras_backend.choose()
+
+
+def test_without_any_backend_one_is_named(have):
+    have()
+    with pytest.raises(ConfigError, match=r"\(Keras's default\) is not installed here; pip install 'autoplan\[tens"):
+        keras_backend.choose()
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("text", "found"),
     [
-        ("tensorflow", "the tensorflow backend cannot be run yet; expected jax: set KERAS_BACKEND=jax"),
-        ("torch", "the torch backend cannot be run yet; expected jax: set KERAS_BACKEND=jax"),
-        ("bogus", "unknown backend 'bogus'; expected jax: set KERAS_BACKEND=jax"),
+        ("x = 1", None),
+        ('os.environ["KERAS_BACKEND"] = name', None),
+        ('os.environ["KERAS_BACKEND"] = ""', None),
+        ('os.environ["OTHER"] = "jax"', None),
+        ('os.environ["KERAS_BACKEND"] = "jax"', ("jax", True)),
+        ('environ["KERAS_BACKEND"] = other = "jax"', ("jax", True)),
+        ('os.putenv("KERAS_BACKEND", "jax")', ("jax", True)),
+        ('os.environ.setdefault("KERAS_BACKEND", "jax")', ("jax", False)),
+        ('if True:\n    os.environ["KERAS_BACKEND"] = "jax"\nos.environ["KERAS_BACKEND"] = "torch"', ("torch", True)),
+        ("this is no Python", None),
     ],
 )
-@pytest.mark.parametrize("words", [["tune", "train.py"], ["estimate", "train.py", "--hardware", "tpu-v4-8"]])
-def test_commands_refuse_it_before_a_worker_starts(tmp_path, monkeypatch, name, message, words):
+def test_what_a_script_writes_into_the_variable(script, text, found):
+    assert keras_backend.named_in(script(text)) == (None if found is None else Named(found[0], "train.py", found[1]))
+
+
+def test_a_source_without_a_file_names_none(tmp_path):
+    assert keras_backend.named_in(None) is None
+    assert keras_backend.named_in("") is None
+    assert keras_backend.named_in(tmp_path) is None
+    assert keras_backend.named_in("build_model of a notebook") is None
+
+
+@pytest.mark.parametrize("words", [["tune", "train.py"], ["hardware", "probe"]])
+def test_commands_refuse_an_unknown_one_before_a_worker_starts(tmp_path, monkeypatch, words):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("model.fit()\n")
-    monkeypatch.setenv("KERAS_BACKEND", name)
     monkeypatch.setattr(jobs.Client, "run", lambda *_, **__: pytest.fail("a worker was started"))
+    monkeypatch.setenv("KERAS_BACKEND", "bogus")
     done = CliRunner().invoke(app, words)
-    assert (done.exit_code, done.stderr) == (2, f"error: {message}\n")
+    told = "unknown backend 'bogus' (KERAS_BACKEND of the environment); expected jax, tensorflow or torch"
+    assert (done.exit_code, done.stderr) == (2, f"error: {told}\n")
 
 
-def test_another_backend_in_keras_json_is_noted(tmp_path, monkeypatch):
-    (tmp_path / "keras.json").write_text(json.dumps({"backend": "tensorflow"}))
-    told = "keras.json names tensorflow; trials and plan are on jax"
-    assert keras_backend.notes() == [f"{told}: set KERAS_BACKEND=jax when you run the script by itself"]
-    monkeypatch.setenv("KERAS_BACKEND", "jax")
-    assert keras_backend.notes() == []
+def test_the_option_takes_known_words_alone(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("model.fit()\n")
+    done = CliRunner().invoke(app, ["tune", "train.py", "--backend", "pytorch"])
+    told = "--backend pytorch: expected jax, tensorflow or torch, or auto to have it tuned"
+    assert (done.exit_code, done.stderr) == (2, f"error: {told}\n")
 
 
-@pytest.mark.parametrize("text", [None, "{", "[]", "{}", '{"backend": "jax"}', '{"backend": 3}'])
-def test_a_keras_json_that_names_no_other_is_not_noted(tmp_path, text):
-    if text is not None:
-        (tmp_path / "keras.json").write_text(text)
-    assert keras_backend.notes() == []
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"backend": 3}'])
+def test_a_keras_json_that_says_nothing_is_as_none(have, tmp_path, text):
+    (tmp_path / "keras.json").write_text(text)
+    assert keras_backend.choose().name == keras_backend.KERAS_DEFAULT
+
+
+def test_the_default_is_what_keras_takes():
+    from keras.src.backend import config
+
+    source = (config.__spec__.loader.get_source(config.__name__) or "").splitlines()
+    assert f'_BACKEND = "{keras_backend.KERAS_DEFAULT}"' in source

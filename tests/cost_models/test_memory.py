@@ -101,7 +101,6 @@ def test_on_tpus_state_lies_in_tiles():
             "traced with precision float32, so it says nothing about mixed_bf",
         ),
         (config(remat=Remat(RematMode.FULL)), "traced with remat none, so it says nothing about full"),
-        (config(backend="tensorflow"), "traced with backend jax, so it says nothing about tensorflow"),
         (TrainConfig(Batch(8), mesh=Mesh(1, 2)), r"model=2 is not yet estimated; use the data axis alone"),
     ],
 )
