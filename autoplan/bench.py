@@ -82,6 +82,7 @@ class Bench:
     scratch    where each job gets an empty working directory; None: it runs where the source expects to
     tracer     workers on JAX, which trace whatever the training runs on; None where JAX is not installed
     others     the same source on other backends, where the backend itself is tuned: who answers for which
+    traced     what was traced before; benches of one source on several backends share it
     """
 
     client: Runs
@@ -95,6 +96,7 @@ class Bench:
     limit_seconds: float = LONGEST_LIMIT_SECONDS
     tracer: Runs | None = None
     others: Mapping[str, Bench] = field(default_factory=dict)
+    traced: dict[TrainConfig, tuple[Observation, Workload]] = field(default_factory=dict)
 
     def of(self, config: TrainConfig) -> Bench:
         """The bench of a configuration's backend, under this one's limits."""
@@ -122,11 +124,17 @@ class Bench:
         First without making its weights; some code looks at its weights while it builds, and then they are made.
         WorkloadError where JAX is not installed.
         """
+        key = None if config is None else config.with_(backend=TRACED_ON, jit_compile=True, steps_per_execution=1)
+        if key is not None and key in self.traced:
+            return self.traced[key]
         result = self._tracing()._look_without_weights(JobKind.TRACE, config)
         if result.failure is not None:
             return result.failure
         value = _value(result)
-        return Observation.model_validate(value["observation"]), Workload.from_dict(value["workload"])
+        answer = Observation.model_validate(value["observation"]), Workload.from_dict(value["workload"])
+        if key is not None:
+            self.traced[key] = answer
+        return answer
 
     def _tracing(self) -> Bench:
         """This bench with workers on JAX."""

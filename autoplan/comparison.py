@@ -120,8 +120,9 @@ def numerics(plan: Plan) -> str | None:
     """Whether the plan trains as the baseline does, as verification found."""
     if plan.verification is None:
         return None
+    moved = plan.config["backend"] != plan.baseline.config["backend"]
     told = {
-        "exact": "It trains the same: the losses of baseline and plan are equal within 1e-5",
+        "exact": f"It trains the same: the losses of baseline and plan are equal within {'1e-3' if moved else '1e-5'}",
         "within_seed_band": "It trains alike: the plan's losses lie within what a change of the seed does",
         "outside": "It trains differently: the plan's losses lie outside what a change of the seed does",
         "not_compared": "Whether it trains the same was not compared",

@@ -9,7 +9,19 @@ from autoplan.bench import Bench
 from autoplan.jobs import Observation
 from autoplan.plan import Failure, Measurement, TrialRecord, Verification
 from autoplan.requests import Event, Watch
-from autoplan.verify import SEEDS, UPDATES, Numerics, Speedup, Timed, compare_losses, exactness_expected, speedup
+from autoplan.verify import (
+    EXACT_TOLERANCE,
+    MOVED_TOLERANCE,
+    MOVED_UPDATES,
+    SEEDS,
+    UPDATES,
+    Numerics,
+    Speedup,
+    Timed,
+    compare_losses,
+    exactness_expected,
+    speedup,
+)
 from cost_models.config import TrainConfig
 
 PAIRS = 3
@@ -116,24 +128,34 @@ class Verifier:
             return Numerics("not_compared", "the effective batch differs, so no update is the same")
         facts = self.observation
         exact = exactness_expected(reference, winner, random_layers=facts.random_layers, batch_norm=facts.batch_norm)
-        self._tell(f"losses of {UPDATES} updates: {winner.describe()}")
-        ours = self.bench.numerics(winner, seed=FIRST_SEED, updates=UPDATES)
-        if isinstance(ours, Failure):
-            return Numerics("not_compared", f"the plan's losses: {ours.kind.value}: {ours.message}")
+        seeds = range(FIRST_SEED, FIRST_SEED + (1 if exact else SEEDS))
+        moved = reference.backend != winner.backend
+        updates = MOVED_UPDATES if moved else UPDATES
         theirs: list[list[float]] = []
-        for seed in range(FIRST_SEED, FIRST_SEED + (1 if exact else SEEDS)):
-            self._tell(f"losses of {UPDATES} updates with seed {seed}: {reference.describe()}")
-            losses = self.bench.numerics(reference, seed=seed, updates=UPDATES)
+        ours: list[float] = []
+        for config, seed in [*((reference, seed) for seed in seeds), (winner, FIRST_SEED)]:
+            whose = "plan's" if config == winner else "baseline's"
+            self._tell(f"losses of {updates} updates with seed {seed}: {config.describe()}")
+            options = self._initial_weights(seed, given=config == winner) if moved else {}
+            losses = self.bench.numerics(config, seed=seed, updates=updates, options=options)
             if isinstance(losses, Failure):
-                return Numerics("not_compared", f"the baseline's losses: {losses.kind.value}: {losses.message}")
-            theirs.append(losses)
+                return Numerics("not_compared", f"the {whose} losses: {losses.kind.value}: {losses.message}")
+            ours, theirs = (losses, theirs) if config == winner else (ours, [*theirs, losses])
         return compare_losses(
             theirs,
             ours,
             exact=exact,
             compute_dtype=winner.precision.compute_dtype,
             other_statistics=facts.batch_norm and reference.batch.global_size != winner.batch.global_size,
+            tolerance=MOVED_TOLERANCE if moved else EXACT_TOLERANCE,
         )
+
+    def _initial_weights(self, seed: int, *, given: bool) -> dict[str, str]:
+        """Backends draw other initial weights from one seed: the baseline's are kept, and given to the plan."""
+        if self.bench.logs is None or seed != FIRST_SEED:
+            return {}
+        path = str((self.bench.logs / "initial_weights.npz").absolute())
+        return {"weights_from": path} if given else {"weights_to": path}
 
     def _verified(
         self, winner: TrainConfig, numerics: Numerics, timed: list[tuple[Timed, Timed]], shown: Speedup

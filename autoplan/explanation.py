@@ -93,6 +93,7 @@ def _other_mesh(baseline: TrainConfig, config: TrainConfig) -> TrainConfig:
 
 
 _CHANGES: tuple[Callable[[TrainConfig, TrainConfig], TrainConfig], ...] = (
+    lambda baseline, config: baseline.with_(backend=config.backend),
     lambda baseline, config: baseline.with_(precision=config.precision),
     _other_batch,
     _other_mesh,

@@ -41,7 +41,8 @@ class Structure:
 class Findings:
     """Facts of the training, its space, forecasts, and the shortlist in the order in which to try it.
 
-    `forecasts` is empty where the training step cannot be traced, and `notes` then say why.
+    `forecasts` is empty where the training step cannot be traced, and `notes` then say why. `elsewhere` is what was
+    found of the other backends, where the backend itself is tuned; their configurations stand in the shortlist too.
     """
 
     observation: Observation
@@ -52,6 +53,11 @@ class Findings:
     shortlist: tuple[TrainConfig, ...]
     rejected: tuple[Rejection, ...]
     notes: tuple[str, ...] = ()
+    elsewhere: Mapping[str, Findings] = field(default_factory=dict)
+
+    def of(self, config: TrainConfig) -> Findings:
+        """What was found of a configuration's backend."""
+        return self.elsewhere.get(config.backend, self)
 
     def candidates(self) -> tuple[Candidate, ...]:
         """The shortlist as it is shown."""

@@ -63,6 +63,7 @@ MODEL_FACTS = frozenset({"batch_norm", "random_layers", "recurrent", "custom_tra
 def knob_values(config: TrainConfig) -> dict[str, Any]:
     """The knobs of a configuration as flat plain values, under the names that conditions use."""
     return {
+        "backend": config.backend,
         "precision": config.precision.value,
         "global": config.batch.global_size,
         "accumulation": config.batch.accumulation,

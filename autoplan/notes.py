@@ -57,6 +57,7 @@ def notes_for(
 ) -> list[str]:
     """Everything that a reader of this plan should know of the training under it."""
     return [
+        *_of_the_backend(config, baseline),
         *_of_the_hardware(config, cluster),
         *_of_the_change(config, baseline, observation),
         *_of_the_remainder(config, baseline, observation),
@@ -91,6 +92,15 @@ def baseline_notes(baseline: TrainConfig, observation: Observation, versions: Ve
         for issue in applying(baseline, observation, versions)
         if issue.drops
     ]
+
+
+def _of_the_backend(config: TrainConfig, baseline: TrainConfig) -> Iterator[str]:
+    if config.backend != baseline.backend:
+        yield (
+            f"moving from {baseline.backend} to {config.backend}: set KERAS_BACKEND={config.backend} wherever the "
+            "script runs without autoplan; saved .keras and .weights.h5 files load on either, and initial weights and "
+            "dropout are other draws of the same seed"
+        )
 
 
 def _of_the_hardware(config: TrainConfig, cluster: Cluster) -> Iterator[str]:

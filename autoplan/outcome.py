@@ -218,10 +218,11 @@ def _explained(findings: Findings, tried: Tried, config: TrainConfig) -> list[st
 
 
 def _notes(findings: Findings, config: TrainConfig) -> list[str]:
+    own = findings.of(config)
     return list(
         dict.fromkeys(
             (
-                *notes_for(config, findings.space.baseline, findings.observation, findings.cluster, findings.versions),
+                *notes_for(config, findings.space.baseline, own.observation, own.cluster, own.versions),
                 *findings.notes,
                 *baseline_notes(findings.space.baseline, findings.observation, findings.versions),
             )
@@ -258,7 +259,7 @@ def _plan(
         evidence=evidence,
         source=_source(request, findings.observation),
         hardware=_hardware(findings.cluster),
-        environment=Environment(**findings.observation.environment),
+        environment=Environment(**findings.of(config).observation.environment),
         config=config.to_dict(),
         baseline=baseline,
         predicted=dict(forecast.estimate) if forecast else None,

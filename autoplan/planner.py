@@ -10,6 +10,7 @@ from typing import Any
 
 from autoplan import hardware, keras_backend, planfile
 from autoplan.bench import TRACED_ON, Bench, Clock
+from autoplan.elsewhere import Place, widened
 from autoplan.errors import ConfigError, WorkerError, WorkloadError
 from autoplan.evidence import MOST_PAIRS, PAIRS, Verified, Verifier, verification_seconds
 from autoplan.forecasts import Findings, survey, without_forecasts
@@ -57,7 +58,7 @@ def tune(request: TuneRequest, watch: Watch = silent) -> TuneResult:
     clock = Clock.start(request.budget_seconds)
     if request.output is not None:
         planfile.ensure_writable(request.output)
-    chosen = keras_backend.choose(_asked_backend(request), request.source.path)
+    chosen = _backend(request)
     with ExitStack() as stack:
         workers = Workers(stack)
         looks = Path(stack.enter_context(TemporaryDirectory(prefix="autoplan-")))
@@ -72,16 +73,16 @@ def tune(request: TuneRequest, watch: Watch = silent) -> TuneResult:
             scratch=looks if request.scratch else None,
             tracer=workers.tracer(),
         )
-        watch(Event("stage", "looking at the training up to its fit"))
-        measured_here = request.measure and cluster.local
-        observation = bench.observe(abstract=not measured_here)
-        space = _space(request, observation, cluster)
-        bench = bench.with_(baseline=space.baseline)
-        findings = _survey(request, bench, observation, space, watch)
+        watch(Event("stage", f"looking at the training up to its fit, on {chosen.name}"))
+        findings = _found(request, bench, watch)
+        bench = bench.with_(baseline=findings.space.baseline)
+        if request.backend == keras_backend.AUTO:
+            places = _places(request, bench, workers, watch)
+            bench, findings = widened(bench, findings, places)
         findings = replace(findings, notes=(*findings.notes, *chosen.notes))
         if request.dry_run:
             return _dry_run(request, findings)
-        if not measured_here:
+        if not _measured_here(request, bench):
             return _finish(request, analytic_plan(request, findings), findings, watch)
         return _measure(request, bench, findings, watch)
 
@@ -131,12 +132,41 @@ class Workers(dict[str, Client]):
         return self[TRACED_ON] if keras_backend.installed(TRACED_ON) else None
 
 
-def _asked_backend(request: TuneRequest) -> str | None:
-    """What `--backend` or `--fix backend=` says. ConfigError when they differ."""
+def _backend(request: TuneRequest) -> keras_backend.Chosen:
+    """The backend of the baseline: what `--backend` or `--fix backend=` says, else the script's own.
+
+    ConfigError when the two differ, and for a backend that is not there.
+    """
+    asked = None if request.backend is None else keras_backend.checked(request.backend)
     fixed = request.fix.get("backend")
-    if request.backend is None or fixed in (None, request.backend):
-        return request.backend or fixed
-    raise ConfigError(f"--backend {request.backend} and --fix backend={fixed}: keep one of them")
+    if asked is not None and fixed not in (None, asked):
+        raise ConfigError(f"--backend {asked} and --fix backend={fixed}: keep one of them")
+    source = request.source
+    script = source.path if source.kind in ("script", "builder") else None
+    return keras_backend.choose(None if asked == keras_backend.AUTO else asked or fixed, script)
+
+
+def _places(request: TuneRequest, bench: Bench, workers: Workers, watch: Watch) -> dict[str, Place]:
+    """The other backends that are installed."""
+
+    def find(there: Bench) -> Findings:
+        watch(Event("stage", f"looking at the training up to its fit, on {there.backend}"))
+        cluster = _cluster(workers, request.hardware, there.backend, None, watch)
+        return _found(request, there.with_(cluster=cluster), watch)
+
+    others = [name for name in keras_backend.RUNNABLE if name != bench.backend and keras_backend.installed(name)]
+    return {name: Place(bench.with_(client=workers[name], backend=name, baseline=None), find) for name in others}
+
+
+def _measured_here(request: TuneRequest, bench: Bench) -> bool:
+    return request.measure and bench.cluster.local
+
+
+def _found(request: TuneRequest, bench: Bench, watch: Watch) -> Findings:
+    """What there is to know before a trial, of the training on one backend."""
+    observation = bench.observe(abstract=not _measured_here(request, bench))
+    space = _space(request, observation, bench.cluster)
+    return _survey(request, bench.with_(baseline=space.baseline), observation, space, watch)
 
 
 def _cluster(workers: Workers, name: str, backend: str, devices: int | None, watch: Watch) -> Cluster:
@@ -227,8 +257,8 @@ def _measure(request: TuneRequest, bench: Bench, findings: Findings, watch: Watc
     bench = bench.with_(logs=place.folder)
     shortlist = findings.shortlist
     choices = knob_choices([space.baseline, *space.configs])
-    meshes = len({config.mesh for config in shortlist})
-    with Study(place, shortlist, choices, identity, first=max(PREDICTED_FIRST, meshes + 1)) as study:
+    kinds = len({(config.mesh, config.backend) for config in shortlist})
+    with Study(place, shortlist, choices, identity, first=max(PREDICTED_FIRST, kinds + 1)) as study:
         runner = Runner(
             bench,
             study,

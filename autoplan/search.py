@@ -30,7 +30,7 @@ from cost_models.config import TrainConfig
 PREDICTED_FIRST = 5
 """So many of the best predictions are measured before the sampler is asked."""
 
-_SEARCHED = ("precision", "global", "accumulation", "data", "remat", "steps_per_execution", "jit_compile")
+_SEARCHED = ("backend", "precision", "global", "accumulation", "data", "remat", "steps_per_execution", "jit_compile")
 
 
 @dataclass(frozen=True)

@@ -133,10 +133,11 @@ class Runner:
         slowest_of_best = _samples_per_second(better[0])[0]
         alike = [record for record in better if _samples_per_second(record)[1] >= slowest_of_best]
 
-        def change(record: TrialRecord) -> tuple[bool, int, float]:
+        def change(record: TrialRecord) -> tuple[bool, bool, int, float]:
             config = TrainConfig.from_dict(record.config)
             knobs, _ = distance(baseline, config)
-            return config.precision != baseline.precision, knobs, self.objective(record) or 0.0
+            moves, rounds = config.backend != baseline.backend, config.precision != baseline.precision
+            return moves, rounds, knobs, self.objective(record) or 0.0
 
         first = sorted(alike, key=change)
         return [*first, *(record for record in better if record not in first)]

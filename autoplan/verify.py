@@ -21,6 +21,9 @@ RESAMPLES = 2000
 EXACT_TOLERANCE = 1e-5
 SEEDS = 5
 UPDATES = 20
+MOVED_TOLERANCE = 1e-3
+MOVED_UPDATES = 50
+"""Another backend sums in another order in every kernel, and updates carry that on: a longer look, a wider bound."""
 
 # Quantiles of Student's t, two-sided 95%, by degrees of freedom.
 _STUDENT_T = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
@@ -128,10 +131,11 @@ def compare_losses(
     exact: bool,
     compute_dtype: str = "float32",
     other_statistics: bool = False,
+    tolerance: float = EXACT_TOLERANCE,
 ) -> Numerics:
     """Judge the winner's losses, one an update, against the baseline's. The first baseline run has the winner's seed.
 
-    exact    every update within a relative 1e-5 of the same seed's baseline
+    exact    every update within a relative `tolerance` of the same seed's baseline
     band     the mean loss over the later half of the updates lies in the 95% prediction interval that the baseline's
              seeds span, mean +- t * s * sqrt(1 + 1/n), or nearer to their mean than rounding explains: the square root
              of the compute dtype's epsilon, since updates carry rounding on
@@ -144,18 +148,16 @@ def compare_losses(
     if not all(map(math.isfinite, winner)):
         return Numerics("outside", "a loss of the plan is not a finite number")
     if exact:
-        return _compare_exactly(same_seed, winner)
+        return _compare_exactly(same_seed, winner, tolerance)
     if len(baseline_seeds) != SEEDS:
         return Numerics("not_compared", f"{len(baseline_seeds)} of the {SEEDS} baseline seeds ended with losses")
     return _compare_with_band(baseline_seeds, winner, compute_dtype, other_statistics=other_statistics)
 
 
-def _compare_exactly(baseline: Sequence[float], winner: Sequence[float]) -> Numerics:
+def _compare_exactly(baseline: Sequence[float], winner: Sequence[float], tolerance: float) -> Numerics:
     worst = max(abs(ours - theirs) / max(abs(theirs), 1e-12) for ours, theirs in zip(winner, baseline, strict=True))
-    detail = (
-        f"largest relative difference of a loss over {len(winner)} updates: {worst:.1e}, allowed {EXACT_TOLERANCE:.0e}"
-    )
-    return Numerics("exact" if worst <= EXACT_TOLERANCE else "outside", detail)
+    detail = f"largest relative difference of a loss over {len(winner)} updates: {worst:.1e}, allowed {tolerance:.0e}"
+    return Numerics("exact" if worst <= tolerance else "outside", detail)
 
 
 def _compare_with_band(

@@ -202,7 +202,7 @@ class TrainConfig:
         return replace(self, **changes)
 
     def describe(self) -> str:
-        """One line for tables: only what a reader needs to tell two configurations apart."""
+        """One line for tables: only what a reader needs to tell two configurations apart; JAX is not named."""
         parts = [self.precision.value, f"batch {self.batch.global_size}"]
         if self.batch.accumulation > 1:
             parts[-1] += f"x{self.batch.accumulation}"
@@ -216,4 +216,6 @@ class TrainConfig:
             parts.append(f"steps_per_execution {self.steps_per_execution}")
         if not self.jit_compile:
             parts.append("jit_compile off")
+        if self.backend != "jax":
+            parts.insert(0, self.backend)
         return ", ".join(parts)

@@ -10,6 +10,7 @@ import numpy as np
 from autoplan.runtime import callbacks, model_facts
 from autoplan.runtime.apply import Change
 from autoplan.runtime.data import DataFacts
+from autoplan.runtime.fitting import ensure_built
 from autoplan.runtime.intercept import FitCall
 from autoplan.runtime.optimizers import accumulation_of
 from autoplan.worker.measure import timed_arguments
@@ -19,9 +20,11 @@ from autoplan.worker.seeds import BASE_SEED
 def numerics(call: FitCall, facts: DataFacts, change: Change | None, options: dict[str, Any]) -> dict[str, Any]:
     """{"losses": one an update, "deterministic_model": bool, "seed"}.
 
-    options: updates, seed. The data come in order; the seed was moved before the source ran (`seeds.py`), and is set
-    again here, since two configurations may have drawn differently on the way.
+    options: updates, seed, weights_to and weights_from (files: keep the initial weights, begin with kept ones). The
+    data come in order; the seed was moved before the source ran (`seeds.py`), and is set again here, since two
+    configurations may have drawn differently on the way.
     """
+    _share_weights(call, facts, options)
     accumulation = accumulation_of(call.model.optimizer)
     call.model.steps_per_execution = 1  # it changes no number, only how often the losses are shown
     recorder = LossRecorder(int(options.get("updates", 20)) * accumulation)
@@ -35,6 +38,17 @@ def numerics(call: FitCall, facts: DataFacts, change: Change | None, options: di
         "deterministic_model": deterministic,
         "seed": int(options.get("seed", BASE_SEED)),
     }
+
+
+def _share_weights(call: FitCall, facts: DataFacts, options: dict[str, Any]) -> None:
+    """Initial weights kept for another process, or taken from one: the same model code orders them alike."""
+    if "weights_to" in options:
+        ensure_built(call.model, call.arguments, facts)
+        np.savez(options["weights_to"], *call.model.get_weights())
+    if "weights_from" in options:
+        ensure_built(call.model, call.arguments, facts)
+        with np.load(options["weights_from"]) as kept:
+            call.model.set_weights([kept[name] for name in kept.files])
 
 
 def _ordered_fit(call: FitCall, arguments: dict[str, Any], recorder: LossRecorder) -> None:
