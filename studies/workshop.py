@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +39,17 @@ class StudyFailed(Exception):
     """A command of a study did not end as it should; the text holds the end of what it said."""
 
 
-def versions() -> str:
+def versions(backend: str = "jax") -> str:
     """What the figures were made with."""
-    names = ("autoplan", "keras", "jax", "numpy")
-    return ", ".join([f"Python {platform.python_version()}", *(f"{name} {version(name)}" for name in names)])
+    names = ("autoplan", "keras", backend, "numpy")
+    return ", ".join([f"Python {platform.python_version()}", *(f"{name} {_version(name)}" for name in names)])
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return version(f"{package}-cpu")
 
 
 def machine() -> str:
@@ -51,21 +58,21 @@ def machine() -> str:
     return f"{platform.system()}, {os.cpu_count()}-core {platform.machine()} CPU, {memory:.0f} GiB"
 
 
-def header(question: str) -> None:
+def header(question: str, backend: str = "jax") -> None:
     """Say what is asked, of what and when. A load average above a few tenths at the start makes timings noise."""
     print(question)
-    print(f"versions: {versions()}")
+    print(f"versions: {versions(backend)}")
     print(f"machine: {machine()}; load average at the start {os.getloadavg()[0]:.2f}")
     print(f"date: {datetime.now(UTC):%Y-%m-%d %H:%M} UTC", flush=True)
 
 
-def provenance() -> dict[str, str]:
+def provenance(backend: str = "jax") -> dict[str, str]:
     """Columns that every row carries, so that rows of several runs can stand in one file."""
     return {
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "load": f"{os.getloadavg()[0]:.2f}",
         "machine": machine(),
-        "versions": versions(),
+        "versions": versions(backend),
     }
 
 
@@ -164,10 +171,15 @@ class Lab:
 
 
 @contextmanager
-def lab() -> Iterator[Lab]:
-    """A lab that is gone afterwards."""
+def lab(backend: str = "jax") -> Iterator[Lab]:
+    """A lab that is gone afterwards, where Keras runs on `backend` unless a script decides otherwise."""
     with tempfile.TemporaryDirectory(prefix="autoplan-study-") as folder:
-        yield Lab(Path(folder))
+        yield Lab(Path(folder), {"KERAS_BACKEND": backend})
+
+
+def of_backend(case: str, backend: str) -> str:
+    """The key of a case's row on a backend."""
+    return case if backend == "jax" else f"{case} on {backend}"
 
 
 def updates_in(output: str) -> dict[int, int]:

@@ -1,6 +1,6 @@
 """Does tuning undo a planted fault? Three models, one bad setting each, tuned and then trained with the plan.
 
-python studies/planted_faults/run.py [--trials N] [CASE ...]     # mlp:jit decoder:batch ...
+python studies/planted_faults/run.py [--backend NAME] [--trials N] [CASE ...]     # mlp:jit decoder:batch ...
 """
 
 from __future__ import annotations
@@ -100,10 +100,10 @@ def expected_updates(plan: Plan, own: int) -> int:
     return own * before // after
 
 
-def study(name: str, case: Case, trials: int) -> dict[str, Any]:
+def study(name: str, case: Case, trials: int, backend: str) -> dict[str, Any]:
     """Tune, read the plan, train with it. A failure is a row too."""
-    origin = workshop.provenance()
-    with workshop.lab() as lab:
+    origin = workshop.provenance(backend)
+    with workshop.lab(backend) as lab:
         script = planted(case, lab.folder)
         plan, ran = lab.tune(script, "--trials", str(trials), *case.options, arguments=case.arguments)
         # jit_compile changes no number of updates, and counting them without it takes minutes: the original is counted.
@@ -112,7 +112,7 @@ def study(name: str, case: Case, trials: int) -> dict[str, Any]:
     told = workshop.plan_row(plan)
     expected = expected_updates(plan, own)
     return {
-        "case": name,
+        "case": workshop.of_backend(name, backend),
         "undone": case.undone(plan),
         "tune seconds": ran.seconds,
         **told,
@@ -128,15 +128,18 @@ def study(name: str, case: Case, trials: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("cases", nargs="*")
+    parser.add_argument("--backend", choices=["jax", "tensorflow", "torch"], default="jax")
     parser.add_argument("--trials", type=int, default=7)
     arguments = parser.parse_args()
-    workshop.header("Does tuning undo a planted fault?")
+    backend = arguments.backend
+    workshop.header("Does tuning undo a planted fault?", backend)
     rows = []
     for name in workshop.chosen(CASES, arguments.cases):
         try:
-            rows.append(study(name, CASES[name], arguments.trials))
+            rows.append(study(name, CASES[name], arguments.trials, backend))
         except workshop.StudyFailed as failed:
-            rows.append({"case": name, "undone": False, "passes": False, "error": str(failed), **workshop.provenance()})
+            told = {"case": workshop.of_backend(name, backend), "undone": False, "passes": False, "error": str(failed)}
+            rows.append({**told, **workshop.provenance(backend)})
         workshop.write_rows(HERE / "results.csv", rows[-1:], key="case")
         print(f"{name}: {'passes' if rows[-1]['passes'] else 'fails'} {rows[-1]['error']}", flush=True)
     workshop.print_table(

@@ -1,6 +1,6 @@
 """Does every kind of source tune, and train its own number of updates?
 
-python studies/script_kinds/run.py [--trials N] [CASE ...]
+python studies/script_kinds/run.py [--backend NAME] [--trials N] [CASE ...]
 """
 
 from __future__ import annotations
@@ -89,17 +89,17 @@ NAMES = dict(
 )
 
 
-def study(name: str, trials: int) -> dict[str, Any]:
+def study(name: str, trials: int, backend: str) -> dict[str, Any]:
     """One row. Tuned means: measured, enough others measured, and verified or the baseline kept with a reason."""
-    origin = workshop.provenance()
-    with workshop.lab() as lab:
+    origin = workshop.provenance(backend)
+    with workshop.lab(backend) as lab:
         found = CASES[NAMES[name]](lab, trials)
     plan, told = found.plan, workshop.plan_row(found.plan)
     kept = plan.config == plan.baseline.config
     settled = bool(told["why"]) if kept else plan.verification is not None and plan.verification.faster
     tuned = plan.evidence is Evidence.MEASURED and told["others measured"] >= ENOUGH_OTHERS and settled
     return {
-        "case": name,
+        "case": workshop.of_backend(name, backend),
         "source": NAMES[name],
         "tunes": tuned,
         "tune seconds": found.seconds,
@@ -115,15 +115,18 @@ def study(name: str, trials: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("cases", nargs="*", help=", ".join(NAMES))
+    parser.add_argument("--backend", choices=["jax", "tensorflow", "torch"], default="jax")
     parser.add_argument("--trials", type=int, default=7)
     arguments = parser.parse_args()
-    workshop.header("Does every kind of source tune, and train its own number of updates?")
+    backend = arguments.backend
+    workshop.header("Does every kind of source tune, and train its own number of updates?", backend)
     rows = []
     for name in workshop.chosen(NAMES, arguments.cases):
         try:
-            rows.append(study(name, arguments.trials))
+            rows.append(study(name, arguments.trials, backend))
         except workshop.StudyFailed as failed:
-            rows.append({"case": name, "tunes": False, "passes": False, "error": str(failed), **workshop.provenance()})
+            told = {"case": workshop.of_backend(name, backend), "tunes": False, "passes": False, "error": str(failed)}
+            rows.append({**told, **workshop.provenance(backend)})
         workshop.write_rows(HERE / "results.csv", rows[-1:], key="case")
         print(f"{name}: {'passes' if rows[-1]['passes'] else 'fails'} {rows[-1]['error']}", flush=True)
     workshop.print_table(
