@@ -71,14 +71,21 @@ class FakeClient:
         config = TrainConfig.from_dict(job.config or self.facts.config)
         match job.kind:
             case JobKind.OBSERVE:
-                return self.facts.model_dump(mode="json")
+                return self._observed(job.backend)
             case JobKind.TRACE:
-                return {"observation": self.facts.model_dump(mode="json"), "workload": _workload(config)}
+                return {"observation": self._observed(job.backend), "workload": _workload(config)}
             case JobKind.MEASURE:
                 return self._measured(config, job)
             case _:
                 losses = self.losses(config, job.options["seed"], job.options["updates"])
                 return {"losses": losses, "deterministic_model": True, "seed": job.options["seed"]}
+
+    def _observed(self, backend: str) -> dict[str, Any]:
+        facts = self.facts.model_dump(mode="json")
+        return facts | {
+            "config": {**facts["config"], "backend": backend},
+            "environment": {**facts["environment"], "backend": backend},
+        }
 
     def _measured(self, config: TrainConfig, job: Job) -> dict[str, Any]:
         seconds = self.seconds(config)

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from autoplan import hardware, planfile, planner, source
+from autoplan import hardware, keras_backend, planfile, planner, source
 from autoplan.errors import ConfigError, NoFeasibleConfiguration, OutputError, SourceError, StudyError, WorkloadError
 from autoplan.jobs import JobKind
 from autoplan.plan import Evidence, FailureKind
@@ -52,6 +52,83 @@ def fake(own=OWN, **changes):
 
 def tried(result):
     return [TrainConfig.from_dict(record.config) for record in result.plan.trials]
+
+
+@pytest.fixture
+def every_backend(monkeypatch):
+    """Pretend that every backend is installed, and that the plain script runs on JAX."""
+    monkeypatch.setattr(keras_backend, "installed", lambda name: True)
+    monkeypatch.setattr(keras_backend, "_live", lambda: "jax")
+
+
+def slower_than(fastest, factor=3.0):
+    """The made-up machine, on which every backend but one takes that many times as long."""
+    return lambda config: micro_step_seconds(config) * (1.0 if config.backend == fastest else factor)
+
+
+def test_the_backend_is_tuned_where_that_is_asked(tune, every_backend):
+    client = fake(seconds=slower_than("torch"))
+    plan = tune(client, backend="auto", trials=12).plan
+    assert plan.config["backend"] == "torch"
+    assert plan.baseline.config["backend"] == "jax"
+    assert plan.environment.backend == "torch"
+    assert {trial.config["backend"] for trial in plan.trials} == {"jax", "tensorflow", "torch"}
+    assert plan.verification.faster
+    assert plan.verification.numerics == "exact"
+    assert any(note.startswith("moving from jax to torch: set KERAS_BACKEND=torch") for note in plan.notes)
+
+
+def test_losses_of_two_backends_are_compared_from_the_same_weights(tune, every_backend):
+    client = fake(seconds=slower_than("torch"))
+    tune(client, backend="auto", trials=12)
+    jobs = [job for job in client.jobs if job.kind is JobKind.NUMERICS]
+    assert [(job.backend, job.options["updates"]) for job in jobs] == [("jax", 50), ("torch", 50)]
+    assert jobs[0].options["weights_to"] == jobs[1].options["weights_from"]
+
+
+def test_a_backend_is_left_alone_unless_asked(tune, every_backend):
+    client = fake(seconds=slower_than("torch"))
+    plan = tune(client).plan
+    assert {job.backend for job in client.jobs} == {"jax"}
+    assert plan.config["backend"] == "jax"
+
+
+def test_a_backend_that_cannot_run_the_training_is_left_out_with_its_reason(tune, every_backend):
+    def refuse(job):
+        if job.backend == "tensorflow" and job.kind is JobKind.OBSERVE:
+            return failure(FailureKind.CRASH, "it calls jax.numpy")
+        return None
+
+    plan = tune(fake(plant=refuse), backend="auto").plan
+    told = [rejection for rejection in plan.rejected if "does not run on tensorflow" in rejection.reason]
+    assert len(told) == 1
+    assert "it calls jax.numpy" in told[0].reason
+    assert any(note.startswith("not tried on tensorflow: ") for note in plan.notes)
+    assert {trial.config["backend"] for trial in plan.trials} == {"jax", "torch"}
+
+
+def test_a_step_is_traced_on_jax_whatever_it_trains_on(tune, every_backend):
+    client = fake()
+    plan = tune(client, backend="torch").plan
+    assert {job.backend for job in client.jobs if job.kind is JobKind.TRACE} == {"jax"}
+    assert {job.backend for job in client.jobs if job.kind is JobKind.MEASURE} == {"torch"}
+    assert plan.config["backend"] == plan.baseline.config["backend"] == "torch"
+    assert plan.predicted["config"]["backend"] == "torch"
+
+
+def test_without_jax_trials_go_without_forecasts_and_that_is_said(tune, monkeypatch):
+    monkeypatch.setattr(keras_backend, "installed", lambda name: name == "torch")
+    plan = tune(fake(), backend="torch").plan
+    assert plan.predicted is None
+    assert TrainConfig.from_dict(plan.config) == BEST.with_(backend="torch")
+    assert any("tracing it on JAX, which is not installed here" in note for note in plan.notes)
+
+
+def test_a_backend_pinned_like_a_knob_is_the_backend(tune, every_backend):
+    client = fake()
+    assert tune(client, fix={"backend": "torch"}).plan.config["backend"] == "torch"
+    with pytest.raises(ConfigError, match="--backend jax and --fix backend=torch: keep one of them"):
+        tune(client, backend="jax", fix={"backend": "torch"})
 
 
 def test_a_planted_fault_is_undone_and_the_plan_is_verified(tune, tmp_path):
