@@ -29,7 +29,9 @@ class Change:
     wanted: TrainConfig
 
     def of(self, knob: str) -> bool:
-        """Whether this knob differs."""
+        """Whether this knob differs, or may: what `jit_compile="auto"` means is each backend's own affair."""
+        if knob == "jit_compile" and self.script.backend != self.wanted.backend:
+            return True
         return bool(getattr(self.script, knob) != getattr(self.wanted, knob))
 
     def process_wide(self) -> list[str]:
