@@ -78,6 +78,12 @@ class Failure(Value):
     message: str
     log: str | None = None
     wall_seconds: float | None = None
+    held_bytes: int | None = Field(None, description="most memory that it was seen to hold, where memory ended it")
+
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether it was memory that was missing."""
+        return self.kind in (FailureKind.OOM, FailureKind.COMPILE_OOM)
 
 
 Outcome = Measurement | Failure
@@ -110,6 +116,7 @@ class HardwareRecord(Value):
     devices: int
     kind: str
     capacity_bytes: int | None = Field(None, description="what one device leaves usable")
+    memory_limit_bytes: int | None = Field(None, description="what the user set for the training with --memory-limit")
     simulated: bool = False
     description: str = ""
 
@@ -170,6 +177,28 @@ class TrialRecord(Value):
     failure: Failure | None = None
 
 
+class Rung(Value):
+    """One change that was considered while a baseline that runs out of memory was rescued."""
+
+    config: dict[str, Any]
+    changed: list[str] = Field(description="what it changes of the baseline, in words")
+    outcome: Literal["runs", "out_of_memory", "failed", "passed_over"]
+    evidence: Evidence = Field(description="measured where it was tried, analytic where a forecast ruled it out")
+    reason: str = ""
+    needed_bytes: int | None = Field(None, description="it needs at least so much: held when it was ended, or forecast")
+
+
+class Rescue(Value):
+    """The least change to a baseline that runs out of memory with which it runs, and what was not enough."""
+
+    config: dict[str, Any]
+    changed: list[str] = Field(description="what it changes of the baseline, in words")
+    because: str = Field(description="why this change and no smaller one")
+    baseline_bytes: int | None = Field(None, description="the baseline needs at least so much: what it held at its end")
+    usable_bytes: int | None = Field(None, description="what there is for it")
+    tried: list[Rung] = Field([], description="what was tried, in order, then what was passed over though it is less")
+
+
 class Plan(Value):
     """The answer with its evidence. `config` has the keys of `cost_models.TrainConfig.to_dict()`."""
 
@@ -183,6 +212,7 @@ class Plan(Value):
     predicted: dict[str, Any] | None = None
     measured: Measurement | None = None
     verification: Verification | None = None
+    rescue: Rescue | None = Field(None, description="where the baseline runs out of memory: the least change that runs")
     trials: list[TrialRecord] = []
     rejected: list[Rejection] = []
     notes: list[str] = []

@@ -78,6 +78,10 @@ class Fault:
         return text.removeprefix(".")
 
 
+_OWNERS = ("BaselineRecord", "TrialRecord", "Rejection", "Rescue", "Rung")
+"""The records, besides the plan, that hold a configuration."""
+
+
 def json_schema() -> dict[str, Any]:
     """The JSON schema of plan files, configurations included."""
     schema = Plan.model_json_schema(by_alias=True)
@@ -85,7 +89,7 @@ def json_schema() -> dict[str, Any]:
     definitions = schema["$defs"]
     definitions.update(shape.pop("$defs"))
     definitions["ConfigShape"] = shape
-    for owner in (schema, *(definitions[name] for name in ("BaselineRecord", "TrialRecord", "Rejection"))):
+    for owner in (schema, *(definitions[name] for name in _OWNERS)):
         owner["properties"]["config"] = {"$ref": "#/$defs/ConfigShape"}
     schema["properties"]["schema"] = {"const": SCHEMA_VERSION, "description": "the version of this file format"}
     schema["required"] = ["schema", *schema["required"]]
@@ -144,6 +148,11 @@ def _configs(value: Mapping[str, Any]) -> Iterator[tuple[KeyPath, Any]]:
     for section in ("trials", "rejected"):
         for index, record in enumerate(value.get(section, [])):
             yield (section, index, "config"), record["config"]
+    rescue = value.get("rescue")
+    if rescue is not None:
+        yield ("rescue", "config"), rescue["config"]
+        for index, rung in enumerate(rescue.get("tried", [])):
+            yield ("rescue", "tried", index, "config"), rung["config"]
 
 
 def _explained(error: ValidationError, root: type[BaseModel], prefix: KeyPath = ()) -> list[Fault]:

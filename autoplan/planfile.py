@@ -81,6 +81,8 @@ def to_yaml(plan: Plan, path: Path | str = "plan.yaml") -> str:
     plain = dict(to_plain(plan))
     for section in ("trials", "rejected"):
         plain[section] = [_inlined(record) for record in plain[section]]
+    if plain["rescue"] is not None:
+        plain["rescue"] |= {"tried": [_inlined(rung) for rung in plain["rescue"]["tried"]]}
     return _header(plan, path) + yaml_lines.render(plain)
 
 

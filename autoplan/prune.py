@@ -29,10 +29,13 @@ class Forecast:
 
     update_seconds      of one change of the weights
     needed_bytes        upper end of the interval of a device's memory; None when not known
+    least_bytes         lower end of that interval
     capacity_bytes      what one device leaves usable; None when not known
     headroom            fraction of the capacity that is kept free
     samples             samples an epoch; None when not known
     estimate            the whole estimate, as printed
+    outside_bytes       what the process holds besides, in the same memory: on a CPU interpreter, libraries and data, as
+                        they were measured before the first micro-step; it is part of needed_bytes and least_bytes
     """
 
     config: TrainConfig
@@ -42,19 +45,26 @@ class Forecast:
     headroom: float
     samples: int | None
     estimate: Mapping[str, Any]
+    least_bytes: int | None = None
+    outside_bytes: int = 0
 
     @classmethod
-    def from_estimate(cls, config: TrainConfig, estimate: Mapping[str, Any], samples: int | None) -> Forecast:
+    def from_estimate(
+        cls, config: TrainConfig, estimate: Mapping[str, Any], samples: int | None, outside_bytes: int = 0
+    ) -> Forecast:
         """Read the figures of `Estimate.to_dict()`."""
         memory = estimate["memory"]
+        low, high = (memory["per_device_bytes"].get(name) for name in ("total_low", "total_high"))
         return cls(
             config=config,
             update_seconds=estimate["time"]["update_seconds"],
-            needed_bytes=memory["per_device_bytes"].get("total_high"),
+            needed_bytes=None if high is None else high + outside_bytes,
             capacity_bytes=memory.get("capacity_bytes"),
             headroom=memory.get("headroom", 0.0),
             samples=samples,
             estimate=estimate,
+            least_bytes=None if low is None else low + outside_bytes,
+            outside_bytes=outside_bytes,
         )
 
     @property
@@ -68,6 +78,11 @@ class Forecast:
         return self.needed_bytes is None or self.usable_bytes is None or self.needed_bytes <= self.usable_bytes
 
     @property
+    def may_fit(self) -> bool:
+        """Whether the lower end of the forecast leaves hope: only a run can tell."""
+        return self.least_bytes is None or self.capacity_bytes is None or self.least_bytes <= self.capacity_bytes
+
+    @property
     def seconds_per_sample(self) -> float:
         """Predicted seconds a sample over an epoch. A last partial batch costs a whole micro-step."""
         batch = self.config.batch
@@ -77,15 +92,20 @@ class Forecast:
         return micro_step_seconds * -(-self.samples // batch.global_size) / self.samples
 
 
-def feasible(forecasts: Sequence[Forecast]) -> tuple[list[Forecast], list[Rejection]]:
+def feasible(forecasts: Sequence[Forecast], *, measurable: bool = False) -> tuple[list[Forecast], list[Rejection]]:
     """Those that fit, and a Rejection for each that does not.
 
-    NoFeasibleConfiguration when none fits, with the least memory needed and what would fit.
+    measurable   trials can tell more than forecasts do: where none is sure to fit, those that may are kept
+
+    NoFeasibleConfiguration when none is left, with the least memory needed and what would fit.
     """
     fitting = [forecast for forecast in forecasts if forecast.fits]
+    if not fitting and measurable:
+        fitting = [forecast for forecast in forecasts if forecast.may_fit]
     if not fitting:
-        raise NoFeasibleConfiguration(_nothing_fits(forecasts))
-    return fitting, [_too_large(forecast, fitting) for forecast in forecasts if not forecast.fits]
+        raise NoFeasibleConfiguration(nothing_fits(forecasts))
+    kept = {forecast.config for forecast in fitting}
+    return fitting, [_too_large(forecast, fitting) for forecast in forecasts if forecast.config not in kept]
 
 
 def rank(
@@ -146,6 +166,7 @@ def _too_large(forecast: Forecast, fitting: Sequence[Forecast]) -> Rejection:
         figures={
             "evidence": Evidence.ANALYTIC.value,
             "needed_bytes": forecast.needed_bytes,
+            **({"outside_bytes": forecast.outside_bytes} if forecast.outside_bytes else {}),
             "usable_bytes": forecast.usable_bytes,
             "capacity_bytes": forecast.capacity_bytes,
             "headroom": forecast.headroom,
@@ -174,15 +195,16 @@ def _too_slow(forecast: Forecast, best: Forecast, place: int, factor: float) -> 
     )
 
 
-def _nothing_fits(forecasts: Sequence[Forecast]) -> str:
-    """Needs are known here: what has no known need fits."""
+def nothing_fits(forecasts: Sequence[Forecast]) -> str:
+    """The least memory needed, and what would fit. Needs are known here: what has no known need fits."""
     least = min(forecasts, key=lambda forecast: forecast.needed_bytes or 0)
     needed, headroom = least.needed_bytes or 0, least.headroom
     device = int(needed / (1 - headroom))
+    held = f", {figures.size(least.outside_bytes)} of it what the process holds besides" if least.outside_bytes else ""
     return (
         f"none of {len(forecasts)} configurations fits: the least memory needed is {figures.size(needed)} a device "
-        f"({least.config.describe()}), and a device has {figures.size(least.capacity_bytes)}, of which {headroom:.0%} "
-        f"are kept free. What would fit: devices with at least {figures.size(device)} usable, a smaller "
+        f"({least.config.describe()}{held}), and a device has {figures.size(least.capacity_bytes)}, of which "
+        f"{headroom:.0%} are kept free. What would fit: devices with at least {figures.size(device)} usable, a smaller "
         "--effective-batch, or fewer pins (--fix, --only)"
     )
 
