@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
+from autoplan import corrections
 from autoplan.evidence import Verified, unverified
 from autoplan.explanation import contributions, measured_rates, predicted_rates, scaling
 from autoplan.forecasts import Findings
@@ -90,6 +91,7 @@ def measured_plan(
         notes=[
             choice.why,
             *_explained(findings, tried, choice.config),
+            *corrections.told(tried.records),
             f"trials ended: {tried.ended}",
             *(note for note in (_fit_note(findings, tried, choice.measurement, choice.config), setup) if note),
             *_notes(findings, choice.config),

@@ -150,6 +150,15 @@ class Study:
             self._study.tell(trial, state=TrialState.FAIL)
             return self._begin(wish)
 
+    @property
+    def shortlist(self) -> list[TrainConfig]:
+        """What may be tried, in the order in which to try it."""
+        return list(self._shortlist)
+
+    def reorder(self, shortlist: Sequence[TrainConfig]) -> None:
+        """Another order, learnt from the trials."""
+        self._shortlist = list(shortlist)
+
     def begin(self, config: TrainConfig) -> None:
         """Announce a configuration that the caller chose, such as the baseline."""
         with _storage_errors(self._place):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from autoplan.bench import Bench, explain_failure
+from autoplan.corrections import reordered
 from autoplan.errors import ConfigError, StudyError
 from autoplan.evidence import verification_seconds
 from autoplan.jobs import Observation
@@ -94,6 +95,7 @@ class Runner:
                 return f"all {self.trials} trials are done"
             if not self._may_go_on():
                 return "the budget is spent, but for verification"
+            self.study.reorder(reordered(self.study.shortlist, self.forecasts, self.study.records))
             config = self.study.ask()
             if config is None:
                 return "every configuration of the shortlist was tried"
