@@ -50,14 +50,25 @@ def analytic_plan(request: TuneRequest, findings: Findings) -> Plan:
     """The best by arithmetic alone: nothing was measured, and the plan says so."""
     best = findings.shortlist[0]
     why = f"best of {len(findings.forecasts)} configurations by prediction; nothing was measured"
+    untried = _untried(findings.space.baseline, best)
     return _plan(
         request,
         findings,
         config=best,
         evidence=Evidence.ANALYTIC,
         baseline=_baseline(findings, None),
-        notes=[why, *_notes(findings, best)],
+        notes=[why, *untried, *_notes(findings, best)],
     )
+
+
+def _untried(baseline: TrainConfig, best: TrainConfig) -> list[str]:
+    """What only a run can show of a plan that nobody ran."""
+    if best.precision is baseline.precision:
+        return []
+    return [
+        f"whether {best.precision.value} trains the same as {baseline.precision.value} was not compared: hold a few "
+        "updates of both against each other before a long training, or pin the precision with --fix"
+    ]
 
 
 def measured_plan(

@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from cost_models.config import TrainConfig
+
 SCHEMA_VERSION = 1
 
 
@@ -218,6 +220,23 @@ class Plan(Value):
     notes: list[str] = []
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+    def __str__(self) -> str:
+        """One line for people; `to_plain` and `autoplan explain` have the rest."""
+        chosen, own = (
+            TrainConfig.from_dict(self.config).describe(),
+            TrainConfig.from_dict(self.baseline.config).describe(),
+        )
+        if self.config == self.baseline.config:
+            came = "the baseline itself"
+        elif self.verification is not None and self.verification.speedup is not None:
+            came = f"{self.verification.speedup:.3g} times as fast as {own}"
+        else:
+            came = f"instead of {own}"
+        return f"plan for {self.source.path} on {self.hardware.name}, {self.evidence.value}: {chosen} ({came})"
+
+    def __repr__(self) -> str:
+        return f"<{self}>"
 
 
 def to_plain(value: BaseModel) -> Mapping[str, Any]:

@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+from autoplan.plan import Plan
+from tests.autoplan import plans
+
+
+def plan(**changes):
+    return Plan.model_validate(plans.plain_plan(**changes))
+
+
+def test_a_plan_is_printed_in_one_line_with_its_tier_and_what_it_gained():
+    one = plan()
+    gained = f"{one.verification.speedup:.3g} times as fast as float32, batch 32x4, jit_compile off"
+    assert str(one) == f"plan for train.py on cpu, measured: float32, batch 128 ({gained})"
+    assert repr(one) == f"<{one}>"
+
+
+def test_a_plan_without_a_speed_up_claims_none():
+    assert str(plan(verification=None)).endswith("(instead of float32, batch 32x4, jit_compile off)")
+
+
+def test_a_plan_that_is_the_baseline_says_so():
+    own = plans.plain_plan()["baseline"]["config"]
+    assert str(plan(config=own)).endswith("jit_compile off (the baseline itself)")
