@@ -65,10 +65,8 @@ def _untried(baseline: TrainConfig, best: TrainConfig) -> list[str]:
     """What only a run can show of a plan that nobody ran."""
     if best.precision is baseline.precision:
         return []
-    return [
-        f"whether {best.precision.value} trains the same as {baseline.precision.value} was not compared: hold a few "
-        "updates of both against each other before a long training, or pin the precision with --fix"
-    ]
+    told = f"whether {best.precision.value} trains the same as {baseline.precision.value} was not compared"
+    return [f"{told}: compare a few updates before a long training, or pin the precision with --fix"]
 
 
 def measured_plan(
