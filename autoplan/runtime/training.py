@@ -45,7 +45,8 @@ class Training:
             self._check_used()
         for line in self.fitted:
             say(line)
-        say(f"compilation cache: {watch.cache_hits} hits, {watch.cache_misses} misses")
+        if watch.cache_hits or watch.cache_misses:
+            say(f"compilation cache: {watch.cache_hits} hits, {watch.cache_misses} misses")
         for call in self.interception.seen.overridden:
             say(f"the script's own {call} was overridden by the plan")
         if left is not None:

@@ -11,9 +11,11 @@ from typing import Any
 
 import jax
 import keras
+from jax import numpy as jnp
 from keras.src.backend.jax import distribution_lib, trainer
 
 from autoplan.errors import ConfigError
+from autoplan.runtime.optimizers import innermost
 
 _COMPILE_EVENTS = (
     "/jax/core/compile/jaxpr_trace_duration",
@@ -22,6 +24,7 @@ _COMPILE_EVENTS = (
 )
 _SAVED_EVENT = "/jax/compilation_cache/compile_time_saved_sec"
 _OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "out of memory", "Out of memory", "Ran out of memory")
+_STREAM_PASSES = 4
 
 
 @dataclass
@@ -59,9 +62,14 @@ class JaxBackend:
     """See `autoplan.runtime.backends.Backend` for what each method owes."""
 
     name = "jax"
+    refusals = (RuntimeError, NotImplementedError)
 
     def version(self) -> str:
         return jax.__version__
+
+    def platform(self) -> str:
+        name: str = jax.local_devices()[0].platform
+        return name if name in ("cpu", "tpu") else "gpu"
 
     def configure_devices(self, count: int) -> None:
         jax.config.update("jax_num_cpu_devices", count)
@@ -117,6 +125,14 @@ class JaxBackend:
         logs: Mapping[str, Any] = outputs[0]
         return logs
 
+    def counted_micro_steps(self, model: Any, outputs: Any) -> int:
+        counter = innermost(model.optimizer)._iterations
+        if outputs is None:
+            return int(counter)
+        # During a fit the values travel in the training function's state, and the variables hold old ones.
+        at = next(at for at, variable in enumerate(model.optimizer.variables) if variable is counter)
+        return int(outputs[1][2][at])
+
     def watch_compilation(self) -> JaxCompileWatch:
         watch = JaxCompileWatch()
         jax.monitoring.register_event_duration_secs_listener(watch.on_duration)
@@ -167,6 +183,37 @@ class JaxBackend:
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         return isinstance(error, MemoryError) or any(word in str(error) for word in _OUT_OF_MEMORY)
+
+    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        program: Callable[..., Any] = jax.jit(function)
+        return program
+
+    def streaming(self, elements: int) -> tuple[Callable[[], object], int]:
+        """Over and over in one program and in place: neither a copy nor the first touch of fresh memory is counted."""
+
+        def passes(x: Any) -> Any:
+            return jax.lax.fori_loop(0, _STREAM_PASSES, lambda _, a: a * 0.999 + 1.0, x)
+
+        in_place = jax.jit(passes, donate_argnums=0)
+        array = jnp.zeros((elements,), jnp.float32)
+
+        def stream() -> None:
+            nonlocal array
+            array = in_place(array).block_until_ready()
+
+        return stream, _STREAM_PASSES * 2 * array.nbytes
+
+    def all_reduce(self, elements: int) -> Callable[[], object] | None:
+        devices = jax.local_devices()
+        if len(devices) == 1:
+            return None
+        mesh, over_data = jax.sharding.Mesh(devices, ("data",)), jax.sharding.PartitionSpec("data")
+        total = jax.jit(
+            jax.shard_map(lambda x: jax.lax.psum(x, "data"), mesh=mesh, in_specs=over_data, out_specs=over_data)
+        )
+        sharding = jax.sharding.NamedSharding(mesh, over_data)
+        array = jax.device_put(jnp.ones((len(devices) * elements,), jnp.float32), sharding)
+        return lambda: total(array).block_until_ready()
 
 
 def _without_aliases(state: Any) -> Any:
