@@ -87,6 +87,9 @@ class Observation(Value):
     recurrent: bool
     unweighted_metrics: bool
     custom_train_step: bool
+    added_losses: bool = Field(False, description="losses that layers add of their own outputs, past any weights")
+    unscaled_train_step: bool = Field(False, description="its own train_step never calls optimizer.scale_loss")
+    own_optimizers: list[str] = Field([], description="attributes with optimizers that its own train_step applies")
     schedule: bool = Field(description="a learning-rate schedule that counts micro-steps")
     ema: bool
     optimizer: str

@@ -42,6 +42,8 @@ class ModelFacts(Protocol):
     @property
     def custom_train_step(self) -> bool: ...
     @property
+    def unscaled_train_step(self) -> bool: ...
+    @property
     def layer_kinds(self) -> list[str]: ...
 
 
@@ -57,7 +59,7 @@ class Versions:
     hardware: str = ""
 
 
-MODEL_FACTS = frozenset({"batch_norm", "random_layers", "recurrent", "custom_train_step"})
+MODEL_FACTS = frozenset({"batch_norm", "random_layers", "recurrent", "custom_train_step", "unscaled_train_step"})
 
 
 def knob_values(config: TrainConfig) -> dict[str, Any]:

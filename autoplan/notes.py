@@ -138,7 +138,12 @@ def _of_the_remainder(config: TrainConfig, baseline: TrainConfig, observation: O
     rest = samples % batch.effective if samples else 0
     if batch == baseline.batch or observation.explicit_steps_per_epoch or not rest:
         return
-    weights_only = not (observation.batch_norm or observation.unweighted_metrics or observation.custom_train_step)
+    weights_only = not (
+        observation.batch_norm
+        or observation.unweighted_metrics
+        or observation.added_losses
+        or observation.custom_train_step
+    )
     over = rest % batch.accumulation
     if batch.accumulation == 1:
         if config.mesh.data > 1 and rest % config.mesh.data:

@@ -45,6 +45,11 @@ def writes(callback: Any) -> bool:
     return any(word in name for word in _WRITER_WORDS)
 
 
+def saves_whole_models(callback: Any) -> bool:
+    """Whether it saves the model with its code's configuration, not only weights."""
+    return isinstance(callback, keras.callbacks.ModelCheckpoint) and not callback.save_weights_only
+
+
 def timed_in_trials(callback: Any) -> bool:
     """Whether a trial keeps it: it works at every micro-step and writes nothing.
 

@@ -40,20 +40,30 @@ def fit_arguments(model: Any, arguments: dict[str, Any], facts: DataFacts, chang
 def ensure_built(model: Any, arguments: dict[str, Any], facts: DataFacts) -> None:
     """Build a subclassed model, as `fit` would, so that its variables can be seen.
 
-    Left alone where data cannot be looked at.
+    Left alone where data cannot be looked at, and where only its own micro-step can build it, such as a `train_step`
+    of a model without `call`.
     """
     if all(layer.built for layer in model._flatten_layers()):
         return
     batch = data.shapes_of_a_batch(arguments, facts)
-    if batch is not None:
+    if batch is None or type(model).call is keras.Model.call:
+        return
+    try:
         model._symbolic_build(data_batch=batch)
+    except (RuntimeError, ValueError):
+        if keras.backend.backend() != "tensorflow":
+            raise  # `fit` builds in the same way there; on TensorFlow it builds while it traces the first micro-step
 
 
 def looks_at_weights_only(model: Any) -> bool:
-    """Whether a row of weight zero leaves no trace in an update: no BatchNorm, unweighted metric, custom micro-step."""
+    """Whether a row of weight zero leaves no trace in an update.
+
+    No BatchNorm, unweighted metric, loss that a layer adds, or custom micro-step.
+    """
     return not (
         model_facts.has_batch_norm(model)
         or model_facts.has_unweighted_metrics(model)
+        or model_facts.has_added_losses(model)
         or model_facts.has_custom_train_step(model)
     )
 

@@ -158,7 +158,10 @@ class Interception:
 
 
 def one_micro_step(call: FitCall) -> Any:
-    """Run an earlier `fit` just far enough that the script can go on: one micro-step, no validation, no callbacks."""
+    """Run an earlier `fit` just far enough that the script can go on: one micro-step, no validation, no callbacks.
+
+    Scripts plot and compare what the history says: the training's figures stand in for a validation that did not run.
+    """
     left_out = (
         "validation_data",
         "validation_split",
@@ -169,4 +172,8 @@ def one_micro_step(call: FitCall) -> Any:
         "verbose",
     )
     arguments = {name: value for name, value in call.arguments.items() if name not in left_out}
-    return call.proceed(**arguments, epochs=1, steps_per_epoch=1, verbose=0)
+    history = call.proceed(**arguments, epochs=1, steps_per_epoch=1, verbose=0)
+    if call.arguments.get("validation_data") is not None or call.arguments.get("validation_split"):
+        shown = history.history
+        shown |= {f"val_{name}": list(values) for name, values in shown.items()}
+    return history

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 from collections import Counter
+from collections.abc import Iterator
+from types import CodeType
 from typing import Any
 
 import keras
@@ -61,6 +64,63 @@ def has_custom_train_step(model: Any) -> bool:
         for name in ("train_step", "compute_loss", "compute_metrics", "compute_loss_and_updates")
         if hasattr(keras.Model, name)
     )
+
+
+def has_added_losses(model: Any) -> bool:
+    """Losses of layers' own outputs (`add_loss`, activity regularizers): a row enters them whatever its weight."""
+    return any(
+        getattr(layer, "activity_regularizer", None) is not None or "add_loss" in _words_of_own_code(type(layer))
+        for layer in model._flatten_layers()
+    )
+
+
+def own_optimizers(model: Any) -> list[str]:
+    """Attributes that hold optimizers which the model's own micro-step applies besides the one that was compiled.
+
+    Accumulation is a setting of the compiled optimizer, so it does not reach these.
+    """
+    if type(model).train_step is keras.Model.train_step:
+        return []
+    compiled = (model.optimizer, innermost(model.optimizer))
+    return [
+        name
+        for name, value in vars(model).items()
+        if isinstance(value, keras.optimizers.Optimizer) and not any(value is one for one in compiled)
+    ]
+
+
+def leaves_loss_unscaled(model: Any) -> bool:
+    """Whether the class brings its own micro-step and never calls `optimizer.scale_loss` in it.
+
+    In mixed_float16 Keras divides the gradients by a scale that such a micro-step did not put in.
+    """
+    cls = type(model)
+    if cls.train_step is keras.Model.train_step:
+        return False
+    calls_keras = {"super", "train_step"} <= set(_words(_code(cls.train_step)))
+    return not (calls_keras or "scale_loss" in _words_of_own_code(cls))
+
+
+def _words_of_own_code(cls: type) -> set[str]:
+    """Names that a class's functions use, those of its bases included; Keras's own classes are left out."""
+    own = [base for base in cls.__mro__ if base is not object and base.__module__.partition(".")[0] != "keras"]
+    return {word for base in own for member in vars(base).values() for word in _words(_code(member))}
+
+
+def _code(member: Any) -> CodeType | None:
+    """The code of a function, also behind decorators (`tf.function` keeps it as `python_function`)."""
+    function = getattr(member, "python_function", member)
+    code = getattr(inspect.unwrap(function) if callable(function) else function, "__code__", None)
+    return code if isinstance(code, CodeType) else None
+
+
+def _words(code: CodeType | None) -> Iterator[str]:
+    if code is None:
+        return
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _words(constant)
 
 
 def has_ema(model: Any) -> bool:

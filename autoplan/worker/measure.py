@@ -218,7 +218,21 @@ def _extras(
         ran.append("validation")
     if options.get("checkpoint"):
         on_phase("checkpoint")
-        with tempfile.TemporaryDirectory(prefix="autoplan-") as folder:
-            call.model.save(Path(folder) / "checkpoint.keras")
-        ran.append("checkpoint")
+        ran.append(_save_checkpoint(call))
     return ran
+
+
+def _save_checkpoint(call: FitCall) -> str:
+    """Save the model -> what that makes of it: a `checkpoint`, or `weights` where its code cannot be written down.
+
+    A model without `get_config` cannot be saved whole, plan or no plan; that matters where the script does so itself.
+    """
+    with tempfile.TemporaryDirectory(prefix="autoplan-") as folder:
+        try:
+            call.model.save(Path(folder) / "checkpoint.keras")
+        except (NotImplementedError, TypeError, ValueError):
+            if any(map(callbacks.saves_whole_models, callbacks.as_list(call.arguments.get("callbacks")))):
+                raise
+            call.model.save_weights(Path(folder) / "checkpoint.weights.h5")
+            return "weights"
+    return "checkpoint"

@@ -49,6 +49,7 @@ def test_a_plain_configuration_on_jax_has_no_issue():
         ({"remat": {"mode": "full"}}, {"batch_norm": True}, "torch", "remat-full-torch-batch-norm"),
         ({"mesh": {"data": 2}}, {}, "tensorflow", "mesh-off-jax"),
         ({"precision": "mixed_float16", "accumulation": 2}, {}, "jax", "float16-accumulation"),
+        ({"precision": "mixed_float16"}, {"unscaled_train_step": True}, "jax", "float16-without-loss-scaling"),
         (
             {"precision": "mixed_float16"},
             {"layer_kinds": ["Dense", "MultiHeadAttention"]},

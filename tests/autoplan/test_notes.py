@@ -75,6 +75,11 @@ def test_an_update_that_goes_on_in_the_next_epoch_is_told():
             {"unweighted_metrics": True},
             "2 of the 326 samples of an epoch are left out: they do not divide over the micro-steps",
         ),
+        (
+            64 * 5 + 6,
+            {"added_losses": True},
+            "2 of the 326 samples of an epoch are left out: they do not divide over the micro-steps",
+        ),
     ],
 )
 def test_the_end_of_an_epoch_is_told(samples, facts, told):

@@ -33,6 +33,18 @@ def test_trials_keep_what_works_at_every_micro_step_and_writes_nothing(callback,
     assert callbacks.timed_in_trials(callback) is timed
 
 
+@pytest.mark.parametrize(
+    ("callback", "whole"),
+    [
+        (keras.callbacks.ModelCheckpoint("x.keras"), True),
+        (keras.callbacks.ModelCheckpoint("x.weights.h5", save_weights_only=True), False),
+        (EveryMicroStep(), False),
+    ],
+)
+def test_a_checkpoint_of_the_whole_model_is_told_from_one_of_weights(callback, whole):
+    assert callbacks.saves_whole_models(callback) is whole
+
+
 def test_counts_of_micro_steps_fall_on_the_same_samples():
     checkpoint = keras.callbacks.ModelCheckpoint("x.keras", save_freq=10)
     by_epoch = keras.callbacks.ModelCheckpoint("y.keras")

@@ -100,6 +100,15 @@ def test_an_overridden_fit_counts_once(intercept):
     assert int(model.optimizer.iterations) == 1
 
 
+def test_an_earlier_fit_leaves_a_history_that_a_script_can_plot(intercept):
+    intercept()
+    model = small_model()
+    x, y = np.zeros((8, 4)), np.zeros((8, 2))
+    assert set(model.fit(x, y).history) == {"loss"}
+    shown = model.fit(x, y, epochs=3, validation_split=0.5).history
+    assert shown["val_loss"] == shown["loss"]
+
+
 def test_everything_is_put_back():
     before = keras.config.set_dtype_policy, keras.RematScope.__enter__, keras.Model.fit
     one = Interception(one_micro_step)

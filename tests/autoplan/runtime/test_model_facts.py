@@ -46,6 +46,93 @@ def test_metrics_and_steps_of_their_own():
     assert not model_facts.has_custom_train_step(compiled())
 
 
+class Adds(keras.layers.Layer):
+    def call(self, inputs):
+        self.add_loss(keras.ops.mean(keras.ops.square(inputs)))
+        return inputs
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [Adds(), keras.layers.Dense(3, activity_regularizer="l2"), keras.Sequential([Adds()])],
+    ids=["add_loss", "activity regularizer", "nested"],
+)
+def test_losses_that_layers_add_of_their_outputs_are_seen(layer):
+    assert model_facts.has_added_losses(compiled(layer))
+
+
+def test_a_regularizer_of_weights_adds_no_loss_of_a_row():
+    assert not model_facts.has_added_losses(compiled(keras.layers.Dense(3, kernel_regularizer="l2")))
+
+
+class Pair(keras.Model):
+    """Trains two networks, each with an optimizer of its own; Keras compiles one that nothing uses."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = keras.layers.Dense(1), keras.layers.Dense(1)
+
+    def compile(self, first_optimizer, second_optimizer):
+        super().compile()
+        self.first_optimizer, self.second_optimizer = first_optimizer, second_optimizer
+
+    def train_step(self, *arguments):
+        return {}
+
+
+def test_optimizers_of_a_micro_step_of_its_own_are_named():
+    pair = Pair()
+    pair.compile(keras.optimizers.Adam(), keras.optimizers.Adam())
+    assert model_facts.own_optimizers(pair) == ["first_optimizer", "second_optimizer"]
+    assert model_facts.own_optimizers(compiled()) == []
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
+def test_the_compiled_optimizer_under_another_name_is_no_other(policy):
+    class Renamed(keras.Sequential):
+        def compile(self, optimizer):
+            super().compile(optimizer, "mse")
+            self.mine = optimizer
+
+        def train_step(self, *arguments):
+            return {}
+
+    model = Renamed([keras.layers.Input((4,)), keras.layers.Dense(1, dtype=policy)], name="renamed")
+    model.dtype_policy = keras.dtype_policies.get(policy)
+    model.compile(keras.optimizers.SGD())
+    assert model_facts.own_optimizers(model) == []
+
+
+class Scaling(keras.Sequential):
+    def loss_of(self, x, y):
+        return self.optimizer.scale_loss(self.compute_loss(x, y, self(x)))
+
+    def train_step(self, *arguments):
+        return {"loss": self.loss_of(*arguments)}
+
+
+class ThroughKeras(keras.Sequential):
+    def train_step(self, *arguments):
+        return super().train_step(*arguments)
+
+
+class Unscaled(keras.Sequential):
+    def train_step(self, *arguments):
+        return {"loss": self.compute_loss(*arguments)}
+
+
+class OwnLoss(keras.Sequential):
+    def compute_loss(self, *arguments, **named):
+        return super().compute_loss(*arguments, **named)
+
+
+@pytest.mark.parametrize(
+    ("kind", "unscaled"), [(Scaling, False), (ThroughKeras, False), (Unscaled, True), (OwnLoss, False)]
+)
+def test_a_micro_step_that_scales_no_loss_is_told(kind, unscaled):
+    assert model_facts.leaves_loss_unscaled(kind([keras.layers.Dense(1)])) is unscaled
+
+
 def test_structure_is_of_shapes_alone():
     assert model_facts.structure(compiled()) == model_facts.structure(compiled())
     assert model_facts.structure(compiled()) != model_facts.structure(compiled(keras.layers.Dense(5)))

@@ -1,0 +1,47 @@
+"""A fit measured in this process: what a verification also runs."""
+
+import keras
+import numpy as np
+import pytest
+
+from autoplan.runtime import backends, data
+from autoplan.runtime.intercept import FitCall
+from autoplan.worker.measure import measure
+
+QUICK = {"groups": 3, "group_seconds": 0.02, "max_seconds": 10}
+
+
+class WithoutConfig(keras.Model):
+    """Built around an array, so that Keras cannot write down how to build it again."""
+
+    def __init__(self, table):
+        super().__init__()
+        self.table = table
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, inputs):
+        return self.dense(inputs * self.table)
+
+
+def measured(model, **arguments):
+    model.compile("sgd", "mse")
+    x = np.random.default_rng(0).normal(size=(64, 3)).astype("float32")
+    arguments = {"x": x, "y": x[:, :1], "verbose": 0, **arguments}
+    call = FitCall(1, model, arguments, keras.Model.fit)
+    facts = data.describe(call.arguments)
+    options = {**QUICK, "checkpoint": True}
+    return measure(call, facts, None, backends.get("jax"), options, lambda _: None, 0.0, simulated=False)
+
+
+def test_a_model_that_can_be_saved_is_saved_whole():
+    assert measured(keras.Sequential([keras.layers.Dense(1)])).notes == ["checkpoint"]
+
+
+def test_of_a_model_whose_code_cannot_be_written_down_the_weights_are_saved():
+    assert measured(WithoutConfig(np.ones(3, "float32"))).notes == ["weights"]
+
+
+def test_a_script_that_saves_such_a_model_whole_hears_of_it(tmp_path):
+    saving = keras.callbacks.ModelCheckpoint(tmp_path / "model.keras")
+    with pytest.raises(NotImplementedError, match="get_config"):
+        measured(WithoutConfig(np.ones(3, "float32")), callbacks=[saving])
