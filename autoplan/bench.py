@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any, Protocol
 
-from autoplan.errors import SourceError, WorkloadError
+from autoplan.errors import FAILED_BY_ITSELF, ScriptFailed, SourceError, WorkloadError
 from autoplan.jobs import Job, JobKind, JobResult, Observation, SourceSpec, log_tail
 from autoplan.plan import Failure, FailureKind, Measurement, Outcome
 from cost_models.config import TrainConfig
@@ -248,7 +248,15 @@ def _value(result: JobResult) -> dict[str, Any]:
 
 
 def explain_failure(failure: Failure) -> AutoplanError:
-    """A failure that nothing can be tuned around, as an error for the user."""
+    """A failure that nothing can be tuned around, as an error for the user.
+
+    Code that fails before its fit did not fail when it was looked at: what is different now is that it ran before.
+    """
+    if FAILED_BY_ITSELF in failure.message:
+        return ScriptFailed(
+            f"{failure.message}\nIt got to its fit when it was first looked at, so what that run left behind may stop "
+            "it now: every trial runs the source again, and --scratch gives each an empty working directory"
+        )
     where = f"; its output is in {failure.log}" if failure.log else ""
     return SourceError(
         f"the training fails as it is ({failure.kind.value}: {failure.message}){where}. Make it run by itself, "

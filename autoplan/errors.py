@@ -17,6 +17,7 @@ from __future__ import annotations
 from cost_models.errors import AutoplanError, ConfigError, HardwareError, WorkloadError
 
 __all__ = [
+    "FAILED_BY_ITSELF",
     "AutoplanError",
     "ConfigError",
     "HardwareError",
@@ -30,6 +31,10 @@ __all__ = [
     "WorkerError",
     "WorkloadError",
 ]
+
+
+FAILED_BY_ITSELF = "failed by itself"
+"""Stands in every message about code of the user's that raised, wherever that message travels."""
 
 
 class SourceError(AutoplanError):

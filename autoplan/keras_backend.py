@@ -12,10 +12,11 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from autoplan.errors import ConfigError
+from autoplan.errors import ConfigError, NeverFits, SourceError
 
 RUNNABLE = ("jax", "tensorflow", "torch")
 """Backends that trials and trainings run on."""
@@ -67,6 +68,20 @@ def choose(asked: str | None = None, script: str | Path | None = None) -> Chosen
         )
     told = f"{named.by} names {named.name}, which is not installed here; trials and plan are on {others[0]}"
     return Chosen(others[0], (f"{told}: set {_VARIABLE}={others[0]} when you run the script by itself",))
+
+
+@contextmanager
+def explaining(chosen: Chosen) -> Iterator[None]:
+    """Where a source fails on another backend than its own, say so beside its failure: that is the likeliest reason."""
+    try:
+        yield
+    except NeverFits:
+        raise
+    except SourceError as error:
+        if not chosen.notes:
+            raise
+        advice = "a source that uses its own backend's framework directly runs on that one alone"
+        raise type(error)("\n".join([str(error), *chosen.notes, advice])) from error
 
 
 def checked(asked: str) -> str:

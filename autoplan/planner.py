@@ -60,6 +60,7 @@ def tune(request: TuneRequest, watch: Watch = silent) -> TuneResult:
         planfile.ensure_writable(request.output)
     chosen = _backend(request)
     with ExitStack() as stack:
+        stack.enter_context(keras_backend.explaining(chosen))
         workers = Workers(stack)
         looks = Path(stack.enter_context(TemporaryDirectory(prefix="autoplan-")))
         cluster = _cluster(workers, request.hardware, chosen.name, request.devices, watch)

@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from autoplan.errors import AutoplanError, NeverFits, ScriptFailed
+from autoplan.errors import FAILED_BY_ITSELF, AutoplanError, NeverFits, ScriptFailed
 from autoplan.jobs import SEE_OUTPUT
 from autoplan.runtime.running import OnBuilder, run_source
 from autoplan.source import SourceSpec
@@ -74,7 +74,7 @@ def failed(source: SourceSpec, error: BaseException) -> ScriptFailed:
     own = [frame for frame in frames if frame.filename.startswith(root) and "site-packages" not in frame.filename]
     shown = "".join(traceback.format_list(own or frames[-2:]))
     reason = "".join(traceback.format_exception_only(error)).strip()
-    return ScriptFailed(f"{source.path} failed by itself:\n{shown}{reason}")
+    return ScriptFailed(f"{source.path} {FAILED_BY_ITSELF}:\n{shown}{reason}")
 
 
 def synthetic_arguments(model: Any, batch_size: int) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from autoplan import jobs, keras_backend
 from autoplan.cli import app
-from autoplan.errors import ConfigError
+from autoplan.errors import ConfigError, NeverFits, ScriptFailed
 from autoplan.keras_backend import Chosen, Named
 from autoplan.runtime.backends import PRELOADED
 
@@ -155,3 +155,31 @@ def test_the_default_is_what_keras_takes():
 
     source = (config.__spec__.loader.get_source(config.__name__) or "").splitlines()
     assert f'_BACKEND = "{keras_backend.KERAS_DEFAULT}"' in source
+
+
+ELSEWHERE = Chosen("jax", ("trials and plan are on jax, as asked; train.py names tensorflow",))
+
+
+def test_a_source_that_fails_on_another_backend_than_its_own_is_told_so():
+    with pytest.raises(ScriptFailed) as caught, keras_backend.explaining(ELSEWHERE):
+        raise ScriptFailed("train.py failed by itself:\nTypeError: no such tensor")
+    assert str(caught.value).splitlines() == [
+        "train.py failed by itself:",
+        "TypeError: no such tensor",
+        "trials and plan are on jax, as asked; train.py names tensorflow",
+        "a source that uses its own backend's framework directly runs on that one alone",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "error"),
+    [
+        (Chosen("jax"), ScriptFailed("train.py failed by itself")),
+        (ELSEWHERE, NeverFits("train.py ended without calling model.fit")),
+        (ELSEWHERE, ConfigError("--fix mesh=data=3: no such mesh")),
+    ],
+)
+def test_what_has_nothing_to_do_with_the_backend_is_left_as_it_is(chosen, error):
+    with pytest.raises(type(error)) as caught, keras_backend.explaining(chosen):
+        raise error
+    assert caught.value is error
