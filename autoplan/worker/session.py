@@ -34,6 +34,7 @@ _LOOKS = (JobKind.OBSERVE, JobKind.TRACE)
 def run_job(job: Job, channel: Channel) -> None:
     """Answer one job and leave the process. Never returns."""
     os.environ["AUTOPLAN_TRIAL"] = "1"
+    os.environ["MPLBACKEND"] = "Agg"  # a window with a figure would wait, in every trial, for somebody to close it
     channel.started()
     try:
         Session(job, channel).run()

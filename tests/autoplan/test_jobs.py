@@ -72,6 +72,11 @@ def test_trials_are_told_that_they_are_trials(client, script):
     assert result.failure is None
 
 
+def test_figures_of_trials_open_no_window(client, script):
+    result = run(client, script(before="import os\nassert os.environ['MPLBACKEND'] == 'Agg'\n"))
+    assert result.failure is None
+
+
 def test_a_script_that_fails_by_itself_is_told_with_its_own_frames(client, script):
     spec = script(after="def deep():\n    raise ValueError('no such column')\ndeep()\n")
     with pytest.raises(ScriptFailed) as caught:
