@@ -1,0 +1,264 @@
+"""One suite for every backend: what the runtime and the workers rely on, shown in a worker of each.
+
+The worker of a backend can import no other one, as in an environment where only that one is installed.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from autoplan import hardware, source
+from autoplan.errors import ConfigError, NeverFits
+from autoplan.jobs import Client, Job, JobKind, Observation
+from autoplan.plan import Measurement
+from cost_models.config import TrainConfig
+
+CHECKS = Path(__file__).with_name("checks.py")
+BACKENDS = ("jax", "tensorflow", "torch")
+QUICK = {"groups": 3, "group_seconds": 0.05, "max_seconds": 20}
+
+
+class Worker:
+    """The workers of one backend."""
+
+    def __init__(self, name, client, mlp):
+        self.name, self._client, self._mlp = name, client, mlp
+
+    def ask(self, kind, *, script=None, arguments=("--samples", "2000"), log=None, **job):
+        spec = source.resolve(str(script or self._mlp), arguments)
+        return self._client.run(Job(kind=kind, source=spec, backend=self.name, **job), time_limit_seconds=240, log=log)
+
+    def value(self, kind, **job):
+        result = self.ask(kind, **job)
+        assert result.failure is None, result.failure
+        return result.value
+
+    def changed(self, own, **knobs):
+        return TrainConfig.from_dict(own).with_(**knobs).to_dict()
+
+
+def without(others, folder):
+    """A folder whose packages of these names cannot be imported."""
+    for name in others:
+        (folder / f"{name}.py").write_text(f"raise ModuleNotFoundError(\"No module named '{name}'\", name='{name}')\n")
+    return os.pathsep.join([str(folder), *sys.path])
+
+
+@pytest.fixture(scope="module", params=BACKENDS)
+def worker(request, scripts, tmp_path_factory):
+    others = [name for name in BACKENDS if name != request.param]
+    path = without(others, tmp_path_factory.mktemp("without"))
+    with Client(request.param, environment={"PYTHONPATH": path}) as client:
+        yield Worker(request.param, client, scripts / "mlp.py")
+
+
+@pytest.fixture(scope="module")
+def seen(worker, tmp_path_factory):
+    """What the checks saw; each is asked for by its name."""
+    folder = tmp_path_factory.mktemp("checks")
+    with pytest.raises(NeverFits):
+        worker.ask(JobKind.OBSERVE, script=CHECKS, arguments=[str(folder / "seen.json")], log=folder / "log")
+    found = json.loads((folder / "seen.json").read_text())
+
+    def of(name):
+        assert "error" not in found[name], found[name]["error"]
+        return found[name]["value"]
+
+    return of
+
+
+@pytest.fixture(scope="module")
+def observed(worker):
+    return Observation.model_validate(worker.value(JobKind.OBSERVE))
+
+
+def of(worker, **by_backend):
+    return by_backend[worker.name]
+
+
+def test_devices_are_told(worker, seen):
+    found = seen("devices")
+    assert found["count"] >= 1
+    assert found["kind"]
+    assert found["platform"] in ("cpu", "gpu", "tpu")
+    for name in ("memory_bytes", "peak_bytes"):
+        assert found[name] is None or found[name] > 0
+    assert found["version"][0].isdigit()
+
+
+def test_no_other_backend_is_needed(worker, seen):
+    assert seen("imported") == [worker.name]
+
+
+def test_a_mesh_that_is_not_there_is_told(worker, seen):
+    kind, message = seen("meshes_that_are_not_there")
+    assert kind == "ConfigError"
+    assert "1000 devices" in message
+
+
+def test_simulated_devices_are_made_or_refused(worker):
+    if worker.name == "jax":
+        assert Observation.model_validate(worker.value(JobKind.OBSERVE, devices=3)).devices == 3
+        return
+    with pytest.raises(ConfigError, match="3 simulated devices were asked for"):
+        worker.ask(JobKind.OBSERVE, devices=3)
+
+
+@pytest.mark.parametrize(
+    ("policy", "compute", "optimizer"),
+    [
+        ("float32", "float32", "SGD"),
+        ("mixed_bfloat16", "bfloat16", "SGD"),
+        ("mixed_float16", "float16", "LossScaleOptimizer"),
+    ],
+)
+def test_precision_is_really_applied(seen, policy, compute, optimizer):
+    found = seen("precision")[policy]
+    assert found["seen"] == [compute, compute, "float32"]
+    assert found["optimizer"] == optimizer
+    assert (found["finite"], found["read"]) == (True, policy)
+    assert found["updates"] == 2
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_compilation_is_really_switched(seen, wanted):
+    found = seen("compilation")[str(wanted)]
+    assert (found["compiled"], found["read"]) == (wanted, wanted)
+    assert found["updates"] == 6
+
+
+def test_what_runs_where_the_script_says_nothing_is_read(worker, seen):
+    compiled = {"jax": True, "tensorflow": seen("devices")["platform"] != "cpu", "torch": False}
+    assert seen("compilation_where_the_script_says_nothing") is compiled[worker.name]
+
+
+def test_executions_take_several_micro_steps_or_are_refused(worker, seen):
+    found = seen("executions")
+    if worker.name == "torch":
+        assert "steps_per_execution" in found["refused"]
+        return
+    assert (found["calls"], found["updates"]) == (2, 8)
+    assert found["difference"] < 1e-6
+
+
+def test_micro_steps_add_up_to_the_scripts_own_updates(seen):
+    for case, found in seen("accumulation").items():
+        own, changed = found["updates"]
+        assert own == changed > 0, case
+        assert found["difference"] < 1e-5, case
+
+
+def test_an_optimizer_that_has_trained_keeps_its_state(seen):
+    found = seen("a_second_fit")
+    assert found["updates"] == [6, 6]
+    assert found["difference"] < 1e-5
+
+
+def test_scaled_losses_are_accumulated(seen):
+    assert seen("loss_scaling") == {"optimizer": "LossScaleOptimizer", "updates": 4}
+
+
+def test_pipelines_are_cut_into_the_same_updates(worker, seen):
+    found = seen("pipelines")
+    assert (found is None) == (worker.name != "tensorflow")
+    for case in (found or {}).values():
+        assert case["updates"] == [6, 6]
+        assert case["difference"] < 1e-5
+
+
+def test_every_micro_step_is_counted_once(seen):
+    for case, found in seen("timing").items():
+        assert found["counted"] == found["done"], case
+        assert found["groups"] == 3, case
+
+
+def test_compiling_is_told_apart_from_running(worker, seen):
+    found = seen("timing")["1"]
+    compiled = found["compile_seconds"]
+    if worker.name == "torch":
+        assert not compiled  # it runs eagerly
+        return
+    assert 0 < compiled < found["first_call_seconds"]
+
+
+def test_waiting_is_real(seen):
+    found = seen("synchronizing")
+    assert found["read"] < 0.5 * found["done"]
+
+
+def test_a_changed_shape_is_compiled_and_counted(seen):
+    first, again, changed = seen("recompilation")
+    assert first > 0
+    assert again == first
+    assert changed > again
+
+
+def test_what_runs_eagerly_is_not_called_compiled(seen):
+    assert seen("eager") == {"compilations": 0, "read": False}
+
+
+def test_running_out_of_memory_is_recognized(seen):
+    found = seen("running_out_of_memory")
+    assert found["real"][2], found["real"]
+    assert found["numpy"] is True
+    assert (found["shapes"], found["interrupt"]) == (False, False)
+
+
+def test_micro_steps_can_be_run_without_input(seen):
+    for executions, found in seen("compute_only").items():
+        assert found["calls"] == 8 // int(executions)
+
+
+def test_a_program_needs_memory_or_does_not_tell(worker, seen):
+    needed = seen("program_memory")
+    assert needed > 0 if worker.name == "jax" else needed is None
+
+
+def test_a_fit_is_observed(worker, observed):
+    config = TrainConfig.from_dict(observed.config)
+    assert (config.backend, config.batch.global_size) == (worker.name, 64)
+    assert (observed.samples, observed.data, observed.parameters) == (2000, "arrays", 20_865)
+    assert observed.environment["backend"] == worker.name
+
+
+def test_a_fit_is_measured(worker, observed):
+    own = observed.config
+    value = worker.value(JobKind.MEASURE, config=own, baseline=own, options=QUICK)
+    found = Measurement.model_validate(value)
+    assert found.groups >= 3
+    assert 0 < found.micro_step_seconds_low <= found.micro_step_seconds <= found.micro_step_seconds_high
+    assert found.first_step_seconds > found.micro_step_seconds
+    assert found.compute_micro_step_seconds > 0
+    assert found.peak_bytes > 0
+    assert found.recompilations == 0 or worker.name == "jax"  # its last, partial batch
+
+
+def test_losses_are_the_same_for_a_seed_and_for_micro_batches(worker, observed):
+    own = observed.config
+    batch = TrainConfig.from_dict(own).batch
+    cut = worker.changed(own, batch=type(batch)(batch.local // 4, accumulation=4))
+
+    def losses(config, seed):
+        options = {"seed": seed, "updates": 6}
+        return worker.value(JobKind.NUMERICS, config=config, baseline=own, options=options)["losses"]
+
+    first, other = losses(own, 1), losses(own, 2)
+    assert len(first) == 6
+    assert losses(own, 1) == pytest.approx(first, rel=1e-6)
+    assert losses(cut, 1) == pytest.approx(first, rel=1e-5)
+    assert other != pytest.approx(first, rel=1e-3)
+
+
+def test_the_machine_is_measured(worker):
+    profile = worker.value(JobKind.PROBE)
+    assert profile["backend"] == worker.name
+    assert set(profile["versions"]) == {"python", "keras", worker.name}
+    for rates in profile["matmul_flops_per_second"].values():
+        assert all(1e7 < rate < 1e16 for rate in rates.values())
+    assert 1e8 < profile["memory_bytes_per_second"] < 1e14
+    assert 0 <= profile["kernel_launch_seconds"] < 1e-2
+    assert 1e-7 < profile["dispatch_seconds"] < 1e-1
+    assert hardware.resolve("local", profile=profile).chip.peak_flops_per_second["float32"] > 1e8
