@@ -67,12 +67,13 @@ def test_nothing_in_the_tree_speaks_of_one_machine_or_of_unfinished_work():
 
 def test_tests_mirror_the_packages():
     """Every test file stands where the module that it tests stands."""
+    of_packages = {"test_public", "test_conformance"}
     odd = []
     for path in PYTHON:
         parts = path.relative_to(ROOT).parts
         if parts[0] == "tests" and len(parts) > 2 and parts[1] != "models" and path.stem.startswith("test_"):
             module = ROOT.joinpath(*parts[1:-1], path.stem.removeprefix("test_"))
-            if not (module.with_suffix(".py").exists() or module.is_dir() or path.stem in {"test_public", "test_conformance"}):
+            if not (module.with_suffix(".py").exists() or module.is_dir() or path.stem in of_packages):
                 odd.append(name(path))
     assert not odd
 
