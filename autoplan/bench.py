@@ -221,6 +221,11 @@ class Bench:
             folders["scratch"] = mkdtemp(dir=self.scratch)
         return folders
 
+    def usable_bytes(self) -> int:
+        """What a training may hold: all of a CPU's memory, which simulated devices share; elsewhere one device's."""
+        chip = self.cluster.chip
+        return chip.usable_memory_bytes * self.cluster.devices if chip.kind == "cpu" else chip.usable_memory_bytes
+
     def cut_short(self, failure: Failure) -> bool:
         """Whether a timeout is the budget's doing, and says nothing of the configuration."""
         return failure.kind is FailureKind.TIMEOUT and not self.clock.allows(SHORTEST_STEP_SECONDS)
@@ -231,9 +236,8 @@ class Bench:
 
     def _memory_limit(self) -> int | None:
         """On a CPU the devices' memory is this machine's, and is watched; elsewhere the device guards its own."""
-        chip = self.cluster.chip
-        on_this_cpu = self.cluster.local and chip.kind == "cpu"
-        return chip.usable_memory_bytes * self.cluster.devices if on_this_cpu else None
+        on_this_cpu = self.cluster.local and self.cluster.chip.kind == "cpu"
+        return self.usable_bytes() if on_this_cpu else None
 
 
 def _value(result: JobResult) -> dict[str, Any]:

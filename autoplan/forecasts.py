@@ -21,6 +21,7 @@ from autoplan.space import Space
 from cost_models.config import Batch, Mesh, Remat, RematMode, TrainConfig
 from cost_models.estimate import estimate
 from cost_models.hardware import Cluster
+from cost_models.memory import MemoryCost
 from cost_models.workload import Workload
 
 TRACES_AT_ONCE = 2
@@ -74,11 +75,19 @@ class Findings:
 
 
 def survey(
-    bench: Bench, observation: Observation, space: Space, versions: Versions, *, headroom: float, remat_asked: bool
+    bench: Bench,
+    observation: Observation,
+    space: Space,
+    versions: Versions,
+    *,
+    headroom: float,
+    remat_asked: bool,
+    measurable: bool = False,
 ) -> Findings:
     """Forecast the space and prune it in two visible steps: what fits, then what may win.
 
-    `remat_asked`: rematerialization was asked for, so it is tried where nothing needs it, too.
+    `remat_asked`: rematerialization was asked for, so it is tried where nothing needs it, too. `measurable`: trials
+    follow, so where nothing is sure to fit, what may fit is tried.
     NoFeasibleConfiguration when nothing fits; WorkloadError when the training step cannot be traced.
     """
     forecaster = _Forecaster(bench, observation, headroom)
@@ -88,7 +97,7 @@ def survey(
     legal = [forecaster.forecasts[config] for config in space.configs if config in forecaster.forecasts]
     if not legal:
         raise WorkloadError(f"no configuration can be traced: {'; '.join(r.reason for r in forecaster.rejected)}")
-    fitting, too_large = feasible(legal)
+    fitting, too_large = feasible(legal, measurable=measurable)
     kept, too_slow = rank(fitting, keep=[space.baseline, *(one.config for one in _best_of_each_mesh(fitting))])
     return Findings(
         observation=observation,
@@ -192,9 +201,20 @@ class _Forecaster:
             except HardwareError as error:
                 unpublished.setdefault(str(error), []).append(config)
                 continue
-            self.forecasts[config] = Forecast.from_estimate(config, one.to_dict(), samples)
+            outside_bytes = self._outside_bytes(config, one.memory)
+            self.forecasts[config] = Forecast.from_estimate(config, one.to_dict(), samples, outside_bytes)
         for reason, configs in unpublished.items():
             self._reject(configs, reason)
+
+    def _outside_bytes(self, config: TrainConfig, memory: MemoryCost) -> int:
+        """What the process holds in a device's memory besides the training step: known where the device is this CPU.
+
+        Measured before the first micro-step, when the weights are there already; simulated devices share it.
+        """
+        held, cluster = self.observation.process_bytes, self.bench.cluster
+        if held is None or not cluster.local or cluster.chip.kind != "cpu":
+            return 0
+        return max(0, held - memory.parameters - memory.non_trainable) // config.mesh.devices
 
     def _reject(self, group: Sequence[TrainConfig], reason: str) -> None:
         self.rejected.append(

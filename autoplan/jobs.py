@@ -100,6 +100,7 @@ class Observation(Value):
     devices: int
     device_kind: str
     device_memory_bytes: int | None
+    process_bytes: int | None = Field(None, description="held before the first micro-step: libraries, data, weights")
     environment: dict[str, str]
     notes: list[str] = []
 

@@ -22,6 +22,8 @@ from autoplan.plan import (
     HardwareRecord,
     Measurement,
     Plan,
+    Rejection,
+    Rescue,
     SourceRecord,
     TrialRecord,
     Verification,
@@ -97,6 +99,8 @@ def measured_plan(
         measured=choice.measurement,
         verification=choice.verification,
         trials=list(tried.records),
+        rescue=tried.rescued,
+        left_out=tried.left_out,
         notes=[
             choice.why,
             *_explained(findings, tried, choice.config),
@@ -153,7 +157,7 @@ def _choose(
 ) -> Choice:
     reference = TrainConfig.from_dict(tried.reference.config)
     baseline_runs = tried.baseline.measurement is not None
-    named = "the baseline" if baseline_runs else "the configuration of least change that runs"
+    named = "the baseline" if baseline_runs else "the least change that runs"
     last = verified[-1] if verified else None
     if last is not None and last.holds:
         verification = last.verification if baseline_runs else _without_speedup(last.verification, reference)
@@ -196,7 +200,7 @@ def _without_speedup(verification: Verification, reference: TrainConfig) -> Veri
     """Where the baseline does not run there is no speed-up over it; what was compared is kept in words."""
     detail = (
         f"{verification.numerics_detail}; {verification.speedup:.2f} times as fast as {reference.describe()}, "
-        "the first configuration that runs"
+        "the least change that runs"
     )
     return verification.model_copy(
         update={"speedup": None, "speedup_low": None, "speedup_high": None, "numerics_detail": detail}
@@ -262,6 +266,8 @@ def _plan(
     measured: Measurement | None = None,
     verification: Verification | None = None,
     trials: list[TrialRecord] | None = None,
+    rescue: Rescue | None = None,
+    left_out: Sequence[Rejection] = (),
 ) -> Plan:
     forecast = findings.forecasts.get(config)
     fields: dict[str, Any] = {"schema": 1}
@@ -276,8 +282,9 @@ def _plan(
         predicted=dict(forecast.estimate) if forecast else None,
         measured=measured,
         verification=verification,
+        rescue=rescue,
         trials=trials or [],
-        rejected=list(findings.rejected),
+        rejected=[*findings.rejected, *left_out],
         notes=notes,
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,7 +21,7 @@ from autoplan.plan import Failure, Plan
 from autoplan.requests import Candidate, EstimateRequest, Event, TuneRequest, TuneResult, Watch
 from autoplan.search import PREDICTED_FIRST, Study, StudyPlace, knob_choices, study_name
 from autoplan.space import Space, legal_configs
-from autoplan.trials import Runner, Tried
+from autoplan.trials import Reference, Runner, Tried
 from autoplan.verify import Timed, exactness_expected
 from cost_models.config import Batch, Layout, Mesh, Precision, Remat, RematMode, TrainConfig
 from cost_models.estimate import estimate as estimate_workload
@@ -221,9 +221,17 @@ def _survey(request: TuneRequest, bench: Bench, observation: Observation, space:
     versions = versions_of(observation, bench.cluster)
     try:
         remat_asked = "remat" in request.only
-        return survey(bench, observation, space, versions, headroom=request.headroom, remat_asked=remat_asked)
+        return survey(
+            bench,
+            observation,
+            space,
+            versions,
+            headroom=request.headroom,
+            remat_asked=remat_asked,
+            measurable=_measured_here(request, bench),
+        )
     except WorkloadError as error:
-        if not (request.measure and bench.cluster.local):
+        if not _measured_here(request, bench):
             raise
         findings = without_forecasts(bench, observation, space, versions, str(error))
         watch(Event("note", findings.notes[0]))
@@ -286,16 +294,26 @@ def _try(runner: Runner, findings: Findings, watch: Watch) -> Tried:
     """The baseline, a reference where the baseline does not run, and the rest."""
     baseline = findings.space.baseline
     first = runner.run_baseline(baseline)
-    reference = first if first.measurement is not None else runner.run_reference(first)
-    seconds = runner.typical_seconds() or TRIAL_SECONDS
+    reference = Reference(first) if first.measurement is not None else runner.run_reference(first)
+    # A trial that ran out of memory was a short one, and no measure of how long others may take.
+    wall_seconds = reference.record.measurement.wall_seconds if reference.record.measurement else 0.0
+    seconds = max(runner.typical_seconds(), wall_seconds) or TRIAL_SECONDS
     runner.bench = runner.bench.patient(seconds)
     runner.reference_seconds = seconds
-    try:
-        ended, interrupted = runner.run_rest(), False
-    except KeyboardInterrupt:
-        ended, interrupted = "interrupted", True
+    ended, interrupted = "interrupted", True
+    if not reference.interrupted:
+        with suppress(KeyboardInterrupt):
+            ended, interrupted = runner.run_rest(), False
     watch(Event("stage", f"trials ended: {ended}"))
-    return Tried(first, reference, tuple(runner.study.records), ended, interrupted)
+    return Tried(
+        first,
+        reference.record,
+        tuple(runner.study.records),
+        ended,
+        interrupted,
+        rescued=reference.rescued,
+        left_out=tuple(runner.left_out),
+    )
 
 
 def _verify(runner: Runner, tried: Tried, watch: Watch) -> tuple[list[Verified] | None, list[Timed]]:

@@ -11,7 +11,7 @@ import fcntl
 import hashlib
 import json
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -158,6 +158,12 @@ class Study:
     def reorder(self, shortlist: Sequence[TrainConfig]) -> None:
         """Another order, learnt from the trials."""
         self._shortlist = list(shortlist)
+
+    def leave_out(self, hopeless: Callable[[TrainConfig], bool]) -> list[TrainConfig]:
+        """Take what cannot work off the shortlist; returns what was taken that had not been tried."""
+        gone = [config for config in self._shortlist if hopeless(config)]
+        self._shortlist = [config for config in self._shortlist if config not in gone]
+        return [config for config in gone if self.outcome(config) is None]
 
     def begin(self, config: TrainConfig) -> None:
         """Announce a configuration that the caller chose, such as the baseline."""

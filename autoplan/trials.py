@@ -11,13 +11,15 @@ from statistics import median
 
 from autoplan.bench import Bench, explain_failure
 from autoplan.corrections import reordered
-from autoplan.errors import ConfigError, StudyError
+from autoplan.errors import ConfigError, NoFeasibleConfiguration, StudyError
 from autoplan.evidence import verification_seconds
 from autoplan.jobs import Observation
+from autoplan.ladder import Ladder, Need, cannot_run, needs
 from autoplan.objective import PlannedFit, settled_compile_seconds
-from autoplan.plan import Failure, FailureKind, Measurement, Outcome, TrialRecord
+from autoplan.plan import Evidence, Failure, FailureKind, Measurement, Outcome, Rejection, Rescue, TrialRecord
 from autoplan.prune import Forecast, distance
 from autoplan.requests import Event, Watch
+from autoplan.rescue import nothing_runs, rescue
 from autoplan.search import Study
 from cost_models.config import TrainConfig
 
@@ -34,12 +36,25 @@ class Tried:
     baseline    trial 0, the user's own configuration
     reference   what others are compared with: the baseline, or the first that ran where the baseline does not
     ended       why there were no more trials
+    rescued     how the reference was found where the baseline runs out of memory
+    left_out    what was not tried because a trial that needs no more ran out of memory
     """
 
     baseline: TrialRecord
     reference: TrialRecord
     records: tuple[TrialRecord, ...]
     ended: str
+    interrupted: bool = False
+    rescued: Rescue | None = None
+    left_out: tuple[Rejection, ...] = ()
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What others are compared with where the baseline does not run."""
+
+    record: TrialRecord
+    rescued: Rescue | None = None
     interrupted: bool = False
 
 
@@ -49,6 +64,7 @@ class Runner:
 
     exact               whether losses will have to be equal, which makes verification shorter
     reference_seconds   what a trial of the reference takes; 0 before there is one
+    left_out            what was taken off the shortlist because something that needs no more ran out of memory
     """
 
     bench: Bench
@@ -60,10 +76,13 @@ class Runner:
     trials: int
     exact: bool = True
     reference_seconds: float = 0.0
+    left_out: list[Rejection] = field(default_factory=list)
     _trial_seconds: list[float] = field(default_factory=list)
 
     def run_baseline(self, config: TrainConfig) -> TrialRecord:
         """Trial 0. SourceError when the training is at fault by itself."""
+        for kept in self.study.records:
+            self._learn(kept)
         record = self.study.outcome(config) or self._run(config, announce=True)
         if record is None:
             raise _spent(self.bench)
@@ -71,15 +90,50 @@ class Runner:
             raise explain_failure(record.failure)
         return record
 
-    def run_reference(self, failed: TrialRecord) -> TrialRecord:
-        """Where the baseline failed: the first configuration, by least change from it, that runs.
+    def run_reference(self, failed: TrialRecord) -> Reference:
+        """Where the baseline failed: the least change from it that runs.
 
-        SourceError when none runs.
+        NoFeasibleConfiguration when none has the memory to run, SourceError when none runs for another reason.
         """
+        if failed.failure is not None and failed.failure.out_of_memory:
+            return self._rescue(failed)
+        return Reference(self._first_that_runs(failed))
+
+    def _rescue(self, failed: TrialRecord) -> Reference:
+        """Up and down the ladder of changes. Ctrl-C ends the climb, and with something that runs it is not in vain."""
+        baseline = TrainConfig.from_dict(failed.config)
+        ladder = Ladder(baseline, self.legal, self._needs(baseline))
+        self._tell(Event("stage", "your own configuration runs out of memory; looking for the least change that runs"))
+        interrupted = False
+        try:
+            self._climb(ladder)
+        except KeyboardInterrupt:
+            if ladder.least is None:
+                raise
+            interrupted = True
+        usable_bytes, batch_norm = self.bench.usable_bytes(), self.observation.batch_norm
+        found = rescue(ladder, failed, self.forecasts, usable_bytes=usable_bytes, batch_norm=batch_norm)
+        if found is None and ladder.next() is not None:
+            raise _spent(self.bench)
+        if found is None:
+            raise NoFeasibleConfiguration(nothing_runs(ladder, failed, self.forecasts, usable_bytes))
+        record = next(one for one in ladder.records if one.config == found.config)
+        return Reference(record, found, interrupted)
+
+    def _climb(self, ladder: Ladder) -> None:
+        """Try what the ladder says, until it has said all or the budget ends."""
+        while (config := ladder.next()) is not None and self._may_go_on():
+            record = self.study.outcome(config) or self._run(config, announce=True)
+            if record is None:
+                return
+            ladder.tell(record)
+
+    def _first_that_runs(self, failed: TrialRecord) -> TrialRecord:
+        """By least change from a baseline that took too long. SourceError when none runs."""
         baseline = TrainConfig.from_dict(failed.config)
         last: TrialRecord | None = None
         for config in sorted(self.legal, key=lambda config: distance(baseline, config)):
-            if config == baseline or not self._may_run(config, failed) or not self._may_go_on():
+            if config == baseline or not self._may_fit(config) or not self._may_go_on():
                 continue
             last = self.study.outcome(config) or self._run(config, announce=True)
             if last is not None and last.measurement is not None:
@@ -144,20 +198,31 @@ class Runner:
         first = sorted(alike, key=change)
         return [*first, *(record for record in better if record not in first)]
 
-    def _may_run(self, config: TrainConfig, failed: TrialRecord) -> bool:
-        """Whether it is forecast to fit, and with less memory than a baseline that ran out of it.
+    def _may_fit(self, config: TrainConfig) -> bool:
+        """Whether it is forecast to fit. Where nothing is forecast, nothing speaks against it."""
+        forecast = self.forecasts.get(config)
+        return not self.forecasts or (forecast is not None and forecast.fits)
 
-        What is not known is no reason against.
-        """
-        if not self.forecasts:
-            return True
-        one, baseline = self.forecasts.get(config), self.forecasts.get(TrainConfig.from_dict(failed.config))
-        if one is None or not one.fits:
-            return False
-        limit = baseline.needed_bytes if baseline is not None else None
-        if one.needed_bytes is None or limit is None or failed.failure is None:
-            return True
-        return failed.failure.kind is FailureKind.TIMEOUT or one.needed_bytes < limit
+    def _needs(self, baseline: TrainConfig) -> dict[TrainConfig, Need]:
+        return needs(baseline, self.legal, self.forecasts)
+
+    def _learn(self, record: TrialRecord) -> None:
+        """Take off the shortlist what needs no less than a configuration that ran out of memory."""
+        if record.failure is None or not record.failure.out_of_memory:
+            return
+        config = TrainConfig.from_dict(record.config)
+        needed = self._needs(config)
+        gone = self.study.leave_out(lambda other: cannot_run(other, config, needed))
+        if not gone:
+            return
+        self.left_out.append(
+            Rejection(
+                config=gone[0].to_dict(),
+                stage="infeasible",
+                reason=f"forecast to need no less than {config.describe()}, which ran out of memory",
+                figures={"evidence": Evidence.ANALYTIC.value, "configurations": len(gone)},
+            )
+        )
 
     def typical_seconds(self) -> float:
         """What a trial takes, its process's start and end included: the median of this run; 0 before the first."""
@@ -203,6 +268,7 @@ class Runner:
             self._tell(Event("note", f"{error}; trials end here, and what was measured is kept"))
             self.trials = 0
             record = self.study.records[-1]
+        self._learn(record)
         best = next(iter(self.ranked()), None)
         text = outcome.message if isinstance(outcome, Failure) else config.describe()
         self._tell(
