@@ -79,7 +79,7 @@ def failed(source: SourceSpec, error: BaseException) -> ScriptFailed:
 
 def synthetic_arguments(model: Any, batch_size: int) -> dict[str, Any]:
     """Arrays of the model's own input and target specs, a few batches long, for a builder without data."""
-    from autoplan.worker.trace.specs import synthetic_batch
+    from autoplan.worker.synthetic import synthetic_batch
 
     row_bytes = sum(
         int(leaf.nbytes) for leaf in keras.tree.flatten(synthetic_batch(model, 1, seed=0)) if leaf is not None

@@ -55,7 +55,7 @@ def built(name: str, precision: str, accumulation: int) -> Any:
 
 
 def estimated(model: Any, chip: str, precision: str, batch: int, accumulation: int) -> tuple[int, int, int]:
-    from autoplan.worker.trace.specs import synthetic_specs
+    from autoplan.worker.synthetic import synthetic_specs
     from autoplan.worker.trace.step import trace_train_step
     from cost_models import Batch, Precision, TrainConfig, memory
     from cost_models.hardware import cluster
@@ -87,9 +87,9 @@ def compiled(model: Any, chip: str, batch: int) -> tuple[int, int]:
     import numpy as np
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-    from autoplan.worker.trace.specs import synthetic_specs
+    from autoplan.worker.synthetic import synthetic_specs
 
-    specs = synthetic_specs(model, batch)
+    specs = jax.tree.map(lambda spec: jax.ShapeDtypeStruct(spec.shape, spec.dtype), synthetic_specs(model, batch))
     groups = (
         *(model.trainable_variables, model.non_trainable_variables),
         *(model.optimizer.variables, model.metrics_variables),

@@ -8,7 +8,7 @@ from typing import Any
 from autoplan.errors import WorkloadError
 from autoplan.runtime import data
 from autoplan.runtime.data import DataFacts
-from autoplan.worker.trace.specs import synthetic_specs
+from autoplan.worker.synthetic import synthetic_specs
 from autoplan.worker.trace.step import trace_train_step
 from cost_models.workload import Workload
 
@@ -20,13 +20,13 @@ def trace(
 
     `config` (the keys of a plan) names the precision and the rematerialization that the model was built with.
 
-    WorkloadError for data that can be looked at only by consuming it (a generator).
+    WorkloadError for data of which no batch of arrays can be had.
     """
     batch = synthetic_specs(model, local_batch) if facts.kind == "synthetic" else data.sample_batch(arguments, facts, 1)
     if batch is None:
         raise WorkloadError(
-            f"the data ({type(arguments.get('x')).__name__}) cannot be looked at without consuming it; "
-            "give arrays, a tf.data.Dataset or a keras.utils.PyDataset to have the model analysed"
+            f"the data ({type(arguments.get('x')).__name__}) do not come in batches of arrays that can be looked at; "
+            "give arrays, a tf.data.Dataset, a keras.utils.PyDataset or a generator to have the model analysed"
         )
     return trace_train_step(
         model, batch, local_batch=local_batch, precision=config["precision"], remat=config["remat"]["mode"]

@@ -7,8 +7,8 @@ import keras
 import numpy as np
 import pytest
 
+from autoplan.worker.synthetic import synthetic_specs
 from autoplan.worker.trace.abstract import abstract_variables
-from autoplan.worker.trace.specs import synthetic_specs
 from autoplan.worker.trace.step import trace_train_step
 from cost_models import Batch, TrainConfig, memory
 from cost_models.affine import Affine
@@ -330,7 +330,8 @@ def test_the_estimate_holds_what_this_machines_compiler_says(build, batch):
     state = tuple(
         [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in group] for group in (*groups, model.metrics_variables)
     )
-    compiled = jax.jit(model.train_step, donate_argnums=0).lower(state, specs).compile().memory_analysis()
+    batch_structs = jax.tree.map(lambda spec: jax.ShapeDtypeStruct(spec.shape, spec.dtype), specs)
+    compiled = jax.jit(model.train_step, donate_argnums=0).lower(state, batch_structs).compile().memory_analysis()
     resident = compiled.argument_size_in_bytes
     total = resident + compiled.output_size_in_bytes - compiled.alias_size_in_bytes + compiled.temp_size_in_bytes
     cost = memory(workload, TrainConfig(Batch(batch)), cluster("cpu"))

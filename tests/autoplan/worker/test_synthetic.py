@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from autoplan.worker.trace.specs import synthetic_batch, synthetic_specs
+from autoplan.worker.synthetic import synthetic_batch, synthetic_specs
 from cost_models.errors import WorkloadError
 from tests.models import zoo
 

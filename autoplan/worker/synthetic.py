@@ -13,12 +13,12 @@ _FALLBACK_DIM = 128  # a free dimension besides the batch (sequence length, imag
 
 
 def synthetic_specs(model: Any, batch_size: int) -> tuple[Any, Any]:
-    """(x, y) of `jax.ShapeDtypeStruct`s for a built, compiled model; y is None when the model has no loss of its own.
+    """(x, y) of `keras.KerasTensor`s for a built, compiled model; y is None when the model has no loss of its own.
 
     Sparse losses take integer targets without the class axis; all others take targets like the output. WorkloadError
     when the model does not say what its inputs are.
     """
-    x = keras.tree.map_structure(lambda spec: _struct(spec.shape, spec.dtype, batch_size), _inputs(model))
+    x = keras.tree.map_structure(lambda spec: _tensor(spec.shape, spec.dtype, batch_size), _inputs(model))
     return x, _target_specs(model, x, batch_size)
 
 
@@ -30,7 +30,7 @@ def synthetic_batch(model: Any, batch_size: int, seed: int = 0) -> tuple[Any, An
     x = keras.tree.map_structure(lambda spec: _values(rng, spec, highest), x_specs)
     if y_specs is None:
         return x, None
-    classes = keras.tree.map_structure(lambda output: int(output.shape[-1] or 2), _outputs(model, x_specs))
+    classes = keras.tree.map_structure(lambda output: int(output.shape[-1] or 2), model.compute_output_spec(x_specs))
     y = keras.tree.map_structure(lambda spec, count: _targets(rng, spec, count), y_specs, classes)
     return x, y
 
@@ -50,23 +50,16 @@ def _inputs(model: Any) -> Any:
     return keras.tree.map_shape_structure(lambda dims: keras.KerasTensor(dims, model.input_dtype), shape)
 
 
-def _struct(shape: Any, dtype: Any, batch_size: int) -> Any:
-    import jax
-
+def _tensor(shape: Any, dtype: Any, batch_size: int) -> Any:
     dims = (batch_size, *(_FALLBACK_DIM if dim is None else int(dim) for dim in tuple(shape)[1:]))
-    return jax.ShapeDtypeStruct(dims, keras.backend.standardize_dtype(dtype))
-
-
-def _outputs(model: Any, x: Any) -> Any:
-    symbolic = keras.tree.map_structure(lambda spec: keras.KerasTensor(spec.shape, str(spec.dtype)), x)
-    return model.compute_output_spec(symbolic)
+    return keras.KerasTensor(dims, keras.backend.standardize_dtype(dtype))
 
 
 def _target_specs(model: Any, x: Any, batch_size: int) -> Any:
     compiled = getattr(model, "_compile_loss", None)
     if compiled is None:
         return None
-    outputs = _outputs(model, x)
+    outputs = model.compute_output_spec(x)
     losses = compiled._user_loss
     flat_outputs = keras.tree.flatten(outputs)
     flat_losses = _per_output(losses, outputs, len(flat_outputs))
@@ -88,8 +81,8 @@ def _per_output(losses: Any, outputs: Any, count: int) -> list[Any]:
 def _target(output: Any, loss: Any, batch_size: int) -> Any:
     shape = output.shape
     if _is_sparse(loss):
-        return _struct(shape[:-1], "int32", batch_size)
-    return _struct(shape, output.dtype if "float" in str(output.dtype) else "float32", batch_size)
+        return _tensor(shape[:-1], "int32", batch_size)
+    return _tensor(shape, output.dtype if "float" in str(output.dtype) else "float32", batch_size)
 
 
 def _is_sparse(loss: Any) -> bool:
