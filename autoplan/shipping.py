@@ -43,10 +43,9 @@ class Parcel:
 def pack(builder: Callable[[], Any], data: Any = None) -> Parcel:
     """Pickle both by value. SourceError names what cannot be sent; OutputError when arrays cannot be written."""
     _check_callable(builder, "builder")
-    if callable(data):
-        _check_callable(data, "data function")
+    check_data(data)
     try:
-        payload, _ = _pickled((builder, data))
+        payload, _ = pickled((builder, data))
         sha256 = _fingerprint(builder, data)
     except OSError as error:
         raise OutputError(
@@ -63,6 +62,12 @@ def unpack(payload: str) -> tuple[Callable[[], Any], Any]:
     return builder, data
 
 
+def check_data(data: Any) -> None:
+    """SourceError for a data function that cannot be called without arguments."""
+    if callable(data):
+        _check_callable(data, "data function")
+
+
 def name_of(function: Callable[..., Any]) -> str:
     """What to call a function when talking to its author."""
     inner = function.func if isinstance(function, functools.partial) else function
@@ -72,8 +77,8 @@ def name_of(function: Callable[..., Any]) -> str:
 def _check_callable(function: Any, role: str) -> None:
     if hasattr(function, "fit") and hasattr(function, "compile") and not isinstance(function, type):
         raise SourceError(
-            f"the {role} is a live model ({type(function).__name__}), which cannot be rebuilt in another process; "
-            "pass the function that builds and compiles it"
+            f"the {role} is a live model ({type(function).__name__}) and no keras.Model, so it cannot be rebuilt in "
+            "another process; pass the function that builds and compiles it"
         )
     if not callable(function):
         raise SourceError(f"the {role} is a {type(function).__name__}; expected a function without arguments")
@@ -88,18 +93,20 @@ def _check_callable(function: Any, role: str) -> None:
         return
 
 
-class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle ships no types
+class ByValue(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle ships no types
     """Pickles functions and classes by value, and large arrays as the name of a file.
 
     digests: file -> sha256 of the array in it
     """
+
+    spill_bytes = SPILL_BYTES
 
     def __init__(self, buffer: BytesIO) -> None:
         super().__init__(buffer)
         self.digests: dict[str, str] = {}
 
     def reducer_override(self, obj: Any) -> Any:
-        if type(obj) not in (np.ndarray, np.memmap) or not _comes_back_whole(obj) or obj.nbytes < SPILL_BYTES:
+        if type(obj) not in (np.ndarray, np.memmap) or not _comes_back_whole(obj) or obj.nbytes < self.spill_bytes:
             return super().reducer_override(obj)
         digest, path = _spill(obj)
         self.digests[str(path)] = digest
@@ -112,10 +119,10 @@ def _comes_back_whole(array: np.ndarray[Any, Any]) -> bool:
     return array.dtype.isbuiltin == 1 and not array.dtype.hasobject
 
 
-def _pickled(value: Any) -> tuple[bytes, dict[str, str]]:
+def pickled(value: Any, pickler_class: type[ByValue] = ByValue) -> tuple[bytes, dict[str, str]]:
     """-> (pickle, sha256 of each array that was put aside, by file)"""
     buffer = BytesIO()
-    pickler = _ByValue(buffer)
+    pickler = pickler_class(buffer)
     with _local_modules_by_value():
         pickler.dump(value)
     return buffer.getvalue(), pickler.digests
@@ -177,18 +184,20 @@ def _installed_places() -> list[Path]:
 
 def _fingerprint(builder: Callable[[], Any], data: Any) -> str:
     """Over source text, which is the same in every process; pickled code is not (sets, identities of classes)."""
-    digest = hashlib.sha256(_source_text(builder))
-    if callable(data):
-        digest.update(_source_text(data))
-    elif data is not None:
-        content, digests = _pickled(data)
-        for path, array_digest in digests.items():
-            content = content.replace(path.encode(), array_digest.encode())
-        digest.update(content)
-    return digest.hexdigest()
+    return hashlib.sha256(source_text(builder) + content_of_data(data)).hexdigest()
 
 
-def _source_text(function: Callable[..., Any]) -> bytes:
+def content_of_data(data: Any, pickler_class: type[ByValue] = ByValue) -> bytes:
+    """What a fingerprint of data is taken over: a function's source text, else the values."""
+    if data is None or callable(data):
+        return b"" if data is None else source_text(data)
+    content, digests = pickled(data, pickler_class)
+    for path, array_digest in digests.items():
+        content = content.replace(path.encode(), array_digest.encode())
+    return content
+
+
+def source_text(function: Callable[..., Any]) -> bytes:
     """The file that a function was written in, else (notebooks) the function's own lines, else its pickled form."""
     inner = function.func if isinstance(function, functools.partial) else function
     extra = repr((function.args, function.keywords)).encode() if isinstance(function, functools.partial) else b""
@@ -196,17 +205,14 @@ def _source_text(function: Callable[..., Any]) -> bytes:
         file = Path(inspect.getsourcefile(inner) or "")
         text = file.read_bytes() if file.is_file() else inspect.getsource(inner).encode()
     except (OSError, TypeError):
-        return _pickled(function)[0]
+        return pickled(function)[0]
     return name_of(function).encode() + extra + text
 
 
 def _why_not_sent(builder: Callable[[], Any], data: Any, error: Exception) -> str:
     """One message that names the first thing that cannot be pickled, as its author would."""
     if not callable(data) and not _can_be_sent(data):
-        return (
-            f"the data ({type(data).__module__}.{type(data).__name__}) cannot be sent to worker processes ({error}); "
-            "pass arrays, or a function without arguments that makes the data"
-        )
+        return why_data_not_sent(data, error)
     for role, function in (("builder", builder), ("data function", data)):
         for name, value in _uses(function):
             if not _can_be_sent(value):
@@ -215,6 +221,14 @@ def _why_not_sent(builder: Callable[[], Any], data: Any, error: Exception) -> st
                     f"to worker processes ({error}); create it inside the function"
                 )
     return f"{name_of(builder)} cannot be sent to worker processes ({error}); define what it needs inside the function"
+
+
+def why_data_not_sent(data: Any, error: Exception) -> str:
+    """The message for data that cannot be pickled."""
+    return (
+        f"the data ({type(data).__module__}.{type(data).__name__}) cannot be sent to worker processes ({error}); "
+        "pass arrays, or a function without arguments that makes the data"
+    )
 
 
 def _uses(function: Any) -> Iterator[tuple[str, Any]]:
@@ -229,7 +243,7 @@ def _uses(function: Any) -> Iterator[tuple[str, Any]]:
 
 def _can_be_sent(value: Any) -> bool:
     try:
-        _pickled(value)
+        pickled(value)
     except Exception:  # noqa: BLE001 -- objects raise what they like when they are pickled
         return False
     return True
