@@ -49,13 +49,15 @@ class GroupTimer(keras.callbacks.Callback):
         self._backend, self._watch, self._on_phase = backend, watch, on_phase
         self._wanted, self.target_group_seconds, self._max_seconds = groups, group_seconds, max_seconds
         self.first_call_seconds: float | None = None
-        self.compile_seconds = 0.0
         self.recompilations = 0
         self.warm_up: list[float] = []
         self.group_seconds: list[float] = []
         self.micro_steps = 0
         self._calls_a_group = 1
         self._calls = self._steps = self._done_in_epoch = 0
+        self._counted: int | None = None
+        self._first_call_micro_steps = 1
+        self._first_compile_seconds: float | None = None
         self._group_started = self._began = 0.0
         self._compiled_before = 0
         self._untimed: Callable[..., Any] = _nothing
@@ -63,6 +65,7 @@ class GroupTimer(keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         self._untimed = self._timed_model.train_function
         self._timed_model.train_function = self._timed
+        self._counted = self._micro_steps_counted(None)
         self._began = self._group_started = time.perf_counter()
         self._on_phase("compile")
 
@@ -86,6 +89,7 @@ class GroupTimer(keras.callbacks.Callback):
         now = time.perf_counter()
         elapsed = now - self._group_started
         _require_finite(self._backend.logs_of(outputs))
+        self._steps = self._micro_steps_of_group(outputs)
         if self.first_call_seconds is None:
             self._after_first_call(elapsed)
         else:
@@ -101,9 +105,40 @@ class GroupTimer(keras.callbacks.Callback):
         self._done_in_epoch += max(taken, 1)
         return max(taken, 1)
 
+    def _micro_steps_of_group(self, outputs: Any) -> int:
+        """As the optimizer has counted them, where it does.
+
+        An epoch whose length the data do not tell ends within an execution, and Keras rounds the micro-steps that a
+        script asks for up to whole executions.
+        """
+        before, self._counted = self._counted, self._micro_steps_counted(outputs)
+        if before is None or self._counted is None:
+            return self._steps
+        counted = self._counted - before
+        most: int = self._calls * self._timed_model.steps_per_execution
+        return counted if 0 < counted <= most else self._steps
+
+    def _micro_steps_counted(self, outputs: Any) -> int | None:
+        """Needed where an execution takes several; otherwise each call is one."""
+        if self._timed_model.steps_per_execution == 1:
+            return None
+        return self._backend.counted_micro_steps(self._timed_model, outputs)
+
+    @property
+    def compile_seconds(self) -> float | None:
+        """What compiling the training step took, as the backend tells it, or nothing where it runs eagerly.
+
+        Where the backend does not tell: what the first call took longer than as many micro-steps do later on, the start
+        of the input in it. None before there are any.
+        """
+        if self._first_compile_seconds is not None or self.first_call_seconds is None or not self.group_seconds:
+            return self._first_compile_seconds
+        later = self._first_call_micro_steps * float(np.median(self.group_seconds))
+        return max(0.0, self.first_call_seconds - later)
+
     def _after_first_call(self, elapsed: float) -> None:
-        self.first_call_seconds = elapsed
-        self.compile_seconds = self._watch.compile_seconds
+        self.first_call_seconds, self._first_call_micro_steps = elapsed, self._steps
+        self._first_compile_seconds = self._watch.compile_seconds if self._watch.compilations else 0.0
         self._compiled_before = self._watch.compilations
         self._on_phase("warm-up")
 
@@ -123,8 +158,9 @@ class GroupTimer(keras.callbacks.Callback):
 
     def keep_what_there_is(self) -> None:
         """For a fit that ended by itself (a generator ran dry): its warm-up or its first call is all that is known."""
-        self.group_seconds = self.warm_up[-3:] or [self.first_call_seconds or math.nan]
-        self.micro_steps = max(self.micro_steps, 1)
+        first = (self.first_call_seconds or math.nan) / self._first_call_micro_steps
+        self.group_seconds = self.warm_up[-3:] or [first]
+        self.micro_steps = max(self.micro_steps, self._first_call_micro_steps)
 
     def _grow(self, elapsed: float) -> None:
         factor = min(16.0, self.target_group_seconds / max(elapsed, 1e-6))

@@ -53,6 +53,7 @@ def measure(
     started = time.perf_counter()
     arguments = timed_arguments(call, facts, change)
     watch = backend.watch_compilation()
+    call.model.train_function = None  # an earlier fit of the same model left one that is compiled, and not watched
     timer = _timer(call, backend, watch, options, on_phase)
     _timed_fit(call, arguments, timer)
     if not timer.group_seconds:
@@ -118,14 +119,14 @@ def _timed_fit(call: FitCall, arguments: dict[str, Any], timer: GroupTimer) -> N
 def _rows_a_micro_step(facts: DataFacts, batch_size: int, timer: GroupTimer) -> float:
     """Samples that a micro-step takes on average: less than a batch where an epoch ends in a partial one."""
     micro_steps: int | None = timer.params.get("steps")
-    if facts.kind != "arrays" or not micro_steps or facts.explicit_steps:
+    if facts.kind not in ("arrays", "PyDataset") or not micro_steps or facts.explicit_steps:
         return float(batch_size)
     return min(float(batch_size), (facts.samples or 0) / micro_steps)
 
 
 def _cheap_to_compile_again(options: dict[str, Any], timer: GroupTimer) -> bool:
     """Whether the compiled training step can be had for its figures: from the compilation cache, or soon."""
-    return bool(options.get("cache_dir")) or timer.compile_seconds < _CHEAP_COMPILE_SECONDS
+    return bool(options.get("cache_dir")) or (timer.compile_seconds or 0.0) < _CHEAP_COMPILE_SECONDS
 
 
 def _peak(

@@ -27,9 +27,10 @@ def numerics(call: FitCall, facts: DataFacts, change: Change | None, options: di
     _share_weights(call, facts, options)
     accumulation = accumulation_of(call.model.optimizer)
     call.model.steps_per_execution = 1  # it changes no number, only how often the losses are shown
+    call.model.train_function = None  # one that was made for several micro-steps would go on taking them
     recorder = LossRecorder(int(options.get("updates", 20)) * accumulation)
     keras.utils.set_random_seed(BASE_SEED)
-    ordered = {"shuffle": False} if facts.kind == "arrays" else {}
+    ordered = {"shuffle": False} if facts.kind in ("arrays", "PyDataset") else {}
     _ordered_fit(call, timed_arguments(call, facts, change, **ordered), recorder)
     losses = np.asarray(recorder.losses[: len(recorder.losses) // accumulation * accumulation], dtype="float64")
     deterministic = not (model_facts.has_batch_norm(call.model) or model_facts.has_random_layers(call.model))

@@ -125,10 +125,10 @@ class JaxBackend:
         logs: Mapping[str, Any] = outputs[0]
         return logs
 
-    def counted_micro_steps(self, model: Any, outputs: Any) -> int:
-        counter = innermost(model.optimizer)._iterations
-        if outputs is None:
-            return int(counter)
+    def counted_micro_steps(self, model: Any, outputs: Any) -> int | None:
+        counter = getattr(innermost(model.optimizer), "_iterations", None)
+        if counter is None or outputs is None:
+            return None if counter is None else int(counter)
         # During a fit the values travel in the training function's state, and the variables hold old ones.
         at = next(at for at, variable in enumerate(model.optimizer.variables) if variable is counter)
         return int(outputs[1][2][at])
