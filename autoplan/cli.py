@@ -45,6 +45,10 @@ Output = Annotated[
     typer.Option("--format", help="text for people, json for programs.", callback=cli_frame.remember_format),
 ]
 Headroom = Annotated[str, typer.Option(help="Share of a device's memory to keep free.", metavar="PERCENT")]
+MemoryLimit = Annotated[
+    str | None,
+    typer.Option(metavar="SIZE", help="Memory that the training may take, such as 2GiB.", show_default=False),
+]
 Backend = Annotated[
     str | None,
     typer.Option(metavar="NAME", help="jax, tensorflow or torch; else what the script runs on.", show_default=False),
@@ -93,6 +97,7 @@ def tune(
     fit: Fit = 1,
     study: Annotated[str | None, typer.Option(metavar="PATH|URL", help="Where trials are kept.")] = None,
     headroom: Headroom = "8%",
+    memory_limit: MemoryLimit = None,
     output: Annotated[Path, typer.Option(metavar="FILE", help="Where the plan is written.")] = Path("plan.yaml"),
     scratch: Annotated[bool, typer.Option("--scratch", help="Run trials in an empty working directory.")] = False,
     no_measure: Annotated[bool, typer.Option("--no-measure", help="Plan by arithmetic alone; run no trial.")] = False,
@@ -115,6 +120,7 @@ def tune(
         only=cli_values.names(only or []),
         study=study,
         headroom=cli_values.share(headroom),
+        memory_limit_bytes=None if memory_limit is None else cli_values.size_bytes(memory_limit),
         output=None if dry_run else output,
         measure=not no_measure,
         dry_run=dry_run,

@@ -1,4 +1,4 @@
-"""Words of the command line -> values: durations, shares, ranges, meshes and settings. ConfigError for other words."""
+"""Words of the command line -> values: times, sizes, shares, ranges, meshes, settings. ConfigError for other words."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 _DURATION = re.compile(r"(?:([0-9]+(?:\.[0-9]+)?)h)?(?:([0-9]+(?:\.[0-9]+)?)m)?(?:([0-9]+(?:\.[0-9]+)?)s)?")
 _SHARE = re.compile(r"([0-9]+(?:\.[0-9]+)?)%")
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([kmgt]i?b|[kmgt])")
 _RANGE = re.compile(r"([0-9]+)\.\.([0-9]+)")
 _AXES = ("data", "model")
 
@@ -36,6 +37,20 @@ def share(text: str) -> float:
     if value >= 1:
         raise _refused(f"--headroom {text}: expected a percentage of the device's memory below 100%, such as 8%")
     return value
+
+
+def size_bytes(text: str) -> int:
+    """`2GiB`, `1500 MB`, `2g` -> bytes, above zero. ConfigError for anything else, a number without a unit included.
+
+    KiB and a letter alone are powers of 1024, as control groups and containers take them; KB is a power of 1000.
+    """
+    match = _SIZE.fullmatch(text.strip().lower())
+    count, unit = (float(match.group(1)), match.group(2)) if match else (0.0, "k")
+    base = 1000 if unit.endswith("b") and "i" not in unit else 1024
+    size = int(count * base ** (1 + "kmgt".index(unit[0])))
+    if size <= 0:
+        raise _refused(f"--memory-limit {text}: expected a size with a unit, such as 2GiB or 1500MB")
+    return size
 
 
 def batch_range(text: str) -> tuple[int, int] | None:

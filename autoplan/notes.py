@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from autoplan import figures
 from autoplan.jobs import Observation
 from autoplan.known_issues import Effect, Versions, applying
 from cost_models.config import TrainConfig
@@ -83,6 +84,16 @@ def fit_note(seconds: float | None, baseline_seconds: float | None) -> str | Non
         return None
     own = "" if baseline_seconds is None else f", and {baseline_seconds:,.1f} s as it is"
     return f"by these figures the script's whole fit takes {seconds:,.1f} s under the plan{own}, compilation included"
+
+
+def limit_note(limit_bytes: int | None, cluster: Cluster) -> str | None:
+    """What the user's own limit on memory was held against."""
+    if limit_bytes is None:
+        return None
+    told = f"memory was limited to {figures.size(limit_bytes)} (--memory-limit)"
+    if cluster.local and cluster.chip.kind == "cpu":
+        return f"{told}: a trial whose processes held more was ended"
+    return f"{told} in forecasts; the device itself was not limited"
 
 
 def baseline_notes(baseline: TrainConfig, observation: Observation, versions: Versions) -> list[str]:

@@ -275,7 +275,7 @@ def _plan(
         **fields,
         evidence=evidence,
         source=_source(request, findings.observation),
-        hardware=_hardware(findings.cluster),
+        hardware=_hardware(findings.cluster, request.memory_limit_bytes),
         environment=Environment(**findings.of(config).observation.environment),
         config=config.to_dict(),
         baseline=baseline,
@@ -314,12 +314,13 @@ def _named(spec: SourceSpec) -> str:
     return spec.path or spec.function
 
 
-def _hardware(cluster: Cluster) -> HardwareRecord:
+def _hardware(cluster: Cluster, memory_limit_bytes: int | None) -> HardwareRecord:
     return HardwareRecord(
         name=cluster.name,
         devices=cluster.devices,
         kind=cluster.chip.kind,
         capacity_bytes=cluster.chip.usable_memory_bytes,
+        memory_limit_bytes=memory_limit_bytes,
         simulated=cluster.simulated,
         description=cluster.chip.name,
     )

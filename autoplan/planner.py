@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from autoplan import hardware, keras_backend, planfile
+from autoplan import figures, hardware, keras_backend, planfile
 from autoplan.bench import TRACED_ON, Bench, Clock
 from autoplan.elsewhere import Place, widened
 from autoplan.errors import ConfigError, WorkerError, WorkloadError
@@ -16,6 +16,7 @@ from autoplan.evidence import MOST_PAIRS, PAIRS, Verified, Verifier, verificatio
 from autoplan.forecasts import Findings, survey, without_forecasts
 from autoplan.jobs import Client, Job, JobKind, Observation
 from autoplan.known_issues import Versions
+from autoplan.notes import limit_note
 from autoplan.outcome import analytic_plan, measured_plan
 from autoplan.plan import Failure, Plan
 from autoplan.requests import Candidate, EstimateRequest, Event, TuneRequest, TuneResult, Watch
@@ -25,7 +26,7 @@ from autoplan.trials import Reference, Runner, Tried
 from autoplan.verify import Timed, exactness_expected
 from cost_models.config import Batch, Layout, Mesh, Precision, Remat, RematMode, TrainConfig
 from cost_models.estimate import estimate as estimate_workload
-from cost_models.hardware import Cluster
+from cost_models.hardware import Cluster, limited
 
 __all__ = [
     "Candidate",
@@ -63,7 +64,7 @@ def tune(request: TuneRequest, watch: Watch = silent) -> TuneResult:
         stack.enter_context(keras_backend.explaining(chosen))
         workers = Workers(stack)
         looks = Path(stack.enter_context(TemporaryDirectory(prefix="autoplan-")))
-        cluster = _cluster(workers, request.hardware, chosen.name, request.devices, watch)
+        cluster = _limited(request, _cluster(workers, request.hardware, chosen.name, request.devices, watch))
         bench = Bench(
             workers[chosen.name],
             request.source,
@@ -80,7 +81,8 @@ def tune(request: TuneRequest, watch: Watch = silent) -> TuneResult:
         if request.backend == keras_backend.AUTO:
             places = _places(request, bench, workers, watch)
             bench, findings = widened(bench, findings, places)
-        findings = replace(findings, notes=(*findings.notes, *chosen.notes))
+        limit = limit_note(request.memory_limit_bytes, cluster)
+        findings = replace(findings, notes=(*findings.notes, *chosen.notes, *([limit] if limit else [])))
         if request.dry_run:
             return _dry_run(request, findings)
         if not _measured_here(request, bench):
@@ -152,7 +154,7 @@ def _places(request: TuneRequest, bench: Bench, workers: Workers, watch: Watch) 
 
     def find(there: Bench) -> Findings:
         watch(Event("stage", f"looking at the training up to its fit, on {there.backend}"))
-        cluster = _cluster(workers, request.hardware, there.backend, None, watch)
+        cluster = _limited(request, _cluster(workers, request.hardware, there.backend, None, watch))
         return _found(request, there.with_(cluster=cluster), watch)
 
     others = [name for name in keras_backend.RUNNABLE if name != bench.backend and keras_backend.installed(name)]
@@ -187,6 +189,11 @@ def _cluster(workers: Workers, name: str, backend: str, devices: int | None, wat
         watch(Event("stage", f"measuring this machine's rates on {backend}, once"))
         profile = _probed(workers[backend], backend, devices)
     return hardware.resolve(name, devices=devices, profile=profile)
+
+
+def _limited(request: TuneRequest, cluster: Cluster) -> Cluster:
+    """The hardware with no more memory than the user grants."""
+    return cluster if request.memory_limit_bytes is None else limited(cluster, request.memory_limit_bytes)
 
 
 def _probed(client: Client, backend: str, devices: int | None) -> dict[str, Any]:
@@ -350,6 +357,7 @@ def _identity(request: TuneRequest, bench: Bench, findings: Findings) -> dict[st
         "structure": findings.observation.structure,
         "hardware": bench.cluster.name,
         "devices": bench.cluster.devices,
+        "memory": figures.size(bench.usable_bytes()),
         "keras": environment.get("keras"),
         "backend": f"{bench.backend} {environment.get('backend_version')}",
         "baseline": findings.space.baseline.describe(),

@@ -13,7 +13,10 @@ from autoplan.plan import Failure, Measurement, Plan, Rejection
 
 @dataclass(frozen=True)
 class TuneRequest:
-    """What `autoplan tune` was asked. Batch range in samples; budget in seconds; headroom a fraction of capacity."""
+    """What `autoplan tune` was asked. Batch range in samples; budget in seconds; headroom a fraction of capacity.
+
+    memory_limit_bytes   what the training may take at most: of all devices of a processor together, of each elsewhere
+    """
 
     source: SourceSpec
     hardware: str = "local"
@@ -26,6 +29,7 @@ class TuneRequest:
     only: tuple[str, ...] = ()
     study: str | None = None
     headroom: float = 0.08
+    memory_limit_bytes: int | None = None
     output: Path | None = None
     measure: bool = True
     dry_run: bool = False

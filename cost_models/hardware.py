@@ -297,6 +297,16 @@ def share(whole_cluster: Cluster, devices: int, link: Link | None = None) -> Clu
     return replace(whole_cluster, chip=part, devices=devices, simulated=True, inner_link=link or through_memory)
 
 
+def limited(cluster: Cluster, limit_bytes: int) -> Cluster:
+    """The same devices with at most so much usable memory: simulated ones all together, else each of them."""
+    chip = cluster.chip
+    each = limit_bytes // cluster.devices if cluster.simulated else limit_bytes
+    if each >= chip.usable_memory_bytes:
+        return cluster
+    sources = {**chip.sources, "usable_memory_bytes": "the limit that was asked for"}
+    return replace(cluster, chip=replace(chip, usable_memory_bytes=each, sources=sources))
+
+
 def _chip(row: Row) -> Chip:
     memory = int(row.figures["memory_bytes"].value) // row.devices_per_chip
     if "usable_memory_bytes_per_device" in row.figures:
