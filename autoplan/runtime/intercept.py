@@ -19,6 +19,7 @@ from keras.src.backend.common import global_state
 from keras.src.distribution import distribution_lib
 from keras.src.dtype_policies import dtype_policy
 
+from autoplan.runtime import data
 from autoplan.runtime.apply import ProcessSettings
 
 
@@ -172,7 +173,14 @@ def one_micro_step(call: FitCall) -> Any:
         "verbose",
     )
     arguments = {name: value for name, value in call.arguments.items() if name not in left_out}
-    history = call.proceed(**arguments, epochs=1, steps_per_epoch=1, verbose=0)
+    if data.is_arrays(arguments.get("x")):
+        # Left out, a single micro-step would take all the rows there are.
+        arguments["batch_size"] = data.describe(call.arguments).batch
+    executions, call.model.steps_per_execution = call.model.steps_per_execution, 1
+    try:
+        history = call.proceed(**arguments, epochs=1, steps_per_epoch=1, verbose=0)
+    finally:
+        call.model.steps_per_execution, call.model.train_function = executions, None
     if call.arguments.get("validation_data") is not None or call.arguments.get("validation_split"):
         shown = history.history
         shown |= {f"val_{name}": list(values) for name, values in shown.items()}

@@ -115,3 +115,23 @@ def test_everything_is_put_back():
     one.install()
     one.uninstall()
     assert (keras.config.set_dtype_policy, keras.RematScope.__enter__, keras.Model.fit) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "rows"), [({}, 32), ({"batch_size": 8}, 8), ({"steps_per_epoch": 4}, 25), ({"epochs": 3}, 32)]
+)
+def test_an_earlier_fit_takes_one_batch_of_the_scripts_own_size(intercept, arguments, rows):
+    intercept()
+    seen = []
+
+    class Telling(keras.Sequential):
+        def train_step(self, state, batch):
+            seen.append(batch[0].shape[0])
+            return super().train_step(state, batch)
+
+    model = Telling([keras.layers.Input((4,)), keras.layers.Dense(2)])
+    model.compile("sgd", "mse", steps_per_execution=8)
+    model.fit(np.zeros((100, 4)), np.zeros((100, 2)), **arguments)
+    assert set(seen) == {rows}
+    assert int(model.optimizer.iterations) == 1
+    assert model.steps_per_execution == 8
