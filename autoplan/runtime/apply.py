@@ -13,6 +13,7 @@ from typing import Any
 
 import keras
 
+from autoplan.errors import ConfigError
 from autoplan.runtime.backends import Backend
 from autoplan.runtime.optimizers import accumulation_of, retime_optimizer
 from cost_models.config import Batch, RematMode, TrainConfig
@@ -81,18 +82,28 @@ def settle_model(model: Any, change: Change, *, with_batch: bool = True) -> None
     """Give a compiled model the wanted jit_compile, steps_per_execution and, with_batch, accumulation.
 
     The script's own `compile` has run by then: with its loss, metrics and optimizer, and under the wanted policy.
+    ConfigError for a model that cannot be compiled where that is wanted.
     """
     if change.of("jit_compile"):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a model that cannot be compiled says so through `jit_compile` below
-            model.jit_compile = change.wanted.jit_compile
-        if change.wanted.jit_compile:
-            model.run_eagerly = False
+        _set_compilation(model, wanted=change.wanted.jit_compile)
     if change.of("steps_per_execution"):
         model.steps_per_execution = change.wanted.steps_per_execution
     if with_batch:
         _retime(model, change.script.batch, change.wanted.batch)
     model.train_function = model.test_function = model.predict_function = None
+
+
+def _set_compilation(model: Any, *, wanted: bool) -> None:
+    """Keras warns of a layer that it cannot compile, and goes on without: then this would be another configuration."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model.jit_compile = wanted
+    if wanted and not model.jit_compile:
+        kinds = sorted({type(layer).__name__ for layer in model._flatten_layers() if not layer.supports_jit})
+        what = f"its layers of kind {', '.join(kinds)}" if kinds else "it on this device"
+        raise ConfigError(f"jit_compile=True is asked of the model {model.name!r}, and Keras cannot compile {what}")
+    if wanted:
+        model.run_eagerly = False
 
 
 def restore_batch(model: Any) -> None:

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import keras
 import pytest
 
-from autoplan.runtime.apply import Change
+from autoplan.errors import ConfigError
+from autoplan.runtime.apply import Change, settle_model
 from tests.autoplan.facts import config
 
 
@@ -21,3 +23,22 @@ def test_jit_compile_is_set_on_another_backend_where_auto_means_another_thing(co
     same, other = config(64, jit_compile=compiled), config(64, jit_compile=compiled, backend="tensorflow")
     assert not Change(same, same).of("jit_compile")
     assert Change(same, other).of("jit_compile")
+
+
+def model_of(*layers):
+    model = keras.Sequential([keras.Input((8, 8, 3)), *layers, keras.layers.Flatten(), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", jit_compile=False)
+    return model
+
+
+def test_compilation_is_switched_on_with_what_shuts_it_out():
+    model = model_of()
+    model.run_eagerly = True
+    settle_model(model, Change(config(64, jit_compile=False), config(64, jit_compile=True)))
+    assert (model.jit_compile, model.run_eagerly) == (True, False)
+
+
+def test_a_layer_that_cannot_be_compiled_is_named_and_not_passed_over():
+    change = Change(config(64, jit_compile=False), config(64, jit_compile=True))
+    with pytest.raises(ConfigError, match="cannot compile its layers of kind RandomRotation"):
+        settle_model(model_of(keras.layers.RandomRotation(0.1)), change)
