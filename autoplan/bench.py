@@ -12,7 +12,8 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any, Protocol
 
-from autoplan.errors import FAILED_BY_ITSELF, ScriptFailed, SourceError, WorkloadError
+from autoplan import figures
+from autoplan.errors import FAILED_BY_ITSELF, NoFeasibleConfiguration, ScriptFailed, SourceError, WorkloadError
 from autoplan.jobs import Job, JobKind, JobResult, Observation, SourceSpec, log_tail
 from autoplan.plan import Failure, FailureKind, Measurement, Outcome
 from cost_models.config import TrainConfig
@@ -22,6 +23,7 @@ from cost_models.workload import Workload
 
 TRACED_ON = "jax"
 """The backend on which training steps are analysed, whatever they run on."""
+FLOAT32_BYTES = 4
 LOOK_SECONDS = 600.0
 """Limit of a job that only looks (observe, trace): what the script does before fit is in it."""
 SHORTEST_LIMIT_SECONDS = 60.0
@@ -111,12 +113,29 @@ class Bench:
         """What the chosen fit says about itself.
 
         abstract  without making the model's weights, where its code lets that be
-        SourceError when the source fails, never fits, or takes too long to reach its fit.
+        SourceError when the source fails, never fits, or takes too long to reach its fit; NoFeasibleConfiguration when
+        memory runs out on the way there.
         """
         result = (
             self._look_without_weights(JobKind.OBSERVE, None) if abstract else self._look(JobKind.OBSERVE, None, {})
         )
+        if result.failure is not None and result.failure.out_of_memory:
+            raise NoFeasibleConfiguration(_too_large_to_start(result.failure, self._what_is_too_large()))
         return Observation.model_validate(_value(result))
+
+    def _what_is_too_large(self) -> str:
+        """Weights or what else the source makes, as a look that gives the weights no values tells; "" when it cannot."""
+        try:
+            result = self._tracing()._look(JobKind.OBSERVE, None, {"abstract": True})
+        except (SourceError, WorkloadError):
+            return ""
+        if result.value is not None:
+            parameters = Observation.model_validate(result.value).parameters
+            size = figures.size(parameters * FLOAT32_BYTES)
+            return f"; it gets there without values for its {parameters:,} parameters, which are {size} (analytic)"
+        if result.failure is not None and result.failure.out_of_memory:
+            return "; it does so without values for its weights too, so it is what the source makes besides them"
+        return ""
 
     def trace(self, config: TrainConfig | None) -> tuple[Observation, Workload] | Failure:
         """The training step under `config` as a Workload; None: as the source has it.
@@ -249,6 +268,17 @@ def _value(result: JobResult) -> dict[str, Any]:
     said = [line for line in log_tail(log).splitlines() if line.strip()][-LINES_SHOWN:]
     output = "\n  ".join(["; the last of its output:", *said]) if said else ""
     raise SourceError(f"the source did not get to its fit ({failure.kind.value}: {failure.message}){output}")
+
+
+def _too_large_to_start(failure: Failure, cause: str) -> str:
+    """Memory ran out while the source made its data and built its model, which no setting of the training changes."""
+    held = "" if failure.held_bytes is None else f"more than {figures.size(failure.held_bytes)} of memory, "
+    return (
+        f"the training runs out of memory before its first micro-step, while it makes its data and builds its model "
+        f"({failure.message}){cause}. Accumulation, another precision and rematerialization change what a micro-step "
+        f"takes, and a mesh copies the weights to every device, so none of them helps here. What would fit: {held}a "
+        "smaller model, or data that are read as they are needed (np.load with mmap_mode, tf.data, PyDataset)"
+    )
 
 
 def explain_failure(failure: Failure) -> AutoplanError:
