@@ -193,7 +193,7 @@ def _watch_tracing() -> None:
 
 
 def _telling(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    @functools.wraps(step)
+    @functools.wraps(step, updated=())  # a `tf.function` carries much that is its own
     def told(batch: Any) -> Any:
         if tf.inside_function():
             for watch in _WATCHES:
