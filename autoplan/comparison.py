@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from autoplan import figures
-from autoplan.plan import BaselineRecord, Evidence, Measurement, Plan
+from autoplan.plan import BaselineRecord, Evidence, Measurement, Plan, Rescue
+from autoplan.rescue import spoken_changes
 from cost_models.config import TrainConfig
 
 FAILURES = {
@@ -95,6 +96,8 @@ def headline(plan: Plan) -> str:
         shown = "shown to be faster" if others else "measured"
         return f"No other configuration was {shown}: the plan is your own configuration."
     failure = plan.baseline.failure
+    if plan.rescue is not None:
+        return f"{_rescued(plan, plan.rescue)} There is no speed-up to state."
     if failure is not None:
         told = FAILURES[failure.kind]
         return f"Your own configuration failed ({told}); the plan is one that runs. There is no speed-up to state."
@@ -108,21 +111,25 @@ def headline(plan: Plan) -> str:
 
 
 def reasons(plan: Plan) -> list[str]:
-    """Two lines of why: what the plan changes, and where the time went before and goes now."""
+    """Two lines of why: what the plan changes, and where the time went before and goes now; first the rescue's own."""
     changed = differences(plan.baseline.config, plan.config)
     if not changed:
         return ["It changes nothing.", _where_time_goes(plan)]
     told = "; ".join(f"{change.key} {change.baseline} → {change.plan}" for change in _essential(changed))
-    return [f"It changes {told}.", _where_time_goes(plan)]
+    least = [] if plan.rescue is None else [f"Why the least change is that: {plan.rescue.because}."]
+    return [*least, f"It changes {told}.", _where_time_goes(plan)]
 
 
 def numerics(plan: Plan) -> str | None:
     """Whether the plan trains as the baseline does, as verification found."""
     if plan.verification is None:
         return None
+    if plan.rescue is not None and plan.verification.numerics == "not_compared":
+        return "Whether it trains as your own configuration does cannot be compared: that does not run."
     moved = plan.config["backend"] != plan.baseline.config["backend"]
+    compared = "baseline and plan" if plan.rescue is None else "the least change that runs and of the plan"
     told = {
-        "exact": f"It trains the same: the losses of baseline and plan are equal within {'1e-3' if moved else '1e-5'}",
+        "exact": f"It trains the same: the losses of {compared} are equal within {'1e-3' if moved else '1e-5'}",
         "within_seed_band": "It trains alike: the plan's losses lie within what a change of the seed does",
         "outside": "It trains differently: the plan's losses lie outside what a change of the seed does",
         "not_compared": "Whether it trains the same was not compared",
@@ -222,6 +229,18 @@ def _compile_time(side: _Side) -> Cell:
     if side.measured is None or side.measured.compile_seconds is None:
         return Cell(figures.NOT_KNOWN)
     return Cell(figures.seconds(side.measured.compile_seconds), side.tier)
+
+
+def _rescued(plan: Plan, rescue: Rescue) -> str:
+    """What the baseline needs, what there is, and the least change that runs."""
+    needs = ""
+    if rescue.baseline_bytes is not None:
+        there = "" if rescue.usable_bytes is None else f" of {figures.size(rescue.usable_bytes)}"
+        needs = f" (it needs at least {figures.size(rescue.baseline_bytes)}{there})"
+    baseline, least = (TrainConfig.from_dict(config) for config in (plan.baseline.config, rescue.config))
+    words = f"Your own configuration runs out of memory{needs}; the least change that runs"
+    changed = f"{words}: {spoken_changes(baseline, least)}."
+    return changed if plan.config == rescue.config else f"{changed} The plan is faster than that."
 
 
 def _where_time_goes(plan: Plan) -> str:

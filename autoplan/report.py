@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autoplan import comparison, figures, planfile
-from autoplan.plan import Measurement, Plan, Rejection, TrialRecord, to_plain
+from autoplan.plan import Measurement, Plan, Rejection, Rescue, TrialRecord, to_plain
 from autoplan.requests import Candidate, TuneResult
 from cost_models.config import TrainConfig
 
@@ -52,6 +52,7 @@ def explained(plan: Plan, path: Path) -> RenderableType:
         comparison.headline(plan),
         _compared(plan),
         *_why(plan),
+        *_rescued(plan.rescue),
         *_verified(plan),
         *_tried(plan),
         *_rejections(plan.rejected),
@@ -190,6 +191,17 @@ def _verified(plan: Plan) -> list[RenderableType]:
         f"{figures.counted(checked.pairs, 'pair')} of clean processes, baseline and plan in turn. "
         f"The plan's own run had {told}" + (f", but not {missing}." if missing else "."),
     ]
+
+
+def _rescued(rescue: Rescue | None) -> list[RenderableType]:
+    """What was tried for a baseline that runs out of memory, and what was passed over though it changes less."""
+    if rescue is None:
+        return []
+    table = open_table("change", "outcome", "needs at least", "evidence", "why")
+    for rung in rescue.tried:
+        outcome, changed = rung.outcome.replace("_", " "), ", ".join(rung.changed)
+        table.add_row(changed, outcome, figures.size(rung.needed_bytes), rung.evidence.value, rung.reason or "—")
+    return [heading("How the least change was found"), table]
 
 
 def _tried(plan: Plan) -> list[RenderableType]:
