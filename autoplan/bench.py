@@ -124,7 +124,7 @@ class Bench:
         return Observation.model_validate(_value(result))
 
     def _what_is_too_large(self) -> str:
-        """Weights or what else the source makes, as a look that gives the weights no values tells; "" when it cannot."""
+        """Weights, or what else the source makes, as a look without values for them tells; "" when it cannot tell."""
         try:
             result = self._tracing()._look(JobKind.OBSERVE, None, {"abstract": True})
         except (SourceError, WorkloadError):
