@@ -95,6 +95,7 @@ class Observation(Value):
     optimizer: str
     writers_left_out: list[str] = Field([], description="callbacks that write and are left out of trials")
     intercepted: list[str] = Field([], description="calls of the script that a candidate overrides")
+    held: dict[str, str] = Field({}, description="knobs that this source does not let be turned, with the reason")
     layer_kinds: list[str] = Field([], description="class names of the model's layers, for known_issues")
     setup_seconds: float
     devices: int

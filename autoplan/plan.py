@@ -104,7 +104,7 @@ class FitRecord(Value):
 class SourceRecord(Value):
     """What was tuned: where it is, its content, its arguments, and which of its fits."""
 
-    kind: Literal["script", "builder", "callable"]
+    kind: Literal["script", "builder", "callable", "instance"]
     path: str
     sha256: str
     fit: FitRecord

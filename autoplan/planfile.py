@@ -110,6 +110,8 @@ def refuse_what_cannot_run(plan: Plan) -> None:
 
 def train_command(plan: Plan, path: Path | str) -> str:
     """The next command to paste: the whole training under this plan."""
+    if plan.source.kind == "instance":
+        return f"model = autoplan.rebuild(autoplan.load_plan({str(path)!r}), model)"
     if plan.source.kind == "callable":
         return f"with autoplan.scope(autoplan.load_plan({str(path)!r})): model = build_model()"
     words = ["autoplan", "train", *_source_words(plan.source.path), "--plan", str(path)]

@@ -33,11 +33,14 @@ class SourceSpec(Value):
     builder   `path` (or `module`, where set) is imported; `function` is called, and `train_data` too if it is there
     callable  `payload` holds (builder, data), to be opened with `shipping.unpack`; `path` is the builder's name.
               data is None, what `fit` takes, or a function without arguments that returns that
+    instance  `payload` holds a live model with its data, to be opened with `runtime.instances.opened`; `path` is its
+              name. `held` are knobs that cannot be turned, with the reason; `notes` is what was assumed of it
 
-    `path` is absolute. sha256: of the file; for a callable, of its source text and its data.
+    `path` is absolute. sha256: of the file; for a callable, of its source text and its data; for a live model, of its
+    config, its classes and its data.
     """
 
-    kind: Literal["script", "builder", "callable"]
+    kind: Literal["script", "builder", "callable", "instance"]
     path: str = ""
     module: str | None = None
     function: str = DEFAULT_FUNCTION
@@ -46,6 +49,8 @@ class SourceSpec(Value):
     payload: str | None = None
     sha256: str
     directory: str = Field("", description="working directory that the source expects")
+    held: dict[str, str] = {}
+    notes: list[str] = []
 
 
 def resolve(text: str, args: Sequence[str] = (), fit_index: int = 1, function: str | None = None) -> SourceSpec:

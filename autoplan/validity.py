@@ -20,6 +20,8 @@ _DISTRIBUTIONS = {
     "tensorflow": ("tensorflow", "tensorflow-cpu", "tensorflow-macos"),
     "torch": ("torch",),
 }
+_LIVE = ("callable", "instance")
+"""Kinds of sources that lie in no file."""
 NOT_HERE = "not here"
 _CAPACITY_TOLERANCE = 0.05
 
@@ -80,7 +82,7 @@ def check(
     plan: Plan, environment: Environment, hardware: HardwareRecord, source_sha256: str | None, why: str = ""
 ) -> Iterator[Difference]:
     """What differs between a plan and an environment, some hardware, and the source's sha256 (None: `why` tells)."""
-    if source_sha256 != plan.source.sha256 and not (source_sha256 is None and plan.source.kind == "callable"):
+    if source_sha256 != plan.source.sha256 and not (source_sha256 is None and plan.source.kind in _LIVE):
         told = why or f"sha256 {(source_sha256 or NOT_HERE)[:12]}"
         yield Difference("source", f"sha256 {plan.source.sha256[:12]}", told, True)
     for key, planned, able in planfile.unsupported(plan):
@@ -184,7 +186,7 @@ def _record(cluster: Cluster) -> HardwareRecord:
 
 
 def _source_digest(source: SourceRecord) -> tuple[str | None, str]:
-    if source.kind == "callable":
+    if source.kind in _LIVE:
         return None, ""
     from autoplan.source import resolve
 

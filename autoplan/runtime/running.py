@@ -13,6 +13,7 @@ from typing import Any
 
 from autoplan import shipping
 from autoplan.errors import SourceError
+from autoplan.runtime import instances
 from autoplan.source import SourceSpec
 
 OnBuilder = Callable[[Any, dict[str, Any]], Any]
@@ -47,6 +48,9 @@ def _run_script(source: SourceSpec) -> None:
 
 
 def _call_builder(source: SourceSpec) -> tuple[Any, dict[str, Any]]:
+    if source.kind == "instance":
+        model, data = instances.opened(source.payload or "")
+        return model, _fit_arguments(data() if callable(data) else data)
     builder, data = _load_builder(source)
     model = builder()
     name = f"{source.function}()" if source.kind == "builder" else source.path

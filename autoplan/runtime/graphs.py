@@ -1,0 +1,185 @@
+"""A live graph of Keras objects -> bytes and back: models, layers, variables and optimizers by value.
+
+Keras pickles its objects through configs, which lose the classes of `__main__` and whatever a config leaves out. Here
+an object travels as its attributes, in one pickle with all that it refers to. What Keras remembers by the identity of
+an object is learnt anew where the graph is opened.
+"""
+
+from __future__ import annotations
+
+from io import BytesIO
+from typing import Any
+
+import cloudpickle
+import keras
+import numpy as np
+from keras.src.ops import function as graph_functions
+from keras.src.random import seed_generator
+from keras.src.saving.keras_saveable import KerasSaveable
+from keras.src.utils.tracking import Tracker
+
+from autoplan import shipping
+
+SPILL_BYTES = 2**16
+"""A model has hundreds of variables: those of at least so many bytes travel as files, outside the text of every job."""
+_COMPILED = ("train_function", "test_function", "predict_function")
+_WRAPPED = ("build", "quantize")
+"""Attributes that `Layer.__new__` makes, around methods of the class."""
+
+
+def dumps(value: Any) -> tuple[bytes, dict[str, str]]:
+    """Pickle a value that may hold Keras objects. -> (pickle, sha256 of each array that was put aside, by file)
+
+    Raises whatever an object raises that cannot be pickled.
+    """
+    return shipping.pickled(_Parcel(value), GraphPickler)
+
+
+def loads(payload: bytes) -> Any:
+    """The value of `dumps`, in a process whose Keras runs on the same backend."""
+    return cloudpickle.loads(payload)
+
+
+def first_that_cannot_travel(model: Any) -> str | None:
+    """The innermost attribute of a model that cannot be pickled, as its author would name it; None if there is none."""
+    layers = [*reversed(model._flatten_layers(include_self=False)), model]
+    for owner in layers:
+        for name, value in vars(owner).items():
+            if name.startswith("_") or name in (*_COMPILED, *_WRAPPED) or _travels(value):
+                continue
+            named = "the model" if owner is model else f"layer {owner.name!r}"
+            return f"attribute '{name}' of {named}, a {type(value).__name__}"
+    return None
+
+
+def _travels(value: Any) -> bool:
+    try:
+        dumps(value)
+    except Exception:  # noqa: BLE001 -- objects raise what they like when they are pickled
+        return False
+    return True
+
+
+class _Parcel:
+    """A value, then the objects in it that have to learn identities anew, which are known once it is pickled."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+class _Noted:
+    """Stands for the list of those objects until the value before it is pickled."""
+
+
+class GraphPickler(shipping.ByValue):
+    """Pickles Keras objects as their attributes and tensors as NumPy arrays."""
+
+    spill_bytes = SPILL_BYTES
+
+    def __init__(self, buffer: BytesIO) -> None:
+        super().__init__(buffer)
+        self._noted: list[Any] = []
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, _Parcel):
+            return _opened, (obj.value, _Noted())
+        if isinstance(obj, _Noted):
+            return list, (list(self._noted),)
+        if isinstance(obj, Tracker | keras.random.SeedGenerator):
+            self._noted.append(obj)
+        if isinstance(obj, KerasSaveable):
+            self._noted.append(obj)
+            return _blank, (type(obj),), _attributes(obj)
+        if _is_foreign(obj):
+            return _viewed, (obj.view(f"u{obj.dtype.itemsize}"), obj.dtype)
+        tensor = _tensor(obj)
+        return super().reducer_override(obj) if tensor is None else tensor
+
+
+def _attributes(obj: Any) -> dict[str, Any]:
+    """What an object is, without compiled functions and what its class makes by itself."""
+    state = dict(vars(obj))
+    for name in _WRAPPED if isinstance(obj, keras.Layer) else ():
+        state.pop(name, None)
+    return state | {name: None for name in _COMPILED if name in state}
+
+
+def _blank(kind: Any) -> Any:
+    """An instance without attributes but those that `Layer.__new__` makes."""
+    return kind.__new__(kind) if issubclass(kind, keras.Layer) else object.__new__(kind)
+
+
+def _opened(value: Any, noted: list[Any]) -> Any:
+    """The value once it is whole; `noted` are the objects in it that remember identities."""
+    for obj in noted:
+        _recollect(obj)
+    return value
+
+
+def _recollect(obj: Any) -> None:
+    """Let an object know the identities of the objects that it remembers."""
+    if isinstance(obj, Tracker):
+        obj.stored_ids = {name: {id(one) for one in stored} for name, (_, stored) in obj.config.items()}
+    elif isinstance(obj, graph_functions.Function):
+        obj._nodes = graph_functions.map_graph(obj._inputs, obj._outputs)[0]
+    elif isinstance(obj, keras.optimizers.Optimizer):
+        obj._trainable_variables_indices = {obj._var_key(one): at for at, one in enumerate(obj._trainable_variables)}
+        if hasattr(obj, "_var_to_optimizer_idx"):  # a MultiOptimizer that is built
+            inner = enumerate(obj._inner_optimizers)
+            obj._var_to_optimizer_idx = {obj._var_key(v): at for at, one in inner for v in one._trainable_variables}
+    elif isinstance(obj, keras.random.SeedGenerator) and obj._initial_seed is None:
+        # Nobody chose its seed, so it is drawn in each process, as a script that runs again would draw it.
+        state = np.array([seed_generator.make_default_seed(), 0])
+        obj.state.assign(state.astype(keras.backend.standardize_dtype(obj.state.dtype)))
+
+
+def _tensor(obj: Any) -> Any:
+    """How a tensor of the backend is made again; None for what is none, or what pickles well by itself."""
+    makers = {"jax": _jax_tensor, "torch": _torch_tensor}
+    maker = makers.get(keras.backend.backend())
+    return maker(obj) if maker is not None and keras.ops.is_tensor(obj) else None
+
+
+def _jax_tensor(obj: Any) -> Any:
+    import jax
+
+    if not isinstance(obj, jax.Array) or jax.dtypes.issubdtype(obj.dtype, jax.dtypes.extended):
+        return None
+    return _on_jax, (np.asarray(obj),)
+
+
+def _on_jax(value: np.ndarray[Any, Any]) -> Any:
+    import jax.numpy as jnp
+
+    return jnp.array(value)
+
+
+def _torch_tensor(obj: Any) -> Any:
+    import torch
+
+    if obj.dtype is torch.bfloat16 or obj.layout is not torch.strided:
+        return None
+    value = obj.detach().cpu().numpy()
+    return _on_torch, (value, str(obj.device), obj.requires_grad, isinstance(obj, torch.nn.Parameter))
+
+
+def _on_torch(value: np.ndarray[Any, Any], device: str, requires_grad: bool, parameter: bool) -> Any:
+    import torch
+
+    tensor = torch.from_numpy(np.array(value)).to(device)
+    return torch.nn.Parameter(tensor, requires_grad) if parameter else tensor.requires_grad_(requires_grad)
+
+
+def _is_foreign(value: Any) -> bool:
+    """Whether an array is large and of a dtype that is not NumPy's own, such as bfloat16."""
+    return (
+        type(value) in (np.ndarray, np.memmap)
+        and value.nbytes >= SPILL_BYTES
+        and value.dtype.kind == "V"
+        and value.dtype.names is None
+        and value.dtype.itemsize in (1, 2, 4, 8)
+    )
+
+
+def _viewed(value: np.ndarray[Any, Any], dtype: Any) -> np.ndarray[Any, Any]:
+    return value.view(dtype)
