@@ -121,7 +121,10 @@ class Bench:
         )
         if result.failure is not None and result.failure.out_of_memory:
             raise NoFeasibleConfiguration(_too_large_to_start(result.failure, self._what_is_too_large()))
-        return Observation.model_validate(_value(result))
+        found = Observation.model_validate(_value(result))
+        # What a live model does not let be turned, and what was assumed of it, is known without asking a worker.
+        known = {"held": {**found.held, **self.source.held}, "notes": [*found.notes, *self.source.notes]}
+        return found.model_copy(update=known)
 
     def _what_is_too_large(self) -> str:
         """Weights, or what else the source makes, as a look without values for them tells; "" when it cannot tell."""

@@ -27,7 +27,7 @@ REMAT_MODES = (RematMode.NONE, RematMode.ACTIVATIONS)
 
 @dataclass(frozen=True)
 class Space:
-    """The baseline, the legal configurations (the baseline first, where it is legal), what known issues dropped."""
+    """The baseline, the legal configurations (the baseline first, where it is legal), what was left out and why."""
 
     baseline: TrainConfig
     configs: tuple[TrainConfig, ...]
@@ -36,7 +36,7 @@ class Space:
 
 @dataclass(frozen=True)
 class Wishes:
-    """What the user pinned, freed and allowed. `held`: flat names of knobs that do not move."""
+    """What the user pinned, what may be turned, and what is allowed. `held`: flat names of knobs that do not move."""
 
     pins: Mapping[str, Any]
     free: frozenset[str]
@@ -62,7 +62,9 @@ def legal_configs(
     ConfigError when a pin is misspelt, impossible here, or leaves nothing; the message says what would be legal.
     """
     baseline = TrainConfig.from_dict(observation.config)
-    wishes = Wishes(parse_pins(fix or {}), free_knobs(only), _checked_range(effective_batch))
+    asked = free_knobs(only)
+    wishes = Wishes(parse_pins(fix or {}), asked - observation.held.keys(), _checked_range(effective_batch))
+    _check_held(observation, baseline, wishes.pins)
     knobs = {name: _allowed(name, values, wishes) for name, values in _single_knobs(baseline, wishes.free).items()}
     _check_unmovable(baseline, wishes)
     splits = _batch_splits(observation, baseline, cluster, wishes)
@@ -74,7 +76,48 @@ def legal_configs(
     ]
     if not legal:
         raise ConfigError(_nothing_left(drops))
-    return Space(baseline, tuple(sorted(legal, key=lambda c: c != baseline)), tuple(_rejections(drops)))
+    rejected = (*_held_back(observation, baseline, cluster, asked), *_rejections(drops))
+    return Space(baseline, tuple(sorted(legal, key=lambda c: c != baseline)), rejected)
+
+
+def _check_held(observation: Observation, baseline: TrainConfig, pins: Mapping[str, Any]) -> None:
+    """What the source does not let be turned may only be pinned to what it is."""
+    own = knob_values(baseline)
+    for knob, reason in observation.held.items():
+        for name in KNOB_PARTS[knob]:
+            if name in pins and name in own and pins[name] != own[name]:
+                raise ConfigError(f"--fix {spelling(name)}={pins[name]}: it stays {own[name]} here, because {reason}")
+
+
+def _held_back(
+    observation: Observation, baseline: TrainConfig, cluster: Cluster, asked: frozenset[str]
+) -> Iterator[Rejection]:
+    """One Rejection for each reason that keeps knobs from being turned, with a configuration that it left out."""
+    others = {
+        "precision": [baseline.with_(precision=p) for p in PRECISIONS if p is not baseline.precision],
+        "remat": [baseline.with_(remat=Remat(mode)) for mode in REMAT_MODES if mode is not baseline.remat.mode],
+        "mesh": _on_all_devices(baseline, cluster),
+    }
+    by_reason: dict[str, list[str]] = {}
+    for knob, reason in observation.held.items():
+        if knob in asked and others.get(knob):
+            by_reason.setdefault(reason, []).append(knob)
+    for reason, knobs in by_reason.items():
+        yield Rejection(
+            config=others[knobs[0]][0].to_dict(),
+            stage="known_issue",
+            reason=f"{' and '.join(knobs)} cannot be tuned here: {reason}",
+            figures={"configurations": sum(len(others[knob]) for knob in knobs)},
+        )
+
+
+def _on_all_devices(baseline: TrainConfig, cluster: Cluster) -> list[TrainConfig]:
+    """The baseline over all devices, where there are more of them than it uses and its batch divides."""
+    batch, devices = baseline.batch, cluster.devices // baseline.mesh.model
+    if devices <= baseline.mesh.data or batch.global_size % devices:
+        return []
+    split = Batch.from_global(batch.global_size, data=devices, accumulation=batch.accumulation)
+    return [baseline.with_(batch=split, mesh=Mesh(devices, baseline.mesh.model))]
 
 
 def _single_knobs(baseline: TrainConfig, free: frozenset[str]) -> dict[str, list[Any]]:
