@@ -2,7 +2,11 @@
 
 Importing this package imports no framework: everything but the version is fetched when it is first asked for.
 
-    plan = autoplan.optimize(build_model, data=(x, y))     # tune here, in worker processes
+    plan = autoplan.optimize(model, data=(x, y))           # tune a compiled model here, in worker processes
+    model = autoplan.rebuild(plan, model)                  # the same model, with its weights, under the plan
+    autoplan.fit(plan, model, x, y)
+
+    plan = autoplan.optimize(build_model, data=(x, y))     # or tune the function that builds and compiles it
     plan = autoplan.load_plan("plan.yaml")                 # or read what `autoplan tune` wrote
     with autoplan.scope(plan):                             # then train with it
         model = build_model()
@@ -38,6 +42,7 @@ __all__ = [
     "fit",
     "load_plan",
     "optimize",
+    "rebuild",
     "scope",
 ]
 
@@ -51,7 +56,7 @@ _HOMES = {
 
 
 def optimize(
-    builder: Callable[[], Any] | str | Path,
+    builder: Any,
     data: Any = None,
     hardware: str = "local",
     *,
@@ -70,8 +75,12 @@ def optimize(
 ) -> Plan:
     """What `autoplan tune` does, from Python: the best verified plan for training this model on this hardware.
 
-    builder          a function without arguments that builds and compiles the model, or what `autoplan tune` takes
-    data             what `fit` takes, as (x, y) or a function that makes it; None trains on synthetic batches
+    builder          a compiled `keras.Model`; or a function without arguments that builds and compiles one; or what
+                     `autoplan tune` takes. A live model stays as it is. A Functional or Sequential one is built again
+                     from its config for each trial; of a subclassed one batch, accumulation, steps_per_execution and
+                     jit_compile are tuned, and a function is what it takes to tune precision, remat and mesh too
+    data             what `fit` takes: (x, y), a dict of its arguments such as {"x": x, "y": y, "batch_size": 64}, or a
+                     function that makes either; None trains on synthetic batches
     budget           seconds, or a time with units: "10m"
     effective_batch  "keep", or samples an update that may be tried: "64..4096" or (64, 4096)
     fix, only        knobs that are set, as {"precision": "float32"}, and the ones that may be tuned, as ["batch"]
@@ -83,7 +92,12 @@ def optimize(
     from autoplan import cli_values, planner, source  # here, so that importing autoplan stays cheap
     from autoplan.requests import TuneRequest
 
-    spec = source.resolve(str(builder)) if isinstance(builder, str | Path) else source.from_callable(builder, data)
+    if isinstance(builder, str | Path):
+        spec = source.resolve(str(builder))
+    elif _is_live_model(builder):
+        spec = importlib.import_module("autoplan.runtime.instances").pack(builder, data)
+    else:
+        spec = source.from_callable(builder, data)
     request = TuneRequest(
         source=spec,
         hardware=hardware,
@@ -103,6 +117,17 @@ def optimize(
     )
     result = planner.tune(request, watch or planner.silent)
     return cast("Plan", result.plan)  # None for a dry run only, which this is not
+
+
+def rebuild(plan: Plan, model: Any) -> Any:
+    """The model under the plan with its weights and optimizer state, ready for `autoplan.fit`.
+
+    model  a compiled model, the one that was tuned or one like it. A Functional or Sequential one stays as it is, and a
+           new one is returned; a subclassed one, which cannot be built again, is returned with the plan's compile
+           settings and accumulation
+    PlanError for another model, and for a plan with what must be set before building where that cannot be done again.
+    """
+    return _runtime(plan, "rebuilding").rebuild(plan, model)
 
 
 def scope(plan: Plan) -> AbstractContextManager[None]:
@@ -131,11 +156,17 @@ def fit(plan: Plan, model: Any, data: Any = None, /, *more: Any, **arguments: An
     return _runtime(plan).fit(plan, model, data, *more, **arguments)
 
 
-def _runtime(plan: Plan) -> Any:
+def _is_live_model(value: Any) -> bool:
+    """Whether this is a `keras.Model`. Who has one has imported Keras."""
+    keras = sys.modules.get("keras")
+    return keras is not None and isinstance(value, keras.Model)
+
+
+def _runtime(plan: Plan, module: str = "public") -> Any:
     """The module that imports Keras, on the plan's backend where nothing has decided for another one yet."""
     if "keras" not in sys.modules and "KERAS_BACKEND" not in os.environ:
         os.environ["KERAS_BACKEND"] = plan.config["backend"]
-    return importlib.import_module("autoplan.runtime.public")
+    return importlib.import_module(f"autoplan.runtime.{module}")
 
 
 def __getattr__(name: str) -> Any:

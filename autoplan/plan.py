@@ -162,7 +162,7 @@ class Rejection(Value):
     """A candidate that was never run, and why."""
 
     config: dict[str, Any]
-    stage: Literal["infeasible", "slower", "known_issue"]
+    stage: Literal["infeasible", "slower", "known_issue", "held"]
     reason: str
     figures: dict[str, Any] = {}
     nearest: str | None = Field(None, description="the nearest change that would fit")

@@ -23,6 +23,7 @@ _CAPTION = "Figures of one process each, in brackets where 95% of others lie; a 
 _STAGES = {
     "infeasible": "not enough memory (analytic)",
     "known_issue": "known not to work",
+    "held": "not to be turned here",
     "slower": "predicted to be slower (analytic)",
 }
 

@@ -105,7 +105,7 @@ def _held_back(
     for reason, knobs in by_reason.items():
         yield Rejection(
             config=others[knobs[0]][0].to_dict(),
-            stage="known_issue",
+            stage="held",
             reason=f"{' and '.join(knobs)} cannot be tuned here: {reason}",
             figures={"configurations": sum(len(others[knob]) for knob in knobs)},
         )

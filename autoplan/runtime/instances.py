@@ -219,13 +219,14 @@ def _like(settings: Settings, policy: str) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(global_policy(policy))
         if settings.remat is not None:
-            stack.enter_context(_remat_scope(settings.remat))
+            stack.enter_context(remat_scope(settings.remat))
         if settings.devices == 1:
             stack.enter_context(keras.device("cpu:0"))
         yield
 
 
-def _remat_scope(remat: tuple[Any, ...]) -> Any:
+def remat_scope(remat: tuple[Any, ...]) -> Any:
+    """The RematScope that layers of these settings were built in."""
     mode, threshold, names = remat
     return keras.RematScope(mode=mode, output_size_threshold=threshold, layer_names=names)
 
@@ -236,7 +237,7 @@ def _enter(settings: Settings, policy: str) -> None:
     keras.config.set_image_data_format(settings.image_data_format)
     keras.config.set_dtype_policy(policy)
     if settings.remat is not None:
-        _remat_scope(settings.remat).__enter__()
+        remat_scope(settings.remat).__enter__()
     if settings.devices > 1:
         keras.distribution.set_distribution(backends.get(settings.backend).data_parallel(settings.devices))
 

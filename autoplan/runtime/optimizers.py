@@ -81,6 +81,8 @@ def retime_optimizer(optimizer: Any, script: Batch, wanted: Batch) -> Any:
     trainable = list(inner._trainable_variables)
     config = inner.get_config()
     config["gradient_accumulation_steps"] = None
+    if has_schedule(inner):
+        config["learning_rate"] = inner._learning_rate  # one of the user's own class is not found by its name
     fresh = type(inner).from_config(config)
     fresh._learning_rate = inner._learning_rate if has_schedule(inner) else fresh._learning_rate
     _retime(fresh, script, wanted)

@@ -14,7 +14,7 @@ from autoplan.errors import PlanError
 from autoplan.plan import Plan
 from autoplan.runtime import backends, callbacks, data, model_facts
 from autoplan.runtime.apply import Change, ProcessSettings, settle_model
-from autoplan.runtime.fitting import fit_arguments
+from autoplan.runtime.fitting import ensure_built, fit_arguments
 from cost_models.config import Precision, RematMode, TrainConfig
 
 
@@ -24,7 +24,7 @@ def scope(plan: Plan) -> Iterator[None]:
 
     ConfigError when the plan's mesh needs more devices than there are; PlanError under another backend.
     """
-    change = _change(plan)
+    change = change_to(plan)
     policy, distribution = keras.config.dtype_policy(), keras.distribution.distribution()
     wanted = change.wanted
     keras.config.set_dtype_policy(policy if wanted.precision is Precision.OTHER else wanted.precision.value)
@@ -45,7 +45,7 @@ def compile(plan: Plan, model: Any, **arguments: Any) -> Any:  # noqa: A001 -- t
     PlanError when the model was built outside the scope although the plan holds what must be set before building, or
     when it is another model than the plan's.
     """
-    change = _change(plan)
+    change = change_to(plan)
     if arguments:
         model.compile(**arguments)
     if not model.compiled:
@@ -61,9 +61,10 @@ def fit(plan: Plan, model: Any, data: Any = None, /, *more: Any, **arguments: An
     data       what `fit` takes as x, or a tuple (x, y[, sample_weight]); further arguments are those of `fit`.
                A batch_size given here must be the one that the plan was tuned from.
     """
-    change = _change(plan)
+    change = change_to(plan)
     bound = _bound(data, more, arguments)
-    _check_structure(plan, model)
+    ensure_built(model, bound, _facts(bound))
+    check_structure(plan, model)
     _check_batch(bound, change)
     compile(plan, model)
     if "batch_size" not in bound and not hasattr(bound.get("x"), "element_spec"):
@@ -98,7 +99,8 @@ def _bound(given: Any, more: tuple[Any, ...], arguments: dict[str, Any]) -> dict
     return {**positional, **arguments}
 
 
-def _change(plan: Plan) -> Change:
+def change_to(plan: Plan) -> Change:
+    """From the plan's baseline to its configuration. PlanError where Keras runs on another backend."""
     planfile.refuse_what_cannot_run(plan)
     wanted = TrainConfig.from_dict(plan.config)
     if wanted.backend != keras.backend.backend():
@@ -118,7 +120,8 @@ def _settings(plan: Plan, change: Change) -> ProcessSettings:
     return ProcessSettings(change, backend)
 
 
-def _check_structure(plan: Plan, model: Any) -> None:
+def check_structure(plan: Plan, model: Any) -> None:
+    """PlanError when a built model is another one than the plan's."""
     if plan.source.fit.structure != model_facts.structure(model):
         raise PlanError(
             "this model's variables differ in shape from those of the model that the plan was made for; "

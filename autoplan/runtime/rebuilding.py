@@ -1,0 +1,48 @@
+"""A live model under a plan: made again where what must be set before building changes, with the weights it has."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+from autoplan.errors import PlanError
+from autoplan.plan import Plan
+from autoplan.runtime import instances, public, state
+from autoplan.runtime.apply import Change, settle_model
+from autoplan.runtime.faithful import undisturbed
+
+
+def rebuild(plan: Plan, model: Any) -> Any:
+    """The model under the plan with its weights and optimizer state, ready for `autoplan.fit`.
+
+    A Functional or Sequential model is made again from its config inside `scope(plan)`, and stays as it is; one that
+    cannot be made again is itself given the plan's compile settings and accumulation.
+
+    PlanError for another model than the plan's, for one that is not compiled, and where a plan holds what must be set
+    before building for a model that cannot be made again.
+    """
+    change = public.change_to(plan)
+    if not model.compiled:
+        raise PlanError("the model is not compiled; compile it as it was when it was tuned")
+    if all(layer.built for layer in model._flatten_layers()):
+        public.check_structure(plan, model)
+    settings = instances.settings_of(model)
+    blueprint, why_not = instances.drawn(model, settings)
+    if blueprint is None:
+        _check_stays(change, why_not)
+        settle_model(model, change)
+        return model
+    own_remat = settings.remat is not None and not change.of("remat")  # finer modes than a plan knows
+    with undisturbed(), public.scope(plan), instances.remat_scope(settings.remat) if own_remat else nullcontext():
+        rebuilt = instances.made(blueprint, state.take(model), seeds=True)
+    settle_model(rebuilt, change)
+    return rebuilt
+
+
+def _check_stays(change: Change, why_not: str) -> None:
+    knobs = change.process_wide()
+    if knobs:
+        raise PlanError(
+            f"the plan changes {' and '.join(knobs)}, which must be set before a model is built, and {why_not}; build "
+            "and compile it inside `with autoplan.scope(plan):`"
+        )
