@@ -84,7 +84,6 @@ def retime_optimizer(optimizer: Any, script: Batch, wanted: Batch) -> Any:
     if has_schedule(inner):
         config["learning_rate"] = inner._learning_rate  # one of the user's own class is not found by its name
     fresh = type(inner).from_config(config)
-    fresh._learning_rate = inner._learning_rate if has_schedule(inner) else fresh._learning_rate
     _retime(fresh, script, wanted)
     with keras.src.backend.name_scope(fresh.name, caller=fresh):
         fresh.build(trainable)

@@ -8,7 +8,11 @@ import sys
 from typing import Any
 
 import keras
+import numpy as np
 from keras.src.utils import rng_utils
+
+from autoplan.runtime import data
+from autoplan.runtime.data import DataFacts
 
 BASE_SEED = 1
 
@@ -35,6 +39,21 @@ def move_random_seed(seed: int) -> None:
 
     _replace_everywhere(original, set_random_seed)
     set_random_seed(BASE_SEED)
+
+
+def in_another_order(arguments: dict[str, Any], facts: DataFacts, seed: int) -> dict[str, Any]:
+    """The arguments of a fit with the rows of its arrays in the order of this draw; `BASE_SEED` is their own.
+
+    For a live model, whose weights are given: there a draw of the training is an order of its data.
+    """
+    if seed == BASE_SEED or facts.kind != "arrays":
+        return arguments
+    order = np.random.default_rng(seed).permutation(data.training_samples(arguments))
+    moved = {
+        name: data.map_leaves(lambda leaf: data.rows_of(leaf, order), arguments.get(name))
+        for name in ("x", "y", "sample_weight")
+    }
+    return {**arguments, **moved, "validation_split": 0.0}  # what is split off was left out above
 
 
 def _replace_everywhere(original: Any, replacement: Any) -> None:

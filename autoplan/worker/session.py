@@ -25,7 +25,7 @@ from autoplan.worker.channel import Channel
 from autoplan.worker.measure import measure
 from autoplan.worker.numerics import numerics
 from autoplan.worker.observe import observe
-from autoplan.worker.seeds import BASE_SEED, move_random_seed
+from autoplan.worker.seeds import BASE_SEED, in_another_order, move_random_seed
 from cost_models.config import TrainConfig
 
 _LOOKS = (JobKind.OBSERVE, JobKind.TRACE)
@@ -165,6 +165,9 @@ class Session:
 
     def _numerics(self, call: FitCall, facts: DataFacts) -> dict[str, Any]:
         self.channel.phase("numerics")
+        if self.job.source is not None and self.job.source.kind == "instance":
+            seed = int(self.job.options.get("seed", BASE_SEED))
+            call.arguments = in_another_order(call.arguments, facts, seed)
         return numerics(call, facts, self._settle(call), self.job.options)
 
 
