@@ -1,4 +1,4 @@
-"""`python -m autoplan.worker serve --fd N`: the server that the planner's client starts."""
+"""`python -m autoplan.worker serve --fd N`: the server that the planner's client starts; `job`: one job of it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,22 @@ import sys
 
 
 def main(arguments: list[str]) -> int:
-    """Serve jobs over an inherited socket until it ends."""
-    if len(arguments) != 3 or arguments[:2] != ["serve", "--fd"]:
-        sys.stderr.write("usage: python -m autoplan.worker serve --fd N (started by autoplan itself)\n")
-        return 2
-    control = socket.socket(fileno=int(arguments[2]))
+    """Serve jobs over an inherited socket until it ends, or be one job that the server cannot fork."""
+    match arguments:
+        case ["serve", "--fd", fd]:
+            return serve(int(fd))
+        case ["job", "--fd", fd, "--parent", server]:
+            from autoplan.worker.starting import run_spawned
+
+            run_spawned(int(fd), int(server))
+    sys.stderr.write("usage: python -m autoplan.worker serve --fd N (started by autoplan itself)\n")
+    return 2
+
+
+def serve(fd: int) -> int:
+    """The server, until its control socket ends."""
+    control = socket.socket(fileno=fd)
+    control.set_inheritable(False)
     from autoplan.worker.server import Server, preload
 
     preload(os.environ["KERAS_BACKEND"])

@@ -1,26 +1,27 @@
-"""The server: a process that has imported Keras and the backend, and forks a process a job.
+"""The server: a process that has imported Keras and the backend, and forks a process a job, or starts it anew.
 
 It must stay single-threaded and must never touch a device: a JAX backend that exists, or a thread that holds a lock,
-does not survive a fork. It watches two things: its control socket (a job comes in; the end of it means that the planner
-is gone, however it went) and the ends of its children.
+does not survive a fork (`starting.why_not_fork`). It watches two things: its control socket (a job comes in; the end of
+it means that the planner is gone, however it went) and the ends of its children.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import select
 import signal
 import socket
-import sys
-import warnings
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from autoplan import processes
 from autoplan.jobs import PRELOADABLE, Job
 from autoplan.runtime.backends import PRELOADED
-from autoplan.worker.channel import Channel
+from autoplan.worker import starting
+
+_HEADER_BYTES = 8
 
 
 @dataclass
@@ -28,13 +29,15 @@ class Server:
     """`run_job(job, channel)` is what a forked child does; it does not return."""
 
     control: socket.socket
-    run_job: Callable[[Job, Channel], None]
+    run_job: starting.RunJob
     children: dict[int, socket.socket] = field(default_factory=dict)
 
     def serve(self) -> None:
         """Until the control socket ends. Leaves no process behind."""
         processes.adopt_orphans()
-        wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        wake_read, wake_write = os.pipe()
+        for end in (wake_read, wake_write):
+            os.set_blocking(end, False)
         signal.set_wakeup_fd(wake_write)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         watched: list[socket.socket | int] = [self.control, wake_read]
@@ -50,47 +53,39 @@ class Server:
             processes.kill_descendants()
 
     def _accept(self) -> bool:
-        header, descriptors, _, _ = socket.recv_fds(self.control, 8, 2)
-        if not header:
+        """Take one job and start it; False when there will be no more."""
+        header, descriptors, _, _ = socket.recv_fds(self.control, _HEADER_BYTES, 2)
+        message = self._receive(int.from_bytes(header, "big")) if header else b""
+        if not message:
             return False
-        remaining = int.from_bytes(header, "big")
+        channel_fd, log_fd = descriptors
+        for descriptor in descriptors:
+            os.set_inheritable(descriptor, False)
+        self._start(message, socket.socket(fileno=channel_fd), log_fd)
+        os.close(log_fd)
+        return True
+
+    def _receive(self, size: int) -> bytes:
+        """So many bytes of the control socket; none when it ends before."""
         message = b""
-        while len(message) < remaining:
-            received = self.control.recv(remaining - len(message))
+        while len(message) < size:
+            received = self.control.recv(size - len(message))
             if not received:
-                return False
+                return b""
             message += received
+        return message
+
+    def _start(self, message: bytes, connection: socket.socket, log_fd: int) -> None:
         job = Job.model_validate_json(message)
         for name in job.options.get("preload", ()):
             if name in PRELOADABLE:
                 importlib.import_module(name)
-        self._fork(job, *descriptors)
-        return True
-
-    def _fork(self, job: Job, channel_fd: int, log_fd: int) -> None:
-        connection = socket.socket(fileno=channel_fd)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # JAX warns at every fork; see this module's docstring for why it is safe
-            pid = os.fork()
-        if pid == 0:
-            self._become(job, connection, log_fd)
-        os.close(log_fd)
+        if starting.why_not_fork() is None:
+            others = [self.control, *self.children.values()]
+            pid = starting.fork(job, connection, log_fd, self.run_job, others)
+        else:
+            pid = starting.spawn(message, connection, log_fd)
         self.children[pid] = connection
-
-    def _become(self, job: Job, connection: socket.socket, log_fd: int) -> None:
-        """The child: its own group, its own output, the server's descriptors closed."""
-        try:
-            os.setsid()
-            processes.die_with_parent()
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            self.control.close()
-            for other in self.children.values():
-                other.close()
-            redirect_output(log_fd)
-            self.run_job(job, Channel(connection))
-        finally:
-            os._exit(1)
 
     def _reap(self) -> None:
         while True:
@@ -114,19 +109,21 @@ def _report_exit(connection: socket.socket, status: int) -> None:
             return  # the client has its answer and has hung up
 
 
-def redirect_output(log_fd: int) -> None:
-    """Send stdout and stderr to the job's log; give it no stdin."""
-    null = os.open(os.devnull, os.O_RDONLY)
-    for source, target in ((null, 0), (log_fd, 1), (log_fd, 2)):
-        os.dup2(source, target)
-    os.close(null)
-    os.close(log_fd)
-    sys.stdin = open(0, closefd=False)  # noqa: SIM115 -- lives as long as the process
-    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115 -- lives as long as the process
-    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115 -- lives as long as the process
-
-
 def preload(backend: str) -> None:
     """Import what every job needs, so that a fork has it already."""
-    for name in ("numpy", *PRELOADED[backend], "keras", "autoplan.worker.session"):
-        importlib.import_module(name)
+    # Keras asks PyTorch for a device when it is imported; asked of CUDA itself, that would open the device in here.
+    with _environment(PYTORCH_NVML_BASED_CUDA_CHECK="1"):
+        for name in ("numpy", *PRELOADED[backend], "keras", "autoplan.worker.session"):
+            importlib.import_module(name)
+
+
+@contextlib.contextmanager
+def _environment(**values: str) -> Iterator[None]:
+    """Environment variables that are not set already, set for a while."""
+    ours = {name: value for name, value in values.items() if name not in os.environ}
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for name in ours:
+            del os.environ[name]
