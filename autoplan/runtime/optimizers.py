@@ -93,6 +93,8 @@ def retime_optimizer(optimizer: Any, script: Batch, wanted: Batch) -> Any:
 
 def _retime(inner: Any, script: Batch, wanted: Batch) -> None:
     inner.gradient_accumulation_steps = wanted.accumulation if wanted.accumulation > 1 else None
+    if wanted.accumulation > 1 and keras.backend.backend() == "tensorflow":
+        _count_batches_only(inner)
     micro_steps_ratio = script.global_size / wanted.global_size  # wanted micro-steps for one of the script's
     if micro_steps_ratio == 1 and script.accumulation == wanted.accumulation:
         return
@@ -107,6 +109,24 @@ def _retime(inner: Any, script: Batch, wanted: Batch) -> None:
         if inner.ema_overwrite_frequency:
             updates_ratio = script.effective / wanted.effective
             inner.ema_overwrite_frequency = max(1, round(inner.ema_overwrite_frequency * updates_ratio))
+
+
+def _count_batches_only(inner: Any) -> None:
+    """Let a micro-step be counted when its gradients are there, and not without.
+
+    On TensorFlow an epoch of data that do not tell their length ends with a micro-step that gets no batch. Nothing of
+    it takes place but the counting, which waits for nothing: from then on updates would come a micro-step early.
+    """
+    import tensorflow as tf
+
+    apply = inner.apply
+
+    def apply_then_count(grads: Any, trainable_variables: Any = None) -> None:
+        known = [gradient for gradient in grads if gradient is not None]
+        with tf.control_dependencies(known[-1:]):
+            apply(grads, trainable_variables)
+
+    inner.apply = apply_then_count
 
 
 def _relative_path(inner: Any, variable: Any) -> str:
