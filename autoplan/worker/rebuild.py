@@ -73,8 +73,19 @@ def failed(source: SourceSpec, error: BaseException) -> ScriptFailed:
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if frame.filename.startswith(root) and "site-packages" not in frame.filename]
     shown = "".join(traceback.format_list(own or frames[-2:]))
-    reason = "".join(traceback.format_exception_only(error)).strip()
+    reason = "".join(traceback.format_exception_only(error)).strip() + _began_as(error)
     return ScriptFailed(f"{source.path} {FAILED_BY_ITSELF}:\n{shown}{reason}")
+
+
+def _began_as(error: BaseException) -> str:
+    """The first of several exceptions, where Keras tells only the last: JAX may fail while it words what went wrong."""
+    first = error
+    while (before := first.__cause__ or first.__context__) is not None:
+        first = before
+    told = str(first).strip().partition("\n")[0]
+    if told in str(error) or not str(error).startswith("Exception encountered when calling"):
+        return ""
+    return f"\nIt began as {type(first).__name__}: {told}"
 
 
 def synthetic_arguments(model: Any, batch_size: int) -> dict[str, Any]:

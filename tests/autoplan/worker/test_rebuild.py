@@ -1,0 +1,48 @@
+"""What a source's own failure is told as."""
+
+import keras
+import pytest
+
+from autoplan.source import SourceSpec
+from autoplan.worker import rebuild
+
+SOURCE = SourceSpec(kind="script", path="/nowhere/train.py", sha256="0" * 64)
+
+
+class FailsTwice(keras.layers.Layer):
+    def call(self, inputs):
+        try:
+            raise TypeError("a traced array has no values\nand more of it")
+        except TypeError:
+            return inputs.shape.no_such_name
+
+
+class FailsOnce(keras.layers.Layer):
+    def call(self, inputs):
+        raise TypeError("a traced array has no values")
+
+
+@pytest.mark.parametrize(
+    ("layer", "last"),
+    [
+        (FailsTwice, "It began as TypeError: a traced array has no values"),
+        (FailsOnce, "  • kwargs=<class 'inspect._empty'>"),
+    ],
+)
+def test_where_keras_tells_only_the_last_of_two_errors_the_first_is_told_too(layer, last):
+    with pytest.raises((TypeError, AttributeError)) as caught:
+        layer()(keras.Input((3,)))
+    assert str(rebuild.failed(SOURCE, caught.value)).splitlines()[-1] == last
+
+
+def look_up():
+    try:
+        return {}["column"]
+    except KeyError:
+        raise ValueError("no such column") from None
+
+
+def test_an_error_of_the_script_alone_is_told_as_it_is():
+    with pytest.raises(ValueError, match="no such column") as caught:
+        look_up()
+    assert str(rebuild.failed(SOURCE, caught.value)).endswith("\nValueError: no such column")
