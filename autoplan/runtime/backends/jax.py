@@ -119,6 +119,8 @@ class JaxBackend:
         distribution_lib.distribute_data_input = distribute
 
     def synchronize(self, values: Any) -> None:
+        if values is None:
+            values = [array for array in jax.live_arrays() if not array.is_deleted()]
         jax.block_until_ready(values)
 
     def logs_of(self, outputs: Any) -> Mapping[str, Any]:
@@ -140,7 +142,7 @@ class JaxBackend:
         return watch
 
     def fixed_batch_runner(self, model: Any, batch: Any) -> Callable[[int], None]:
-        on_device = trainer._distribute_data(batch)
+        on_device = trainer._distribute_data(keras.utils.pack_x_y_sample_weight(*batch))  # as `fit` packs it
         state = model._get_jax_state(
             trainable_variables=True,
             non_trainable_variables=True,
@@ -170,7 +172,8 @@ class JaxBackend:
             trainable_variables=True, non_trainable_variables=True, optimizer_variables=True, metrics_variables=True
         )
         step = jax.jit(model.train_step, donate_argnums=0)
-        figures = step.lower(state, trainer._distribute_data(batch)).compile().memory_analysis()
+        data = trainer._distribute_data(keras.utils.pack_x_y_sample_weight(*batch))
+        figures = step.lower(state, data).compile().memory_analysis()
         if figures is None:
             return None
         total = (
