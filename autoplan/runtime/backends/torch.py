@@ -126,8 +126,9 @@ class TorchBackend:
         logs: Mapping[str, Any] = outputs
         return logs
 
-    def counted_micro_steps(self, model: Any, outputs: Any) -> int:
-        return int(innermost(model.optimizer)._iterations)
+    def counted_micro_steps(self, model: Any, outputs: Any) -> int | None:
+        counter = getattr(innermost(model.optimizer), "_iterations", None)
+        return None if counter is None else int(counter)
 
     def watch_compilation(self) -> TorchCompileWatch:
         watch = TorchCompileWatch()
