@@ -13,7 +13,7 @@ from cost_models.config import TrainConfig
 
 FAILURES = {
     "oom": "out of memory",
-    "compile_oom": "the compiler ran out of memory",
+    "compile_oom": "out of memory while compiling or in the first micro-step",
     "timeout": "took too long",
     "nan": "the loss became NaN",
     "unsupported": "not supported",
@@ -235,7 +235,7 @@ def _rescued(plan: Plan, rescue: Rescue) -> str:
     """What the baseline needs, what there is, and the least change that runs."""
     needs = ""
     if rescue.baseline_bytes is not None:
-        there = "" if rescue.usable_bytes is None else f" of {figures.size(rescue.usable_bytes)}"
+        there = "" if rescue.usable_bytes is None else f", and there is {figures.size(rescue.usable_bytes)}"
         needs = f" (it needs at least {figures.size(rescue.baseline_bytes)}{there})"
     baseline, least = (TrainConfig.from_dict(config) for config in (plan.baseline.config, rescue.config))
     words = f"Your own configuration runs out of memory{needs}; the least change that runs"

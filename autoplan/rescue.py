@@ -62,8 +62,8 @@ def nothing_runs(
     """What to tell where no configuration runs: what each was seen to need, the least need, and what would fit."""
     own = [f"your own configuration {_ended(baseline.failure, usable_bytes)}"]
     others = [f"{_spoken(ladder.baseline, record)} {_ended(record.failure, None)}" for record in ladder.records]
-    untried = len(ladder.order) - len(ladder.records)
-    rest = [f"the other {untried} are forecast to need no less"] if untried > 0 else []
+    how = "forecast" if forecasts else "taken"
+    rest = [f"what was not tried is {how} to need no less"] if len(ladder.order) > len(ladder.records) else []
     known = [one for config in ladder.order if (one := forecasts.get(config)) is not None and one.needed_bytes]
     least = min(known, key=lambda one: one.needed_bytes or 0, default=None)
     forecast = ""

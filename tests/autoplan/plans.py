@@ -134,6 +134,7 @@ def plain_plan(**changes: Any) -> dict[str, Any]:
             "devices": 1,
             "kind": "cpu",
             "capacity_bytes": 12 * GIB,
+            "memory_limit_bytes": None,
             "simulated": False,
             "description": "2 cores",
         },
@@ -166,6 +167,7 @@ def plain_plan(**changes: Any) -> dict[str, Any]:
             "checkpoint_saved": True,
             "remainder_ran": True,
         },
+        "rescue": None,
         "trials": [
             {
                 "number": 0,
@@ -194,6 +196,7 @@ def plain_plan(**changes: Any) -> dict[str, Any]:
                     "message": "the loss was NaN\nafter 3 updates",
                     "log": ".autoplan/study/trial-2.log",
                     "wall_seconds": 4.5,
+                    "held_bytes": None,
                 },
             },
         ],
@@ -208,6 +211,43 @@ def plain_plan(**changes: Any) -> dict[str, Any]:
         ],
         "notes": ["BatchNorm's statistics are per micro-batch"],
     } | changes
+
+
+def rescued_plan(**changes: Any) -> dict[str, Any]:
+    """A plan whose baseline, batch 512, runs out of 1 GiB: it is accumulation 4, the least change that runs."""
+    own, least, less = config(batch=(512, 1)), config(batch=(128, 4)), config(batch=(256, 2))
+    failure = {"kind": "oom", "message": "held 1.02 GiB of 1.00 GiB in phase compile", "held_bytes": 1096 * MIB}
+    failed = {"measured": None, "failure": failure}
+    found = {
+        "config": least,
+        "changed": ["accumulation 4"],
+        "because": "accumulation keeps the effective batch; less is not enough: accumulation 2 ran out of memory",
+        "baseline_bytes": 1096 * MIB,
+        "usable_bytes": GIB,
+        "tried": [
+            {"config": least, "changed": ["accumulation 4"], "outcome": "runs", "evidence": "measured"},
+            {
+                "config": less,
+                "changed": ["accumulation 2"],
+                "outcome": "out_of_memory",
+                "evidence": "measured",
+                "reason": "held 1.01 GiB of 1.00 GiB in phase warm-up",
+                "needed_bytes": 1034 * MIB,
+            },
+        ],
+    }
+    verification = {"pairs": 0, "speedup": None, "faster": False, "numerics": "not_compared"}
+    measured = measurement(size=128, accumulation=4)
+    return (
+        plain_plan(
+            config=least,
+            baseline={"config": own, "predicted": estimate(0.05), **failed},
+            measured=measured,
+            verification=verification,
+            rescue=found,
+        )
+        | changes
+    )
 
 
 def plan(**changes: Any) -> Plan:

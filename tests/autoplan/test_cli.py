@@ -58,7 +58,7 @@ def test_every_option_of_tune_reaches_the_planner(folder, asked):
         *("tune", "train.py", "--hardware", "tpu-v4-8", "--devices", "8", "--trials", "7", "--budget", "1h30m"),
         *("--effective-batch", "64..4096", "--fix", "precision=float32", "--fix", "mesh=data=8"),
         *("--only", "batch,remat", "--fit", "2", "--study", "s.db", "--headroom", "10%", "--output", "p.yaml"),
-        *("--no-measure", "--scratch", "--", "--epochs", "3", "--", "--help", "-x"),
+        *("--memory-limit", "2GiB", "--no-measure", "--scratch", "--", "--epochs", "3", "--", "--help", "-x"),
     )
     assert done.exit_code == 0, done.output
     request = asked[0]
@@ -75,6 +75,7 @@ def test_every_option_of_tune_reaches_the_planner(folder, asked):
         only=("batch", "remat"),
         study="s.db",
         headroom=0.1,
+        memory_limit_bytes=2 * 2**30,
         output=Path("p.yaml"),
         measure=False,
         scratch=True,
@@ -104,6 +105,7 @@ def test_words_of_the_script_need_the_two_dashes(folder, asked):
             ["--headroom", "2"],
             "--headroom 2: expected a percentage of the device's memory below 100%, such as 8%",
         ),
+        (["--memory-limit", "2"], "--memory-limit 2: expected a size with a unit, such as 2GiB or 1500MB"),
         (["--output", "no/plan.yaml"], "there is no folder no for plan.yaml; make it, or choose another --output"),
     ],
 )

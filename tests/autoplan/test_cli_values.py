@@ -51,6 +51,29 @@ def test_what_is_no_range(text):
 
 
 @pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("2GiB", 2 * 2**30),
+        ("1.5 GiB", 3 * 2**29),
+        ("512mib", 2**29),
+        ("2g", 2 * 2**30),
+        ("64K", 2**16),
+        ("1500 MB", 1_500_000_000),
+        ("1TB", 10**12),
+    ],
+)
+def test_sizes(text, size):
+    assert cli_values.size_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "2", "2048", "GiB", "-1GiB", "0GiB", "2 G B", "two GiB", "1.2.3GiB", "50%", "2b"])
+def test_what_is_no_size(text):
+    with pytest.raises(ConfigError) as caught:
+        cli_values.size_bytes(text)
+    assert str(caught.value) == f"--memory-limit {text}: expected a size with a unit, such as 2GiB or 1500MB"
+
+
+@pytest.mark.parametrize(
     ("text", "axes"),
     [
         ("data=4,model=2", {"data": 4, "model": 2}),

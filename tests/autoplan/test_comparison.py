@@ -4,6 +4,7 @@ import pytest
 
 from autoplan import comparison
 from autoplan.comparison import Cell, Difference
+from autoplan.plan import Plan
 from tests.autoplan import plans
 
 NAMES = ["micro-step", "samples/s", "updates/s", "peak memory a device", "MFU", "compile time"]
@@ -187,3 +188,46 @@ def test_numerics_in_words(verdict, start):
     verification = plans.plain_plan()["verification"] | {"numerics": verdict, "numerics_detail": ""}
     assert comparison.numerics(plans.plan(verification=verification)) == start + "."
     assert comparison.numerics(plans.plan(verification=None)) is None
+
+
+# A rescued baseline
+
+
+def rescued(**changes):
+    return Plan.model_validate(plans.rescued_plan(**changes))
+
+
+def test_a_rescue_is_told_with_what_is_needed_and_the_least_change_that_runs():
+    assert comparison.headline(rescued()) == (
+        "Your own configuration runs out of memory (it needs at least 1.07 GiB, and there is 1.00 GiB); "
+        "the least change that runs: accumulation 4 (batch 512 -> 128x4). There is no speed-up to state."
+    )
+    assert comparison.reasons(rescued())[:2] == [
+        (
+            "Why the least change is that: accumulation keeps the effective batch; less is not enough: accumulation 2 "
+            "ran out of memory."
+        ),
+        "It changes batch.global 512 → 128; batch.accumulation 1 → 4.",
+    ]
+
+
+def test_a_faster_plan_than_the_least_change_is_told_beside_it():
+    plan = rescued(config=plans.config(batch=(64, 8)))
+    told = "accumulation 4 (batch 512 -> 128x4). The plan is faster than that. There is no speed-up to state."
+    assert comparison.headline(plan).endswith(told)
+
+
+def test_what_a_device_needs_is_left_out_where_nobody_knows():
+    plain = plans.rescued_plan()
+    plain["rescue"] |= {"baseline_bytes": None}
+    told = "Your own configuration runs out of memory; the least change that runs: accumulation 4"
+    assert comparison.headline(Plan.model_validate(plain)).startswith(told)
+
+
+def test_a_baseline_that_does_not_run_is_not_said_to_train_the_same():
+    told = "Whether it trains as your own configuration does cannot be compared: that does not run."
+    assert comparison.numerics(rescued()) == told
+    verification = plans.rescued_plan()["verification"] | {"numerics": "exact", "numerics_detail": "equal"}
+    assert comparison.numerics(rescued(verification=verification)) == (
+        "It trains the same: the losses of the least change that runs and of the plan are equal within 1e-5 (equal)."
+    )

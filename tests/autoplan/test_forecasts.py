@@ -50,6 +50,25 @@ def test_a_structure_is_traced_once_on_one_device_without_accumulation():
     assert len(found.forecasts) > 20
 
 
+@pytest.mark.parametrize(("here", "shares"), [(cluster(), 1), (cluster(2), 2)])
+def test_on_a_cpu_what_the_process_holds_besides_its_weights_counts(here, shares):
+    """Measured when the weights are there, and forecasts count those too."""
+    held = 2**30
+    found = surveyed(FakeClient(observation(process_bytes=held)), here, only=["batch", "mesh"])
+    one = next(one for own, one in found.forecasts.items() if own.mesh.devices == shares)
+    memory = one.estimate["memory"]["per_device_bytes"]
+    weights = memory["parameters"] + memory["non_trainable"]
+    assert one.outside_bytes == (held - weights) // shares
+    assert one.needed_bytes == memory["total_high"] + one.outside_bytes
+    assert one.least_bytes == memory["total_low"] + one.outside_bytes
+
+
+def test_memory_of_a_host_is_not_a_devices():
+    client = FakeClient(observation(process_bytes=2**30))
+    found = surveyed(client, cluster(kind="gpu"), only=["batch"])
+    assert {one.outside_bytes for one in found.forecasts.values()} == {0}
+
+
 def test_forecasts_are_the_cost_models_estimates():
     client = FakeClient()
     found = surveyed(client, only=["batch"])

@@ -64,13 +64,21 @@ def test_a_good_plan_is_a_plan():
     assert plan_schema.plan_from(plans.plain_plan()) == plans.plan()
 
 
+def test_a_rescue_is_checked_with_its_configurations():
+    plain = plans.rescued_plan()
+    assert plan_schema.plan_from(plain) == Plan.model_validate(plain)
+    plain["rescue"]["tried"][1]["config"]["jit_compile"] = 1
+    (fault,) = plan_schema.plan_from(plain)
+    assert (fault.key, fault.message) == ("rescue.tried[1].config.jit_compile", "1; expected true or false")
+
+
 def test_the_json_schema_describes_every_key():
     schema = plan_schema.json_schema()
     assert list(schema["properties"]) == list(plans.plain_plan())
     assert schema["properties"]["schema"]["const"] == 1
     assert {"schema", "config", "baseline"} <= set(schema["required"])
     assert set(schema["$defs"]["ConfigShape"]["properties"]) == set(FULL.to_dict())
-    for owner in ("BaselineRecord", "TrialRecord", "Rejection"):
+    for owner in ("BaselineRecord", "TrialRecord", "Rejection", "Rescue", "Rung"):
         assert schema["$defs"][owner]["properties"]["config"] == {"$ref": "#/$defs/ConfigShape"}
 
 
@@ -93,7 +101,7 @@ def test_the_json_schema_names_only_definitions_that_it_has():
 
 UNKNOWN = "unknown key; expected one of "
 PLAN_KEYS = (
-    "schema, evidence, source, hardware, environment, config, baseline, predicted, measured, verification, trials, "
+    "schema, evidence, source, hardware, environment, config, baseline, predicted, measured, verification, rescue, "
 )
 PRECISIONS = "float32, mixed_bfloat16, mixed_float16, bfloat16, float16, float64, other"
 FAILURES = "oom, compile_oom, timeout, nan, unsupported, data, crash"
@@ -107,7 +115,7 @@ FAULTS = [
         "evidence",
         '"mesured" is not one of analytic, compiled, measured; did you mean measured?',
     ),
-    ("\nnotes:", "\nnote:", "note", UNKNOWN + PLAN_KEYS + "rejected, notes; did you mean notes?"),
+    ("\nnotes:", "\nnote:", "note", UNKNOWN + PLAN_KEYS + "trials, rejected, notes; did you mean notes?"),
     ("\nnotes:\n- ", "\nnotes: ", "notes", '"BatchNorm\'s statistics are per micro-batch"; expected a list'),
     ("kind: script", "kind: notebook", "source.kind", '"notebook" is not one of script, builder, callable'),
     ("args: [", "args: [7, ", "source.args[0]", "7; expected text"),

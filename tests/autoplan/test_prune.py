@@ -7,8 +7,8 @@ from autoplan.prune import Forecast, changes, distance, feasible, nearest, rank
 from tests.autoplan.facts import GIB, config
 
 
-def forecast(own, *, update_seconds=1.0, needed=GIB, capacity=10 * GIB, headroom=0.1, samples=None):
-    return Forecast(own, update_seconds, needed, capacity, headroom, samples, {})
+def forecast(own, *, update_seconds=1.0, needed=GIB, capacity=10 * GIB, headroom=0.1, samples=None, least=None):
+    return Forecast(own, update_seconds, needed, capacity, headroom, samples, {}, least_bytes=least)
 
 
 def test_a_forecast_reads_the_figures_of_an_estimate():
@@ -20,6 +20,13 @@ def test_a_forecast_reads_the_figures_of_an_estimate():
     assert (read.update_seconds, read.needed_bytes, read.capacity_bytes, read.headroom) == (3.0, 7, 10, 0.2)
     assert read.samples == 100
     assert read.estimate == estimate
+
+
+def test_what_the_process_holds_besides_is_needed_too():
+    memory = {"per_device_bytes": {"total_low": 5, "total_high": 7}, "capacity_bytes": 10, "headroom": 0.0}
+    read = Forecast.from_estimate(config(), {"memory": memory, "time": {"update_seconds": 3.0}}, 100, 4)
+    assert (read.least_bytes, read.needed_bytes, read.outside_bytes) == (9, 11, 4)
+    assert (read.fits, read.may_fit) == (False, True)
 
 
 @pytest.mark.parametrize(
@@ -78,6 +85,20 @@ def test_when_nothing_fits_the_least_need_and_what_would_fit_are_told():
         "device has 10.0 GiB, of which 10% are kept free. What would fit: devices with at least 20.0 GiB usable, "
         "a smaller --effective-batch, or fewer pins (--fix, --only)"
     )
+
+
+def test_what_may_fit_is_kept_where_nothing_is_sure_to_and_trials_can_tell():
+    hopeless = forecast(config(64), needed=20 * GIB, least=15 * GIB)
+    hopeful = forecast(config(32, 2), needed=12 * GIB, least=9 * GIB)
+    fitting, rejected = feasible([hopeless, hopeful], measurable=True)
+    assert fitting == [hopeful]
+    assert [r.config for r in rejected] == [hopeless.config.to_dict()]
+    with pytest.raises(NoFeasibleConfiguration):
+        feasible([hopeless, hopeful])
+    with pytest.raises(NoFeasibleConfiguration):
+        feasible([hopeless], measurable=True)
+    sure = forecast(config(16, 4), needed=5 * GIB, least=4 * GIB)
+    assert feasible([hopeful, sure], measurable=True)[0] == [sure]
 
 
 def by_seconds(*seconds):

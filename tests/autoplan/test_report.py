@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from autoplan import report
-from autoplan.plan import Rejection
+from autoplan.plan import Plan, Rejection
 from autoplan.requests import Candidate, TuneResult
 from tests.autoplan import plans
 
@@ -36,6 +36,17 @@ def simulated():
     plain["hardware"] = plain["hardware"] | {"devices": 8, "simulated": True}
     plain["measured"] = plain["measured"] | {"simulated_devices": True}
     return plans.plan(**plain)
+
+
+def test_explain_shows_how_the_least_change_was_found():
+    shown = text(report.explained(Plan.model_validate(plans.rescued_plan()), PATH))
+    lines = shown[shown.index("How the least change was found") :].splitlines()
+    assert re.split(r" {2,}", lines[1]) == ["change", "outcome", "needs at least", "evidence", "why"]
+    assert re.split(r" {2,}", lines[3]) == ["accumulation 4", "runs", "not known", "measured", "—"]
+    assert re.split(r" {2,}", lines[4]) == [
+        *("accumulation 2", "out of memory", "1.01 GiB", "measured", "held 1.01 GiB of 1.00 GiB in phase warm-up")
+    ]
+    assert not BARE_STEP.search(shown)
 
 
 # tune

@@ -6,7 +6,7 @@ import pytest
 
 from cost_models.catalogue import rows
 from cost_models.errors import HardwareError
-from cost_models.hardware import Chip, Cluster, Link, cluster, describe, from_mapping, known, share
+from cost_models.hardware import Chip, Cluster, Link, cluster, describe, from_mapping, known, limited, share
 
 GIB = 2**30
 
@@ -209,6 +209,22 @@ def test_a_shared_processor_gives_each_device_its_part():
     assert four.inner_link.kind == "memory"
     assert four.inner_link.bytes_per_second == four.chip.memory_bytes_per_second
     assert four.chip.sources["simulated"] == "one of 4 equal shares of a single processor"
+
+
+def test_a_limit_leaves_less_memory_and_everything_else():
+    alone = cluster("cpu")
+    less = limited(alone, alone.chip.usable_memory_bytes // 4)
+    assert less.chip.usable_memory_bytes == alone.chip.usable_memory_bytes // 4
+    assert less.chip.sources["usable_memory_bytes"] == "the limit that was asked for"
+    assert less.chip.memory_bytes == alone.chip.memory_bytes
+    assert limited(alone, 2 * alone.chip.usable_memory_bytes) == alone
+
+
+def test_a_limit_is_one_for_all_simulated_devices_and_of_each_real_one():
+    four = share(cluster("cpu"), 4)
+    limit = four.chip.usable_memory_bytes
+    assert limited(four, limit).chip.usable_memory_bytes == limit // 4
+    assert limited(cluster("tpu-v4-8"), 2**30).chip.usable_memory_bytes == 2**30
 
 
 def test_a_summary_is_one_line():
