@@ -12,6 +12,8 @@ Importing this package imports no framework: everything but the version is fetch
         model = build_model()
     autoplan.compile(plan, model)
     autoplan.fit(plan, model, x, y)
+
+    print(autoplan.measure(step, batch))                   # what a step of a training loop of one's own takes
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from autoplan.plan import Failure, Measurement, Plan
     from autoplan.planfile import load_plan
     from autoplan.requests import Watch
+    from autoplan.runtime.user_step import StepMeasurement
 
 __version__ = "0.1.0"
 
@@ -41,6 +44,7 @@ __all__ = [
     "compile",
     "fit",
     "load_plan",
+    "measure",
     "optimize",
     "rebuild",
     "scope",
@@ -154,6 +158,48 @@ def fit(plan: Plan, model: Any, data: Any = None, /, *more: Any, **arguments: An
     PlanError when the model is another one than the plan's.
     """
     return _runtime(plan).fit(plan, model, data, *more, **arguments)
+
+
+def measure(
+    step: Callable[..., Any],
+    *batch: Any,
+    samples: int | None = None,
+    groups: int = 8,
+    group_seconds: float = 0.5,
+    max_seconds: float = 60.0,
+) -> StepMeasurement:
+    """Measure a training step of your own loop (`train_on_batch`, `GradientTape`, `jax.grad` ...), in this process.
+
+        autoplan.measure(model.train_on_batch, x, y)
+
+        def step(batch):                  # a step that hands its state on: keep it between calls
+            nonlocal state
+            state, loss = train_step(state, batch)
+            return loss
+
+        autoplan.measure(step, batch)
+
+    The step is called again and again with the same batch, in groups that each end by waiting for the device: it really
+    trains, so what it trains changes. Its first call, with compilation, is apart; groups are warm-up until two in a row
+    agree; the rest give a median with its 95% interval.
+
+    step            a function that trains on one batch, which is what it is called with
+    batch           the arguments of the step; their first array's first dimension counts the samples
+    samples         samples a call, where the batch does not show them
+    groups, group_seconds, max_seconds   how many groups, of about so many seconds each; past max_seconds three suffice
+
+    Returns a value with micro_step_seconds, micro_step_seconds_low and _high, samples_per_second, first_call_seconds,
+    peak_bytes and group_seconds; `print` shows it in a line. ConfigError for what is no function. What the step itself
+    raises passes through.
+    """
+    if "keras" not in sys.modules and "KERAS_BACKEND" not in os.environ:
+        loaded = [name for name in ("jax", "torch", "tensorflow") if name in sys.modules]
+        os.environ.update({"KERAS_BACKEND": loaded[0]} if loaded else {})
+    home = importlib.import_module("autoplan.runtime.user_step")
+    measured = home.measure(
+        step, *batch, samples=samples, groups=groups, group_seconds=group_seconds, max_seconds=max_seconds
+    )
+    return cast("StepMeasurement", measured)
 
 
 def _is_live_model(value: Any) -> bool:
