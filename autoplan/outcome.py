@@ -306,9 +306,11 @@ def _source(request: TuneRequest, observation: Observation) -> SourceRecord:
 
 
 def _named(spec: SourceSpec) -> str:
-    """The source as `autoplan train` reads it back: a file, a file with its function, or `-m module`."""
+    """The source as `autoplan train` reads it back: a file, a file with its function, or a module."""
     if spec.kind == "script" and spec.module:
         return f"-m {spec.module}"
+    if spec.kind == "builder" and spec.module:
+        return f"{spec.module}:{spec.function}"
     if spec.kind == "builder" and spec.function != DEFAULT_FUNCTION:
         return f"{spec.path}:{spec.function}"
     return spec.path or spec.function

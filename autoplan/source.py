@@ -57,7 +57,7 @@ def resolve(text: str, args: Sequence[str] = (), fit_index: int = 1, function: s
     """What the user named -> what a worker can rebuild.
 
     text       `train.py` | `model.py` (defines build_model, never fits) | `model.py:function` |
-               `package.module:function` | `-m package.module`
+               `package.module:function` | `-m package.module`, also without the -m
     args       the script's own arguments
     fit_index  which `fit` of a script counts, from 1
     function   a builder's name, where `text` does not carry it
@@ -77,6 +77,8 @@ def resolve(text: str, args: Sequence[str] = (), fit_index: int = 1, function: s
     function = named or function
     if function and not Path(target).exists() and _is_dotted_name(target):
         return _from_module(target, function, args, fit_index)
+    if not function and _names_a_module(target):
+        return _from_module(target, None, args, fit_index, may_be_builder=True)
     return _from_path(Path(target).expanduser(), function, args, fit_index)
 
 
@@ -119,12 +121,17 @@ def _from_path(path: Path, function: str | None, args: Sequence[str], fit_index:
     )
 
 
-def _from_module(name: str, function: str | None, args: Sequence[str], fit_index: int) -> SourceSpec:
+def _from_module(
+    name: str, function: str | None, args: Sequence[str], fit_index: int, *, may_be_builder: bool = False
+) -> SourceSpec:
+    """may_be_builder: a module that builds and never fits is a builder, as a file is."""
     if not _is_dotted_name(name):
         raise SourceError(f"'{name}' is no module name; expected something like package.module")
     path = _locate_module(name, run=function is None)
     content = _read(path)
     tree = _parse(content, path)
+    if may_be_builder and path.stem != "__main__" and _is_builder(tree):
+        function = DEFAULT_FUNCTION
     if function:
         _check_function(tree, function, f"module {name}")
     return SourceSpec(
@@ -137,6 +144,14 @@ def _from_module(name: str, function: str | None, args: Sequence[str], fit_index
         sha256=hashlib.sha256(content).hexdigest(),
         directory=str(Path.cwd()),
     )
+
+
+def _names_a_module(text: str) -> bool:
+    """Whether `package.module` is meant: dotted, no file of that name, and there is such a package."""
+    if "." not in text or not _is_dotted_name(text) or Path(text).exists():
+        return False
+    top = text.partition(".")[0]
+    return bool(importlib.machinery.PathFinder.find_spec(top, [str(Path.cwd())]) or _find_installed(top))
 
 
 def _locate_module(name: str, *, run: bool) -> Path:

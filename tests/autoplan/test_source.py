@@ -118,6 +118,24 @@ def test_dash_m_runs_a_module_or_the_main_of_a_package(here):
     assert (spec.kind, spec.module, spec.path, spec.args) == ("script", "pack.train", train, ["--fast"])
 
 
+def test_a_dotted_name_without_dash_m_is_a_module_too(here):
+    write(here / "pack/__init__.py", "")
+    write(here / "pack/__main__.py", "model.fit(x)\n")
+    write(here / "pack/train.py", "model.fit(x)\n")
+    write(here / "pack/nets.py", BUILDER)
+    write(here / "pack/sub/__init__.py", "")
+    write(here / "pack/sub/__main__.py", "model.fit(x)\n")
+    assert [(s.kind, s.module) for s in map(resolve, ("pack.train", "pack.nets", "pack.sub"))] == [
+        ("script", "pack.train"),
+        ("builder", "pack.nets"),
+        ("script", "pack.sub"),
+    ]
+    with pytest.raises(SourceError, match=r"there is no Python module pack\.trian"):
+        resolve("pack.trian")
+    with pytest.raises(SourceError, match=r"there is no file nowhere\.train"):
+        resolve("nowhere.train")
+
+
 def test_an_installed_module_is_found():
     spec = resolve("json.tool:main")
     assert spec.module == "json.tool"
