@@ -9,7 +9,11 @@ from typing import Any, Protocol
 
 from autoplan.errors import ConfigError
 
-PRELOADED: Mapping[str, tuple[str, ...]] = {"jax": ("jax", "jax.numpy"), "tensorflow": ("tensorflow",)}
+PRELOADED: Mapping[str, tuple[str, ...]] = {
+    "jax": ("jax", "jax.numpy"),
+    "tensorflow": ("tensorflow",),
+    "torch": ("torch",),
+}
 """What a worker's server imports before it forks; a backend that is not listed here cannot run trials yet."""
 
 
@@ -66,8 +70,8 @@ class Backend(Protocol):
     def logs_of(self, outputs: Any) -> Mapping[str, Any]:
         """The logs among what a model's training function returns."""
 
-    def counted_micro_steps(self, model: Any, outputs: Any) -> int:
-        """Micro-steps that the model's optimizer has counted.
+    def counted_micro_steps(self, model: Any, outputs: Any) -> int | None:
+        """Micro-steps that the model's optimizer has counted; None for a model that brings no such optimizer.
 
         outputs  what the training function has just returned; None before a fit's first micro-step
         """
