@@ -77,16 +77,18 @@ class Observation(Value):
     structure: str
     parameters: int
     samples: int | None
+    samples_exact: bool = Field(True, description="samples were counted; else a batch may be partial")
     epochs: int
     steps_per_epoch: int | None = Field(description="micro-steps an epoch, as the script has it")
     explicit_steps_per_epoch: bool
-    data: str = Field(description="arrays | tf.data | synthetic | other")
+    data: str = Field(description="arrays | tf.data | PyDataset | generator | synthetic | other")
     rebatchable: bool
     batch_norm: bool
     random_layers: bool = Field(description="dropout, noise, random augmentation")
     recurrent: bool
     unweighted_metrics: bool
     custom_train_step: bool
+    masks: bool = Field(False, description="positions are left out of the loss")
     added_losses: bool = Field(False, description="losses that layers add of their own outputs, past any weights")
     unscaled_train_step: bool = Field(False, description="its own train_step never calls optimizer.scale_loss")
     own_optimizers: list[str] = Field([], description="attributes with optimizers that its own train_step applies")

@@ -129,6 +129,11 @@ def _of_the_change(config: TrainConfig, baseline: TrainConfig, observation: Obse
             f"BatchNormalization takes its statistics over the {new.global_size} samples of a micro-step, and over "
             f"{old.global_size} in the script; nothing can keep that the same"
         )
+    if observation.masks and old.global_size != new.global_size:
+        yield (
+            "the loss is averaged over the unmasked positions of a micro-step, so in another split of an update they "
+            "weigh a little differently"
+        )
     if old.accumulation != new.accumulation and observation.schedule:
         yield f"Keras counts micro-steps in the schedule; the plan stretches that to {new.accumulation} an update"
     carried = (observation.steps_per_epoch or 0) % old.accumulation
@@ -146,15 +151,19 @@ def _of_the_change(config: TrainConfig, baseline: TrainConfig, observation: Obse
 def _of_the_remainder(config: TrainConfig, baseline: TrainConfig, observation: Observation) -> Iterator[str]:
     """How the last, partial effective batch of an epoch is run: the rule of `runtime/batching.py`, in words."""
     batch, samples = config.batch, observation.samples
-    rest = samples % batch.effective if samples else 0
-    if batch == baseline.batch or observation.explicit_steps_per_epoch or not rest:
-        return
     weights_only = not (
         observation.batch_norm
         or observation.unweighted_metrics
         or observation.added_losses
+        or observation.masks
         or observation.custom_train_step
     )
+    if batch != baseline.batch and not observation.samples_exact:
+        yield from _of_partial_batches(batch.accumulation, weights_only=weights_only)
+        return
+    rest = samples % batch.effective if samples else 0
+    if batch == baseline.batch or observation.explicit_steps_per_epoch or not rest:
+        return
     over = rest % batch.accumulation
     if batch.accumulation == 1:
         if config.mesh.data > 1 and rest % config.mesh.data:
@@ -165,6 +174,16 @@ def _of_the_remainder(config: TrainConfig, baseline: TrainConfig, observation: O
         yield f"the last {rest} samples of an epoch are filled up with rows of weight zero, which is exact here"
     else:
         yield f"{over} of the {samples} samples of an epoch are left out: they do not divide over the micro-steps"
+
+
+def _of_partial_batches(accumulation: int, *, weights_only: bool) -> Iterator[str]:
+    """The same rule, where only the run will tell whether the data have a partial batch."""
+    if accumulation == 1:
+        return
+    if weights_only:
+        yield "should a partial batch come, rows of weight zero fill it up, which is exact here"
+    else:
+        yield f"should a partial batch come, those of its samples that do not divide over {accumulation} are left out"
 
 
 def _of_the_script(observation: Observation) -> Iterator[str]:

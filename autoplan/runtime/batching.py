@@ -8,18 +8,21 @@ split  the r rows divide over the micro-steps of an update: as many smaller micr
 pad    micro-batches of full size, real rows weighted (effective batch / r), the others zero: exact where nothing looks
        at rows but through their weights
 drop   the r mod accumulation rows that do not divide are left out of this epoch; the rest is split
+
+Arrays are shuffled and cut here. Data that come in batches keep their order: `runtime/stream.py` regroups PyDatasets
+and generators, `runtime/loader_batches.py` DataLoaders, and `runtime/tensors.py` cuts within a tf.data pipeline.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
 from keras.src.trainers.data_adapters import data_adapter_utils
+from keras.src.trainers.data_adapters.tf_dataset_adapter import make_class_weight_map_fn
 
-from autoplan.runtime import data
+from autoplan.runtime import data, loader_batches, peek, stream, tensors
 from autoplan.runtime.data import DataFacts
 from cost_models.config import Batch
 
@@ -50,7 +53,9 @@ def rebatch(
         return arguments
     changed = dict(arguments)
     if facts.kind == "tf.data":
-        changed["x"] = _rebatched_dataset(arguments["x"], wanted)
+        changed |= _rebatched_dataset(arguments, script, wanted, weights_only=weights_only)
+    elif facts.kind in ("PyDataset", "generator", "DataLoader"):
+        changed |= _regrouped(arguments, facts, script, wanted, weights_only=weights_only)
     elif facts.kind == "arrays":
         changed |= _rebatched_arrays(arguments, wanted, weights_only=weights_only)
     if facts.kind == "arrays" and arguments.get("validation_steps") and not arguments.get("validation_batch_size"):
@@ -60,10 +65,42 @@ def rebatch(
     return changed
 
 
+def _regrouped(
+    arguments: dict[str, Any], facts: DataFacts, script: Batch, wanted: Batch, *, weights_only: bool
+) -> dict[str, Any]:
+    shuffle = bool(arguments.get("shuffle", True))
+    regrouping = stream.Regrouping(script, wanted)
+    regrouping.padded = (
+        weights_only and _has_targets(data.sample_batch(arguments, facts, 1)) and _may_not_divide(facts, regrouping)
+    )
+    if facts.kind == "DataLoader":
+        return {"x": loader_batches.rebatched(arguments["x"], regrouping)}
+    class_weight = arguments.get("class_weight")
+    x = stream.regrouped(
+        arguments["x"], regrouping, last_rows=facts.last_rows, shuffle=shuffle, class_weight=class_weight
+    )
+    return {"x": x, "class_weight": None}
+
+
+def _may_not_divide(facts: DataFacts, regrouping: stream.Regrouping) -> bool:
+    """Whether an update may have rows that do not divide over its micro-steps; of a generator that is never known."""
+    batches = facts.batches
+    if batches is None or facts.last_rows is None:
+        return regrouping.wanted.accumulation > 1
+    partial = regrouping.partial_updates(batches, facts.last_rows)
+    return any(size % regrouping.wanted.accumulation for sizes in partial for size in sizes)
+
+
+def _has_targets(batch: Any) -> bool:
+    """Whether weights reach the loss: they weigh targets, and without those a loss is the model's own."""
+    return keras.utils.unpack_x_y_sample_weight(batch)[1] is not None
+
+
 def _rebatched_arrays(arguments: dict[str, Any], wanted: Batch, *, weights_only: bool) -> dict[str, Any]:
     mode = None
     if arguments.get("steps_per_epoch") is None:
-        mode = remainder_mode(data.training_samples(arguments), wanted, weights_only=weights_only)
+        weighted = weights_only and arguments.get("y") is not None
+        mode = remainder_mode(data.training_samples(arguments), wanted, weights_only=weighted)
     if mode is None:
         return {"batch_size": wanted.global_size}
     training, validation = _split_validation(arguments)
@@ -71,7 +108,7 @@ def _rebatched_arrays(arguments: dict[str, Any], wanted: Batch, *, weights_only:
         # Keras takes class weights for a PyDataset only where it brings no sample weights, and padding needs those.
         weights = data_adapter_utils.class_weight_to_sample_weights(training[1], arguments["class_weight"])
         training = (*training[:2], np.asarray(weights, dtype="float32"))
-    batches = EffectiveBatches(training, wanted, mode=mode, shuffle=bool(arguments.get("shuffle", True)))
+    batches = EffectiveBatches(training, wanted, mode=mode, shuffle=arguments.get("shuffle", True))
     validation_batch = arguments.get("validation_batch_size") or wanted.global_size
     return {
         "x": batches,
@@ -102,12 +139,15 @@ class EffectiveBatches(keras.utils.PyDataset):
 
     Every update sees the rows that the script's own update would see, shuffled as `fit` shuffles on JAX: one
     permutation an epoch from NumPy's global generator. Class weights have become sample weights by then.
+
+    shuffle   as `fit` takes it: "batch" shuffles the rows within each batch, which is no other update
     """
 
-    def __init__(self, training: tuple[Any, Any, Any], wanted: Batch, *, mode: str, shuffle: bool) -> None:
+    def __init__(self, training: tuple[Any, Any, Any], wanted: Batch, *, mode: str, shuffle: bool | str) -> None:
         super().__init__()
-        self._training, self._wanted, self._mode, self._shuffle = training, wanted, mode, shuffle
-        self._samples = len(keras.tree.flatten(training[0])[0])
+        self._training, self._wanted, self._mode = training, wanted, mode
+        self._shuffle = bool(shuffle) and shuffle != "batch"
+        self._samples = peek.rows(training[0])
         self._order = np.arange(self._samples)
         full, rest = divmod(self._samples, wanted.effective)
         self._full_micro_steps = full * wanted.accumulation
@@ -141,57 +181,44 @@ class EffectiveBatches(keras.utils.PyDataset):
         if last:
             share = np.float32(self._wanted.effective / (self._samples % self._wanted.effective))
             weight = data.map_leaves(lambda leaf: leaf * share, weight)
-        return data.map_leaves(lambda leaf: _padded(leaf, padded), (x, y, weight))
+        return data.map_leaves(lambda leaf: stream.filled(leaf, padded), (x, y, weight))
 
 
 def _packed(x: Any, y: Any, weight: Any) -> Any:
     return (x, y, weight) if weight is not None else ((x, y) if y is not None else (x,))
 
 
-def _padded(leaf: Any, rows: int) -> Any:
-    return np.concatenate([leaf, np.zeros((rows, *leaf.shape[1:]), dtype=leaf.dtype)]) if rows else leaf
+def _rebatched_dataset(
+    arguments: dict[str, Any], script: Batch, wanted: Batch, *, weights_only: bool
+) -> dict[str, Any]:
+    """A tf.data pipeline in micro-batches: the rows of each update, cut into its micro-steps.
 
-
-def _rebatched_dataset(dataset: Any, wanted: Batch) -> Any:
-    """A tf.data pipeline in micro-batches: whole effective batches, each cut into the micro-steps of one update."""
+    Where the script's update is one batch, it stays that batch, wherever in the pipeline a partial one comes.
+    """
     import tensorflow as tf
 
-    effective = dataset.rebatch(wanted.effective)
+    dataset, class_weight = arguments["x"], arguments.get("class_weight")
     if wanted.accumulation == 1:
-        return effective.prefetch(tf.data.AUTOTUNE)
-
-    def cut(*elements: Any) -> Any:
-        rows = tf.shape(tf.nest.flatten(elements)[0])[0] // wanted.accumulation
-        pieces = tf.nest.map_structure(_cutter(tf, rows, wanted.accumulation), elements)
-        slices = tf.data.Dataset.from_tensor_slices(pieces)
-        return slices.take(tf.where(rows > 0, tf.constant(wanted.accumulation, tf.int64), tf.constant(0, tf.int64)))
-
-    cut_up = effective.flat_map(cut)
-    cardinality = int(effective.cardinality())
-    if cardinality >= 0:
-        # Keras asks for the length; flat_map forgets it. The last effective batch may be too small to be cut.
-        cut_up = (
-            cut_up.apply(tf.data.experimental.assert_cardinality(cardinality * wanted.accumulation))
-            if (_last_rows(dataset, wanted) >= wanted.accumulation)
-            else cut_up
-        )
-    return cut_up.prefetch(tf.data.AUTOTUNE)
+        return {"x": dataset.rebatch(wanted.effective).prefetch(tf.data.AUTOTUNE)}
+    last_rows = _last_rows(dataset, wanted)
+    may_not_divide = last_rows == 0 or last_rows % wanted.accumulation != 0
+    padded = weights_only and may_not_divide and _has_targets(dataset.element_spec)
+    if padded and class_weight is not None:
+        dataset, class_weight = dataset.map(make_class_weight_map_fn(class_weight)), None
+    as_it_comes = script.accumulation == 1 and script.effective == wanted.effective
+    updates = dataset if as_it_comes else dataset.rebatch(wanted.effective)
+    cut_up = updates.flat_map(tensors.cutter(updates.element_spec, wanted, padded=padded))
+    cardinality = int(updates.cardinality())
+    if cardinality >= 0 and (padded or last_rows >= wanted.accumulation):
+        # Keras asks for the length; flat_map forgets it. An update that is too small to be cut has no micro-steps.
+        cut_up = cut_up.apply(tf.data.experimental.assert_cardinality(cardinality * wanted.accumulation))
+    return {"x": cut_up.prefetch(tf.data.AUTOTUNE), "class_weight": class_weight}
 
 
 def _last_rows(dataset: Any, wanted: Batch) -> int:
-    """Rows of the last effective batch where that is known without reading: full ones only; else 0."""
+    """Rows of the last update where that is known without reading: full ones only; else 0."""
     spec = keras.tree.flatten(dataset.element_spec)[0].shape
     batch, batches = spec[0] if spec.rank else None, int(dataset.cardinality())
     if batch is None or batches < 0:
         return 0  # a batch of unknown size may be partial
     return int(batch * batches % wanted.effective) or wanted.effective
-
-
-def _cutter(tf: Any, rows: Any, pieces: int) -> Callable[[Any], Any]:
-    def cut(tensor: Any) -> Any:
-        kept = tensor[: rows * pieces]
-        shape = tf.concat([[pieces, rows], tf.shape(tensor)[1:]], axis=0)
-        cut_tensor = tf.reshape(kept, shape)
-        return tf.ensure_shape(cut_tensor, [pieces, None, *tensor.shape[1:]])
-
-    return cut

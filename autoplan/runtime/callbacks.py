@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from typing import Any
 
@@ -56,8 +57,27 @@ def timed_in_trials(callback: Any) -> bool:
     What works once an epoch (schedules by epoch, early stopping) has no share in a micro-step, and would act on epochs
     that a trial only pretends to run.
     """
-    hooks = any(getattr(type(callback), hook) is not getattr(keras.callbacks.Callback, hook) for hook in _BATCH_HOOKS)
+    hooks = any(
+        hook in vars(callback) or getattr(type(callback), hook) is not getattr(keras.callbacks.Callback, hook)
+        for hook in _BATCH_HOOKS
+    )
     return hooks and not writes(callback)
+
+
+def kept_in_trials(arguments: dict[str, Any]) -> list[Any]:
+    """A fit's callbacks that a trial keeps.
+
+    They are told of the script's own epochs: a trial's fit has no last one, and what reckons with it (a schedule over
+    the whole training) shall not.
+    """
+    kept = [one for one in as_list(arguments.get("callbacks")) if timed_in_trials(one)]
+    for one in kept:
+        one.set_params = functools.partial(_set_params, one, arguments.get("epochs", 1))
+    return kept
+
+
+def _set_params(callback: Any, epochs: int, params: dict[str, Any]) -> None:
+    type(callback).set_params(callback, {**params, "epochs": epochs})
 
 
 def retime_callbacks(callbacks: Any, script: Batch, wanted: Batch) -> list[str]:

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, cast
+from types import GeneratorType
+from typing import Any
 
 import keras
 import numpy as np
+
+from autoplan.runtime import loaders, peek
 
 _DEFAULT_BATCH = 32  # what `fit` takes for arrays when it is not told
 
 
 @dataclass(frozen=True)
 class DataFacts:
-    """kind: arrays | tf.data | other. Sizes in samples; None is "the data does not say".
+    """kind: arrays | tf.data | PyDataset | DataLoader | generator | synthetic | other.
 
-    batch is the global batch of a micro-step, micro_steps those of an epoch.
+    Sizes are in samples; None is "the data does not say". batch is the global batch of a micro-step, micro_steps are
+    those of an epoch, last_rows are the rows of an epoch's last batch where that was looked at. why_fixed says why the
+    batches must stay as they come; it is empty where they can be cut anew. Unless exact, samples are those of full
+    batches, and a partial one may come.
     """
 
     kind: str
@@ -24,10 +30,18 @@ class DataFacts:
     batch: int
     micro_steps: int | None
     explicit_steps: bool
+    why_fixed: str = ""
+    last_rows: int | None = None
+    exact: bool = True
+
+    @property
+    def batches(self) -> int | None:
+        """Batches of a pass over the data, where the data itself says it."""
+        return None if self.explicit_steps else self.micro_steps
 
     @property
     def rebatchable(self) -> bool:
-        return self.kind != "other"
+        return self.kind != "other" and not self.why_fixed
 
 
 def is_tf_dataset(x: Any) -> bool:
@@ -44,7 +58,7 @@ def is_arrays(x: Any) -> bool:
 
 
 def describe(arguments: dict[str, Any], *, batch: int | None = None) -> DataFacts:
-    """Read the facts off a fit's bound arguments.
+    """Read the facts off a fit's bound arguments, which came through `peek.lookable`.
 
     batch  rows of a `tf.data` batch where its own specification leaves them open; None looks at the first one. Looking
            is an iteration of its own: it takes rows from a pipeline that can be read once, and a shuffle counts it.
@@ -54,6 +68,12 @@ def describe(arguments: dict[str, Any], *, batch: int | None = None) -> DataFact
         return _describe_dataset(x, steps, batch)
     if is_arrays(x):
         return _describe_arrays(arguments, steps)
+    if isinstance(x, keras.utils.PyDataset):
+        return _describe_py_dataset(x, steps)
+    if isinstance(x, GeneratorType):
+        return _describe_generator(x, steps)
+    if loaders.is_loader(x):
+        return _describe_loader(x, steps)
     return _describe_other(x, steps)
 
 
@@ -66,7 +86,7 @@ def _describe_arrays(arguments: dict[str, Any], steps: int | None) -> DataFacts:
 
 def training_samples(arguments: dict[str, Any]) -> int:
     """Samples that are left for training once `validation_split` is taken off (as Keras rounds it)."""
-    samples = len(keras.tree.flatten(arguments["x"])[0])
+    samples = peek.rows(arguments["x"])
     split = arguments.get("validation_split") or 0.0
     if split and arguments.get("validation_data") is None:
         samples = math.floor(samples * (1.0 - split))
@@ -74,8 +94,9 @@ def training_samples(arguments: dict[str, Any]) -> int:
 
 
 def _describe_dataset(dataset: Any, steps: int | None, known_batch: int | None) -> DataFacts:
-    specified = keras.tree.flatten(dataset.element_spec)[0].shape
-    batch = (specified[0] if specified.rank else None) or known_batch or _rows(first_batch(dataset))
+    specs = keras.tree.flatten(dataset.element_spec)
+    specified = specs[0].shape[0] if specs[0].shape.rank else None
+    batch = specified or known_batch or peek.rows(first_batch(dataset)) or _DEFAULT_BATCH
     cardinality = int(dataset.cardinality())
     micro_steps = cardinality if cardinality >= 0 else None
     samples = None
@@ -84,16 +105,73 @@ def _describe_dataset(dataset: Any, steps: int | None, known_batch: int | None) 
         samples = micro_steps * batch
     if steps is not None:
         micro_steps, samples = steps, steps * batch
-    return DataFacts("tf.data", samples, batch, micro_steps, steps is not None)
+    dense = all(type(spec).__name__ == "TensorSpec" for spec in specs)
+    why_fixed = "" if dense else "its batches are not tensors of one shape throughout"
+    exact = specified is not None
+    return DataFacts("tf.data", samples, batch, micro_steps, steps is not None, why_fixed=why_fixed, exact=exact)
+
+
+def _describe_py_dataset(dataset: Any, steps: int | None) -> DataFacts:
+    batches: int | None = dataset.num_batches
+    looked = peek.first_middle_last(dataset, batches)
+    sizes = [peek.rows(batch) for batch in looked] or [0]
+    samples = steps * sizes[0] if steps else batches and (batches - 1) * sizes[0] + sizes[-1]
+    return DataFacts(
+        "PyDataset",
+        samples or None,
+        sizes[0] or _DEFAULT_BATCH,
+        steps or batches,
+        steps is not None,
+        why_fixed=_why_fixed(looked, sizes, endless=batches is None),
+        last_rows=None if batches is None else sizes[-1],
+    )
+
+
+def _why_fixed(looked: list[Any], sizes: list[int], *, endless: bool) -> str:
+    """Why batches cannot be joined and cut, as far as looking at some of them tells."""
+    if not all(peek.is_dense(batch) for batch in looked):
+        return "its batches are not arrays throughout"
+    if len(set(sizes if endless else sizes[:-1])) > 1 or sizes[-1] > sizes[0]:
+        return f"its batches differ in their number of samples ({', '.join(map(str, sizes))})"
+    shapes = {
+        tuple(tuple(leaf.shape[1:]) for leaf in keras.tree.flatten(batch) if leaf is not None) for batch in looked
+    }
+    return "its batches differ in shape" if len(shapes) > 1 else ""
+
+
+def _describe_generator(generator: Any, steps: int | None) -> DataFacts:
+    first = peek.first_of(generator)
+    batch = peek.rows(first) if first is not None else 0
+    dense = first is not None and peek.is_dense(first)
+    return DataFacts(
+        "generator",
+        steps * batch if steps and batch else None,
+        batch or _DEFAULT_BATCH,
+        steps,
+        steps is not None,
+        why_fixed="" if dense else "its batches are not arrays throughout",
+        exact=False,
+    )
+
+
+def _describe_loader(loader: Any, steps: int | None) -> DataFacts:
+    batch, samples, micro_steps = loaders.batch_of(loader), loaders.samples_of(loader), loaders.micro_steps_of(loader)
+    return DataFacts(
+        "DataLoader",
+        steps * batch if steps else samples,
+        batch,
+        steps or micro_steps,
+        steps is not None,
+        why_fixed=loaders.why_fixed(loader),
+        last_rows=samples and (samples % batch or batch),
+    )
 
 
 def _describe_other(x: Any, steps: int | None) -> DataFacts:
     micro_steps = steps
     if micro_steps is None and hasattr(x, "__len__"):
         micro_steps = len(x)
-    batch = _rows(x[0]) if isinstance(x, keras.utils.PyDataset) else 0
-    if not batch and hasattr(x, "batch_size") and x.batch_size:
-        batch = int(x.batch_size)
+    batch = int(getattr(x, "batch_size", None) or 0)
     samples = micro_steps * batch if micro_steps and batch else None
     return DataFacts("other", samples, batch or _DEFAULT_BATCH, micro_steps, steps is not None)
 
@@ -103,51 +181,57 @@ def first_batch(x: Any) -> Any:
     return next(iter(x))
 
 
-def _rows(batch: Any) -> int:
-    return int(next(leaf.shape[0] for leaf in keras.tree.flatten(batch) if leaf is not None))
+def sample_batch(arguments: dict[str, Any], facts: DataFacts, batch_size: int) -> Any:
+    """One real batch of `batch_size` rows as `train_step` gets it, rows repeated where the data has too few.
 
-
-def sample_batch(arguments: dict[str, Any], facts: DataFacts, batch_size: int) -> tuple[Any, Any, Any] | None:
-    """(x, y, sample_weight) of one real batch of `batch_size` rows, rows repeated where the data has too few.
-
-    None when looking would consume the data (a generator).
+    None where there is none to be had: data of an unknown kind, or sparse.
     """
+    batch = _one_batch(arguments, facts)
+    if batch is None or not peek.is_dense(batch):
+        return None
+    return _with_rows(batch if facts.kind == "arrays" else _weighted(batch, arguments), batch_size)
+
+
+def _weighted(batch: Any, arguments: dict[str, Any]) -> Any:
+    """A batch of the script's own with what Keras makes of class weights: a weight for each sample."""
+    if arguments.get("class_weight") is None or not isinstance(batch, tuple) or len(batch) != 2:
+        return batch
+    return (*batch, np.ones(peek.rows(batch), dtype="float32"))
+
+
+def _one_batch(arguments: dict[str, Any], facts: DataFacts) -> Any:
+    x = arguments.get("x")
     if facts.kind == "arrays":
         weight = arguments.get("sample_weight")
         if weight is None and arguments.get("class_weight") is not None:
             weight = np.ones(training_samples(arguments), dtype="float32")
-        batch = (arguments["x"], arguments.get("y"), weight)
-    elif facts.kind == "tf.data":
-        batch = keras.utils.unpack_x_y_sample_weight(first_batch(arguments["x"]))
-        if batch[2] is None and arguments.get("class_weight") is not None:
-            batch = (batch[0], batch[1], np.ones(_rows(batch[0]), dtype="float32"))
-    elif isinstance(arguments["x"], keras.utils.PyDataset):
-        batch = keras.utils.unpack_x_y_sample_weight(arguments["x"][0])
-    else:
-        return None
-    return _with_rows(batch, batch_size)
+        return keras.utils.pack_x_y_sample_weight(x, arguments.get("y"), weight)
+    if facts.kind == "tf.data":
+        return first_batch(x)
+    if facts.kind == "PyDataset":
+        return next(iter(peek.first_middle_last(x, 1)))
+    if facts.kind == "DataLoader":
+        return peek.standardized(loaders.first_batch(x))
+    return peek.first_of(x)
 
 
-def shapes_of_a_batch(arguments: dict[str, Any], facts: DataFacts) -> tuple[Any, Any, Any] | None:
-    """(x, y, sample_weight) of one row each, only their shapes and dtypes of meaning; nothing is consumed."""
+def shapes_of_a_batch(arguments: dict[str, Any], facts: DataFacts) -> Any:
+    """A batch of one row, only its shapes and dtypes of meaning; nothing is consumed. None where there is none."""
     if facts.kind != "tf.data":
         return sample_batch(arguments, facts, 1)
-    spec = keras.utils.unpack_x_y_sample_weight(arguments["x"].element_spec)
+    spec = arguments["x"].element_spec
     blank = map_leaves(lambda leaf: np.zeros([size or 1 for size in leaf.shape], leaf.dtype.as_numpy_dtype), spec)
-    return cast("tuple[Any, Any, Any]", blank)
+    return _weighted(blank, arguments)
 
 
-def _with_rows(batch: Any, rows: int) -> tuple[Any, Any, Any]:
+def _with_rows(batch: Any, rows: int) -> Any:
     def take(leaf: Any) -> Any:
-        if leaf is None:
-            return None
         array = np.asarray(leaf[: min(rows, len(leaf))])
         if len(array) < rows:
             array = np.resize(array, (rows, *array.shape[1:]))
         return array
 
-    taken: tuple[Any, Any, Any] = map_leaves(take, batch)
-    return taken
+    return map_leaves(take, batch)
 
 
 def rows_of(leaf: Any, index: Any) -> Any:
@@ -162,5 +246,6 @@ def map_leaves(function: Any, nest: Any) -> Any:
     if isinstance(nest, dict):
         return {key: map_leaves(function, value) for key, value in nest.items()}
     if isinstance(nest, (list, tuple)):
-        return type(nest)(map_leaves(function, value) for value in nest)
+        values = (map_leaves(function, value) for value in nest)
+        return type(nest)(*values) if hasattr(nest, "_fields") else type(nest)(values)
     return function(nest)

@@ -37,13 +37,16 @@ def fit_arguments(model: Any, arguments: dict[str, Any], facts: DataFacts, chang
     return batching.rebatch(arguments, facts, change.script.batch, change.wanted.batch, weights_only=weights_only)
 
 
-def ensure_built(model: Any, arguments: dict[str, Any], facts: DataFacts) -> None:
+def ensure_built(model: Any, arguments: dict[str, Any], facts: DataFacts, *, entirely: bool = False) -> None:
     """Build a subclassed model, as `fit` would, so that its variables can be seen.
+
+    entirely  also what `compile` brought, so that `fit` reads no batch to build it: of what it reads for that from a
+              generator or from loading threads it gives back a part only (Keras 3.15)
 
     Left alone where data cannot be looked at, and where only its own micro-step can build it, such as a `train_step`
     of a model without `call`.
     """
-    if all(layer.built for layer in model._flatten_layers()):
+    if not entirely and all(layer.built for layer in model._flatten_layers()):
         return
     batch = data.shapes_of_a_batch(arguments, facts)
     if batch is None or type(model).call is keras.Model.call:
@@ -58,12 +61,13 @@ def ensure_built(model: Any, arguments: dict[str, Any], facts: DataFacts) -> Non
 def looks_at_weights_only(model: Any) -> bool:
     """Whether a row of weight zero leaves no trace in an update.
 
-    No BatchNorm, unweighted metric, loss that a layer adds, or custom micro-step.
+    No BatchNorm, unweighted metric, loss that a layer adds, mask, or custom micro-step.
     """
     return not (
         model_facts.has_batch_norm(model)
         or model_facts.has_unweighted_metrics(model)
         or model_facts.has_added_losses(model)
+        or model_facts.has_masks(model)
         or model_facts.has_custom_train_step(model)
     )
 

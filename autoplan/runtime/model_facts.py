@@ -74,6 +74,22 @@ def has_added_losses(model: Any) -> bool:
     )
 
 
+def has_masks(model: Any) -> bool:
+    """Whether positions are left out of the loss: Keras then averages over those that a micro-step has left."""
+    return any(
+        getattr(layer, "mask_zero", False)
+        or isinstance(layer, keras.layers.Masking)
+        or "compute_mask" in {name for base in _own_bases(type(layer)) for name in vars(base)}
+        for layer in model._flatten_layers()
+    )
+
+
+def sums_loss(model: Any) -> bool:
+    """Whether a compiled loss is a sum over the batch: cut into micro-steps that are averaged, it is less."""
+    losses = getattr(getattr(model, "_compile_loss", None), "_user_loss", None)
+    return any(getattr(loss, "reduction", None) == "sum" for loss in keras.tree.flatten(losses))
+
+
 def own_optimizers(model: Any) -> list[str]:
     """Attributes that hold optimizers which the model's own micro-step applies besides the one that was compiled.
 
@@ -103,8 +119,11 @@ def leaves_loss_unscaled(model: Any) -> bool:
 
 def _words_of_own_code(cls: type) -> set[str]:
     """Names that a class's functions use, those of its bases included; Keras's own classes are left out."""
-    own = [base for base in cls.__mro__ if base is not object and base.__module__.partition(".")[0] != "keras"]
-    return {word for base in own for member in vars(base).values() for word in _words(_code(member))}
+    return {word for base in _own_bases(cls) for member in vars(base).values() for word in _words(_code(member))}
+
+
+def _own_bases(cls: type) -> list[type]:
+    return [base for base in cls.__mro__ if base is not object and base.__module__.partition(".")[0] != "keras"]
 
 
 def _code(member: Any) -> CodeType | None:

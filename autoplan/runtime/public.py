@@ -12,7 +12,7 @@ import keras
 from autoplan import planfile
 from autoplan.errors import PlanError
 from autoplan.plan import Plan
-from autoplan.runtime import backends, callbacks, data, model_facts
+from autoplan.runtime import backends, callbacks, data, model_facts, peek
 from autoplan.runtime.apply import Change, ProcessSettings, settle_model
 from autoplan.runtime.fitting import ensure_built, fit_arguments
 from cost_models.config import Precision, RematMode, TrainConfig
@@ -62,7 +62,7 @@ def fit(plan: Plan, model: Any, data: Any = None, /, *more: Any, **arguments: An
                A batch_size given here must be the one that the plan was tuned from.
     """
     change = change_to(plan)
-    bound = _bound(data, more, arguments)
+    bound = peek.lookable(_bound(data, more, arguments))
     ensure_built(model, bound, _facts(bound))
     check_structure(plan, model)
     _check_batch(bound, change)
@@ -85,10 +85,19 @@ def _check_batch(bound: dict[str, Any], change: Change) -> None:
         raise PlanError(
             f"batch_size is {bound['batch_size']} and the plan was tuned from {tuned}; leave it out, or tune with yours"
         )
-    if change.of("batch") and not _facts(bound).rebatchable:
+    if not change.of("batch"):
+        return
+    facts, kind = _facts(bound), type(bound.get("x")).__name__
+    if not facts.rebatchable:
+        why = f" ({facts.why_fixed})" if facts.why_fixed else ""
         raise PlanError(
-            f"the plan changes the batch, and data of type {type(bound.get('x')).__name__} cannot be re-batched; give "
-            "arrays or a tf.data.Dataset"
+            f"the plan changes the batch, and data of type {kind} cannot be re-batched{why}; give arrays, a "
+            "tf.data.Dataset, a keras.utils.PyDataset or a generator of equal batches"
+        )
+    if facts.kind != "arrays" and facts.batch != tuned:
+        raise PlanError(
+            f"the data ({kind}) come in batches of {facts.batch} and the plan was tuned from {tuned}; give batches of "
+            f"{tuned}, or tune with yours"
         )
 
 

@@ -11,9 +11,7 @@ import keras
 import numpy as np
 
 from autoplan.runtime.backends import Backend, CompileWatch
-
-_WARM_UP_SPREAD = 0.10
-_WARM_UP_GROUPS = 4
+from autoplan.runtime.series import GroupSeries
 
 
 class NotFinite(Exception):
@@ -26,10 +24,9 @@ class GroupTimer(keras.callbacks.Callback):
     Not in `on_train_batch_end`: Keras runs its batch-level callbacks beside the training as long as none of the
     script's own needs each result, and one more such callback would make it wait after every micro-step.
 
-    First call: compilation and first execution together. Then groups of calls of at least `group_seconds` each, every
-    group ended by waiting for the device. Groups are warm-up until two in a row agree within 10% (4 at most), and a
-    group in which the training step was compiled again never counts. After `groups` of them, or `max_seconds` once at
-    least 3 are there, the fit is stopped.
+    First call: compilation and first execution together. Then a `GroupSeries`, every group of it ended by waiting for
+    the device; a group in which the training step was compiled again never counts. Once enough is known, or the data
+    have ended, the fit is stopped.
     """
 
     def __init__(
@@ -47,18 +44,17 @@ class GroupTimer(keras.callbacks.Callback):
         # Not `self.model`: on JAX, reading that property takes the state out of the training loop's hands.
         self._timed_model = model
         self._backend, self._watch, self._on_phase = backend, watch, on_phase
-        self._wanted, self.target_group_seconds, self._max_seconds = groups, group_seconds, max_seconds
+        self.series = GroupSeries(
+            groups=groups, group_seconds=group_seconds, max_seconds=max_seconds, on_phase=on_phase
+        )
         self.first_call_seconds: float | None = None
         self.recompilations = 0
-        self.warm_up: list[float] = []
-        self.group_seconds: list[float] = []
-        self.micro_steps = 0
-        self._calls_a_group = 1
         self._calls = self._steps = self._done_in_epoch = 0
         self._counted: int | None = None
         self._first_call_micro_steps = 1
         self._first_compile_seconds: float | None = None
-        self._group_started = self._began = 0.0
+        self._group_started = 0.0
+        self._unfinished_seconds: float | None = None
         self._compiled_before = 0
         self._untimed: Callable[..., Any] = _nothing
 
@@ -66,11 +62,21 @@ class GroupTimer(keras.callbacks.Callback):
         self._untimed = self._timed_model.train_function
         self._timed_model.train_function = self._timed
         self._counted = self._micro_steps_counted(None)
-        self._began = self._group_started = time.perf_counter()
+        self.series.start()
+        self._group_started = time.perf_counter()
         self._on_phase("compile")
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._done_in_epoch = 0
+
+    def on_train_end(self, logs: Any = None) -> None:
+        # Keras has waited for the last result to show it at the end of the epoch.
+        if self._steps and self.first_call_seconds is not None:
+            self._unfinished_seconds = (time.perf_counter() - self._group_started) / self._steps
+
+    def data_ended(self) -> None:
+        """There is no more to train on: end the fit, which would go on with the first batches that Keras has kept."""
+        self._timed_model.stop_training = True
 
     def detach(self) -> None:
         """Give the model its own training function back."""
@@ -80,20 +86,19 @@ class GroupTimer(keras.callbacks.Callback):
         outputs = self._untimed(*inputs)
         self._calls += 1
         self._steps += self._micro_steps_of_call()
-        if self._calls >= self._calls_a_group:
+        if self._calls >= self.series.calls_a_group:
             self._end_group(outputs)
         return outputs
 
     def _end_group(self, outputs: Any) -> None:
         self._backend.synchronize(outputs)
-        now = time.perf_counter()
-        elapsed = now - self._group_started
+        elapsed = time.perf_counter() - self._group_started
         _require_finite(self._backend.logs_of(outputs))
         self._steps = self._micro_steps_of_group(outputs)
         if self.first_call_seconds is None:
             self._after_first_call(elapsed)
         else:
-            self._after_group(elapsed, now)
+            self._after_group(elapsed)
         self._calls = self._steps = 0
         self._group_started = time.perf_counter()
 
@@ -131,9 +136,10 @@ class GroupTimer(keras.callbacks.Callback):
         Where the backend does not tell: what the first call took longer than as many micro-steps do later on, the start
         of the input in it. None before there are any.
         """
-        if self._first_compile_seconds is not None or self.first_call_seconds is None or not self.group_seconds:
+        groups = self.series.group_seconds
+        if self._first_compile_seconds is not None or self.first_call_seconds is None or not groups:
             return self._first_compile_seconds
-        later = self._first_call_micro_steps * float(np.median(self.group_seconds))
+        later = self._first_call_micro_steps * float(np.median(groups))
         return max(0.0, self.first_call_seconds - later)
 
     def _after_first_call(self, elapsed: float) -> None:
@@ -142,40 +148,31 @@ class GroupTimer(keras.callbacks.Callback):
         self._compiled_before = self._watch.compilations
         self._on_phase("warm-up")
 
-    def _after_group(self, elapsed: float, now: float) -> None:
-        per_micro_step = elapsed / self._steps
+    def _after_group(self, elapsed: float) -> None:
         recompiled = self._watch.compilations - self._compiled_before
         self._compiled_before = self._watch.compilations
         self.recompilations += recompiled
-        if elapsed < self.target_group_seconds / 2 and not recompiled:
-            self._grow(elapsed)
-        elif not recompiled:
-            self._record(per_micro_step)
-        enough = len(self.group_seconds) >= self._wanted
-        late = now - self._began > self._max_seconds and len(self.group_seconds) >= 3
-        if enough or late:
+        if not recompiled:
+            self.series.take(elapsed, self._steps)
+        if self.series.enough:
             self._timed_model.stop_training = True
 
-    def keep_what_there_is(self) -> None:
-        """For a fit that ended by itself (a generator ran dry): its warm-up or its first call is all that is known."""
+    @property
+    def micro_steps(self) -> int:
+        """Micro-steps in the groups that count; where none does, in what is known instead."""
+        return self.series.micro_steps or self._steps or self._first_call_micro_steps
+
+    def known_seconds(self) -> list[float]:
+        """Seconds a micro-step, one entry a group that counts.
+
+        Of a fit that ended by itself before there was one (a generator ran dry), the next best: its warm-up, else what
+        came after its first call, else that call.
+        """
+        if self.series.group_seconds:
+            return self.series.group_seconds
+        unfinished = [] if self._unfinished_seconds is None else [self._unfinished_seconds]
         first = (self.first_call_seconds or math.nan) / self._first_call_micro_steps
-        self.group_seconds = self.warm_up[-3:] or [first]
-        self.micro_steps = max(self.micro_steps, self._first_call_micro_steps)
-
-    def _grow(self, elapsed: float) -> None:
-        factor = min(16.0, self.target_group_seconds / max(elapsed, 1e-6))
-        self._calls_a_group = max(self._calls_a_group + 1, math.ceil(self._calls_a_group * factor))
-
-    def _record(self, per_micro_step: float) -> None:
-        if not self.group_seconds and len(self.warm_up) < _WARM_UP_GROUPS:
-            settled = self.warm_up and abs(per_micro_step / self.warm_up[-1] - 1) < _WARM_UP_SPREAD
-            self.warm_up.append(per_micro_step)
-            if settled or len(self.warm_up) == _WARM_UP_GROUPS:
-                self._on_phase("measure")
-            if not settled:
-                return
-        self.group_seconds.append(per_micro_step)
-        self.micro_steps += self._steps
+        return self.series.warm_up[-3:] or unfinished or [first]
 
 
 def _nothing(*_: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from autoplan.errors import PlanError, SourceError
 from autoplan.plan import Plan
-from autoplan.runtime import backends, batching, callbacks, data, model_facts, optimizers
+from autoplan.runtime import backends, batching, callbacks, data, model_facts, optimizers, peek
 from autoplan.runtime.apply import Change, ProcessSettings, restore_batch, script_accumulation, settle_model
 from autoplan.runtime.data import DataFacts
 from autoplan.runtime.fitting import ensure_built, fit_arguments, looks_at_weights_only
@@ -75,6 +75,7 @@ class Training:
         model.fit(**arguments)
 
     def _on_fit(self, call: FitCall) -> Any:
+        call.arguments = peek.lookable(call.arguments)
         facts = data.describe(call.arguments, batch=self.change.script.batch.global_size)
         ensure_built(call.model, call.arguments, facts)
         if model_facts.structure(call.model) != self.plan.source.fit.structure:
@@ -86,6 +87,9 @@ class Training:
         arguments, described = self._under_the_plan(call, facts)
         history = call.proceed(**arguments)
         self.applied += 1
+        left_out = getattr(arguments.get("x"), "dropped_rows", 0)
+        if left_out:
+            say(f"fit {call.index}: {left_out} samples were left out; they do not divide over the micro-steps")
         updates = _updates(call.model) - before
         self.fitted.append(f"fit {call.index}: {described}; {updates} updates")
         return history

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import keras
 
 from autoplan.plan import Measurement
-from autoplan.runtime import callbacks, data
+from autoplan.runtime import callbacks, data, peek
 from autoplan.runtime.apply import Change
 from autoplan.runtime.backends import Backend, CompileWatch
 from autoplan.runtime.data import DataFacts
@@ -51,19 +51,18 @@ def measure(
     Raises NotFinite when the loss is not a number; whatever the fit itself raises passes through.
     """
     started = time.perf_counter()
-    arguments = timed_arguments(call, facts, change)
     watch = backend.watch_compilation()
     call.model.train_function = None  # an earlier fit of the same model left one that is compiled, and not watched
     timer = _timer(call, backend, watch, options, on_phase)
-    _timed_fit(call, arguments, timer)
-    if not timer.group_seconds:
-        timer.keep_what_there_is()
+    call.arguments = peek.told_of_end(call.arguments, timer.data_ended)
+    _timed_fit(call, timed_arguments(call, facts, change), timer)
+    seconds = timer.known_seconds()
     batch_size = change.wanted.batch.global_size if change is not None else facts.batch
     notes = _extras(call, facts, change, options, on_phase)
     on_phase("memory")
     peak, peak_source = _peak(call, facts, batch_size, backend, cheap=_cheap_to_compile_again(options, timer))
-    alone = _compute_only(call, facts, batch_size, backend, timer, on_phase)
-    median, low, high = median_interval(timer.group_seconds)
+    alone = _compute_only(call, facts, batch_size, backend, timer.series.target_group_seconds / seconds[-1], on_phase)
+    median, low, high = median_interval(seconds)
     rows = _rows_a_micro_step(facts, batch_size, timer)
     accumulation = accumulation_of(call.model.optimizer)
     return Measurement(
@@ -83,9 +82,9 @@ def measure(
         cache_misses=watch.cache_misses,
         peak_bytes=peak,
         peak_bytes_source=peak_source,
-        groups=len(timer.group_seconds),
+        groups=len(seconds),
         micro_steps=timer.micro_steps,
-        group_seconds=timer.group_seconds,
+        group_seconds=seconds,
         simulated_devices=simulated,
         wall_seconds=time.perf_counter() - started + setup_seconds,
         notes=notes,
@@ -108,7 +107,7 @@ def _timer(
 
 def _timed_fit(call: FitCall, arguments: dict[str, Any], timer: GroupTimer) -> None:
     """The fit as the script has it, less what writes, what works by epochs, and validation."""
-    kept = [one for one in callbacks.as_list(arguments.get("callbacks")) if callbacks.timed_in_trials(one)]
+    kept = callbacks.kept_in_trials(call.arguments)
     left_out = ("callbacks", "epochs", "initial_epoch", "validation_freq")
     arguments = {name: value for name, value in arguments.items() if name not in left_out}
     # A validation that never comes, rather than none: `validation_split` also decides what is trained on.
@@ -152,7 +151,7 @@ def _compute_only(
     facts: DataFacts,
     batch_size: int,
     backend: Backend,
-    timer: GroupTimer,
+    micro_steps_a_group: float,
     on_phase: Callable[[str], None],
 ) -> float | None:
     """Seconds of a micro-step whose batch is already there: median of a few groups. None where no batch can be had."""
@@ -162,7 +161,7 @@ def _compute_only(
     on_phase("measure without input")
     run = backend.fixed_batch_runner(call.model, batch)
     an_execution = call.model.steps_per_execution
-    executions = max(1, round(timer.target_group_seconds / (2 * timer.group_seconds[-1] * an_execution)))
+    executions = max(1, round(micro_steps_a_group / (2 * an_execution)))
     micro_steps = executions * an_execution
     run(an_execution)
     seconds = []

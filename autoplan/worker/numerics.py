@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from autoplan.runtime import callbacks, model_facts
+from autoplan.runtime import callbacks, model_facts, peek
 from autoplan.runtime.apply import Change
 from autoplan.runtime.data import DataFacts
 from autoplan.runtime.fitting import ensure_built
@@ -31,6 +31,9 @@ def numerics(call: FitCall, facts: DataFacts, change: Change | None, options: di
     recorder = LossRecorder(int(options.get("updates", 20)) * accumulation)
     keras.utils.set_random_seed(BASE_SEED)
     ordered = {"shuffle": False} if facts.kind in ("arrays", "PyDataset") else {}
+    if facts.kind in ("PyDataset", "generator"):
+        ensure_built(call.model, call.arguments, facts, entirely=True)
+    call.arguments = peek.told_of_end(call.arguments, lambda: setattr(call.model, "stop_training", True))
     _ordered_fit(call, timed_arguments(call, facts, change, **ordered), recorder)
     losses = np.asarray(recorder.losses[: len(recorder.losses) // accumulation * accumulation], dtype="float64")
     deterministic = not (model_facts.has_batch_norm(call.model) or model_facts.has_random_layers(call.model))
@@ -55,7 +58,7 @@ def _share_weights(call: FitCall, facts: DataFacts, options: dict[str, Any]) -> 
 def _ordered_fit(call: FitCall, arguments: dict[str, Any], recorder: LossRecorder) -> None:
     left_out = ("callbacks", "epochs", "initial_epoch", "validation_freq", "verbose")
     arguments = {name: value for name, value in arguments.items() if name not in left_out}
-    kept = [one for one in callbacks.as_list(call.arguments.get("callbacks")) if callbacks.timed_in_trials(one)]
+    kept = callbacks.kept_in_trials(call.arguments)
     call.proceed(**arguments, epochs=2**31, validation_freq=2**31, verbose=0, callbacks=[*kept, recorder])
 
 

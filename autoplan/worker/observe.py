@@ -31,12 +31,14 @@ def observe(call: FitCall, facts: DataFacts, seen: Seen, backend: Backend) -> Ob
         steps_per_epoch=facts.micro_steps,
         explicit_steps_per_epoch=facts.explicit_steps,
         data=facts.kind,
-        rebatchable=facts.rebatchable and not model_facts.own_optimizers(model),
+        samples_exact=facts.exact,
+        rebatchable=facts.rebatchable and not model_facts.own_optimizers(model) and not model_facts.sums_loss(model),
         batch_norm=model_facts.has_batch_norm(model),
         random_layers=model_facts.has_random_layers(model),
         recurrent=model_facts.has_recurrent_layers(model),
         unweighted_metrics=model_facts.has_unweighted_metrics(model),
         custom_train_step=model_facts.has_custom_train_step(model),
+        masks=model_facts.has_masks(model),
         added_losses=model_facts.has_added_losses(model),
         unscaled_train_step=model_facts.leaves_loss_unscaled(model),
         own_optimizers=model_facts.own_optimizers(model),
@@ -71,15 +73,18 @@ def environment(backend: Backend) -> dict[str, str]:
 
 def _notes(call: FitCall, facts: DataFacts, seen: Seen) -> list[str]:
     notes = []
-    if facts.kind == "other":
+    if not facts.rebatchable:
         kind = type(call.arguments.get("x")).__name__
-        notes.append(f"the data ({kind}) cannot be re-batched, so the global batch stays as it is")
+        why = f" ({facts.why_fixed})" if facts.why_fixed else ""
+        notes.append(f"the data ({kind}) cannot be re-batched{why}, so the global batch stays as it is")
     own_optimizers = model_facts.own_optimizers(call.model)
     if own_optimizers:
         notes.append(
             f"the model's train_step applies optimizers of its own ({', '.join(own_optimizers)}), which accumulation "
             "does not reach, so the batch stays as it is"
         )
+    if model_facts.sums_loss(call.model):
+        notes.append("the loss is a sum over the batch, which no other split of an update keeps, so the batch stays")
     if call.index > 1:
         notes.append(f"fit {call.index} of the script is tuned; each earlier one ran a single micro-step in trials")
     if seen.remat_modes and seen.remat_modes[-1] not in ("None", "full", "activations"):

@@ -13,10 +13,10 @@ from autoplan.errors import FAILED_BY_ITSELF, AutoplanError, NeverFits, ScriptFa
 from autoplan.jobs import SEE_OUTPUT
 from autoplan.runtime.running import OnBuilder, run_source
 from autoplan.source import SourceSpec
+from autoplan.worker.loops import own_loops
 
 SYNTHETIC_BATCH = 32
 _SYNTHETIC_BYTES = 64 * 2**20
-_LOOP_WORDS = ("train_on_batch", "GradientTape", "value_and_grad", "stateless_apply", "stateless_call", ".backward(")
 
 
 class InsideFit(Exception):
@@ -52,13 +52,12 @@ def never_fits(source: SourceSpec, fits: int) -> NeverFits:
         choices = "--fit 1" if fits == 1 else f"--fit 1 to --fit {fits}"
         times = "once" if fits == 1 else f"{fits} times"
         return NeverFits(f"{source.path} calls fit {times}, and fit {source.fit_index} was asked for; use {choices}")
-    path = Path(source.path)
-    text = path.read_text(errors="replace") if path.is_file() else ""
-    loops = [word.strip(".(") for word in _LOOP_WORDS if word in text]
+    loops = own_loops(source)
     if loops:
         return NeverFits(
             f"{source.path} trains with a loop of its own ({', '.join(loops)}) and never calls model.fit, which is "
-            "what autoplan watches; move the loop's body into a model's train_step, or give a file with build_model()"
+            "what autoplan watches; move the loop's body into a model's train_step, or give a file with build_model(). "
+            "autoplan.measure(step, batch), called in the script, measures such a loop as it is"
         )
     return NeverFits(
         f"{source.path} ended without calling model.fit; expected a script that trains, or a file with build_model(). "
@@ -69,11 +68,13 @@ def never_fits(source: SourceSpec, fits: int) -> NeverFits:
 def failed(source: SourceSpec, error: BaseException) -> ScriptFailed:
     """The source's own failure, its traceback shortened to its own frames."""
     folder = Path(source.path).parent
-    root = str(Path.cwd() if folder == Path() else folder)
+    root = str(Path.cwd() if source.module or folder == Path() else folder)
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if frame.filename.startswith(root) and "site-packages" not in frame.filename]
     shown = "".join(traceback.format_list(own or frames[-2:]))
     reason = "".join(traceback.format_exception_only(error)).strip() + _began_as(error)
+    if isinstance(error, EOFError):
+        reason += "\nNobody types in a trial: let the script take its answers from arguments, and give them after --"
     return ScriptFailed(f"{source.path} {FAILED_BY_ITSELF}:\n{shown}{reason}")
 
 

@@ -15,13 +15,15 @@ import keras
 from autoplan.errors import AutoplanError
 from autoplan.jobs import Job, JobKind
 from autoplan.plan import FailureKind
-from autoplan.runtime import backends, data
+from autoplan.runtime import backends, data, peek
 from autoplan.runtime.apply import Change, ProcessSettings, settle_model
 from autoplan.runtime.data import DataFacts
 from autoplan.runtime.intercept import FitCall, Interception, one_micro_step
 from autoplan.runtime.timing import NotFinite
+from autoplan.source import SourceSpec
 from autoplan.worker import rebuild
 from autoplan.worker.channel import Channel
+from autoplan.worker.loops import PATIENCE_SECONDS, LoopWatch
 from autoplan.worker.measure import measure
 from autoplan.worker.numerics import numerics
 from autoplan.worker.observe import observe
@@ -29,6 +31,7 @@ from autoplan.worker.seeds import BASE_SEED, in_another_order, move_random_seed
 from cost_models.config import TrainConfig
 
 _LOOKS = (JobKind.OBSERVE, JobKind.TRACE)
+_READ_DATA = tuple(f"autoplan/runtime/{name}.py" for name in ("batching", "stream", "peek"))
 
 
 def run_job(job: Job, channel: Channel) -> None:
@@ -62,6 +65,7 @@ class Session:
         self.change = _change(job)
         settings = ProcessSettings(self.change, self.backend) if self.change is not None else None
         self.interception = Interception(self._on_fit, settings)
+        self._loops: LoopWatch | None = None
 
     def run(self) -> None:
         """Do what the job asks; leaves the process on success."""
@@ -77,8 +81,19 @@ class Session:
             source = self.job.source
             if source is None:
                 raise AutoplanError(f"a {self.job.kind.value} job needs a source")
-            rebuild.run_to_fit(source, self._on_builder, directory=self.job.options.get("scratch"))
+            with self._loop_watch(source):
+                rebuild.run_to_fit(source, self._on_builder, directory=self.job.options.get("scratch"))
         raise rebuild.never_fits(source, self.interception.seen.fits)
+
+    def _loop_watch(self, source: SourceSpec) -> AbstractContextManager[Any]:
+        """Ends a job that only looks where a script trains in a loop of its own, which may take days."""
+        if self.job.kind not in _LOOKS or source.kind != "script":
+            return nullcontext()
+        patience_seconds = float(self.job.options.get("loop_patience_seconds", PATIENCE_SECONDS))
+        self._loops = LoopWatch(
+            source, lambda: self.channel.error(rebuild.never_fits(source, fits=0)), patience_seconds
+        )
+        return self._loops
 
     def _prepare_process(self) -> None:
         options = self.job.options
@@ -115,11 +130,14 @@ class Session:
 
     def _on_fit(self, call: FitCall) -> Any:
         """Called in place of each `fit` of the source."""
+        if self._loops is not None:
+            self._loops.cancel()
         source = self.job.source
         wanted = source.fit_index if source is not None else 1
         if call.index < wanted:
             return keras.callbacks.History() if self._abstract() else one_micro_step(call)
         try:
+            call.arguments = peek.lookable(call.arguments)
             self._answer(call, data.describe(call.arguments))
         except (AutoplanError, MemoryError):
             raise
@@ -198,5 +216,5 @@ def _classified(job: Job, error: BaseException) -> tuple[FailureKind, str]:
 def _raised_by_data(error: BaseException) -> bool:
     """Whether the exception came up through the input path rather than through the model."""
     files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-    inside = [name for name in files if "data_adapters" in name or name.endswith("autoplan/runtime/batching.py")]
+    inside = [name for name in files if "data_adapters" in name or name.endswith(_READ_DATA)]
     return bool(inside) and not any(name.endswith("layers/layer.py") for name in files)

@@ -104,8 +104,19 @@ def test_a_script_that_ends_itself_is_told_with_what_it_said(client, script, tmp
 def test_a_script_without_fit_is_told_so(client, script):
     with pytest.raises(NeverFits, match=r"ended without calling model\.fit"):
         run(client, script(after=""), JobKind.OBSERVE)
-    with pytest.raises(NeverFits, match="loop of its own \\(train_on_batch\\)"):
+    with pytest.raises(NeverFits, match=r"loop of its own \(train_on_batch\).*autoplan\.measure\(step, batch\)"):
         run(client, script(after="for _ in range(3): model.train_on_batch(x, x[:, :1])\n"), JobKind.OBSERVE)
+
+
+def test_a_loop_that_takes_days_is_told_before_its_end(client, script):
+    loop = "import time\nwhile True: model.train_on_batch(x, x[:, :1]); time.sleep(0.1)\n"
+    with pytest.raises(NeverFits, match="loop of its own"):
+        run(client, script(after=loop), JobKind.OBSERVE, options={"loop_patience_seconds": 1.0})
+
+
+def test_a_script_that_asks_its_user_is_told_what_to_do(client, script):
+    with pytest.raises(ScriptFailed, match="Nobody types in a trial"):
+        run(client, script(before="name = input('which model? ')\n"), JobKind.OBSERVE)
 
 
 def test_the_wrong_fit_is_told_with_the_right_ones(client, script):

@@ -10,6 +10,24 @@ def notes(own, wanted, here=None, **facts):
     return notes_for(wanted, own, observation(own, **facts), here or cluster(), VERSIONS)
 
 
+@pytest.mark.parametrize(
+    ("facts", "told"),
+    [
+        ({}, "should a partial batch come, rows of weight zero fill it up, which is exact here"),
+        ({"batch_norm": True}, "those of its samples that do not divide over 4 are left out"),
+    ],
+)
+def test_a_partial_batch_that_only_the_run_will_show(facts, told):
+    found = notes(config(64), config(16, 4), samples=640, samples_exact=False, data="generator", **facts)
+    assert any(told in note for note in found)
+
+
+def test_a_mask_makes_another_split_weigh_differently():
+    found = notes(config(64), config(16, 4), masks=True)
+    assert any("averaged over the unmasked positions of a micro-step" in note for note in found)
+    assert notes(config(64), config(64), masks=True) == []
+
+
 def test_an_unchanged_training_needs_no_note():
     assert notes(config(64), config(64)) == []
 

@@ -134,9 +134,29 @@ def test_a_dataset_in_small_batches_is_glued_together():
     assert [len(piece) for piece, _ in changed["x"]] == [32, 32, 26]
 
 
+def test_a_shuffle_within_batches_makes_the_updates_of_the_batches_themselves():
+    x, y = arrays(70)
+    arguments = {"x": x, "y": y, "batch_size": 32, "shuffle": "batch"}
+    own, _ = train(arguments, Batch(32), Batch(32))
+    changed, _ = train(arguments, Batch(32), Batch(8, accumulation=4))
+    assert agree(own, changed)
+
+
+def test_without_targets_weights_reach_no_loss_so_rows_are_dropped():
+    x, _ = arrays(90)
+    arguments = {"x": x, "batch_size": 32}
+    changed = batching.rebatch(
+        arguments, data.describe(arguments), Batch(32), Batch(8, accumulation=4), weights_only=True
+    )
+    assert sum(len(changed["x"][index][0]) for index in range(len(changed["x"]))) == 88
+
+
 def test_what_leaves_a_trace_beside_its_weight():
     assert looks_at_weights_only(linear_model())
     assert not looks_at_weights_only(linear_model(metrics=["mae"]))
     normed = keras.Sequential([keras.layers.Input((4,)), keras.layers.BatchNormalization(), keras.layers.Dense(1)])
     normed.compile("sgd", "mse")
     assert not looks_at_weights_only(normed)
+    masked = keras.Sequential([keras.layers.Input((4,)), keras.layers.Embedding(9, 2, mask_zero=True)])
+    masked.compile("sgd", "mse")
+    assert not looks_at_weights_only(masked)

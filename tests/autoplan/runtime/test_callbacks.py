@@ -26,6 +26,8 @@ class WandbLogger(EveryMicroStep):
         (keras.callbacks.EarlyStopping(), False, False),
         (keras.callbacks.LearningRateScheduler(lambda epoch: 0.1), False, False),
         (EveryMicroStep(), False, True),
+        (keras.callbacks.LambdaCallback(on_train_batch_end=print), False, True),
+        (keras.callbacks.LambdaCallback(on_epoch_end=print), False, False),
     ],
 )
 def test_trials_keep_what_works_at_every_micro_step_and_writes_nothing(callback, writes, timed):
@@ -52,3 +54,11 @@ def test_counts_of_micro_steps_fall_on_the_same_samples():
     assert (checkpoint.save_freq, by_epoch.save_freq) == (40, "epoch")
     assert changed == ["ModelCheckpoint.save_freq: 10 -> 40 micro-steps"]
     assert callbacks.retime_callbacks(None, Batch(32), Batch(8)) == []
+
+
+def test_what_a_trial_keeps_reckons_with_the_scripts_own_epochs():
+    one = EveryMicroStep()
+    assert callbacks.kept_in_trials({"callbacks": [keras.callbacks.EarlyStopping(), one], "epochs": 7}) == [one]
+    keras.callbacks.CallbackList([one], epochs=10**9, steps=3)
+    assert one.params["epochs"] == 7
+    assert one.params["steps"] == 3

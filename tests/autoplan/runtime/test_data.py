@@ -1,10 +1,12 @@
 """What a fit's data say of themselves."""
 
+import re
+
 import keras
 import numpy as np
 import pytest
 
-from autoplan.runtime import data
+from autoplan.runtime import data, peek
 
 X, Y = np.zeros((100, 3), "float32"), np.zeros((100, 1), "float32")
 
@@ -43,20 +45,73 @@ def test_datasets_are_counted_in_batches():
     assert (explicit.samples, explicit.micro_steps, explicit.explicit_steps) == (224, 7, True)
 
 
+def test_a_partial_batch_of_a_dataset_is_told_where_it_may_come():
+    tf = pytest.importorskip("tensorflow")
+    dataset = tf.data.Dataset.from_tensor_slices((X, Y))
+    assert not data.describe({"x": dataset.batch(32)}).exact
+    assert data.describe({"x": dataset.batch(32, drop_remainder=True)}).exact
+    ragged = tf.data.Dataset.from_tensors((tf.ragged.constant([[1.0], [1.0, 2.0]]), [1.0, 2.0]))
+    assert data.describe({"x": ragged}).why_fixed == "its batches are not tensors of one shape throughout"
+
+
 class Batches(keras.utils.PyDataset):
+    """Batches of the given rows and width."""
+
+    def __init__(self, *sizes, widths=None):
+        super().__init__()
+        self.sizes, self.widths = sizes, widths or [3] * len(sizes)
+
     def __len__(self):
-        return 5
+        return len(self.sizes)
 
     def __getitem__(self, index):
-        return X[:20], Y[:20]
+        return np.zeros((self.sizes[index], self.widths[index])), np.zeros(self.sizes[index])
 
 
-def test_what_cannot_be_cut_anew_is_other():
-    found = data.describe({"x": Batches()})
+def test_a_pydataset_is_counted_by_its_batches():
+    found = data.describe({"x": Batches(20, 20, 20, 20, 7)})
+    assert (found.kind, found.batch, found.micro_steps, found.samples) == ("PyDataset", 20, 5, 87)
+    assert (found.last_rows, found.rebatchable, found.explicit_steps) == (7, True, False)
+    explicit = data.describe({"x": Batches(20, 20, 20), "steps_per_epoch": 2})
+    assert (explicit.samples, explicit.micro_steps, explicit.explicit_steps) == (40, 2, True)
+    assert data.describe({"x": Batches(20)}).samples == 20
+
+
+@pytest.mark.parametrize(
+    ("batches", "why"),
+    [
+        (Batches(20, 20, 16, 20, 20), r"differ in their number of samples \(20, 16, 20\)"),
+        (Batches(20, 20, 30), r"differ in their number of samples \(20, 20, 30\)"),
+        (Batches(20, 20, 20, widths=[3, 4, 5]), "differ in shape"),
+    ],
+)
+def test_batches_that_differ_stay_as_they_are(batches, why):
+    found = data.describe({"x": batches})
+    assert re.search(why, found.why_fixed)
+    assert not found.rebatchable
+
+
+def test_a_generator_is_told_by_its_first_batch():
+    found = data.describe(peek.lookable({"x": ((X[:20], Y[:20]) for _ in range(3)), "steps_per_epoch": 3}))
+    assert (found.kind, found.batch, found.micro_steps, found.samples) == ("generator", 20, 3, 60)
+    assert found.rebatchable
+    assert not found.exact
+    endless = data.describe(peek.lookable({"x": ((X, Y) for _ in range(3))}))
+    assert (endless.samples, endless.micro_steps) == (None, None)
+    assert not data.describe(peek.lookable({"x": (number for number in range(3))})).rebatchable
+
+
+def test_what_is_of_no_known_kind_is_other():
+    class Loader:
+        batch_size = 20
+
+        def __len__(self):
+            return 5
+
+    found = data.describe({"x": Loader()})
     assert (found.kind, found.batch, found.micro_steps, found.samples) == ("other", 20, 5, 100)
     assert not found.rebatchable
-    generated = data.describe({"x": ((X, Y) for _ in range(3)), "steps_per_epoch": 3})
-    assert (generated.kind, generated.micro_steps) == ("other", 3)
+    assert data.sample_batch({"x": Loader()}, found, 4) is None
 
 
 def test_a_sample_batch_has_the_rows_that_were_asked_for():
@@ -64,11 +119,24 @@ def test_a_sample_batch_has_the_rows_that_were_asked_for():
     x, y, weight = data.sample_batch(arguments, data.describe(arguments), 128)
     assert (x["a"].shape, y.shape, weight.shape) == ((128, 3), (128, 1), (128,))
     arguments = {"x": X, "y": None}
-    assert data.sample_batch(arguments, data.describe(arguments), 8)[1] is None
+    assert data.sample_batch(arguments, data.describe(arguments), 8).shape == (8, 3)
 
 
-def test_a_generator_is_not_consumed_by_looking():
-    batches = iter([(X, Y)] * 2)
-    arguments = {"x": batches}
-    assert data.sample_batch(arguments, data.describe(arguments), 8) is None
-    assert len(list(batches)) == 2
+def test_a_sample_batch_is_what_a_training_step_gets():
+    """A step of the script's own may take a batch apart by itself, so its structure is the data's own."""
+    tf = pytest.importorskip("tensorflow")
+    whole = {"images": X[:4], "labels": Y[:4]}
+    for x in (tf.data.Dataset.from_tensors(whole), peek.lookable({"x": (whole for _ in range(3))})["x"]):
+        arguments = {"x": x}
+        batch = data.sample_batch(arguments, data.describe(arguments), 2)
+        assert {name: part.shape for name, part in batch.items()} == {"images": (2, 3), "labels": (2, 1)}
+    arguments = {"x": Batches(20, 20), "class_weight": {0: 1.0}}
+    assert [part.shape for part in data.sample_batch(arguments, data.describe(arguments), 2)] == [(2, 3), (2,), (2,)]
+
+
+def test_a_sparse_batch_is_not_looked_at():
+    sparse = pytest.importorskip("scipy.sparse")
+    arguments = {"x": sparse.csr_matrix(X), "y": Y}
+    facts = data.describe(arguments)
+    assert facts.samples == 100
+    assert data.sample_batch(arguments, facts, 2) is None

@@ -1,0 +1,51 @@
+"""The updates of a tf.data pipeline, cut into micro-steps within it. TensorFlow is imported when asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from cost_models.config import Batch
+
+
+def cutter(spec: Any, wanted: Batch, *, padded: bool) -> Callable[..., Any]:
+    """What `flat_map` calls: the rows of one update -> a dataset of its micro-batches, of the structure of `spec`.
+
+    Rows that do not divide over the micro-steps are left out; or, padded, rows of weight zero make up for them as in
+    `runtime/batching.py`, and every batch is (x, y, weight).
+    """
+    import tensorflow as tf
+
+    def cut(*elements: Any) -> Any:
+        update = elements if isinstance(spec, tuple) else elements[0]
+        rows = tf.shape(tf.nest.flatten(update)[0])[0]
+        if padded:
+            size = tf.maximum(wanted.global_size, -(-rows // wanted.accumulation))
+            update = _filled_up(tf, update, rows, size * wanted.accumulation)
+        else:
+            size = rows // wanted.accumulation
+        pieces = tf.nest.map_structure(lambda tensor: _pieces(tf, tensor, wanted.accumulation, size), update)
+        count = tf.where(size > 0, tf.constant(wanted.accumulation, tf.int64), tf.constant(0, tf.int64))
+        return tf.data.Dataset.from_tensor_slices(pieces).take(count)
+
+    return cut
+
+
+def _filled_up(tf: Any, update: Any, rows: Any, wanted_rows: Any) -> Any:
+    x, y, weight = keras.utils.unpack_x_y_sample_weight(update)
+    if weight is None:
+        weight = tf.ones([rows], "float32")
+    share = wanted_rows / rows
+    weight = tf.nest.map_structure(lambda tensor: tensor * tf.cast(share, tensor.dtype), weight)
+
+    def filled(tensor: Any) -> Any:
+        return tf.pad(tensor, [[0, wanted_rows - rows], *([0, 0] for _ in tensor.shape[1:])])
+
+    return tf.nest.map_structure(filled, (x, y, weight))
+
+
+def _pieces(tf: Any, tensor: Any, count: int, size: Any) -> Any:
+    shape = tf.concat([[count, size], tf.shape(tensor)[1:]], axis=0)
+    return tf.ensure_shape(tf.reshape(tensor[: size * count], shape), [count, None, *tensor.shape[1:]])
