@@ -6,14 +6,23 @@ Each question is a job in a process of its own with a time limit and a memory li
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any, Protocol
 
 from autoplan import figures
-from autoplan.errors import FAILED_BY_ITSELF, NoFeasibleConfiguration, ScriptFailed, SourceError, WorkloadError
+from autoplan.errors import (
+    FAILED_BY_ITSELF,
+    NoFeasibleConfiguration,
+    OutputError,
+    ScriptFailed,
+    SourceError,
+    WorkerError,
+    WorkloadError,
+)
 from autoplan.jobs import Job, JobKind, JobResult, Observation, SourceSpec, log_tail
 from autoplan.plan import Failure, FailureKind, Measurement, Outcome
 from cost_models.config import TrainConfig
@@ -76,6 +85,36 @@ class Clock:
         return left is None or left >= seconds
 
 
+def _silent(text: str) -> None:
+    """Nobody is told."""
+
+
+def replaced_once(run: Callable[[], JobResult], tell: Callable[[str], None] = _silent) -> JobResult:
+    """Run a job, and once more where its process was ended from outside: that says nothing of what was asked."""
+    first = run()
+    if first.failure is None or not first.failure.outside:
+        return first
+    tell(f"{first.failure.message}; it is tried once more")
+    second = run()
+    if second.failure is None or not second.failure.outside:
+        return second
+    message = f"{second.failure.message}; the first try ended from outside too"
+    return replace(second, failure=second.failure.model_copy(update={"message": message}))
+
+
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """A folder for what jobs leave behind, gone at the end of the block. OutputError where none can be made."""
+    try:
+        folder = TemporaryDirectory(prefix="autoplan-", ignore_cleanup_errors=True)
+    except OSError as error:
+        raise OutputError(
+            f"no temporary folder can be made: {error.strerror}; make room, or set TMPDIR to another folder"
+        ) from None
+    with folder as name:
+        yield Path(name)
+
+
 @dataclass(frozen=True)
 class Bench:
     """Source, cluster and limits of one tuning.
@@ -85,6 +124,7 @@ class Bench:
     tracer     workers on JAX, which trace whatever the training runs on; None where JAX is not installed
     others     the same source on other backends, where the backend itself is tuned: who answers for which
     traced     what was traced before; benches of one source on several backends share it
+    tell       is told what a person should know of a job while it runs
     """
 
     client: Runs
@@ -99,6 +139,7 @@ class Bench:
     tracer: Runs | None = None
     others: Mapping[str, Bench] = field(default_factory=dict)
     traced: dict[TrainConfig, tuple[Observation, Workload]] = field(default_factory=dict)
+    tell: Callable[[str], None] = _silent
 
     def of(self, config: TrainConfig) -> Bench:
         """The bench of a configuration's backend, under this one's limits."""
@@ -179,27 +220,16 @@ class Bench:
         patience: float = 1.0,
     ) -> Outcome:
         """Run the chosen fit for a while under `config`. `name` names the log; `patience` stretches the time limit."""
-        bench = self.of(config)
-        result = bench.client.run(
-            bench._job(JobKind.MEASURE, config, options or {}),
-            time_limit_seconds=self._within_budget(self.limit_seconds * patience),
-            memory_limit_bytes=self._memory_limit(),
-            log=None if self.logs is None else self.logs / f"{name}.log",
-            on_phase=on_phase,
-        )
+        seconds = self.limit_seconds * patience
+        result = self.of(config)._ask(JobKind.MEASURE, config, options or {}, name, seconds, on_phase)
         return result.failure or Measurement.model_validate(_value(result))
 
     def numerics(
         self, config: TrainConfig, *, seed: int, updates: int, options: Mapping[str, Any] | None = None
     ) -> list[float] | Failure:
         """Losses of the first updates with a seed, one an update."""
-        bench = self.of(config)
-        result = bench.client.run(
-            bench._job(JobKind.NUMERICS, config, {"updates": updates, "seed": seed, **(options or {})}),
-            time_limit_seconds=self._within_budget(self.limit_seconds),
-            memory_limit_bytes=self._memory_limit(),
-            log=None if self.logs is None else self.logs / "numerics.log",
-        )
+        options = {"updates": updates, "seed": seed, **(options or {})}
+        result = self.of(config)._ask(JobKind.NUMERICS, config, options, "numerics", self.limit_seconds)
         return result.failure or [float(loss) for loss in _value(result)["losses"]]
 
     def patient(self, wall_seconds: float) -> Bench:
@@ -213,17 +243,35 @@ class Bench:
             result = self._look(kind, config, {"abstract": True})
         except SourceError:
             return self._look(kind, config, {})
-        return result if result.failure is None else self._look(kind, config, {})
+        waited = result.failure is not None and result.failure.kind is FailureKind.TIMEOUT
+        return result if result.failure is None or waited else self._look(kind, config, {})
 
     def _look(self, kind: JobKind, config: TrainConfig | None, options: dict[str, Any]) -> JobResult:
-        return self.client.run(
-            self._job(kind, config, options),
-            time_limit_seconds=self._within_budget(LOOK_SECONDS),
-            memory_limit_bytes=self._memory_limit(),
-            log=None if self.logs is None else self.logs / f"{kind.value}.log",
-        )
+        return self._ask(kind, config, options, kind.value, LOOK_SECONDS)
 
-    def _job(self, kind: JobKind, config: TrainConfig | None, options: dict[str, Any]) -> Job:
+    def _ask(
+        self,
+        kind: JobKind,
+        config: TrainConfig | None,
+        options: Mapping[str, Any],
+        log: str,
+        seconds: float,
+        on_phase: Callable[[str], None] | None = None,
+    ) -> JobResult:
+        """One job within the limits; a process that is ended from outside is replaced once."""
+
+        def run() -> JobResult:
+            return self.client.run(
+                self._job(kind, config, options),
+                time_limit_seconds=self._within_budget(seconds),
+                memory_limit_bytes=self._memory_limit(),
+                log=None if self.logs is None else self.logs / f"{log}.log",
+                on_phase=on_phase,
+            )
+
+        return replaced_once(run, self.tell)
+
+    def _job(self, kind: JobKind, config: TrainConfig | None, options: Mapping[str, Any]) -> Job:
         return Job(
             kind=kind,
             source=self.source,
@@ -240,7 +288,13 @@ class Bench:
         if self.logs is not None:
             folders["cache_dir"] = str(self.logs.absolute() / "compilation_cache")
         if self.scratch is not None:
-            folders["scratch"] = mkdtemp(dir=self.scratch)
+            try:
+                folders["scratch"] = mkdtemp(dir=self.scratch)
+            except OSError as error:
+                raise OutputError(
+                    f"no working directory for a trial can be made in {self.scratch}: {error.strerror}; "
+                    "make room, or set TMPDIR to another folder"
+                ) from None
         return folders
 
     def usable_bytes(self) -> int:
@@ -295,6 +349,8 @@ def explain_failure(failure: Failure) -> AutoplanError:
             "it now: every trial runs the source again, and --scratch gives each an empty working directory"
         )
     where = f"; its output is in {failure.log}" if failure.log else ""
+    if failure.outside:
+        return WorkerError(f"the training was ended from outside ({failure.message}){where}. Run again to go on")
     return SourceError(
         f"the training fails as it is ({failure.kind.value}: {failure.message}){where}. Make it run by itself, "
         "then tune it"

@@ -104,7 +104,11 @@ def tune(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be tried, and stop.")] = False,
     format_: Output = Format.TEXT,
 ) -> None:
-    """Find the fastest configuration that trains the same, measure it here, and write it as a plan."""
+    """Find the fastest configuration that trains the same, measure it here, and write it as a plan.
+
+    Ctrl-C, SIGTERM and a hung-up terminal end the trials, and a second one the verification: the best plan so far is
+    written, and the exit code is 130. The same command again goes on where the study was, whatever ended it.
+    """
     from autoplan import keras_backend, pins, planfile
     from autoplan.requests import TuneRequest
 
@@ -138,7 +142,8 @@ def _tuned(request: TuneRequest, format_: Format) -> TuneResult:
     """Tune; what happens on the way is shown on stdout, or on stderr where stdout is for one JSON document."""
     from autoplan import live, planner
 
-    with live.watching(sys.stderr if format_ is Format.JSON else sys.stdout) as watch:
+    stream = sys.stderr if format_ is Format.JSON else sys.stdout
+    with cli_frame.interrupted_by_signals(), live.watching(stream) as watch:
         return planner.tune(request, watch)
 
 
@@ -146,12 +151,13 @@ def _answer_tune(result: TuneResult, format_: Format) -> None:
     from autoplan import report
     from autoplan.plan import to_plain
 
-    if format_ is Format.TEXT:
-        report.print_to(report.open_console(sys.stdout), report.tuned(result))
-    elif result.plan is None:
-        tell_json(report.shortlist_document(result))
-    else:
-        tell_json(to_plain(result.plan))
+    with cli_frame.answering(result.written_to):
+        if format_ is Format.TEXT:
+            report.print_to(report.open_console(sys.stdout), report.tuned(result))
+        elif result.plan is None:
+            tell_json(report.shortlist_document(result))
+        else:
+            tell_json(to_plain(result.plan))
     if result.interrupted:
         raise typer.Exit(cli_frame.INTERRUPTED)
 
@@ -298,12 +304,13 @@ def probe_hardware(backend: Backend = None, format_: Output = Format.TEXT) -> No
 
 def _answer(format_: Format, document: Callable[[], dict[str, Any]], report_: Callable[[], RenderableType]) -> None:
     """The same answer as one JSON document, or as text."""
-    if format_ is Format.JSON:
-        tell_json(document())
-        return
-    from autoplan import report
+    with cli_frame.answering():
+        if format_ is Format.JSON:
+            tell_json(document())
+            return
+        from autoplan import report
 
-    report.print_to(report.open_console(sys.stdout), report_())
+        report.print_to(report.open_console(sys.stdout), report_())
 
 
 def _resolve(source: str, arguments: list[str], fit_index: int) -> SourceSpec:

@@ -5,12 +5,17 @@ Nothing heavy is imported here: `autoplan --help` answers at once.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
+import os
+import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -97,8 +102,10 @@ def remember_format(ctx: typer.Context, value: Format) -> Format:
 def tell_error(ctx: typer.Context, kind: str, message: str, exit_code: int) -> None:
     """A message on stderr; under `--format json` the same as the one JSON document on stdout."""
     if ctx.meta.get(_FORMAT) is Format.JSON:
-        tell_json({"schema": 1, "error": {"kind": kind, "message": message, "exit_code": exit_code}})
-    typer.echo(f"error: {message}", err=True)
+        with contextlib.suppress(OSError):  # stdout may be what the error is about
+            tell_json({"schema": 1, "error": {"kind": kind, "message": message, "exit_code": exit_code}})
+    with contextlib.suppress(OSError):  # a terminal that hung up takes stderr along
+        typer.echo(f"error: {message}", err=True)
 
 
 def tell_json(value: Mapping[str, Any]) -> None:
@@ -106,15 +113,66 @@ def tell_json(value: Mapping[str, Any]) -> None:
     typer.echo(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
 
 
+@contextlib.contextmanager
+def interrupted_by_signals() -> Iterator[None]:
+    """Within: SIGTERM, and SIGHUP of a terminal that hangs up, interrupt as Ctrl-C does, rather than end all at once.
+
+    A signal that is ignored stays so, as SIGHUP under nohup.
+    """
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt(signal.Signals(number).name)
+
+    in_main = threading.current_thread() is threading.main_thread()
+    wanted = (signal.SIGTERM, signal.SIGHUP) if in_main else ()
+    before = {number: signal.getsignal(number) for number in wanted}
+    taken = [number for number, handler in before.items() if handler is signal.SIG_DFL]
+    for number in taken:
+        signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number in taken:
+            signal.signal(number, before[number])
+
+
+@contextlib.contextmanager
+def answering(written_to: Path | None = None) -> Iterator[None]:
+    """Within an answer is printed. OutputError where stdout cannot take it, with the file that has the plan.
+
+    A reader that left early is no fault, and passes.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.EPIPE:
+            raise
+        from autoplan.errors import OutputError
+
+        _silence(sys.stdout)
+        kept = f"; the plan is in {written_to}" if written_to else ""
+        raise OutputError(f"the answer could not be printed: {(error.strerror or str(error)).lower()}{kept}") from None
+
+
+def _silence(stream: Any) -> None:
+    """What a stream still holds would fail again when the process ends: let it go nowhere."""
+    with contextlib.suppress(OSError, ValueError):
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)
+
+
 def tell_crash(error: BaseException) -> int:
     """A fault of autoplan itself: a short message, the whole story in a file. Returns the exit code."""
     story = "".join(traceback.format_exception(error))
     told = traceback.format_exception_only(error)[-1].strip()
-    typer.echo(
-        f"error: autoplan itself failed ({told}). This is a fault of autoplan, not of your input: "
-        f"please report it with {_kept(story)}.",
-        err=True,
-    )
+    where = _kept(story)
+    with contextlib.suppress(OSError):
+        typer.echo(
+            f"error: autoplan itself failed ({told}). This is a fault of autoplan, not of your input: "
+            f"please report it with {where}.",
+            err=True,
+        )
     return CRASHED
 
 
@@ -122,8 +180,10 @@ def _kept(story: str) -> str:
     """Write `story` where it can be found; the place, or the story itself when it can be written nowhere."""
     name = f"crash-{time.strftime('%Y%m%d-%H%M%S')}.txt"
     told = f"command: {sys.argv}\npython: {sys.version}\n\n{story}"
-    for folder in (Path(".autoplan"), Path(tempfile.gettempdir())):
+    places: list[Callable[[], str]] = [lambda: ".autoplan", tempfile.gettempdir]
+    for place in places:
         try:
+            folder = Path(place())  # on a full disk there may be no temporary folder
             folder.mkdir(exist_ok=True)
             (folder / name).write_text(told, encoding="utf-8")
         except OSError:

@@ -47,52 +47,84 @@ class Verified:
         return self.verification.faster and self.verification.numerics != "outside"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Verifier:
-    """Verifies winners against a reference. All runs find the programs that the trials compiled, so all start equal."""
+    """Verifies winners against a reference. All runs find the programs that the trials compiled, so all start equal.
+
+    interrupted   whether Ctrl-C ended it early, with what there was by then
+    """
 
     bench: Bench
     observation: Observation
     watch: Watch
     most_pairs: int = MOST_PAIRS
+    interrupted: bool = False
 
     def verify_best(self, reference: TrainConfig, ranked: Sequence[TrialRecord]) -> list[Verified]:
-        """Verify the best, and the next best where it does not hold and time allows; the last one counts."""
+        """Verify the best, and the next best where it does not hold and time allows; the last one counts.
+
+        Ctrl-C ends it with what there is; KeyboardInterrupt passes where that is nothing.
+        """
         tried: list[Verified] = []
         for record in ranked:
             seconds = record.measurement.wall_seconds if record.measurement else 0.0
             if tried and not self.bench.clock.allows(verification_seconds(seconds, seconds, 0.0, exact=True)):
                 break
-            tried.append(self.verify(reference, TrainConfig.from_dict(record.config)))
-            if tried[-1].holds:
+            try:
+                tried.append(self.verify(reference, TrainConfig.from_dict(record.config)))
+            except KeyboardInterrupt:
+                if not tried:
+                    raise
+                self.interrupted = True
+            if self.interrupted or tried[-1].holds:
                 break
         return tried
 
     def verify(self, reference: TrainConfig, winner: TrainConfig) -> Verified:
-        """Numerics first (cheap), then pairs; more pairs when the first leave it open and time allows."""
+        """Numerics first (cheap), then pairs; more pairs when the first leave it open and time allows.
+
+        Ctrl-C ends it with the pairs that are complete; KeyboardInterrupt passes where they are too few.
+        """
         numerics = self._numerics(reference, winner)
         if numerics.verdict == "outside":
             return _refused(winner, numerics)
         timed: list[tuple[Timed, Timed]] = []
+        try:
+            failure = self._time_enough(reference, winner, timed)
+        except KeyboardInterrupt:
+            if len(timed) < FEWEST_PAIRS:
+                raise
+            self.interrupted, failure = True, None
+        if failure is not None:
+            return _failed(winner, numerics, failure)
+        return self._verified(winner, numerics, timed, speedup(timed))
+
+    def repeat(self, reference: TrainConfig, first: Measurement) -> list[Timed]:
+        """The reference's first run and more of it, as far as time and Ctrl-C allow: how far processes differ here."""
+        runs = [Timed(reference, first)]
+        try:
+            while len(runs) <= PAIRS and self._time_for((runs[-1], runs[-1])):
+                self._tell(f"repeat {len(runs)} of {PAIRS}: {reference.describe()}")
+                outcome = self._measure(reference, len(runs), thorough=False)
+                if isinstance(outcome, Failure):
+                    break
+                runs.append(Timed(reference, outcome))
+        except KeyboardInterrupt:
+            self.interrupted = True
+        return runs
+
+    def _time_enough(
+        self, reference: TrainConfig, winner: TrainConfig, timed: list[tuple[Timed, Timed]]
+    ) -> Failure | None:
+        """Add pairs until they show which is faster, or there are enough of them."""
         for wanted in (PAIRS, self.most_pairs):
             failure = self._time_pairs(reference, winner, timed, wanted)
             if failure is not None:
-                return _failed(winner, numerics, failure)
+                return failure
             shown = speedup(timed)
             if shown.low > 1 or shown.high < 1 or not self._time_for(timed[0]):
                 break
-        return self._verified(winner, numerics, timed, shown)
-
-    def repeat(self, reference: TrainConfig, first: Measurement) -> list[Timed]:
-        """The reference's first run and more of it, as far as time allows: how far processes differ here."""
-        runs = [Timed(reference, first)]
-        while len(runs) <= PAIRS and self._time_for((runs[-1], runs[-1])):
-            self._tell(f"repeat {len(runs)} of {PAIRS}: {reference.describe()}")
-            outcome = self._measure(reference, len(runs), thorough=False)
-            if isinstance(outcome, Failure):
-                break
-            runs.append(Timed(reference, outcome))
-        return runs
+        return None
 
     def _time_pairs(
         self, reference: TrainConfig, winner: TrainConfig, timed: list[tuple[Timed, Timed]], wanted: int
@@ -133,7 +165,8 @@ class Verifier:
         updates = MOVED_UPDATES if moved else UPDATES
         theirs: list[list[float]] = []
         ours: list[float] = []
-        for config, seed in [*((reference, seed) for seed in seeds), (winner, FIRST_SEED)]:
+        runs = [(winner, FIRST_SEED), *((reference, seed) for seed in seeds)]
+        for config, seed in [*runs[1:], runs[0]] if moved else runs:  # who gives its weights runs first
             whose = "plan's" if config == winner else "baseline's"
             self._tell(f"losses of {updates} updates with seed {seed}: {config.describe()}")
             options = self._initial_weights(seed, given=config == winner) if moved else {}

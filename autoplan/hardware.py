@@ -19,6 +19,7 @@ from typing import Any
 import psutil
 import yaml
 
+from autoplan import control_groups
 from autoplan.errors import HardwareError
 from cost_models.catalogue import row_of_device_kind
 from cost_models.hardware import Chip, Cluster, Link, cluster, from_mapping, share
@@ -27,7 +28,6 @@ LOCAL = "local"
 _PROFILE_SCHEMA = 1
 _VERSIONS = ("jax", "jaxlib", "tensorflow", "torch", "keras")
 _SETTINGS = ("CUDA_VISIBLE_DEVICES", "JAX_PLATFORMS", "XLA_FLAGS", "XLA_CLIENT_MEM_FRACTION", "OMP_NUM_THREADS")
-_UNLIMITED_BYTES = 2**60
 
 
 def is_here(name: str) -> bool:
@@ -65,7 +65,7 @@ def memory_bytes(root: Path = Path("/")) -> int:
 
     `root` is where `/proc` and `/sys` are looked for.
     """
-    return min([psutil.virtual_memory().total, *_group_limits(root)])
+    return min([psutil.virtual_memory().total, *control_groups.limits_bytes(root)])
 
 
 def profile_cache_path(backend: str = "jax", devices: int | None = None) -> Path:
@@ -100,6 +100,17 @@ def save_profile(profile: Mapping[str, Any], backend: str = "jax", devices: int 
             partial.unlink(missing_ok=True)
         return None
     return path
+
+
+def processors() -> int:
+    """How many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def identity(cluster: Cluster) -> dict[str, Any]:
+    """What tells one hardware's figures from another's: `local` is another one on every machine."""
+    named = {"name": cluster.name, "chip": cluster.chip.name}
+    return {**named, "processors": processors()} if cluster.local else named
 
 
 def processor_name() -> str:
@@ -213,38 +224,6 @@ def _from_file(path: Path) -> Cluster:
         raise HardwareError(f"{path}: {error}") from None
 
 
-def _group_limits(root: Path) -> list[int]:
-    """Memory limits of every control group that this process is in, up to the root group."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return []
-    found: list[int] = []
-    for line in lines:
-        _, controllers, group = line.split(":", 2)
-        if controllers == "":
-            found += _limits_above(root / "sys/fs/cgroup", group, "memory.max")
-        elif "memory" in controllers.split(","):
-            found += _limits_above(root / "sys/fs/cgroup/memory", group, "memory.limit_in_bytes")
-    return found
-
-
-def _limits_above(base: Path, group: str, file: str) -> list[int]:
-    """The limits in `file` of a group and of those above it. "max" and version 1's huge number are no limit."""
-    limits = []
-    here = base / group.lstrip("/")
-    for folder in (here, *here.parents):
-        if not folder.is_relative_to(base):
-            break
-        try:
-            text = (folder / file).read_text(encoding="utf-8").strip()
-        except OSError:
-            continue
-        if text.isdigit() and int(text) < _UNLIMITED_BYTES:
-            limits.append(int(text))
-    return limits
-
-
 def _facts(backend: str, devices: int | None) -> dict[str, Any]:
     return {
         "schema": _PROFILE_SCHEMA,
@@ -252,7 +231,7 @@ def _facts(backend: str, devices: int | None) -> dict[str, Any]:
         "devices": devices,
         "host": platform.node(),
         "processor": processor_name(),
-        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cpus": processors(),
         "memory_bytes": memory_bytes(),
         "accelerators": _accelerators(Path("/")),
         "settings": {name: os.environ.get(name) for name in _SETTINGS},

@@ -28,7 +28,9 @@ from typing import Any
 
 from pydantic import Field
 
-from autoplan import errors, processes
+from autoplan import endings, errors, processes
+from autoplan.endings import Ending, Watched
+from autoplan.job_output import JobOutput
 from autoplan.plan import Failure, FailureKind, Value
 from autoplan.source import SourceSpec as SourceSpec  # what a job is about; its home is below this module
 
@@ -112,7 +114,7 @@ class Observation(Value):
 class JobResult:
     """What became of a job: exactly one of `value` and `failure` is set.
 
-    peak_bytes is the largest proportional set size of the process tree that was seen, in bytes.
+    peak_bytes is the most memory that its processes were seen to take, in bytes (`endings.Watched`).
     """
 
     value: dict[str, Any] | None
@@ -124,10 +126,11 @@ class JobResult:
 
 @dataclass
 class _Running:
-    """A job under way: what its channel has said so far."""
+    """A job under way: what its channel has said so far, what it prints, and what it holds."""
 
     started_at: float
-    log: Path | None
+    output: JobOutput
+    watched: Watched = field(default_factory=Watched.start)
     pid: int | None = None
     phase: str = "start"
     phase_at: float = 0.0
@@ -136,7 +139,6 @@ class _Running:
     failure: Failure | None = None
     error: errors.AutoplanError | None = None
     status: int | None = None
-    peak_bytes: int = 0
 
     @property
     def answered(self) -> bool:
@@ -166,6 +168,7 @@ class Client:
         self._drainer: threading.Thread | None = None
         self._server_says = ""
         self._preload: set[str] = set()
+        self._closed = False
 
     def __enter__(self) -> Client:
         return self
@@ -176,7 +179,8 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """End the server and every job."""
+        """End the server and every job; what still waits for one in another thread gets an error."""
+        self._closed = True
         if self._control is not None:
             self._control.close()
         if self._server is not None:
@@ -198,33 +202,56 @@ class Client:
         Raises SourceError (ScriptFailed, NeverFits) when the source itself is at fault in a job that only looks
         (observe, trace); everything else that can go wrong is a Failure.
         """
-        running = _Running(time.monotonic(), log)
-        with self._channel(job, log) as channel:
-            try:
-                for event in self._events(channel, running, time_limit_seconds, memory_limit_bytes):
-                    self._take(event, running, on_phase)
-            finally:
-                if running.pid is not None:
-                    processes.kill_tree(running.pid)
+        with JobOutput(log) as output:
+            running = _Running(time.monotonic(), output)
+            with self._channel(job, output) as channel:
+                try:
+                    for event in self._events(channel, running, time_limit_seconds, memory_limit_bytes):
+                        self._take(event, running, on_phase)
+                finally:
+                    if running.pid is not None:
+                        running.watched.end(running.pid)
+            output.finish()
         if running.error is not None:
             raise running.error
-        if running.pid is None and not running.answered:
-            raise self._unavailable()
-        failure = running.failure if running.value is None else None
-        if running.value is None and failure is None:
-            failure = _failure_of_exit(running)
+        failure = None if running.value is not None else running.failure or _failure(self._ending(running), running)
         running.enter("end")
-        return JobResult(running.value, failure, running.wall_seconds(), running.peak_bytes or None, running.phases)
+        return JobResult(running.value, failure, running.wall_seconds(), running.watched.peak or None, running.phases)
+
+    def _ending(self, running: _Running) -> Ending:
+        """How a job ended without an answer.
+
+        WorkerError where it never started, unless somebody ended the server, and where the client has been closed.
+        """
+        if self._closed:
+            raise errors.WorkerError(f"the workers of the {self._backend} backend have been ended")
+        if running.pid is not None:
+            return endings.of_status(running.status, running.watched, running.phase)
+        number = self._signal_of_server()
+        if number is None or not endings.from_outside(number):
+            raise self._unavailable()
+        name = signal.Signals(number).name
+        return Ending(FailureKind.CRASH, f"the worker server was ended by {name} before the job started", outside=True)
+
+    def _signal_of_server(self) -> int | None:
+        """The signal that ended the server; None where it ended otherwise, or has not ended."""
+        if self._server is None:
+            return None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._server.wait(timeout=5)
+        code = self._server.returncode
+        return -code if code is not None and code < 0 else None
 
     @contextlib.contextmanager
-    def _channel(self, job: Job, log: Path | None) -> Iterator[socket.socket]:
+    def _channel(self, job: Job, output: JobOutput) -> Iterator[socket.socket]:
         """Hand the job to the server and yield our end of its channel."""
         ours, theirs = socket.socketpair()
-        with ours, theirs, (log or Path(os.devnull)).open("ab") as log_file:
+        with ours, theirs:
             options = {**job.options, "preload": sorted(self._preload)}
             message = job.model_copy(update={"options": options}).model_dump_json().encode() + b"\n"
-            self._send(message, theirs.fileno(), log_file.fileno())
+            self._send(message, theirs.fileno(), output.writer)
             theirs.close()
+            output.hand_over()
             yield ours
 
     def _send(self, message: bytes, *descriptors: int) -> None:
@@ -243,14 +270,18 @@ class Client:
 
     def _unavailable(self) -> errors.WorkerError:
         """The server does not come up: with the last line of why."""
+        number = self._signal_of_server()
         self._forget()
-        said = self._server_says.strip().splitlines() or ["it said nothing"]
+        ended = "it said nothing" if number is None else f"it was ended by {signal.Signals(number).name}"
+        said = self._server_says.strip().splitlines() or [ended]
         return errors.WorkerError(
             f"the worker server of the {self._backend} backend does not run: {said[-1]}; "
             f"is the backend installed here (pip install 'autoplan[{self._backend}]')?"
         )
 
     def _started(self) -> socket.socket:
+        if self._closed:
+            raise errors.WorkerError(f"the workers of the {self._backend} backend have been ended")
         if self._control is not None and self._server is not None and self._server.poll() is None:
             return self._control
         self._forget()
@@ -292,9 +323,12 @@ class Client:
     ) -> Iterator[dict[str, Any]]:
         """What the channel says, until the job has answered and ended or a limit ends it."""
         pending = b""
+        looked_at = time.monotonic()
         while True:
-            readable, _, _ = select.select([channel], [], [], _WATCH_SECONDS)
-            if readable:
+            readable, _, _ = select.select(_sources(channel, running.output), [], [], _WATCH_SECONDS)
+            if running.output in readable:
+                running.output.take()
+            if channel in readable:
                 received = channel.recv(1 << 16)
                 if not received:
                     return
@@ -302,22 +336,23 @@ class Client:
                 yield from map(json.loads, lines)
                 if running.status is not None or running.answered:
                     return
-            self._enforce(running, time_limit_seconds, memory_limit_bytes)
+            # Not at every turn: a job that prints without end would be read as slowly as it is looked at.
+            if time.monotonic() - looked_at >= _WATCH_SECONDS:
+                self._enforce(running, time_limit_seconds, memory_limit_bytes)
+                looked_at = time.monotonic()
             if running.failure is not None:
                 return
 
     def _enforce(self, running: _Running, time_limit_seconds: float, memory_limit_bytes: int | None) -> None:
+        ending = None
         if running.pid is not None:
-            held = processes.tree_bytes(running.pid)
-            running.peak_bytes = max(running.peak_bytes, held)
-            if memory_limit_bytes is not None and held > memory_limit_bytes:
-                message = f"held {held / 2**30:.2f} GiB of {memory_limit_bytes / 2**30:.2f} in phase {running.phase}"
-                kind = FailureKind.COMPILE_OOM if running.phase == "compile" else FailureKind.OOM
-                running.failure = _failure(kind, message, running)
-                return
-        if running.wall_seconds() > time_limit_seconds:
+            running.watched.look(running.pid)
+            ending = endings.over_limit(running.watched, memory_limit_bytes, running.phase)
+        if ending is None and running.wall_seconds() > time_limit_seconds:
             message = f"not done after {time_limit_seconds:.0f} s; it was in phase {running.phase}"
-            running.failure = _failure(FailureKind.TIMEOUT, message, running)
+            ending = Ending(FailureKind.TIMEOUT, message)
+        if ending is not None:
+            running.failure = _failure(ending, running)
 
     def _take(self, event: dict[str, Any], running: _Running, on_phase: Callable[[str], None] | None) -> None:
         match event["event"]:
@@ -332,39 +367,37 @@ class Client:
             case "result":
                 running.value = event["value"]
             case "failure":
-                running.failure = _failure(FailureKind(event["kind"]), event["message"], running)
+                ending = Ending(FailureKind(event["kind"]), event["message"], event.get("outside", False))
+                running.failure = _failure(ending, running)
             case "error":
-                running.error = getattr(errors, event["error"])(_with_output(event["message"], running.log))
+                running.output.finish()
+                said = running.output.log.tail()
+                running.error = getattr(errors, event["error"])(_with_output(event["message"], said))
             case "exit":
                 running.status = event["status"]
 
 
-def _failure(kind: FailureKind, message: str, running: _Running) -> Failure:
+def _sources(channel: socket.socket, output: JobOutput) -> list[socket.socket | JobOutput]:
+    """What to wait for: output whose last writer has gone would be ready for ever."""
+    return [channel, output] if output.open else [channel]
+
+
+def _failure(ending: Ending, running: _Running) -> Failure:
+    kept = running.output.log.written_to
     return Failure(
-        kind=kind, message=message, log=str(running.log) if running.log else None, wall_seconds=running.wall_seconds()
+        kind=ending.kind,
+        message=ending.message,
+        log=None if kept is None else str(kept),
+        wall_seconds=running.wall_seconds(),
+        held_bytes=running.watched.peak if ending.of_memory else None,
+        outside=ending.outside,
     )
 
 
-def _failure_of_exit(running: _Running) -> Failure:
-    """Name the end of a process that did not answer."""
-    status = running.status
-    if status is None:
-        return _failure(FailureKind.CRASH, f"the worker server ended in phase {running.phase}", running)
-    if os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
-        name = signal.Signals(number).name
-        hint = "; the kernel's out-of-memory killer sends this" if number == signal.SIGKILL else ""
-        return _failure(FailureKind.CRASH, f"ended by {name} in phase {running.phase}{hint}", running)
-    code = os.WEXITSTATUS(status)
-    return _failure(
-        FailureKind.CRASH, f"left with exit code {code} in phase {running.phase}, without a result", running
-    )
-
-
-def _with_output(message: str, log: Path | None) -> str:
+def _with_output(message: str, said: str) -> str:
     if not message.endswith(SEE_OUTPUT):
         return message
-    lines = [line for line in log_tail(log).splitlines() if line.strip()][-_LINES_SHOWN:]
+    lines = [line for line in said.splitlines() if line.strip()][-_LINES_SHOWN:]
     return "\n  ".join([message, *lines]) if lines else message.removesuffix(SEE_OUTPUT)
 
 

@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -26,20 +26,51 @@ _REFRESHES_PER_SECOND = 4
 @contextlib.contextmanager
 def watching(stream: TextIO, clock: Callable[[], float] = time.monotonic) -> Iterator[Watch]:
     """Somebody to tell of events, who shows them on `stream` until the end of the block."""
-    console = open_console(stream)
+    lasting = cast("TextIO", Lasting(stream))
+    console = open_console(lasting)
     if not console.is_terminal or console.is_dumb_terminal:
-        yield PlainLines(stream, clock)
+        yield PlainLines(lasting, clock)
         return
     board = Board(clock)
     with Live(get_renderable=board.render, console=console, refresh_per_second=_REFRESHES_PER_SECOND, transient=True):
         yield lambda event: board.tell(event, console)
 
 
+class Lasting:
+    """A stream that falls silent when it can no longer be written: its reader left, or its disk is full.
+
+    The study goes on, for its answer goes to a file.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._silent = False
+
+    def write(self, text: str) -> int:
+        """As much as can be written."""
+        self._try(lambda: self._stream.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        """What was written goes out, if it can."""
+        self._try(self._stream.flush)
+
+    def _try(self, put: Callable[[], object]) -> None:
+        if not self._silent:
+            try:
+                put()
+            except OSError:
+                self._silent = True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
 class PlainLines:
     """An event, a line: for pipes, logs, and terminals that cannot move their cursor."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
-        self._stream: TextIO | None = stream
+        self._stream = stream
         self._clock = clock
         self._start = clock()
 
@@ -50,17 +81,8 @@ class PlainLines:
         words = [f"[{figures.duration(self._clock() - self._start)}]", _told(event)]
         if event.kind == "trial_finished":
             words += [part for part in (_best(event), _left(event.seconds_left)) if part]
-        self._write("  ".join(words) + "\n")
-
-    def _write(self, line: str) -> None:
-        if self._stream is None:
-            return
-        try:
-            self._stream.write(line)
-            self._stream.flush()
-        except BrokenPipeError:
-            # Whoever read this has left; the study goes on, for its answer goes to a file.
-            self._stream = None
+        self._stream.write("  ".join(words) + "\n")
+        self._stream.flush()
 
 
 @dataclass

@@ -81,6 +81,7 @@ class Failure(Value):
     log: str | None = None
     wall_seconds: float | None = None
     held_bytes: int | None = Field(None, description="most memory that it was seen to hold, where memory ended it")
+    outside: bool = Field(False, description="ended from outside: it says nothing of the configuration")
 
     @property
     def out_of_memory(self) -> bool:

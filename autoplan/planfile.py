@@ -226,13 +226,19 @@ def _umask() -> int:
 
 
 def _rescue(text: str) -> str:
-    """Keep a plan that could not go where it should, and say where it is."""
+    """Keep a plan that could not go where it should, and say where it is; where no disk takes it, the message does."""
+    folder, kept = "a temporary folder", None
     try:
-        with tempfile.NamedTemporaryFile("w", encoding="utf-8", prefix="plan-", suffix=".yaml", delete=False) as stream:
+        folder = tempfile.gettempdir()
+        descriptor, name = tempfile.mkstemp(prefix="plan-", suffix=".yaml", text=True)
+        kept = Path(name)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
             stream.write(text)
     except OSError as error:
-        return f"neither could it be kept in {tempfile.gettempdir()} ({_why(error)})"
-    return f"it is kept in {stream.name}"
+        if kept is not None:
+            kept.unlink(missing_ok=True)
+        return f"neither could it be kept in {folder} ({_why(error)}); here it is:\n\n{text}"
+    return f"it is kept in {kept}"
 
 
 def _why(error: OSError) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
+import autoplan
 from autoplan import figures, hardware, keras_backend, planfile
-from autoplan.bench import TRACED_ON, Bench, Clock
+from autoplan.bench import TRACED_ON, Bench, Clock, replaced_once, temporary_folder
 from autoplan.elsewhere import Place, widened
 from autoplan.errors import ConfigError, WorkerError, WorkloadError
 from autoplan.evidence import MOST_PAIRS, PAIRS, Verified, Verifier, verification_seconds
@@ -20,8 +20,9 @@ from autoplan.notes import limit_note
 from autoplan.outcome import analytic_plan, measured_plan
 from autoplan.plan import Failure, Plan
 from autoplan.requests import Candidate, EstimateRequest, Event, TuneRequest, TuneResult, Watch
-from autoplan.search import PREDICTED_FIRST, Study, StudyPlace, knob_choices, study_name
+from autoplan.search import PREDICTED_FIRST, Study, knob_choices, refuse_unusable
 from autoplan.space import Space, legal_configs
+from autoplan.study_place import StudyPlace, study_name
 from autoplan.trials import Reference, Runner, Tried
 from autoplan.verify import Timed, exactness_expected
 from cost_models.config import Batch, Layout, Mesh, Precision, Remat, RematMode, TrainConfig
@@ -54,7 +55,8 @@ def silent(event: Event) -> None:
 def tune(request: TuneRequest, watch: Watch = silent) -> TuneResult:
     """Find, measure and verify the fastest way to run a training.
 
-    Raises an AutoplanError for whatever the user can mend. Ctrl-C ends the trials, and once more the verification.
+    Raises an AutoplanError for whatever the user can mend. Ctrl-C (KeyboardInterrupt) ends the trials, and once more
+    the verification; a plan of what there is by then is written each time.
     """
     clock = Clock.start(request.budget_seconds)
     if request.output is not None:
@@ -63,7 +65,7 @@ def tune(request: TuneRequest, watch: Watch = silent) -> TuneResult:
     with ExitStack() as stack:
         stack.enter_context(keras_backend.explaining(chosen))
         workers = Workers(stack)
-        looks = Path(stack.enter_context(TemporaryDirectory(prefix="autoplan-")))
+        looks = stack.enter_context(temporary_folder())
         cluster = _limited(request, _cluster(workers, request.hardware, chosen.name, request.devices, watch))
         bench = Bench(
             workers[chosen.name],
@@ -74,7 +76,10 @@ def tune(request: TuneRequest, watch: Watch = silent) -> TuneResult:
             logs=looks,
             scratch=looks if request.scratch else None,
             tracer=workers.tracer(),
+            tell=lambda text: watch(Event("note", text)),
         )
+        if request.study is not None and _measured_here(request, bench) and not request.dry_run:
+            refuse_unusable(StudyPlace.choose(request.study, ""), _known_at_once(request, bench))
         watch(Event("stage", f"looking at the training up to its fit, on {chosen.name}"))
         findings = _found(request, bench, watch)
         bench = bench.with_(baseline=findings.space.baseline)
@@ -98,7 +103,7 @@ def estimate(request: EstimateRequest) -> dict[str, Any]:
     backend = keras_backend.choose(TRACED_ON).name
     with ExitStack() as stack:
         workers = Workers(stack)
-        looks = Path(stack.enter_context(TemporaryDirectory(prefix="autoplan-")))
+        looks = stack.enter_context(temporary_folder())
         cluster = _cluster(workers, request.hardware, backend, None, silent)
         bench = Bench(workers[backend], request.source, backend, cluster, Clock.start(None), logs=looks)
         observation = bench.observe(abstract=True)
@@ -197,7 +202,8 @@ def _limited(request: TuneRequest, cluster: Cluster) -> Cluster:
 
 
 def _probed(client: Client, backend: str, devices: int | None) -> dict[str, Any]:
-    result = client.run(Job(kind=JobKind.PROBE, backend=backend, devices=devices), time_limit_seconds=PROBE_SECONDS)
+    job = Job(kind=JobKind.PROBE, backend=backend, devices=devices)
+    result = replaced_once(lambda: client.run(job, time_limit_seconds=PROBE_SECONDS))
     if result.value is None:
         reason = result.failure.message if result.failure else "no answer"
         raise WorkerError(f"this machine could not be measured: {reason}")
@@ -289,12 +295,13 @@ def _measure(request: TuneRequest, bench: Bench, findings: Findings, watch: Watc
             kept = f"{len(study.records)} trials of an earlier run are kept"
             watch(Event("note", f"{kept}; to measure afresh remove {place}, or use --study PATH"))
         tried = _try(runner, findings, watch)
-        verified, repeats = _verify(runner, tried, watch)
+        if tried.interrupted:
+            # Whoever interrupts may not let the verification end: what is known so far is written before it begins.
+            _finish(request, measured_plan(request, findings, tried, None, runner.ranked()), findings, silent)
+        verified, repeats, interrupted = _verify(runner, tried, watch)
         plan = measured_plan(request, findings, tried, verified, runner.ranked(), repeats)
         result = _finish(request, plan, findings, watch)
-    return TuneResult(
-        **{**result.__dict__, "study_path": str(place), "interrupted": tried.interrupted or verified is None}
-    )
+    return replace(result, study_path=str(place), interrupted=tried.interrupted or interrupted)
 
 
 def _try(runner: Runner, findings: Findings, watch: Watch) -> Tried:
@@ -323,10 +330,11 @@ def _try(runner: Runner, findings: Findings, watch: Watch) -> Tried:
     )
 
 
-def _verify(runner: Runner, tried: Tried, watch: Watch) -> tuple[list[Verified] | None, list[Timed]]:
-    """Verify what is better than the reference, or where nothing is, repeat the reference; None when Ctrl-C ends it.
+def _verify(runner: Runner, tried: Tried, watch: Watch) -> tuple[list[Verified] | None, list[Timed], bool]:
+    """Verify what is better than the reference, or where nothing is, repeat the reference; None: nothing came of it.
 
-    Also returns every run of a configuration that ran more than once: how far processes differ.
+    Also returns every run of a configuration that ran more than once, which tells how far processes differ, and whether
+    Ctrl-C ended it.
     """
     better = runner.worth_verifying(tried.reference)
     verifier = Verifier(
@@ -343,21 +351,29 @@ def _verify(runner: Runner, tried: Tried, watch: Watch) -> tuple[list[Verified] 
         if first is not None and not repeats and not tried.interrupted:
             repeats = verifier.repeat(reference, first)
     except KeyboardInterrupt:
-        return None, []
-    return verified, repeats
+        return None, [], True
+    return verified, repeats, verifier.interrupted
+
+
+def _known_at_once(request: TuneRequest, bench: Bench) -> dict[str, Any]:
+    """What the figures of a study are of, as far as it is known before the source has run."""
+    return {
+        "source": request.source.sha256,
+        "arguments": list(request.source.args),
+        "fit": request.source.fit_index,
+        "hardware": hardware.identity(bench.cluster),
+        "devices": bench.cluster.devices,
+        "memory": figures.size(bench.usable_bytes()),
+        "autoplan": autoplan.__version__,
+    }
 
 
 def _identity(request: TuneRequest, bench: Bench, findings: Findings) -> dict[str, Any]:
     """What the figures of a study are of."""
     environment = findings.observation.environment
     return {
-        "source": request.source.sha256,
-        "arguments": list(request.source.args),
-        "fit": request.source.fit_index,
+        **_known_at_once(request, bench),
         "structure": findings.observation.structure,
-        "hardware": bench.cluster.name,
-        "devices": bench.cluster.devices,
-        "memory": figures.size(bench.usable_bytes()),
         "keras": environment.get("keras"),
         "backend": f"{bench.backend} {environment.get('backend_version')}",
         "baseline": findings.space.baseline.describe(),

@@ -12,6 +12,10 @@ from pathlib import Path
 
 import psutil
 
+from autoplan import control_groups
+
+LIBRARY_BYTES = 2**29
+"""So much of what a process maps from files is taken for libraries."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -41,9 +45,36 @@ def proportional_bytes(pid: int) -> int:
     return 0
 
 
-def tree_bytes(pid: int) -> int:
-    """Proportional set size of a whole process tree, in bytes."""
-    return sum(proportional_bytes(process.pid) for process in tree(pid))
+def alone_bytes(pid: int, *, ever: bool = False) -> int:
+    """What one process would hold by itself, in bytes: pages that it shares with its parent count whole.
+
+    ever   the most so far: the kernel keeps that, so that no peak is missed between two looks
+
+    Mapped files count up to the size of libraries: what is beyond are data, which the kernel drops when it wants room.
+    Falls back to the present resident size where the kernel does not tell (not Linux); 0 when the process is gone.
+    """
+    figures = _status_bytes(pid)
+    if {"VmRSS", "VmHWM", "RssFile"} <= figures.keys():
+        mapped_data = max(0, figures["RssFile"] - LIBRARY_BYTES)
+        return max(0, figures["VmHWM" if ever else "VmRSS"] - mapped_data)
+    with contextlib.suppress(psutil.Error):
+        return int(psutil.Process(pid).memory_info().rss)
+    return 0
+
+
+def _status_bytes(pid: int) -> dict[str, int]:
+    """The sizes in `/proc/<pid>/status`; empty where there is none."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return {}
+    sizes = (line.split() for line in lines if line.endswith(" kB"))
+    return {name.rstrip(":"): int(size) * 1024 for name, size, _ in sizes}
+
+
+def free_bytes() -> int:
+    """Memory that can be had at once, in bytes: of this machine, or less where a control group leaves less."""
+    return min([int(psutil.virtual_memory().available), *control_groups.free_bytes()])
 
 
 def kill(processes: Iterable[psutil.Process]) -> None:

@@ -7,15 +7,11 @@ is run is always a shortlisted configuration that nobody has measured yet.
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import hashlib
 import json
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
 import optuna
 import sqlalchemy.exc
@@ -25,48 +21,15 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from autoplan.errors import StudyError
 from autoplan.known_issues import knob_values
 from autoplan.plan import Failure, Measurement, Outcome, TrialRecord
+from autoplan.study_place import StudyPlace, differences
 from cost_models.config import TrainConfig
 
 PREDICTED_FIRST = 5
 """So many of the best predictions are measured before the sampler is asked."""
 
+_OPTUNAS_FIRST = {"studies", "version_info"}
+"""Tables of a study that hang on no others: whatever was being made when a process was killed, one of them is there."""
 _SEARCHED = ("backend", "precision", "global", "accumulation", "data", "remat", "steps_per_execution", "jit_compile")
-
-
-@dataclass(frozen=True)
-class StudyPlace:
-    """Where a study lives: its database, and the folder of its trials' logs."""
-
-    url: str
-    folder: Path
-    name: str
-
-    @classmethod
-    def choose(cls, study: str | None, name: str) -> StudyPlace:
-        """`--study PATH|URL`; by default `.autoplan/<name>/study.db` under the working directory.
-
-        A path that ends in .db, .sqlite or .sqlite3 is the database, with logs in the folder of that name without the
-        ending; any other path is a folder. A path holds one study, a URL one for each name. StudyError when the folder
-        cannot be made.
-        """
-        folder = Path(".autoplan") / name
-        if study is not None and "://" in study:
-            return cls(study, _made(folder), name)
-        if study is None:
-            return cls(f"sqlite:///{(_made(folder) / 'study.db').absolute()}", folder, name)
-        path = Path(study)
-        is_file = path.suffix in (".db", ".sqlite", ".sqlite3")
-        folder, database = (path.with_suffix(""), path) if is_file else (path, path / "study.db")
-        return cls(f"sqlite:///{database.absolute()}", _made(folder), "autoplan")
-
-    def __str__(self) -> str:
-        return self.url.removeprefix("sqlite:///")
-
-
-def study_name(stem: str, identity: Mapping[str, Any]) -> str:
-    """A name that belongs to this source, hardware and space alone, so that a second run finds its own study."""
-    text = json.dumps(identity, sort_keys=True)
-    return f"{stem}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 def knob_choices(configs: Sequence[TrainConfig]) -> dict[str, list[Any]]:
@@ -81,6 +44,9 @@ class Study:
     `shortlist` is in the order in which to try, and its `first` come before the sampler is asked. `choices` is
     `knob_choices` of the whole space, which a study keeps for life. `identity` says what the figures are of: a study
     with another one is refused.
+
+    What is asked for follows from `seed` and what was told before, and from nothing else: a study that was killed and
+    resumed goes on as if it never had been.
     """
 
     def __init__(
@@ -94,18 +60,18 @@ class Study:
         seed: int = 0,
     ) -> None:
         self._place = place
-        self._first = first
+        self._first, self._seed = first, seed
         self._shortlist = list(shortlist)
         self._distributions = {name: CategoricalDistribution(list(values)) for name, values in choices.items()}
         self._open: dict[TrainConfig, Trial] = {}
         self._records: dict[int, TrialRecord] = {}
-        self._lock = _locked(place)
+        self._lock = place.lock()
         try:
             with _storage_errors(place), _unusable(place):
-                self._study = _opened(place, seed)
+                self._study = _opened(place)
                 _check_identity(self._study, identity, place)
                 self._end_stale()
-                self._records = {r.number: r for r in map(_record, self._study.get_trials()) if r is not None}
+                self._records = _kept(filter(None, map(_record, self._study.get_trials())))
         except BaseException:
             self.close()
             raise
@@ -129,6 +95,11 @@ class Study:
         """What was tried, in order; kept in memory too, so that a full disk loses nothing."""
         return [self._records[number] for number in sorted(self._records)]
 
+    @property
+    def next_number(self) -> int:
+        """The number of the next trial."""
+        return max(self._records, default=-1) + 1
+
     def outcome(self, config: TrainConfig) -> TrialRecord | None:
         """What became of a configuration, if it was tried."""
         wanted = config.to_dict()
@@ -142,6 +113,7 @@ class Study:
         with _storage_errors(self._place):
             if self._predicted_measured() < self._first:
                 return self._begin(left[0])
+            self._study.sampler = _sampler(self._seed + len(self._records))
             trial = self._study.ask(dict(self._distributions))
             wish = min(left, key=lambda config: (_mismatches(config, trial.params), left.index(config)))
             if _mismatches(wish, trial.params) == 0:
@@ -179,26 +151,32 @@ class Study:
     ) -> TrialRecord:
         """Store what became of a configuration. StudyError when the storage fails; the record is kept in memory first.
 
-        A failure is told as a pruned trial: the sampler learns to avoid its like without an invented figure.
+        A failure is told as a pruned trial: the sampler learns to avoid its like without an invented figure. A second
+        outcome of a configuration takes the place of the first.
         """
         measured = isinstance(outcome, Measurement)
         record = TrialRecord(
-            number=len(self._records),
+            number=self.next_number,
             config=config.to_dict(),
             predicted_update_seconds=predicted_update_seconds,
             outcome="measured" if measured else "failed",
             measurement=outcome if isinstance(outcome, Measurement) else None,
             failure=outcome if isinstance(outcome, Failure) else None,
         )
-        self._records[record.number] = record
+        self._records = _latest([*self.records, record])
         with _storage_errors(self._place):
             trial = self._open.pop(config)
+            trial.set_user_attr("objective", objective)
             trial.set_user_attr("record", record.model_dump(mode="json"))
-            if measured:
-                self._study.tell(trial, objective)
-            else:
-                self._study.tell(trial, state=TrialState.PRUNED)
+            self._settle(trial.number, objective)
         return record
+
+    def _settle(self, number: int, objective: float | None) -> None:
+        """Tell the sampler of a trial that has its record."""
+        if objective is None:
+            self._study.tell(number, state=TrialState.PRUNED)
+        else:
+            self._study.tell(number, objective)
 
     def abandon(self, config: TrainConfig) -> None:
         """A trial that was interrupted: it may be asked for again."""
@@ -216,17 +194,56 @@ class Study:
         return max(0, len(self._records) + len(self._open) - 1)
 
     def _end_stale(self) -> None:
-        """Trials that a killed process left running are over: the lock says that nobody runs them."""
-        for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING, TrialState.WAITING)):
-            self._study.tell(trial.number, state=TrialState.FAIL)
+        """Trials that a killed process left are over: the lock says that nobody runs them.
+
+        One that has its record had ended, and only the sampler was not told. One that waits was never begun: it has to
+        be taken before it can be told.
+        """
+        for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+            if _record(trial) is not None:
+                self._settle(trial.number, trial.user_attrs.get("objective"))
+            else:
+                self._study.tell(trial.number, state=TrialState.FAIL)
+        while self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
+            self._study.tell(self._study.ask(), state=TrialState.FAIL)
 
 
-def _opened(place: StudyPlace, seed: int) -> optuna.Study:
+def refuse_unusable(place: StudyPlace, identity: Mapping[str, Any]) -> None:
+    """StudyError now, rather than after minutes of looking, for a study that is in use, damaged or of something else.
+
+    `identity` holds as much as is known so early. What is not there yet is no error.
+    """
+    if place.file is None or not place.file.exists():
+        return
+    with place.held(), _storage_errors(place), _unusable(place):
+        _refuse_foreign(place)
+        names = optuna.get_all_study_names(place.url)
+        if place.name in names:
+            known = optuna.load_study(study_name=place.name, storage=place.url).user_attrs.get("identity", {})
+            _refuse_differing({key: known.get(key) for key in identity} if known else identity, identity, place)
+
+
+def _opened(place: StudyPlace) -> optuna.Study:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=PREDICTED_FIRST)
+    _refuse_foreign(place)
     return optuna.create_study(
-        storage=place.url, study_name=place.name, sampler=sampler, direction="minimize", load_if_exists=True
+        storage=place.url, study_name=place.name, sampler=_sampler(0), direction="minimize", load_if_exists=True
     )
+
+
+def _sampler(seed: int) -> optuna.samplers.BaseSampler:
+    return optuna.samplers.TPESampler(seed=seed, n_startup_trials=PREDICTED_FIRST)
+
+
+def _refuse_foreign(place: StudyPlace) -> None:
+    """StudyError for a database of something else: Optuna would put its tables beside what is there."""
+    if place.file is None or not place.file.exists():
+        return
+    with contextlib.closing(sqlite3.connect(place.file)) as database:
+        tables = {name for (name,) in database.execute("select name from sqlite_master where type = 'table'")}
+    if tables and not tables & _OPTUNAS_FIRST:
+        found = ", ".join(sorted(tables)[:3])
+        raise StudyError(f"the database at {place} holds something else ({found}); give --study another place")
 
 
 def _check_identity(study: optuna.Study, identity: Mapping[str, Any], place: StudyPlace) -> None:
@@ -235,12 +252,28 @@ def _check_identity(study: optuna.Study, identity: Mapping[str, Any], place: Stu
     if known is None:
         study.set_user_attr("identity", plain)
         return
-    differing = [key for key in sorted({*known, *plain}) if known.get(key) != plain.get(key)]
-    if differing:
-        told = "; ".join(f"{key} was {_brief(known.get(key))}, now {_brief(plain.get(key))}" for key in differing)
+    _refuse_differing(known, plain, place)
+
+
+def _refuse_differing(known: Mapping[str, Any], wanted: Mapping[str, Any], place: StudyPlace) -> None:
+    found = differences(known, wanted)
+    if found:
         raise StudyError(
-            f"the study at {place} is of something else: {told}. Give --study another place, or remove this one"
+            f"the study at {place} is of something else: {'; '.join(found)}. "
+            "Give --study another place, or remove this one"
         )
+
+
+def _kept(records: Iterable[TrialRecord]) -> dict[int, TrialRecord]:
+    """What is taken over from an earlier run: all but what was ended from outside, which may be tried again."""
+    kept = _latest(records)
+    return {number: one for number, one in kept.items() if one.failure is None or not one.failure.outside}
+
+
+def _latest(records: Iterable[TrialRecord]) -> dict[int, TrialRecord]:
+    """By number; of several records of one configuration the last."""
+    by_config = {json.dumps(record.config, sort_keys=True): record for record in records}
+    return {record.number: record for record in by_config.values()}
 
 
 def _record(trial: FrozenTrial) -> TrialRecord | None:
@@ -251,34 +284,6 @@ def _record(trial: FrozenTrial) -> TrialRecord | None:
 def _mismatches(config: TrainConfig, wished: Mapping[str, Any]) -> int:
     values = knob_values(config)
     return sum(values[name] != value for name, value in wished.items())
-
-
-def _made(folder: Path) -> Path:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StudyError(
-            f"the folder {folder} for the study cannot be made: {error.strerror}; use --study PATH"
-        ) from None
-    return folder
-
-
-def _locked(place: StudyPlace) -> IO[bytes] | None:
-    """Hold the study for this process. StudyError when another one has it."""
-    if not place.url.startswith("sqlite:///"):
-        return None
-    try:
-        lock = (place.folder / "lock").open("wb")
-    except OSError as error:
-        raise StudyError(f"the folder {place.folder} of the study cannot be written: {error.strerror}") from None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        lock.close()
-        raise StudyError(
-            f"the study at {place} is in use by another process; wait for it, or use --study PATH"
-        ) from None
-    return lock
 
 
 @contextlib.contextmanager
@@ -302,7 +307,7 @@ def _unusable(place: StudyPlace) -> Iterator[None]:
 
 
 def _why(error: BaseException) -> str:
-    text = str(error.__cause__ or error).lower()
+    text = _cause(error).lower()
     if "full" in text:
         return "cannot be written: the disk is full; make room, then run again: what is stored is resumed"
     if "locked" in text:
@@ -311,13 +316,17 @@ def _why(error: BaseException) -> str:
         return "is read-only; make it writable, or use --study PATH"
     if "unable to open" in text:
         return "cannot be opened; is its folder there and writable?"
-    return f"is damaged ({_first_line(error)}); remove it to start afresh, or use --study PATH"
+    if "disk i/o" in text:
+        return "cannot be read or written (disk I/O error): is the disk full, over a quota, or failing?"
+    return f"is damaged ({_cause(error)}); remove it to start afresh, or use --study PATH"
+
+
+def _cause(error: BaseException) -> str:
+    """What the database itself said: the outer errors quote the statement with its values, where any word may stand."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return _first_line(error)
 
 
 def _first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-def _brief(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value)
-    return text if len(text) <= 60 else text[:57] + "..."

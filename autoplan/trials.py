@@ -6,6 +6,7 @@ A failure ends a trial, never the study.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -78,12 +79,18 @@ class Runner:
     reference_seconds: float = 0.0
     left_out: list[Rejection] = field(default_factory=list)
     _trial_seconds: list[float] = field(default_factory=list)
+    _storage_failed: bool = False
 
     def run_baseline(self, config: TrainConfig) -> TrialRecord:
-        """Trial 0. SourceError when the training is at fault by itself."""
+        """Trial 0. SourceError when the training is at fault by itself.
+
+        Such a fault of an earlier run is not taken over: it may have been mended where the source does not show it.
+        """
         for kept in self.study.records:
             self._learn(kept)
-        record = self.study.outcome(config) or self._run(config, announce=True)
+        record = self.study.outcome(config)
+        if record is None or (record.failure is not None and record.failure.kind not in ROOM_MAKERS):
+            record = self._run(config, announce=True)
         if record is None:
             raise _spent(self.bench)
         if record.failure is not None and record.failure.kind not in ROOM_MAKERS:
@@ -145,12 +152,18 @@ class Runner:
     def run_rest(self) -> str:
         """Trials until none is left to try; returns why they ended."""
         while True:
+            if self._storage_failed:
+                return "the study could not be stored any more"
             if len(self.study.records) >= self.trials:
                 return f"all {self.trials} trials are done"
             if not self._may_go_on():
                 return "the budget is spent, but for verification"
             self.study.reorder(reordered(self.study.shortlist, self.forecasts, self.study.records))
-            config = self.study.ask()
+            try:
+                config = self.study.ask()
+            except StudyError as error:
+                self._without_study(error)
+                continue
             if config is None:
                 return "every configuration of the shortlist was tried"
             if self._run(config, announce=False) is None:
@@ -240,7 +253,7 @@ class Runner:
         """One trial, told to the study. An interruption gives the configuration back, as does the end of the budget."""
         if announce:
             self.study.begin(config)
-        number = len(self.study.records)
+        number = self.study.next_number
         self._tell(Event("trial_started", config.describe(), number=number, config=config.to_dict()))
         started = self.bench.clock.elapsed()
         try:
@@ -248,13 +261,18 @@ class Runner:
                 config, f"trial-{number}", options=MEASURED, on_phase=lambda phase: self._phase(number, phase)
             )
         except BaseException:
-            self.study.abandon(config)
+            self._give_back(config)
             raise
         self._trial_seconds.append(self.bench.clock.elapsed() - started)
         if isinstance(outcome, Failure) and self.bench.cut_short(outcome):
-            self.study.abandon(config)
+            self._give_back(config)
             return None
         return self._record(config, outcome)
+
+    def _give_back(self, config: TrainConfig) -> None:
+        """A trial that says nothing may be asked for again; what cannot be told is ended when the study opens next."""
+        with suppress(StudyError):
+            self.study.abandon(config)
 
     def _record(self, config: TrainConfig, outcome: Outcome) -> TrialRecord:
         forecast = self.forecasts.get(config)
@@ -265,8 +283,7 @@ class Runner:
         try:
             record = self.study.tell(config, outcome, objective, predicted)
         except StudyError as error:
-            self._tell(Event("note", f"{error}; trials end here, and what was measured is kept"))
-            self.trials = 0
+            self._without_study(error)
             record = self.study.records[-1]
         self._learn(record)
         best = next(iter(self.ranked()), None)
@@ -282,6 +299,12 @@ class Runner:
             )
         )
         return record
+
+    def _without_study(self, error: StudyError) -> None:
+        """The study cannot be stored any more: no further trial, and a plan of what is in memory."""
+        if not self._storage_failed:
+            self._tell(Event("note", f"{error}; trials end here, and the plan is made of what was measured"))
+        self._storage_failed = True
 
     def _phase(self, number: int, phase: str) -> None:
         self._tell(Event("trial_phase", phase, number=number))

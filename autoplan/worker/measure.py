@@ -22,6 +22,7 @@ from autoplan.runtime.fitting import fit_arguments
 from autoplan.runtime.intercept import FitCall
 from autoplan.runtime.optimizers import accumulation_of
 from autoplan.runtime.timing import GroupTimer, median_interval
+from autoplan.worker.channel import disk_is_full
 
 _INPUT_BOUND_RATIO = 1.15
 _CHEAP_COMPILE_SECONDS = 5.0
@@ -218,7 +219,11 @@ def _extras(
         ran.append("validation")
     if options.get("checkpoint"):
         on_phase("checkpoint")
-        ran.append(_save_checkpoint(call))
+        try:
+            ran.append(_save_checkpoint(call))
+        except OSError as error:
+            if not disk_is_full(error):  # which says nothing of the configuration
+                raise
     return ran
 
 

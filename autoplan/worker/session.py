@@ -22,7 +22,7 @@ from autoplan.runtime.intercept import FitCall, Interception, one_micro_step
 from autoplan.runtime.timing import NotFinite
 from autoplan.source import SourceSpec
 from autoplan.worker import rebuild
-from autoplan.worker.channel import Channel
+from autoplan.worker.channel import Channel, disk_is_full
 from autoplan.worker.loops import PATIENCE_SECONDS, LoopWatch
 from autoplan.worker.measure import measure
 from autoplan.worker.numerics import numerics
@@ -44,15 +44,17 @@ def run_job(job: Job, channel: Channel) -> None:
     except AutoplanError as error:
         cause = error.__cause__
         if cause is not None:
-            traceback.print_exception(cause)
+            channel.log(cause)
         if isinstance(cause, Exception) and backends.get(job.backend).is_out_of_memory(cause):
             channel.failure(FailureKind.OOM, f"{type(cause).__name__}: {cause}")
         if job.kind in _LOOKS or job.kind is JobKind.PROBE:
             channel.error(error)
+        _leave_if_disk_is_full(channel, error)
         channel.failure(FailureKind.UNSUPPORTED if job.config else FailureKind.CRASH, str(error))
     except BaseException as error:  # noqa: BLE001 -- whatever ends a trial is a value to its study
-        traceback.print_exc()
+        channel.log(error)
         cause = error.__cause__ if isinstance(error, rebuild.InsideFit) and error.__cause__ is not None else error
+        _leave_if_disk_is_full(channel, cause)
         channel.failure(*_classified(job, cause))
 
 
@@ -141,7 +143,7 @@ class Session:
             self._answer(call, data.describe(call.arguments))
         except (AutoplanError, MemoryError):
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise rebuild.InsideFit from error
 
     def _answer(self, call: FitCall, facts: DataFacts) -> None:
@@ -202,7 +204,9 @@ def _synthetic_facts(batch_size: int) -> DataFacts:
 
 def _classified(job: Job, error: BaseException) -> tuple[FailureKind, str]:
     """What kind of failure an exception is. The script's own way cannot be unsupported: then the script failed."""
-    message = f"{type(error).__name__}: {str(error).strip()[:1000]}"
+    message = _told(error)
+    if isinstance(error, SystemExit):
+        message = f"the training left by sys.exit({error.code!r}) before it was measured"
     if isinstance(error, NotFinite):
         return FailureKind.NAN, str(error)
     if backends.get(job.backend).is_out_of_memory(error):
@@ -211,6 +215,16 @@ def _classified(job: Job, error: BaseException) -> tuple[FailureKind, str]:
         return FailureKind.DATA, message
     changes = job.config is not None and job.config != job.baseline
     return (FailureKind.UNSUPPORTED if changes else FailureKind.CRASH), message
+
+
+def _leave_if_disk_is_full(channel: Channel, error: BaseException) -> None:
+    """A full disk says nothing of the configuration."""
+    if disk_is_full(error):
+        channel.failure(FailureKind.CRASH, f"there is no room left on a disk ({_told(error)})", outside=True)
+
+
+def _told(error: BaseException) -> str:
+    return f"{type(error).__name__}: {str(error).strip()[:1000]}"
 
 
 def _raised_by_data(error: BaseException) -> bool:

@@ -197,6 +197,7 @@ def plain_plan(**changes: Any) -> dict[str, Any]:
                     "log": ".autoplan/study/trial-2.log",
                     "wall_seconds": 4.5,
                     "held_bytes": None,
+                    "outside": False,
                 },
             },
         ],

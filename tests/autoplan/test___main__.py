@@ -134,7 +134,8 @@ def test_from_a_script_to_a_plan_to_its_training(folder):
     assert f"fit 1: {report.describe(plan.config)}; {plan.source.fit.updates} updates" in trained.stderr
 
 
-def test_ctrl_c_in_a_real_process(folder):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_of_a_real_process(folder, number):
     Path("train.py").write_text("import time\nprint('started', flush=True)\ntime.sleep(600)\nmodel.fit()\n")
     tuning = subprocess.Popen(
         [sys.executable, "-m", "autoplan", "tune", "train.py", "--hardware", "cpu"],
@@ -146,8 +147,20 @@ def test_ctrl_c_in_a_real_process(folder):
     try:
         lines = iter(tuning.stdout.readline, "")
         assert any("looking at the training" in line for line in lines)
-        tuning.send_signal(signal.SIGINT)
+        tuning.send_signal(number)
         _, told = tuning.communicate(timeout=60)
     finally:
         tuning.kill()
     assert (tuning.returncode, told) == (130, "error: interrupted before there was an answer\n")
+
+
+def test_an_answer_on_a_full_disk_is_one_message(folder):
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "autoplan", "hardware", "list"],
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert (done.returncode, done.stderr) == (2, "error: the answer could not be printed: no space left on device\n")

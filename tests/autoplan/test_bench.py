@@ -2,8 +2,16 @@ from __future__ import annotations
 
 import pytest
 
-from autoplan.bench import LONGEST_LIMIT_SECONDS, PATIENCE, SHORTEST_LIMIT_SECONDS, Bench, Clock, explain_failure
-from autoplan.errors import SourceError
+from autoplan.bench import (
+    LONGEST_LIMIT_SECONDS,
+    PATIENCE,
+    SHORTEST_LIMIT_SECONDS,
+    Bench,
+    Clock,
+    explain_failure,
+    temporary_folder,
+)
+from autoplan.errors import NoFeasibleConfiguration, OutputError, SourceError, WorkerError
 from autoplan.jobs import JobKind, JobResult, SourceSpec
 from autoplan.plan import Failure, FailureKind, Measurement
 from tests.autoplan.facts import GIB, cluster, config
@@ -133,3 +141,117 @@ def test_a_source_that_can_run_only_once_in_a_folder_is_told_of_scratch():
     told = str(explain_failure(Failure(kind=FailureKind.CRASH, message=error)))
     assert told.startswith(f"{error}\nIt got to its fit when it was first looked at")
     assert told.endswith("--scratch gives each an empty working directory")
+
+
+# Out of memory before the first micro-step
+
+
+class TooLarge(FakeClient):
+    """Running up to the fit takes too much memory; without values of weights too, where `bare` says so."""
+
+    bare = None
+
+    def run(self, job, **limits):
+        self.jobs.append(job)
+        if job.options.get("abstract"):
+            return JobResult(None, self.bare, 1.0) if self.bare else super().run(job, **limits)
+        return JobResult(None, Failure(kind=FailureKind.OOM, message="held 2.10 GiB", held_bytes=21 * GIB // 10), 1.0)
+
+
+def test_what_runs_out_of_memory_before_its_fit_cannot_be_rescued_and_that_is_told():
+    client = TooLarge()
+    with pytest.raises(NoFeasibleConfiguration) as caught:
+        bench(client).observe()
+    message = str(caught.value)
+    assert "runs out of memory before its first micro-step" in message
+    assert "(held 2.10 GiB); it gets there without values for its 1,000 parameters, which are 3.91 KiB (analytic)" in (
+        message
+    )
+    assert "What would fit: more than 2.10 GiB of memory, a smaller model" in message
+    assert [job.options.get("abstract") for job in client.jobs][:2] == [None, True]
+
+
+@pytest.mark.parametrize(
+    ("bare", "told"),
+    [
+        (failure(FailureKind.OOM), "; it does so without values for its weights too, so it is what the source makes"),
+        (failure(FailureKind.TIMEOUT), "(held 2.10 GiB). Accumulation"),
+    ],
+)
+def test_what_takes_the_memory_is_told_only_where_it_is_known(bare, told):
+    client = TooLarge()
+    client.bare = bare
+    with pytest.raises(NoFeasibleConfiguration) as caught:
+        bench(client).observe()
+    assert told in str(caught.value)
+
+
+def test_where_jax_is_missing_nothing_is_claimed_about_weights():
+    with pytest.raises(NoFeasibleConfiguration, match=r"\(held 2\.10 GiB\)\. Accumulation"):
+        bench(TooLarge()).with_(backend="torch").observe()
+
+
+@pytest.mark.parametrize(
+    ("here", "usable"),
+    [
+        (cluster(usable_bytes=8 * GIB), 8 * GIB),
+        (cluster(4, usable_bytes=2 * GIB), 8 * GIB),
+        (cluster(4, kind="gpu", usable_bytes=2 * GIB), 2 * GIB),
+    ],
+)
+def test_a_training_may_hold_a_processors_memory_or_one_devices(here, usable):
+    assert bench(FakeClient(), here=here).usable_bytes() == usable
+
+
+KILLED = Failure(kind=FailureKind.CRASH, message="ended by SIGKILL", outside=True)
+
+
+def in_turn(*answers):
+    """A client that gives these answers, then its usual ones."""
+    left = iter(answers)
+    return FakeClient(plant=lambda job: next(left, None))
+
+
+def test_what_is_ended_from_outside_is_tried_once_more_and_that_is_told(tmp_path):
+    client, told = in_turn(KILLED), []
+    one = bench(client, scratch=tmp_path, tell=told.append)
+    assert isinstance(one.measure(config(), "trial-1"), Measurement)
+    assert len(client.jobs) == 2
+    assert told == ["ended by SIGKILL; it is tried once more"]
+    assert client.jobs[0].options["scratch"] != client.jobs[1].options["scratch"]
+
+
+def test_what_is_ended_from_outside_twice_is_a_failure():
+    client = in_turn(KILLED, KILLED)
+    found = bench(client).measure(config(), "trial-1")
+    assert (found.outside, found.message) == (True, "ended by SIGKILL; the first try ended from outside too")
+    assert len(client.jobs) == 2
+    told = explain_failure(found)
+    assert isinstance(told, WorkerError)
+    assert str(told).startswith("the training was ended from outside (ended by SIGKILL; the first try")
+
+
+def test_looks_and_losses_are_tried_once_more_too():
+    assert len(bench(in_turn(KILLED)).numerics(config(), seed=1, updates=3)) == 3
+    assert bench(in_turn(KILLED)).observe().parameters > 0
+
+
+def test_what_ended_by_itself_is_not_tried_again():
+    client = in_turn(failure(FailureKind.CRASH))
+    assert bench(client).measure(config(), "trial-1").kind is FailureKind.CRASH
+    assert len(client.jobs) == 1
+
+
+def test_a_source_that_hangs_is_waited_for_once():
+    client = in_turn(failure(FailureKind.TIMEOUT, "not done after 600 s"))
+    with pytest.raises(SourceError, match="timeout: not done after 600 s"):
+        bench(client).observe(abstract=True)
+    assert len(client.jobs) == 1
+
+
+def test_no_room_for_a_temporary_folder_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
+    with pytest.raises(OutputError, match=r"no temporary folder can be made: .*; make room, or set TMPDIR"):
+        temporary_folder().__enter__()
+    with pytest.raises(OutputError, match="no working directory for a trial can be made in"):
+        bench(FakeClient(), scratch=tmp_path / "gone").measure(config(), "trial-1")

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import errno
 import json
+import signal
+import threading
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +13,7 @@ from typer.testing import CliRunner
 
 from autoplan import cli_frame
 from autoplan.cli_frame import Commands, Format, SourceCommand
-from autoplan.errors import AutoplanError, NoFeasibleConfiguration
+from autoplan.errors import AutoplanError, NoFeasibleConfiguration, OutputError
 
 
 class Fails(AutoplanError):
@@ -96,3 +99,47 @@ def test_a_crash_goes_to_the_temporary_folder_where_the_working_one_is_closed(mo
 def test_json_is_strict():
     with pytest.raises(ValueError, match="not JSON compliant"):
         cli_frame.tell_json({"x": float("nan")})
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_signals_interrupt_as_ctrl_c_does(number):
+    before = signal.signal(number, signal.SIG_DFL)
+    try:
+        with pytest.raises(KeyboardInterrupt, match=number.name), cli_frame.interrupted_by_signals():
+            signal.raise_signal(number)
+        assert signal.getsignal(number) is signal.SIG_DFL
+    finally:
+        signal.signal(number, before)
+
+
+def test_a_signal_that_is_ignored_stays_so():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with cli_frame.interrupted_by_signals():
+            signal.raise_signal(signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_threads_leave_signals_alone():
+    def enter():
+        with cli_frame.interrupted_by_signals():
+            seen.append(signal.getsignal(signal.SIGTERM))
+
+    seen = []
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join()
+    assert seen == [signal.getsignal(signal.SIGTERM)]
+
+
+def test_an_answer_that_cannot_be_printed_says_where_the_plan_is():
+    with (
+        pytest.raises(OutputError) as caught,
+        cli_frame.answering(Path("plan.yaml")),
+    ):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert str(caught.value) == "the answer could not be printed: no space left on device; the plan is in plan.yaml"
+    with pytest.raises(BrokenPipeError), cli_frame.answering():
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")

@@ -16,7 +16,7 @@ from autoplan.evidence import (
     verification_seconds,
 )
 from autoplan.jobs import JobKind, SourceSpec
-from autoplan.plan import FailureKind
+from autoplan.plan import FailureKind, TrialRecord
 from tests.autoplan.facts import cluster, config, observation
 from tests.autoplan.fake_client import FakeClient, failure, micro_step_seconds
 
@@ -158,3 +158,57 @@ def test_batch_norm_over_larger_micro_batches_is_not_held_against_a_lower_loss(b
     losses = lambda one, seed, updates: [0.5 if one == WINNER else 1.0 + 0.01 * seed] * updates  # noqa: E731
     facts = observation(OWN, batch_norm=batch_norm, random_layers=True)
     assert verify(FakeClient(facts, losses=losses)).verification.numerics == numerics
+
+
+def interrupted_in(number):
+    """A client that meets Ctrl-C in the measurement of this number, counted from 1."""
+    seen = []
+
+    def plant(job):
+        if job.kind is JobKind.MEASURE:
+            seen.append(job)
+            if len(seen) == number:
+                raise KeyboardInterrupt
+
+    return FakeClient(observation(OWN), plant=plant)
+
+
+def test_ctrl_c_keeps_the_pairs_that_are_complete():
+    one = verifier(interrupted_in(6))
+    found = one.verify(OWN, WINNER)
+    assert one.interrupted
+    assert found.verification.pairs == 2
+    assert found.verification.speedup == pytest.approx(
+        (micro_step_seconds(OWN) / 32) / (micro_step_seconds(WINNER) / 256)
+    )
+    assert len(found.runs) == 4
+
+
+def test_ctrl_c_before_there_are_two_pairs_passes():
+    one = verifier(interrupted_in(4))
+    with pytest.raises(KeyboardInterrupt):
+        one.verify(OWN, WINNER)
+
+
+def ranked(*configs):
+    return [
+        TrialRecord(number=number, config=one.to_dict(), outcome="measured") for number, one in enumerate(configs, 1)
+    ]
+
+
+def test_ctrl_c_in_the_second_winner_leaves_what_became_of_the_first():
+    client = interrupted_in(2 * PAIRS + 1)
+    client.seconds = lambda one: 1.0 if one == WINNER else micro_step_seconds(one)
+    one = verifier(client)
+    found = one.verify_best(OWN, ranked(WINNER, config(128, 2)))
+    assert [verified.config for verified in found] == [WINNER]
+    assert one.interrupted
+    with pytest.raises(KeyboardInterrupt):
+        verifier(interrupted_in(1)).verify_best(OWN, ranked(WINNER))
+
+
+def test_ctrl_c_keeps_the_repeats_that_are_done():
+    first = verify(FakeClient(observation(OWN))).runs[0].measurement
+    one = verifier(interrupted_in(2))
+    assert [run.config for run in one.repeat(OWN, first)] == [OWN] * 2
+    assert one.interrupted

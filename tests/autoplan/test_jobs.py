@@ -5,7 +5,9 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -138,7 +140,7 @@ def test_an_earlier_fit_runs_one_micro_step(client, script):
     [
         ("x[:] = np.nan\n", FailureKind.NAN, "loss is nan"),
         ("import ctypes; ctypes.string_at(0)\n", FailureKind.CRASH, "SIGSEGV"),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)\n", FailureKind.CRASH, "out-of-memory killer"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)\n", FailureKind.CRASH, "SIGKILL in phase setup; it"),
         ("import os; os._exit(7)\n", FailureKind.CRASH, "exit code 7"),
         ("import time; time.sleep(600)\n", FailureKind.TIMEOUT, "not done after 6 s"),
     ],
@@ -158,6 +160,190 @@ def test_a_trial_that_takes_too_much_memory_is_ended(client, script):
     assert 2**30 < result.peak_bytes < 3 * 2**30
 
 
+IN_FIT = """
+    class At(keras.layers.Layer):
+        def call(self, x, training=False):
+            if training:
+                compiling()
+            return x
+
+    class AfterSomeBatches(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch > 3:
+                stepping()
+
+    model = keras.Sequential([keras.layers.Input((8,)), At(), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+"""
+HOARD = "import time, numpy\nh = []\nwhile True: h.append(numpy.ones(2**22)); time.sleep(0.01)\n"
+WAIT = "import time\ntime.sleep(600)\n"
+LEAVE = "import sys\nsys.exit(3)\n"
+
+
+@pytest.mark.parametrize(
+    ("where", "what", "kind", "words"),
+    [
+        ("compiling", HOARD, FailureKind.COMPILE_OOM, "of 1.00 GiB in phase compile"),
+        ("stepping", HOARD, FailureKind.OOM, "of 1.00 GiB in phase "),
+        ("compiling", WAIT, FailureKind.TIMEOUT, "it was in phase compile"),
+        ("stepping", WAIT, FailureKind.TIMEOUT, "it was in phase "),
+        ("stepping", LEAVE, FailureKind.CRASH, "the training left by sys.exit(3) before it was measured"),
+    ],
+)
+def test_what_ends_a_fit_is_a_value_with_its_phase(client, script, where, what, kind, words):
+    functions = dict.fromkeys(("compiling", "stepping"), "pass\n") | {where: what}
+    before = "".join(f"def {name}():\n{textwrap.indent(body, '    ')}" for name, body in functions.items())
+    fit = FIT.replace("verbose=0", "verbose=0, callbacks=[AfterSomeBatches()]")
+    body = textwrap.dedent(BODY) + textwrap.dedent(IN_FIT)
+    seconds = 15 if what is WAIT else 60
+    failed = run(client, script(before, body, fit), seconds=seconds, memory_limit_bytes=2**30).failure
+    assert (failed.kind, failed.outside) == (kind, False)
+    assert words in failed.message
+    phase = failed.message.rpartition("in phase ")[2]
+    assert what is LEAVE or phase in (("compile",) if where == "compiling" else ("warm-up", "measure"))
+    assert (failed.held_bytes or 0) > (2**30 if what is HOARD else -1)
+
+
+@pytest.mark.parametrize(
+    "closing",
+    [
+        "sys.stdout.close(); sys.stderr.close()",
+        "os.close(1); os.close(2)",
+        "sys.stdout = sys.stderr = None",
+        "folder = tempfile.mkdtemp(); os.chdir(folder); os.rmdir(folder)",
+    ],
+)
+def test_what_a_script_does_to_its_streams_and_its_folder_hides_no_answer(client, script, closing, tmp_path):
+    before = f"import os, sys, tempfile\n{closing}\n"
+    log = tmp_path / "log"
+    failed = run(client, script(before=before, after="x[:] = np.nan\n" + FIT), log=log).failure
+    assert (failed.kind, failed.message) == (FailureKind.NAN, "loss is nan")
+    assert "NotFinite" in log.read_text()
+
+
+def test_a_script_that_prints_a_gigabyte_is_measured_and_leaves_a_small_log(client, script, tmp_path):
+    printing = """
+    import os
+    print("first words", flush=True)
+    for _ in range(1024):
+        os.write(1, b"x" * 2**20)
+    print("last words")
+    """
+    log = tmp_path / "log"
+    assert run(client, script(before=printing), log=log).failure is None
+    text = log.read_text()
+    assert text.startswith("first words\nxxx")
+    assert "bytes of output are left out here" in text
+    assert "last words" in text
+    assert log.stat().st_size < 2**22
+
+
+def test_a_log_that_cannot_be_written_does_not_disturb_its_job(client, script):
+    spec = script(before="print('hello')\n", after="x[:] = np.nan\n" + FIT)
+    failed = run(client, spec, log=Path("/dev/full")).failure
+    assert (failed.kind, failed.log) == (FailureKind.NAN, None)
+
+
+def test_a_full_disk_says_nothing_of_the_configuration(client, script):
+    writing = "with open('/dev/full', 'w') as file: file.write('weights')\n"
+    failed = run(client, script(after=writing + FIT)).failure
+    assert (failed.kind, failed.outside) == (FailureKind.CRASH, True)
+    assert failed.message.startswith("there is no room left on a disk")
+
+
+def test_a_clock_that_jumps_changes_nothing(script, tmp_path, monkeypatch):
+    """Wall clocks of the planner, the server and the job go back and forth by days; what is measured does not."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import random, time\nreal = time.time\ntime.time = lambda: real() + random.choice([-1, 1]) * 86400\n"
+    )
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    started = time.monotonic()
+    jumps = "import time\nassert abs(time.time() - time.clock_gettime(time.CLOCK_REALTIME)) > 80000\n"
+    with Client(environment={"PYTHONPATH": path}) as jumping:
+        result = run(jumping, script(before=jumps))
+    found = Measurement.model_validate(result.value)
+    taken = time.monotonic() - started
+    assert 0 < found.wall_seconds <= result.wall_seconds <= taken
+    assert 0 < found.micro_step_seconds < found.first_step_seconds < taken
+    assert all(0 <= seconds <= taken for seconds in result.phases.values())
+
+
+@pytest.fixture
+def held(script, tmp_path):
+    """A script that starts a child in a session of its own, takes half a GiB, says so in a file, and hangs."""
+    marker = tmp_path / "marker"
+    hang = f"""
+    import os, subprocess, time
+    child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    kept = np.ones(2**26)
+    open({str(tmp_path / "partial")!r}, "w").write(str(child.pid))
+    os.rename({str(tmp_path / "partial")!r}, {str(marker)!r})
+    time.sleep(600)
+    """
+    return script(after=textwrap.dedent(hang) + FIT), marker
+
+
+def wait_for(condition, seconds=30):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def gone(pid):
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize("killed", ["server", "worker"])
+def test_who_is_killed_from_outside_says_so_and_leaves_no_process(client, script, held, killed):
+    spec, marker = held
+
+    def kill():
+        wait_for(marker.exists)
+        time.sleep(0.5)  # the client looks at a job's processes a few times a second
+        server = psutil.Process(client._server.pid)
+        (server if killed == "server" else server.children()[0]).kill()
+
+    killing = threading.Thread(target=kill)
+    killing.start()
+    failed = run(client, spec).failure
+    killing.join()
+    assert (failed.kind, failed.outside) == (FailureKind.CRASH, True)
+    assert ("the worker server ended" if killed == "server" else "ended by SIGKILL") in failed.message
+    wait_for(lambda: gone(int(marker.read_text())))
+    assert run(client, script(), JobKind.OBSERVE).failure is None
+
+
+@pytest.mark.parametrize(
+    ("free_at_start", "kind", "outside"), [(2**32, FailureKind.CRASH, True), (2**29, FailureKind.OOM, False)]
+)
+def test_a_machine_that_runs_out_of_memory_ends_the_job_and_says_who_took_it(
+    client, held, monkeypatch, free_at_start, kind, outside
+):
+    """How much the machine has left is made up; what the job holds of it is real."""
+    spec, marker = held
+    monkeypatch.setattr("autoplan.processes.free_bytes", lambda: 2**20 if marker.exists() else free_at_start)
+    failed = run(client, spec).failure
+    assert (failed.kind, failed.outside) == (kind, outside)
+    assert ("other processes took the rest" in failed.message) == outside
+    wait_for(lambda: gone(int(marker.read_text())))
+
+
+def test_a_server_that_is_killed_while_it_starts_is_not_a_backend_that_is_missing(script):
+    def kill():
+        wait_for(lambda: starting._server is not None)
+        starting._server.kill()
+
+    with Client() as starting:
+        killing = threading.Thread(target=kill)
+        killing.start()
+        failed = run(starting, script()).failure
+        killing.join()
+    assert (failed.kind, failed.outside) == (FailureKind.CRASH, True)
+    assert failed.message == "the worker server was ended by SIGKILL before the job started"
+
+
 def test_nothing_that_a_script_starts_outlives_its_trial(client, script, tmp_path):
     pids = tmp_path / "pids"
     spawn = f"""
@@ -175,6 +361,13 @@ def test_nothing_that_a_script_starts_outlives_its_trial(client, script, tmp_pat
         time.sleep(0.1)
     assert not [pid for pid in started if psutil.pid_exists(pid)]
     assert descendants() <= before
+
+
+def test_a_closed_client_starts_nothing_more(script):
+    with Client() as closed:
+        pass
+    with pytest.raises(WorkerError, match="the workers of the jax backend have been ended"):
+        run(closed, script())
 
 
 def test_a_killed_server_is_replaced(client, script):

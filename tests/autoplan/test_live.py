@@ -4,6 +4,7 @@ import contextlib
 import io
 import os
 import re
+from pathlib import Path
 
 import pytest
 
@@ -187,3 +188,22 @@ def test_a_terminal_is_left_clean_after_a_failure(clock, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert "\x1b[?25h" in stream.getvalue()
+
+
+def test_a_full_disk_does_not_end_the_study(clock):
+    stream = Path("/dev/full").open("w")  # noqa: SIM115 -- closing it fails, as writing does
+    with live.watching(stream, clock) as watch:
+        for _, event in STORY:
+            watch(event)
+    with pytest.raises(OSError, match="No space left"):
+        stream.close()
+
+
+def test_a_terminal_that_hangs_up_does_not_end_the_study(clock):
+    class HungUp(Terminal):
+        def write(self, text):
+            raise OSError(5, "Input/output error")
+
+    with live.watching(HungUp(), clock) as watch:
+        for _, event in STORY:
+            watch(event)

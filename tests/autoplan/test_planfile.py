@@ -161,10 +161,14 @@ def test_an_older_plan_stays_until_the_new_one_is_whole(folder):
         text=True,
         check=True,
     )
-    assert done.stdout == (
+    told, text = done.stdout.split("; here it is:\n\n")
+    assert told == (
         "the plan could not be written to plan.yaml: file too large; "
         f"neither could it be kept in {folder} (file too large)"
     )
+    assert not list(folder.glob("plan-*"))
+    Path("pasted.yaml").write_text(text)
+    assert planfile.read("pasted.yaml") == plans.plan()
     assert Path("plan.yaml").read_text() == "old"
     assert not list(folder.glob(".plan.yaml*"))
 

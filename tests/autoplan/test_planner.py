@@ -10,12 +10,12 @@ import psutil
 import pytest
 
 from autoplan import hardware, keras_backend, planfile, planner, source
-from autoplan.errors import ConfigError, NoFeasibleConfiguration, OutputError, SourceError, StudyError, WorkloadError
+from autoplan.errors import ConfigError, NoFeasibleConfiguration, OutputError, StudyError, WorkloadError
 from autoplan.jobs import JobKind
-from autoplan.plan import Evidence, FailureKind
+from autoplan.plan import Evidence, Failure, FailureKind
 from autoplan.requests import EstimateRequest, TuneRequest
 from cost_models.config import TrainConfig
-from tests.autoplan.facts import cluster, config, observation
+from tests.autoplan.facts import GIB, cluster, config, observation
 from tests.autoplan.fake_client import FakeClient, failure, micro_step_seconds
 
 OWN = config(32, 8)
@@ -180,41 +180,6 @@ def test_a_failure_ends_a_trial_and_not_the_study(tune):
     assert [(record.config, record.failure.kind) for record in failed] == [(BEST.to_dict(), FailureKind.OOM)]
 
 
-def test_a_baseline_that_runs_out_of_memory_gives_way_to_the_least_change_that_runs(tune):
-    own = config(256)
-
-    def plant(job):
-        too_large = job.config and job.config["batch"]["global"] >= 128
-        return failure() if job.kind is JobKind.MEASURE and too_large else None
-
-    result = tune(fake(own, plant=plant))
-    plan = result.plan
-    assert plan.baseline.failure.kind is FailureKind.OOM
-    assert plan.baseline.measured is None
-    assert tried(result)[:3] == [own, config(128, 2), config(64, 4)]
-    assert TrainConfig.from_dict(plan.config) == config(64, 4)
-    assert plan.verification.speedup is None
-    assert "the configuration of least change that runs" in plan.notes[0]
-
-
-def test_a_faster_one_than_the_reference_is_verified_without_a_speed_up_over_the_baseline(tune):
-    own = config(256)
-    plant = lambda job: failure() if job.kind is JobKind.MEASURE and job.config == own.to_dict() else None  # noqa: E731
-    seconds = lambda one: 0.001 if one == config(32, 8) else micro_step_seconds(one)  # noqa: E731
-    plan = tune(fake(own, plant=plant, seconds=seconds)).plan
-    assert TrainConfig.from_dict(plan.config) == config(32, 8)
-    assert (plan.verification.speedup, plan.verification.faster) == (None, True)
-    assert (
-        "times as fast as float32, batch 128x2, the first configuration that runs" in plan.verification.numerics_detail
-    )
-
-
-def test_when_nothing_runs_the_last_failure_is_told(tune):
-    client = fake(plant=lambda job: failure() if job.kind is JobKind.MEASURE else None)
-    with pytest.raises(SourceError, match=r"the training fails as it is \(oom: too large\)"):
-        tune(client)
-
-
 def test_a_winner_that_trains_otherwise_is_refused_and_the_next_is_tried(tune):
     losses = lambda one, seed, updates: [2.0 if one == BEST else 1.0] * updates  # noqa: E731
     plan = tune(fake(losses=losses)).plan
@@ -284,6 +249,38 @@ def test_a_second_ctrl_c_leaves_the_baseline_and_says_so(tune):
     assert TrainConfig.from_dict(result.plan.config) == OWN
     assert result.plan.notes[0] == "interrupted before a winner was verified: the plan is the baseline"
     assert result.written_to.exists()
+
+
+def test_what_is_known_at_ctrl_c_is_written_before_it_is_verified(tune, tmp_path):
+    """Whoever sends SIGTERM may send SIGKILL soon after."""
+    written = []
+    interrupt = interrupting(after=3)
+
+    def plant(job):
+        if job.kind is JobKind.NUMERICS and not written:
+            written.append(planfile.read(tmp_path / "plan.yaml"))
+        return interrupt(job)
+
+    tune(fake(plant=plant))
+    assert TrainConfig.from_dict(written[0].config) == OWN
+    assert len(written[0].trials) == 3
+    assert written[0].notes[0] == "interrupted before a winner was verified: the plan is the baseline"
+
+
+def test_ctrl_c_in_the_third_pair_leaves_a_plan_of_two(tune):
+    result = tune(fake(plant=interrupting(after=8 + 5)))
+    assert result.interrupted
+    assert TrainConfig.from_dict(result.plan.config) == BEST
+    assert (result.plan.verification.pairs, result.plan.verification.faster) == (2, True)
+
+
+def test_a_trial_that_is_ended_from_outside_is_told_and_run_again(tune):
+    killed = Failure(kind=FailureKind.CRASH, message="ended by SIGKILL in phase measure", outside=True)
+    answers = iter([None, killed])
+    result = tune(fake(plant=lambda job: next(answers, None) if job.kind is JobKind.MEASURE else None))
+    assert [record.outcome for record in result.plan.trials] == ["measured"] * 8
+    notes = [event.text for event in tune.events if event.kind == "note"]
+    assert notes == ["ended by SIGKILL in phase measure; it is tried once more"]
 
 
 def test_an_interrupted_trial_is_tried_again_when_the_study_is_resumed(tune):
@@ -409,8 +406,19 @@ def test_a_place_that_cannot_be_written_is_told_before_anything_runs(tune, tmp_p
 
 def test_a_study_of_another_source_is_refused(tune):
     tune(fake(), study="one", trials=2)
-    with pytest.raises(StudyError, match="is of something else: structure was"):
+    with pytest.raises(StudyError, match="is of something else: structure: sha256 000000000000 -> sha256 ffffffffffff"):
         tune(fake(facts={"structure": "f" * 64}), study="one")
+
+
+def test_a_study_of_another_script_or_hardware_is_refused_before_anything_runs(tune, tmp_path):
+    tune(fake(), study="one", trials=2)
+    client = fake()
+    with pytest.raises(StudyError, match=r"is of something else: memory: 8.* GiB -> 4.* GiB\. Give --study another"):
+        tune(client, study="one", here=cluster(usable_bytes=4 * GIB))
+    (tmp_path / "train.py").write_text("import keras\nkeras.Model().fit()  # changed\n")
+    with pytest.raises(StudyError, match="is of something else: source: sha256 "):
+        tune(client, study="one")
+    assert client.jobs == []
 
 
 def test_a_full_disk_ends_the_trials_and_loses_nothing(tune, monkeypatch):

@@ -16,10 +16,11 @@ from autoplan.plan import Failure, FailureKind, Measurement
 from autoplan.search import (
     PREDICTED_FIRST,
     Study,
-    StudyPlace,
     knob_choices,
-    study_name,
+    refuse_unusable,
 )
+from autoplan.study_place import StudyPlace
+from cost_models.config import TrainConfig
 from tests.autoplan import plans
 from tests.autoplan.facts import config
 
@@ -133,7 +134,7 @@ def test_a_killed_process_leaves_a_study_that_goes_on(place):
     code = f"""
 import os, signal
 from tests.autoplan import test_search
-from autoplan.search import StudyPlace
+from autoplan.study_place import StudyPlace
 opened = test_search.started(StudyPlace.choose({str(place.folder)!r}, {place.name!r}))
 opened.ask()
 os.kill(os.getpid(), signal.SIGKILL)
@@ -146,12 +147,133 @@ os.kill(os.getpid(), signal.SIGKILL)
         assert opened.ask() == SHORTLIST[0]
 
 
+def test_a_trial_that_was_never_begun_is_over_too(place):
+    """A process that was killed between announcing a trial and beginning it."""
+    with started(place) as opened:
+        opened._study.enqueue_trial({"precision": "float32"})
+    with study(place) as again:
+        assert again.ask() == SHORTLIST[0]
+
+
+def test_a_trial_that_had_ended_when_its_process_was_killed_is_told_to_the_sampler(place):
+    with started(place) as opened:
+        one = opened.ask()
+        opened._settle = lambda number, objective: None  # killed before it came to that
+        opened.tell(one, measured(), 0.25)
+        opened.ask()
+    with study(place) as again:
+        assert [TrainConfig.from_dict(record.config) for record in again.records] == [BASELINE, one]
+        states = [(trial.state.name, trial.value) for trial in again._study.get_trials()]
+        assert states == [("COMPLETE", 1.0), ("COMPLETE", 0.25), ("FAIL", None)]
+
+
+def test_a_resumed_study_asks_as_if_it_had_not_been_interrupted(tmp_path):
+    def asked(name, every):
+        """All configurations in the order in which they are asked for, the study reopened after so many."""
+        place = StudyPlace.choose(str(tmp_path / name), "a-study")
+        order = []
+        started(place).close()
+        while len(order) < len(SHORTLIST) - 1:
+            with study(place) as opened:
+                for _ in range(every):
+                    one = opened.ask()
+                    if one is None:
+                        break
+                    order.append(one)
+                    opened.tell(one, measured(), float(one.batch.global_size))
+                opened.ask()  # and this one is interrupted
+        return order
+
+    assert asked("in one", 100) == asked("in pieces", 2)
+
+
+def test_what_was_ended_from_outside_may_be_tried_again_by_a_later_run(place):
+    killed = Failure(kind=FailureKind.CRASH, message="ended by SIGKILL", outside=True)
+    with started(place) as opened:
+        first, second = opened.ask(), opened.ask()
+        opened.tell(first, killed, None)
+        opened.tell(second, measured(), 1.0)
+        assert opened.ask() not in (first, second)
+    with study(place) as again:
+        assert again.outcome(first) is None
+        assert again.next_number == 3
+        assert again.ask() == first
+        assert again.tell(first, measured(), 1.0).number == 3
+    with study(place) as third:
+        assert [record.number for record in third.records] == [0, 2, 3]
+
+
+def test_a_second_outcome_takes_the_place_of_the_first(place):
+    with started(place) as opened:
+        opened.begin(BASELINE)
+        opened.tell(BASELINE, OOM, None)
+        assert [record.number for record in opened.records] == [1]
+        assert opened.outcome(BASELINE).failure == OOM
+    with study(place) as again:
+        assert [(record.number, record.failure) for record in again.records] == [(1, OOM)]
+
+
+def test_a_study_is_refused_before_anything_runs(place):
+    refuse_unusable(place, IDENTITY)  # there is none yet
+    started(place).close()
+    refuse_unusable(place, {"hardware": "cpu"})
+    refuse_unusable(place, IDENTITY)
+    with pytest.raises(StudyError, match=r"is of something else: source: sha256 aaaaaaaaaaaa -> sha256 bbbbbbbbbbbb\."):
+        refuse_unusable(place, {"source": "b" * 64, "hardware": "cpu"})
+    with study(place), pytest.raises(StudyError, match="is in use by another process"):
+        refuse_unusable(place, IDENTITY)
+    study(place).close()
+
+
+def test_a_database_of_something_else_is_left_alone(tmp_path):
+    file = tmp_path / "customers.db"
+    with contextlib.closing(sqlite3.connect(file)) as database, database:
+        database.execute("create table customers (name text)")
+    place = StudyPlace.choose(str(file), "a-study")
+    for open_it in (lambda: study(place), lambda: refuse_unusable(place, IDENTITY)):
+        with pytest.raises(StudyError, match=r"customers\.db holds something else \(customers\); give --study another"):
+            open_it()
+    with contextlib.closing(sqlite3.connect(file)) as database:
+        assert database.execute("select name from sqlite_master").fetchall() == [("customers",)]
+
+
+def test_an_empty_database_is_where_a_study_begins(tmp_path):
+    """What a process leaves that was killed while it made one."""
+    (tmp_path / "study.db").touch()
+    with started(StudyPlace.choose(str(tmp_path / "study.db"), "a-study")) as opened:
+        assert len(opened.records) == 1
+
+
+def test_a_database_that_somebody_else_writes_to_is_locked(place, monkeypatch):
+    started(place).close()
+    connect = sqlite3.connect
+    monkeypatch.setattr("sqlite3.connect", lambda *args, **named: connect(*args, **(named | {"timeout": 0.1})))
+    with contextlib.closing(connect(place.file, isolation_level=None)) as other:
+        other.execute("begin exclusive")
+        with pytest.raises(
+            StudyError, match=r"study\.db is locked by another process; wait for it, or use --study"
+        ):
+            study(place)
+        other.execute("rollback")
+    study(place).close()
+
+
+def test_what_is_stored_is_not_taken_for_what_went_wrong(place):
+    """Errors quote the statement with its values, in which any word may stand."""
+    with started(place) as opened:
+        one = opened.ask()
+        with contextlib.closing(sqlite3.connect(place.file)) as other, other:
+            other.execute("drop table trial_user_attributes")
+        with pytest.raises(StudyError, match=r"is damaged \(.*no such table"):
+            opened.tell(one, measured(notes=["the disk is full, and locked"]), 1.0)
+
+
 def test_a_study_of_something_else_is_refused_with_what_differs(place):
     started(place).close()
     with pytest.raises(StudyError) as caught:
         study(place, identity=IDENTITY | {"hardware": "gpu-h100-80gb"})
     assert str(caught.value) == (
-        f"the study at {place} is of something else: hardware was cpu, now gpu-h100-80gb. "
+        f"the study at {place} is of something else: hardware: cpu -> gpu-h100-80gb. "
         "Give --study another place, or remove this one"
     )
 
@@ -209,29 +331,6 @@ def test_a_url_without_a_driver_is_told(tmp_path, monkeypatch):
     place = StudyPlace.choose("nosuchdatabase://user@host/db", "a-study")
     with pytest.raises(StudyError, match=r"cannot be used|damaged"):
         study(place)
-
-
-def test_a_folder_that_cannot_be_made_is_told(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StudyError, match=r"cannot be made: Not a directory; use --study PATH"):
-        StudyPlace.choose(str(tmp_path / "file" / "study"), "a-study")
-
-
-def test_where_a_study_lives(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    by_default = StudyPlace.choose(None, "train-1234")
-    assert str(by_default) == str(tmp_path / ".autoplan" / "train-1234" / "study.db")
-    assert by_default.folder.is_dir()
-    file = StudyPlace.choose("studies.db", "train-1234")
-    assert (str(file), str(file.folder)) == (str(tmp_path / "studies.db"), "studies")
-    url = StudyPlace.choose("postgresql://host/db", "train-1234")
-    assert (url.url, str(url.folder)) == ("postgresql://host/db", ".autoplan/train-1234")
-
-
-def test_a_name_follows_from_what_is_tuned():
-    assert study_name("train", IDENTITY) == study_name("train", dict(reversed(IDENTITY.items())))
-    assert study_name("train", IDENTITY) != study_name("train", IDENTITY | {"hardware": "gpu"})
-    assert study_name("train", IDENTITY).startswith("train-")
 
 
 def test_choices_are_in_a_fixed_order():

@@ -3,11 +3,12 @@ from __future__ import annotations
 import pytest
 
 from autoplan.bench import Bench, Clock
-from autoplan.errors import SourceError
+from autoplan.errors import NoFeasibleConfiguration, SourceError, StudyError
 from autoplan.jobs import JobKind, SourceSpec
 from autoplan.plan import FailureKind
 from autoplan.prune import Forecast
-from autoplan.search import Study, StudyPlace, knob_choices
+from autoplan.search import Study, knob_choices
+from autoplan.study_place import StudyPlace
 from autoplan.trials import MEASURED, Runner
 from cost_models.config import TrainConfig
 from tests.autoplan.facts import cluster, config, observation
@@ -133,10 +134,48 @@ def test_the_facts_of_the_fit_decide_what_compilation_costs(runner):
 
 
 def test_only_what_needs_less_memory_than_a_baseline_that_ran_out_of_it_is_tried(runner):
-    client = FakeClient(plant=lambda job: failure() if TrainConfig.from_dict(job.config) == OWN else None)
+    client = FakeClient(plant=out_of_memory(OWN))
     one = runner(client)
-    needs = {OWN: 100, OTHERS[0]: 110, OTHERS[1]: 90, OTHERS[2]: 100, OTHERS[3]: 50}
-    one.forecasts = {c: Forecast(c, 1.0, size, 1000, 0.0, None, {}) for c, size in needs.items()}
-    failed = one.run_baseline(OWN)
-    assert configs([one.run_reference(failed)]) == [OTHERS[1]]
+    needed = {OWN: 100, OTHERS[0]: 110, OTHERS[1]: 90, OTHERS[2]: 100, OTHERS[3]: 50}
+    one.forecasts = {c: Forecast(c, 1.0, size, 1000, 0.0, None, {}) for c, size in needed.items()}
+    assert configs([one.run_reference(one.run_baseline(OWN)).record]) == [OTHERS[1]]
     assert client.of_kind(JobKind.MEASURE) == [OWN, OTHERS[1]]
+
+
+def full(*_, **__):
+    raise StudyError("the study cannot be written: the disk is full")
+
+
+def test_a_study_that_can_no_longer_be_read_ends_the_trials_with_what_there_is(runner, monkeypatch):
+    events = []
+    one = runner(FakeClient(), events=events)
+    one.run_baseline(OWN)
+    monkeypatch.setattr(one.study, "ask", full)
+    assert one.run_rest() == "the study could not be stored any more"
+    assert configs(one.ranked()) == [OWN]
+    notes = [event.text for event in events if event.kind == "note"]
+    assert notes == [
+        "the study cannot be written: the disk is full; trials end here, and the plan is made of what was measured"
+    ]
+
+
+def test_ctrl_c_on_a_full_disk_is_ctrl_c(runner, monkeypatch):
+    def plant(job):
+        if TrainConfig.from_dict(job.config) == OTHERS[0]:
+            raise KeyboardInterrupt
+
+    one = runner(FakeClient(plant=plant))
+    one.run_baseline(OWN)
+    monkeypatch.setattr(one.study, "abandon", full)
+    with pytest.raises(KeyboardInterrupt):
+        one.run_rest()
+
+
+def test_a_baseline_that_failed_by_itself_in_an_earlier_run_is_run_again(runner):
+    answers = iter([failure(FailureKind.CRASH, "no such file")])
+    one = runner(FakeClient(plant=lambda job: next(answers, None)))
+    with pytest.raises(SourceError, match="no such file"):
+        one.run_baseline(OWN)
+    record = one.run_baseline(OWN)
+    assert record.measurement is not None
+    assert configs(one.study.records) == [OWN]
