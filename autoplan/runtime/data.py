@@ -189,7 +189,14 @@ def sample_batch(arguments: dict[str, Any], facts: DataFacts, batch_size: int) -
     batch = _one_batch(arguments, facts)
     if batch is None or not peek.is_dense(batch):
         return None
-    return _with_rows(batch if facts.kind == "arrays" else _weighted(batch, arguments), batch_size)
+    if facts.kind == "arrays":
+        return map_leaves(_in_own_float_type, _with_rows(batch, batch_size))
+    return _with_rows(_weighted(batch, arguments), batch_size)
+
+
+def _in_own_float_type(array: Any) -> Any:
+    """Keras feeds arrays of floating point in its own type, whatever theirs is."""
+    return array.astype(keras.config.floatx()) if array.dtype.kind == "f" else array
 
 
 def _weighted(batch: Any, arguments: dict[str, Any]) -> Any:

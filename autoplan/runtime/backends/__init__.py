@@ -80,7 +80,10 @@ class Backend(Protocol):
         """Start counting compilations of the training step."""
 
     def fixed_batch_runner(self, model: Any, batch: Any) -> Callable[[int], None]:
-        """A function that runs n micro-steps on one batch that is already on the device, and waits for the last."""
+        """A function that runs n micro-steps on one batch that is already on the device, and waits for the last.
+
+        batch  as `train_step` gets it
+        """
 
     def peak_bytes(self) -> int | None:
         """Largest allocation of any device so far, where the device counts."""

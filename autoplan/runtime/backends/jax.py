@@ -142,7 +142,7 @@ class JaxBackend:
         return watch
 
     def fixed_batch_runner(self, model: Any, batch: Any) -> Callable[[int], None]:
-        on_device = trainer._distribute_data(keras.utils.pack_x_y_sample_weight(*batch))  # as `fit` packs it
+        on_device = trainer._distribute_data(batch)
         state = model._get_jax_state(
             trainable_variables=True,
             non_trainable_variables=True,
@@ -172,8 +172,7 @@ class JaxBackend:
             trainable_variables=True, non_trainable_variables=True, optimizer_variables=True, metrics_variables=True
         )
         step = jax.jit(model.train_step, donate_argnums=0)
-        data = trainer._distribute_data(keras.utils.pack_x_y_sample_weight(*batch))
-        figures = step.lower(state, data).compile().memory_analysis()
+        figures = step.lower(state, trainer._distribute_data(batch)).compile().memory_analysis()
         if figures is None:
             return None
         total = (

@@ -11,7 +11,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow import trainer
-from keras.src.trainers import data_adapters
 from tensorflow.python.client import device_lib
 
 from autoplan.errors import ConfigError
@@ -168,13 +167,9 @@ def _accelerators() -> list[str]:
 
 
 def _endless(model: Any, batch: Any) -> Any:
-    """A dataset that gives one batch for ever, made of it as `fit` makes it from arrays."""
-    x, y, sample_weight = batch
-    rows = len(next(leaf for leaf in keras.tree.flatten(x) if leaf is not None))
-    adapter = data_adapters.get_data_adapter(x=x, y=y, sample_weight=sample_weight, batch_size=rows, shuffle=False)
-    only = next(iter(adapter.get_tf_dataset()))
-    endless = tf.data.Dataset.from_tensors(only).repeat()
-    return model.distribute_strategy.experimental_distribute_dataset(endless)
+    """A dataset that gives one batch for ever."""
+    only = keras.tree.lists_to_tuples(batch)  # a dataset stacks what is in a list
+    return model.distribute_strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensors(only).repeat())
 
 
 def _watch_tracing() -> None:

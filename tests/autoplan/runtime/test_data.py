@@ -122,6 +122,12 @@ def test_a_sample_batch_has_the_rows_that_were_asked_for():
     assert data.sample_batch(arguments, data.describe(arguments), 8).shape == (8, 3)
 
 
+def test_arrays_come_in_the_float_type_in_which_keras_feeds_them():
+    arguments = {"x": {"a": np.zeros((9, 2)), "b": np.zeros((9, 1), dtype="int64")}, "y": np.zeros((9, 1), "float16")}
+    x, y = data.sample_batch(arguments, data.describe(arguments), 4)
+    assert (x["a"].dtype, x["b"].dtype, y.dtype) == ("float32", "int64", "float32")
+
+
 def test_a_sample_batch_is_what_a_training_step_gets():
     """A step of the script's own may take a batch apart by itself, so its structure is the data's own."""
     tf = pytest.importorskip("tensorflow")
