@@ -107,6 +107,21 @@ CASES: dict[str, Case] = {
         ("--fit", "5"),
         rows="60000,10000",
     ),
+    "callbacks": Case(
+        "guides/writing_your_own_callbacks.py", "a callback with every hook there is, validation_split", ALL
+    ),
+    "inputs_outputs": Case(
+        "guides/functional_api.py",
+        "second of several fits; three inputs and two outputs by name, two losses with weights",
+        ("jax", "tensorflow"),
+        ("--fit", "2"),
+    ),
+    "subclassing": Case(
+        "guides/making_new_layers_and_models_via_subclassing.py",
+        "third fit; a subclassed variational autoencoder whose loss a layer adds",
+        ALL,
+        ("--fit", "3"),
+    ),
     "vae": Case(
         "examples/generative/vae.py",
         "train_step with a GradientTape, no call, TensorFlow functions in its layers",

@@ -28,7 +28,7 @@ from autoplan import planfile
 HERE = Path(__file__).resolve().parent
 REPLACED = HERE / "replaced"
 QUESTION = "Do public Keras examples tune, unmodified but for their data, or end with a clear reason?"
-LONGEST_REASON = 400
+LONGEST_REASON = 600
 COLUMNS = ("case", "what it is", "outcome", "baseline", "plan", "speed-up", "low", "high", "numerics", "seconds")
 
 

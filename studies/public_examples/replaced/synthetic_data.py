@@ -162,11 +162,11 @@ def _reviews(train: int, test: int, num_words: int = 20000, **_: Any) -> Any:
 def _shows_nothing(module: types.ModuleType) -> None:
     module.__getattr__ = lambda name: _nothing  # type: ignore[method-assign]
     module.__path__ = []
+    module.version_info = (9, 0)  # type: ignore[attr-defined]  # Matplotlib asks IPython for it
 
 
-def _nothing(*_: Any, **__: Any) -> Any:
+def _nothing(*_: Any, **__: Any) -> None:
     """Whatever is called for, it shows nothing."""
-    return types.SimpleNamespace()
 
 
 def _gdown(module: types.ModuleType) -> None:
