@@ -124,11 +124,9 @@ class Watched(keras.Sequential):
     """Tells how its micro-step is run."""
 
     compiled_by_backend = None
-    python_runs = 0
 
     def train_step(self, *arguments):
         Watched.compiled_by_backend = is_compiling(arguments)
-        Watched.python_runs += 1
         return super().train_step(*arguments)
 
 
@@ -152,13 +150,12 @@ def is_compiling(arguments):
 def compilation():
     found = {}
     for wanted in (False, True):
-        Watched.compiled_by_backend, Watched.python_runs = None, 0
+        Watched.compiled_by_backend = None
         model = built(kind=Watched, jit_compile=not wanted)
         settle_model(model, Change(config(jit_compile=not wanted), config(jit_compile=wanted)))
         quiet_fit(model, *arrays(192))
         found[str(wanted)] = {
             "compiled": Watched.compiled_by_backend,
-            "python_runs": Watched.python_runs,
             "read": script_config(model, facts(192), Seen(), BACKEND).jit_compile,
             "updates": updates(model),
         }
