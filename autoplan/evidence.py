@@ -35,11 +35,12 @@ FIRST_SEED = 1
 
 @dataclass(frozen=True)
 class Verified:
-    """What became of a winner in clean processes."""
+    """What became of a winner in clean processes. `out_of_time`: the budget ended before there was anything to say."""
 
     config: TrainConfig
     verification: Verification
     runs: tuple[Timed, ...] = ()
+    out_of_time: bool = False
 
     @property
     def holds(self) -> bool:
@@ -96,7 +97,7 @@ class Verifier:
                 raise
             self.interrupted, failure = True, None
         if failure is not None:
-            return _failed(winner, numerics, failure)
+            return _failed(winner, numerics, failure, out_of_time=self.bench.cut_short(failure))
         return self._verified(winner, numerics, timed, speedup(timed))
 
     def repeat(self, reference: TrainConfig, first: Measurement) -> list[Timed]:
@@ -237,9 +238,7 @@ def _refused(winner: TrainConfig, numerics: Numerics) -> Verified:
     )
 
 
-def _failed(winner: TrainConfig, numerics: Numerics, failure: Failure) -> Verified:
+def _failed(winner: TrainConfig, numerics: Numerics, failure: Failure, *, out_of_time: bool) -> Verified:
     detail = f"{numerics.detail}; a verification run ended: {failure.kind.value}: {failure.message}"
-    return Verified(
-        winner,
-        Verification(pairs=0, speedup=None, faster=False, numerics=numerics.verdict, numerics_detail=detail),
-    )
+    verification = Verification(pairs=0, speedup=None, faster=False, numerics=numerics.verdict, numerics_detail=detail)
+    return Verified(winner, verification, out_of_time=out_of_time)

@@ -164,7 +164,8 @@ def _choose(
         words = ", ".join(changes(findings.space.baseline, last.config)) or "no change"
         why = f"{words}: shown faster than {named} in {last.verification.pairs} pairs of clean processes"
         return Choice(last.config, _of_its_trial(last.config, ranked), verification, why)
-    why = _why_not(last, named, interrupted=verified is None)
+    others = any(TrainConfig.from_dict(one.config) != reference for one in ranked)
+    why = _why_not(last, named, interrupted=verified is None, others=others)
     if reference in findings.space.configs or not ranked:
         return Choice(reference, tried.reference.measurement, unverified(why), f"{why}: the plan is {named}")
     refused = {one.config.describe() for one in verified or () if one.verification.numerics == "outside"}
@@ -182,9 +183,13 @@ def _of_its_trial(config: TrainConfig, ranked: Sequence[TrialRecord]) -> Measure
     return next((record.measurement for record in ranked if record.config == wanted), None)
 
 
-def _why_not(last: Verified | None, named: str, *, interrupted: bool) -> str:
+def _why_not(last: Verified | None, named: str, *, interrupted: bool, others: bool) -> str:
+    if last is None and interrupted:
+        return "interrupted before a winner was verified"
     if last is None:
-        return "interrupted before a winner was verified" if interrupted else f"no trial was better than {named}"
+        return f"no trial was better than {named}" if others else f"nothing was measured besides {named}"
+    if last.out_of_time:
+        return "the budget ended before the best trial was verified; a larger --budget leaves time for that"
     told = last.verification
     if told.numerics == "outside":
         return f"the best trial does not train the same ({told.numerics_detail})"

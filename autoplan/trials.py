@@ -242,8 +242,14 @@ class Runner:
         return median(self._trial_seconds) if self._trial_seconds else 0.0
 
     def _may_go_on(self) -> bool:
-        """Whether another trial would leave time to verify; the first half of a budget is for trials in any case."""
+        """Whether another trial would leave time to verify.
+
+        The first half of a budget is for trials in any case. So is what one other than the baseline takes: without it
+        there is nothing to verify.
+        """
         clock, trial_seconds, setup_seconds = self.bench.clock, self.typical_seconds(), self.observation.setup_seconds
+        if len(self.study.records) == 1 and clock.allows(trial_seconds):
+            return True
         if clock.budget_seconds is not None and clock.elapsed() + trial_seconds < clock.budget_seconds / 2:
             return True
         reserve = verification_seconds(self.reference_seconds, trial_seconds, setup_seconds, exact=self.exact)

@@ -113,6 +113,20 @@ def test_a_budget_that_ends_within_the_third_pair_leaves_two(monkeypatch):
     )
 
 
+def test_a_budget_that_ends_within_the_first_pair_says_nothing_against_the_winner(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("autoplan.bench.time.monotonic", lambda: now[0])
+
+    def plant(job):
+        if job.kind is not JobKind.MEASURE:
+            return None
+        now[0] = 20.0
+        return failure(FailureKind.TIMEOUT)
+
+    found = verify(FakeClient(observation(OWN), plant=plant), clock=Clock.start(20.0))
+    assert (found.holds, found.out_of_time) == (False, True)
+
+
 def test_a_run_that_fails_says_so_and_shows_nothing():
     client = FakeClient(
         observation(OWN),
@@ -120,7 +134,7 @@ def test_a_run_that_fails_says_so_and_shows_nothing():
     )
     found = verify(client)
     assert not found.holds
-    assert (found.verification.pairs, found.verification.speedup) == (0, None)
+    assert (found.verification.pairs, found.verification.speedup, found.out_of_time) == (0, None, False)
     assert found.verification.numerics_detail.endswith("a verification run ended: nan: the loss is nan")
 
 

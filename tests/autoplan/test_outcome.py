@@ -77,6 +77,13 @@ def test_a_winner_that_holds_is_the_plan_with_the_figures_of_its_trial():
             ),
         ),
         ([verified(WINNER, numerics="outside")], "the best trial does not train the same (): the plan is the baseline"),
+        (
+            [Verified(WINNER, Verification(pairs=0, speedup=None, faster=False, numerics="exact"), out_of_time=True)],
+            (
+                "the budget ended before the best trial was verified; a larger --budget leaves time for that: "
+                "the plan is the baseline"
+            ),
+        ),
     ],
 )
 def test_otherwise_the_plan_is_the_baseline_and_says_why(checked, why):
@@ -86,6 +93,13 @@ def test_otherwise_the_plan_is_the_baseline_and_says_why(checked, why):
     assert plan.notes[0] == why
     assert (plan.verification.faster, plan.verification.speedup) == (False, None)
     assert why.startswith(plan.verification.numerics_detail)
+
+
+def test_a_baseline_alone_was_compared_with_nothing():
+    alone = record(0, OWN, 0.01)
+    tried = Tried(alone, alone, (alone,), "the budget is spent")
+    plan = measured_plan(REQUEST, findings(), tried, [], [alone])
+    assert plan.notes[0] == "nothing was measured besides the baseline: the plan is the baseline"
 
 
 def test_the_last_verified_counts():

@@ -68,19 +68,77 @@ def test_what_is_not_legal_is_not_ranked(runner):
     assert OWN not in configs(one.ranked())
 
 
-def test_the_reference_is_the_first_of_least_change_that_runs(runner):
-    fails = {OWN, config(64, precision="mixed_bfloat16"), config(32, 2)}
-    plant = lambda job: failure() if TrainConfig.from_dict(job.config) in fails else None  # noqa: E731
-    client = FakeClient(plant=plant)
+def out_of_memory(*too_large):
+    """Plant that these configurations run out of memory."""
+    return lambda job: failure() if TrainConfig.from_dict(job.config) in too_large else None
+
+
+def test_the_reference_is_the_least_change_that_runs(runner):
+    client = FakeClient(plant=out_of_memory(OWN, config(32, 2)))
     one = runner(client)
-    failed = one.run_baseline(OWN)
-    assert configs([one.run_reference(failed)]) == [config(16, 4)]
-    assert client.of_kind(JobKind.MEASURE) == [
-        OWN,
-        config(64, precision="mixed_bfloat16"),
-        config(32, 2),
-        config(16, 4),
-    ]
+    found = one.run_reference(one.run_baseline(OWN))
+    assert configs([found.record]) == [config(16, 4)]
+    assert client.of_kind(JobKind.MEASURE) == [OWN, config(32, 2), config(16, 4)]
+    assert found.rescued.changed == ["accumulation 4"]
+    assert [rung.outcome for rung in found.rescued.tried] == ["runs", "out_of_memory"][::-1]
+    assert found.rescued.usable_bytes == cluster().chip.usable_memory_bytes
+    assert not found.interrupted
+
+
+def test_a_reference_of_an_earlier_run_is_not_tried_again(runner):
+    client = FakeClient(plant=out_of_memory(OWN, config(32, 2)))
+    one = runner(client)
+    first = one.run_reference(one.run_baseline(OWN))
+    tried = len(client.jobs)
+    assert one.run_reference(one.run_baseline(OWN)) == first
+    assert len(client.jobs) == tried
+
+
+def test_what_needs_no_less_than_what_ran_out_of_memory_is_not_asked_for(runner):
+    """bfloat16 is forecast to need as much as the split of two that fails: of another structure that proves nothing."""
+    client = FakeClient(plant=out_of_memory(OWN, config(32, 2)))
+    one = runner(client)
+    needed = {OWN: 100, OTHERS[0]: 60, OTHERS[1]: 70, OTHERS[2]: 60, OTHERS[3]: 95}
+    one.forecasts = {c: Forecast(c, 1.0, size, 110, 0.0, None, {}) for c, size in needed.items()}
+    one.run_reference(one.run_baseline(OWN))
+    one.run_rest()
+    assert configs(one.study.records) == [OWN, config(32, 2), config(64, precision="mixed_bfloat16")]
+    assert [rejection.stage for rejection in one.left_out] == ["infeasible"]
+    told = "forecast to need no less than float32, batch 32x2, which ran out of memory"
+    assert one.left_out[0].reason == told
+    assert one.left_out[0].figures == {"evidence": "analytic", "configurations": 2}
+
+
+def test_ctrl_c_keeps_what_ran_and_without_that_ends_it_all(runner):
+    def plant(job):
+        if TrainConfig.from_dict(job.config) == config(16, 4):
+            raise KeyboardInterrupt
+        return failure() if TrainConfig.from_dict(job.config) == OWN else None
+
+    one = runner(FakeClient(plant=plant))
+    needed = {OWN: 100, OTHERS[0]: 80, OTHERS[1]: 60, OTHERS[2]: 70, OTHERS[3]: 40}
+    one.forecasts = {c: Forecast(c, 1.0, size, 65, 0.0, None, {}) for c, size in needed.items()}
+    with pytest.raises(KeyboardInterrupt):
+        one.run_reference(one.run_baseline(OWN))
+    one.forecasts = {c: Forecast(c, 1.0, size, 50, 0.0, None, {}, least_bytes=1) for c, size in needed.items()}
+    found = one.run_reference(one.run_baseline(OWN))
+    assert found.interrupted
+    assert configs([found.record]) == [OTHERS[3]]
+
+
+def test_where_nothing_has_the_memory_to_run_that_is_the_answer(runner):
+    one = runner(FakeClient(plant=lambda job: failure()))
+    with pytest.raises(NoFeasibleConfiguration, match="no configuration of this training runs in the memory there is"):
+        one.run_reference(one.run_baseline(OWN))
+
+
+def test_a_baseline_that_takes_too_long_gives_way_to_the_first_that_runs(runner):
+    fails = {OWN, config(64, precision="mixed_bfloat16"), config(32, 2)}
+    slow = failure(FailureKind.TIMEOUT, "not done after 60 s")
+    client = FakeClient(plant=lambda job: slow if TrainConfig.from_dict(job.config) in fails else None)
+    one = runner(client)
+    found = one.run_reference(one.run_baseline(OWN))
+    assert (configs([found.record]), found.rescued) == ([config(16, 4)], None)
 
 
 def test_a_timeout_of_the_baseline_leaves_room_for_others(runner):
@@ -92,6 +150,22 @@ def test_a_baseline_that_is_wrong_by_itself_is_an_error(runner):
     client = FakeClient(plant=lambda job: failure(FailureKind.NAN, "the loss is nan"))
     with pytest.raises(SourceError, match="the loss is nan"):
         runner(client).run_baseline(OWN)
+
+
+@pytest.mark.parametrize(("budget", "tried"), [(45.0, 2), (35.0, 1), (200.0, 4)])
+def test_one_other_than_the_baseline_is_tried_as_long_as_a_trial_has_time(runner, monkeypatch, budget, tried):
+    now = [0.0]
+    monkeypatch.setattr("autoplan.bench.time.monotonic", lambda: now[0])
+
+    def plant(job):
+        now[0] += 20.0
+
+    one = runner(FakeClient(plant=plant))
+    one.bench = one.bench.with_(clock=Clock.start(budget))
+    one.run_baseline(OWN)
+    one.reference_seconds = 20.0
+    one.run_rest()
+    assert len(one.study.records) == tried
 
 
 def test_an_interrupted_trial_leaves_no_record(runner):
