@@ -89,7 +89,7 @@ def measured_plan(
     tried, ranked = _of_clean_runs(tried, repeats), [_with_clean_run(record, repeats) for record in ranked]
     tried, ranked = _restated(tried, between), [_with_interval(record, between) for record in ranked]
     choice = _choose(findings, tried, verified, ranked)
-    setup = _setup_note(tried)
+    setup = None if request.source.kind == "instance" else _setup_note(tried)  # what is before fit is autoplan's own
     return _plan(
         request,
         findings,

@@ -16,13 +16,16 @@ import numpy as np
 from keras.src.ops import function as graph_functions
 from keras.src.random import seed_generator
 from keras.src.saving.keras_saveable import KerasSaveable
-from keras.src.utils.tracking import Tracker
+from keras.src.utils import tracking
 
 from autoplan import shipping
 
 SPILL_BYTES = 2**16
 """A model has hundreds of variables: those of at least so many bytes travel as files, outside the text of every job."""
 _COMPILED = ("train_function", "test_function", "predict_function")
+_PAST = ("history",)
+"""Attributes of a training that is over."""
+_LISTS, _DICTS = tracking.TrackedList, tracking.TrackedDict | tracking.TrackedOrderedDict
 _WRAPPED = ("build", "quantize")
 """Attributes that `Layer.__new__` makes, around methods of the class."""
 
@@ -42,22 +45,23 @@ def loads(payload: bytes) -> Any:
 
 def first_that_cannot_travel(model: Any) -> str | None:
     """The innermost attribute of a model that cannot be pickled, as its author would name it; None if there is none."""
-    layers = [*reversed(model._flatten_layers(include_self=False)), model]
-    for owner in layers:
+    for owner in [*reversed(model._flatten_layers(include_self=False)), model]:
         for name, value in vars(owner).items():
-            if name.startswith("_") or name in (*_COMPILED, *_WRAPPED) or _travels(value):
+            if name.startswith("_") or name in (*_COMPILED, *_WRAPPED, *_PAST) or _is_looked_at_elsewhere(value):
                 continue
-            named = "the model" if owner is model else f"layer {owner.name!r}"
-            return f"attribute '{name}' of {named}, a {type(value).__name__}"
+            try:
+                dumps(value)
+            except Exception:  # noqa: BLE001 -- objects raise what they like when they are pickled
+                named = "the model" if owner is model else f"layer {owner.name!r}"
+                return f"attribute '{name}' of {named}, a {type(value).__name__}"
     return None
 
 
-def _travels(value: Any) -> bool:
-    try:
-        dumps(value)
-    except Exception:  # noqa: BLE001 -- objects raise what they like when they are pickled
-        return False
-    return True
+def _is_looked_at_elsewhere(value: Any) -> bool:
+    """Plain values, which travel, and layers, whose own attributes are looked at."""
+    if isinstance(value, _LISTS):
+        return all(map(_is_looked_at_elsewhere, value))
+    return isinstance(value, bool | int | float | str | None | keras.Layer)
 
 
 class _Parcel:
@@ -85,11 +89,13 @@ class GraphPickler(shipping.ByValue):
             return _opened, (obj.value, _Noted())
         if isinstance(obj, _Noted):
             return list, (list(self._noted),)
-        if isinstance(obj, Tracker | keras.random.SeedGenerator):
+        if isinstance(obj, tracking.Tracker | keras.random.SeedGenerator):
             self._noted.append(obj)
         if isinstance(obj, KerasSaveable):
             self._noted.append(obj)
             return _blank, (type(obj),), _attributes(obj)
+        if isinstance(obj, _LISTS | _DICTS | tracking.TrackedSet):
+            return _container(obj)
         if _is_foreign(obj):
             return _viewed, (obj.view(f"u{obj.dtype.itemsize}"), obj.dtype)
         tensor = _tensor(obj)
@@ -99,9 +105,18 @@ class GraphPickler(shipping.ByValue):
 def _attributes(obj: Any) -> dict[str, Any]:
     """What an object is, without compiled functions and what its class makes by itself."""
     state = dict(vars(obj))
-    for name in _WRAPPED if isinstance(obj, keras.Layer) else ():
+    for name in (*_WRAPPED, *_PAST) if isinstance(obj, keras.Layer) else ():
         state.pop(name, None)
     return state | {name: None for name in _COMPILED if name in state}
+
+
+def _container(obj: Any) -> Any:
+    """A container that tells its layer what is put into it: filled while it does not know the layer, then told."""
+    told = {"tracker": obj.tracker}
+    if isinstance(obj, tracking.TrackedSet):
+        return type(obj), (list(obj),), told
+    items = iter(list(obj)) if isinstance(obj, _LISTS) else None
+    return type(obj), (), told, items, None if items is not None else iter(list(obj.items()))
 
 
 def _blank(kind: Any) -> Any:
@@ -118,7 +133,7 @@ def _opened(value: Any, noted: list[Any]) -> Any:
 
 def _recollect(obj: Any) -> None:
     """Let an object know the identities of the objects that it remembers."""
-    if isinstance(obj, Tracker):
+    if isinstance(obj, tracking.Tracker):
         obj.stored_ids = {name: {id(one) for one in stored} for name, (_, stored) in obj.config.items()}
     elif isinstance(obj, graph_functions.Function):
         obj._nodes = graph_functions.map_graph(obj._inputs, obj._outputs)[0]

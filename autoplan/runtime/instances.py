@@ -170,7 +170,7 @@ def settings_of(model: Any) -> Settings:
         epsilon=keras.config.epsilon(),
         image_data_format=keras.config.image_data_format(),
         policy=keras.config.dtype_policy().name,
-        remat=tuple(modes[0]) if len(modes) == 1 and modes[0] is not None and modes[0].mode else None,
+        remat=modes[0] if len(modes) == 1 else None,
         devices=1 if distribution is None else _devices_of(distribution),
     )
 
@@ -192,12 +192,14 @@ def _mixed_remat(model: Any) -> str:
     return "its layers were built under different RematScopes" if len(_remat_modes(model)) > 1 else ""
 
 
-def _remat_modes(model: Any) -> list[Any]:
-    layers = [layer for layer in model_facts.layers_of(model) if not isinstance(layer, keras.layers.InputLayer)]
-    modes: list[Any] = []
-    for layer in layers:
-        if layer._remat_mode not in modes:
-            modes.append(layer._remat_mode)
+def _remat_modes(model: Any) -> list[tuple[Any, ...] | None]:
+    """The RematScopes that layers were built in, each once; None is none."""
+    modes: list[tuple[Any, ...] | None] = []
+    for layer in model_facts.layers_of(model):
+        mode = layer._remat_mode
+        told = None if mode is None or mode.mode is None else (mode[0], mode[1], list(mode[2]))
+        if told not in modes and not isinstance(layer, keras.layers.InputLayer):
+            modes.append(told)
     return modes
 
 

@@ -181,7 +181,7 @@ def _as_method(function: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 def _is_kerass_own(obj: Any) -> bool:
-    return str(getattr(obj, "__module__", "")).partition(".")[0] == "keras"
+    return str(getattr(obj, "__module__", "")).partition(".")[0] in ("keras", "builtins")
 
 
 def _travels_as_it_is(obj: Any) -> bool:
