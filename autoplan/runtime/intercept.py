@@ -18,9 +18,11 @@ import keras
 from keras.src.backend.common import global_state
 from keras.src.distribution import distribution_lib
 from keras.src.dtype_policies import dtype_policy
+from keras.src.saving import saving_api
 
 from autoplan.runtime import data
 from autoplan.runtime.apply import ProcessSettings
+from autoplan.runtime.checkpoints import LeftOut
 
 
 @dataclass
@@ -58,6 +60,7 @@ class Interception:
         self._on_fit = on_fit
         self._settings = settings
         self.seen = Seen(policies={keras.config.dtype_policy().name})
+        self.checkpoints = LeftOut()
         self._undo: list[Callable[[], None]] = []
         self._inside_fit = False
 
@@ -68,6 +71,8 @@ class Interception:
         self._replace(global_state.clear_session, self._clear_session)
         self._patch(keras.RematScope, "__enter__", self._enter_remat)
         self._patch(keras.Model, "fit", self._fit)
+        self._patch(keras.Model, "load_weights", self.checkpoints.load_weights)
+        self._replace(saving_api.load_model, self.checkpoints.load_model)
         if self._settings is not None:
             self._entering(self._settings)
 

@@ -137,6 +137,7 @@ class Session:
         source = self.job.source
         wanted = source.fit_index if source is not None else 1
         if call.index < wanted:
+            self.interception.checkpoints.note(call.model, call.arguments.get("callbacks"))
             return keras.callbacks.History() if self._abstract() else one_micro_step(call)
         try:
             call.arguments = peek.lookable(call.arguments)
