@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import socket
 import sys
 import traceback
@@ -17,6 +18,8 @@ from autoplan.plan import FailureKind
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FULL_WORDS = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
+_ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
+"""Keras writes part of its messages in bold: a plan, or a message that is read elsewhere, is plain text."""
 
 
 class Channel:
@@ -46,13 +49,13 @@ class Channel:
     def failure(self, kind: FailureKind, message: str, *, outside: bool = False) -> NoReturn:
         """outside: it says nothing of the configuration, and may be tried again."""
         _flush()
-        self._say(event="failure", kind=kind.value, message=message, outside=outside)
+        self._say(event="failure", kind=kind.value, message=_ESCAPES.sub("", message), outside=outside)
         os._exit(0)
 
     def error(self, error: AutoplanError) -> NoReturn:
         """The source itself is at fault: the client raises the same error."""
         _flush()
-        self._say(event="error", error=type(error).__name__, message=str(error))
+        self._say(event="error", error=type(error).__name__, message=_ESCAPES.sub("", str(error)))
         os._exit(0)
 
     def log(self, error: BaseException) -> None:

@@ -74,6 +74,19 @@ def test_trials_are_told_that_they_are_trials(client, script):
     assert result.failure is None
 
 
+def test_what_keras_writes_in_bold_is_told_plainly(client, script):
+    before = """
+        import keras
+        class Fails(keras.layers.Layer):
+            def call(self, inputs):
+                raise TypeError("no such input")
+        Fails()(keras.Input((3,)))
+    """
+    with pytest.raises(ScriptFailed, match="Exception encountered when calling") as caught:
+        run(client, script(before=before), JobKind.OBSERVE)
+    assert "\x1b" not in str(caught.value)
+
+
 def test_figures_of_trials_open_no_window(client, script):
     result = run(client, script(before="import os\nassert os.environ['MPLBACKEND'] == 'Agg'\n"))
     assert result.failure is None
