@@ -230,7 +230,7 @@ def test_a_fit_is_measured(worker, observed):
     found = Measurement.model_validate(value)
     assert found.groups >= 3
     assert 0 < found.micro_step_seconds_low <= found.micro_step_seconds <= found.micro_step_seconds_high
-    assert found.first_step_seconds > found.micro_step_seconds
+    assert found.first_step_seconds > (0 if worker.name == "torch" else found.micro_step_seconds)  # it runs eagerly
     assert found.compute_micro_step_seconds > 0
     assert found.peak_bytes > 0
     assert found.recompilations == 0 or worker.name == "jax"  # its last, partial batch
