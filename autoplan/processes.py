@@ -46,30 +46,36 @@ def proportional_bytes(pid: int) -> int:
 
 
 def alone_bytes(pid: int, *, ever: bool = False) -> int:
-    """What one process would hold by itself, in bytes: pages that it shares with its parent count whole.
+    """What one process would hold by itself, in bytes: what it shares with its parent counts whole.
 
     ever   the most so far: the kernel keeps that, so that no peak is missed between two looks
 
     Mapped files count up to the size of libraries: what is beyond are data, which the kernel drops when it wants room.
+    A forked process has touched few pages of its libraries itself; by itself it would have touched its parent's.
     Falls back to the present resident size where the kernel does not tell (not Linux); 0 when the process is gone.
     """
-    figures = _status_bytes(pid)
-    if {"VmRSS", "VmHWM", "RssFile"} <= figures.keys():
-        mapped_data = max(0, figures["RssFile"] - LIBRARY_BYTES)
-        return max(0, figures["VmHWM" if ever else "VmRSS"] - mapped_data)
+    figures = _status(pid)
+    if {"VmRSS", "VmHWM", "RssFile", "PPid"} <= figures.keys():
+        own_files = figures["RssFile"]
+        libraries = min(LIBRARY_BYTES, max(own_files, _status(figures["PPid"]).get("RssFile", 0)))
+        return max(0, figures["VmHWM" if ever else "VmRSS"] - own_files) + libraries
     with contextlib.suppress(psutil.Error):
         return int(psutil.Process(pid).memory_info().rss)
     return 0
 
 
-def _status_bytes(pid: int) -> dict[str, int]:
-    """The sizes in `/proc/<pid>/status`; empty where there is none."""
+def _status(pid: int) -> dict[str, int]:
+    """The numbers in `/proc/<pid>/status`, sizes in bytes; empty where there is none."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
         return {}
-    sizes = (line.split() for line in lines if line.endswith(" kB"))
-    return {name.rstrip(":"): int(size) * 1024 for name, size, _ in sizes}
+    figures = {}
+    for name, _, value in (line.partition(":") for line in lines):
+        number, _, unit = value.strip().partition(" ")
+        if number.isdigit():
+            figures[name] = int(number) * (1024 if unit == "kB" else 1)
+    return figures
 
 
 def free_bytes() -> int:

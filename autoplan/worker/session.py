@@ -12,6 +12,7 @@ from typing import Any
 
 import keras
 
+from autoplan import processes
 from autoplan.errors import AutoplanError
 from autoplan.jobs import Job, JobKind
 from autoplan.plan import FailureKind
@@ -157,7 +158,10 @@ class Session:
         self.channel.result(answers[self.job.kind](call, facts))
 
     def _observe(self, call: FitCall, facts: DataFacts) -> dict[str, Any]:
-        return observe(call, facts, self.interception.seen, self.backend).model_dump(mode="json")
+        found = observe(call, facts, self.interception.seen, self.backend)
+        # Without values of its variables the process says nothing of what a training holds.
+        held = None if self._abstract() else processes.alone_bytes(os.getpid())
+        return found.model_copy(update={"process_bytes": held}).model_dump(mode="json")
 
     def _trace(self, call: FitCall, facts: DataFacts) -> dict[str, Any]:
         from autoplan.worker.trace.job import trace

@@ -1,0 +1,84 @@
+"""What processes hold, and how they end."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from autoplan import processes
+
+MIB = 2**20
+
+HOLD = """
+import sys
+hoard = bytearray(256 * 2**20)
+del hoard
+print("let go", flush=True)
+sys.stdin.read()
+"""
+
+linux = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the kernel keeps the most on Linux alone")
+
+
+@pytest.fixture
+def holder():
+    """A process that held 256 MiB for a moment, which no look would have met."""
+    with subprocess.Popen([sys.executable, "-c", HOLD], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"let go\n"
+        yield process
+        process.kill()
+
+
+@linux
+def test_the_most_that_a_process_held_is_not_missed_between_two_looks(holder):
+    now, most = processes.alone_bytes(holder.pid), processes.alone_bytes(holder.pid, ever=True)
+    assert now < 128 * MIB
+    assert 256 * MIB < most < 384 * MIB
+
+
+FORK = """
+import os
+from autoplan import processes
+hoard = bytearray(os.urandom(64 * 2**20))
+read, write = os.pipe()
+pid = os.fork()
+if pid == 0:
+    os.read(read, 1)
+    os._exit(0)
+print(processes.alone_bytes(os.getpid()), processes.alone_bytes(pid), processes.proportional_bytes(pid))
+os.write(write, b"x")
+os.waitpid(pid, 0)
+"""
+
+
+@linux
+def test_a_fork_counts_what_it_has_from_its_parent(root):
+    """As if it had read its libraries and made its arrays by itself."""
+    done = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, check=True, cwd=root)
+    parent, child, proportional = map(int, done.stdout.split())
+    assert child == pytest.approx(parent, rel=0.1)
+    assert proportional < 64 * MIB < child
+
+
+@linux
+def test_mapped_data_count_no_more_than_libraries(tmp_path, monkeypatch):
+    """The kernel drops them when it wants the room."""
+    monkeypatch.setattr(processes, "LIBRARY_BYTES", 0)
+    before = processes.alone_bytes(os.getpid())
+    data = tmp_path / "data"
+    data.write_bytes(b"x" * (64 * MIB))
+    with data.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        assert sum(mapped[:: mmap.PAGESIZE]) > 0
+        assert processes.alone_bytes(os.getpid()) - before < 8 * MIB
+
+
+def test_a_process_that_is_gone_holds_nothing(holder):
+    holder.kill()
+    holder.wait()
+    assert processes.alone_bytes(holder.pid) == 0
+    assert processes.alone_bytes(holder.pid, ever=True) == 0
