@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from autoplan import planfile
 from autoplan.bench import Bench, Clock
 from autoplan.evidence import (
     LONGER_SECONDS,
@@ -16,9 +17,11 @@ from autoplan.evidence import (
     verification_seconds,
 )
 from autoplan.jobs import JobKind, SourceSpec
-from autoplan.plan import FailureKind, TrialRecord
+from autoplan.plan import Failure, FailureKind, TrialRecord
+from cost_models.config import TrainConfig
 from tests.autoplan.facts import cluster, config, observation
 from tests.autoplan.fake_client import FakeClient, failure, micro_step_seconds
+from tests.autoplan.tuning import fake, interrupting
 
 SOURCE = SourceSpec(kind="script", path="train.py", sha256="0" * 64)
 OWN, WINNER = config(32, 8), config(256)
@@ -226,3 +229,66 @@ def test_ctrl_c_keeps_the_repeats_that_are_done():
     one = verifier(interrupted_in(2))
     assert [run.config for run in one.repeat(OWN, first)] == [OWN] * 2
     assert one.interrupted
+
+
+# Through the planner
+
+
+def test_ctrl_c_ends_the_trials_and_the_best_is_verified_and_written(tune):
+    result = tune(fake(plant=interrupting(after=3)))
+    assert result.interrupted
+    assert len(result.plan.trials) == 3
+    assert TrainConfig.from_dict(result.plan.config) == WINNER
+    assert (result.plan.verification.pairs, result.plan.verification.faster) == (3, True)
+    assert result.written_to.exists()
+
+
+def test_a_second_ctrl_c_leaves_the_baseline_and_says_so(tune):
+    result = tune(fake(plant=interrupting(after=3, times=2)))
+    assert result.interrupted
+    assert TrainConfig.from_dict(result.plan.config) == OWN
+    assert result.plan.notes[0] == "interrupted before a winner was verified: the plan is the baseline"
+    assert result.written_to.exists()
+
+
+def test_what_is_known_at_ctrl_c_is_written_before_it_is_verified(tune, tmp_path):
+    """Whoever sends SIGTERM may send SIGKILL soon after."""
+    written = []
+    interrupt = interrupting(after=3)
+
+    def plant(job):
+        if job.kind is JobKind.NUMERICS and not written:
+            written.append(planfile.read(tmp_path / "plan.yaml"))
+        return interrupt(job)
+
+    tune(fake(plant=plant))
+    assert TrainConfig.from_dict(written[0].config) == OWN
+    assert len(written[0].trials) == 3
+    assert written[0].notes[0] == "interrupted before a winner was verified: the plan is the baseline"
+
+
+def test_ctrl_c_in_the_third_pair_leaves_a_plan_of_two(tune):
+    result = tune(fake(plant=interrupting(after=8 + 5)))
+    assert result.interrupted
+    assert TrainConfig.from_dict(result.plan.config) == WINNER
+    assert (result.plan.verification.pairs, result.plan.verification.faster) == (2, True)
+
+
+def test_a_trial_that_is_ended_from_outside_is_told_and_run_again(tune):
+    killed = Failure(kind=FailureKind.CRASH, message="ended by SIGKILL in phase measure", outside=True)
+    answers = iter([None, killed])
+    result = tune(fake(plant=lambda job: next(answers, None) if job.kind is JobKind.MEASURE else None))
+    assert [record.outcome for record in result.plan.trials] == ["measured"] * 8
+    notes = [event.text for event in tune.events if event.kind == "note"]
+    assert notes == ["ended by SIGKILL in phase measure; it is tried once more"]
+
+
+def test_an_interrupted_trial_is_tried_again_when_the_study_is_resumed(tune):
+    first = tune(fake(plant=interrupting(after=3)), study=None)
+    client = fake()
+    second = tune(client, study=None)
+    assert second.study_path == first.study_path
+    assert any(event.text.startswith("3 trials of an earlier run are kept") for event in tune.events)
+    assert second.plan.trials[:3] == first.plan.trials
+    assert len(second.plan.trials) == 8
+    assert OWN not in client.of_kind(JobKind.MEASURE)[:5]

@@ -10,48 +10,14 @@ import psutil
 import pytest
 
 from autoplan import hardware, keras_backend, planfile, planner, source
-from autoplan.errors import ConfigError, NoFeasibleConfiguration, OutputError, StudyError, WorkloadError
+from autoplan.errors import ConfigError, NoFeasibleConfiguration, OutputError, WorkloadError
 from autoplan.jobs import JobKind
-from autoplan.plan import Evidence, Failure, FailureKind
+from autoplan.plan import Evidence, FailureKind
 from autoplan.requests import EstimateRequest, TuneRequest
 from cost_models.config import TrainConfig
-from tests.autoplan.facts import GIB, cluster, config, observation
-from tests.autoplan.fake_client import FakeClient, failure, micro_step_seconds
-
-OWN = config(32, 8)
-BEST = config(256)
-
-
-@pytest.fixture
-def tune(tmp_path, monkeypatch):
-    """Tune a script on the made-up machine; returns the result, with what was told in `tune.events`."""
-    monkeypatch.chdir(tmp_path)
-    script = tmp_path / "train.py"
-    script.write_text("import keras\nkeras.Model().fit()\n")
-
-    def run(client, *, here=None, **wishes):
-        monkeypatch.setattr(planner, "Client", client)
-        monkeypatch.setattr(planner, "_cluster", lambda *_: here or cluster())
-        run.events = []
-        # A database in memory: what is not about studies need not wait for a disk.
-        wishes = {
-            "study": "sqlite:///:memory:",
-            "only": ("batch",),
-            "trials": 8,
-            "output": tmp_path / "plan.yaml",
-        } | wishes
-        return planner.tune(TuneRequest(source=source.resolve(str(script)), **wishes), run.events.append)
-
-    return run
-
-
-def fake(own=OWN, **changes):
-    facts = changes.pop("facts", {})
-    return FakeClient(facts=observation(own, **facts), **changes)
-
-
-def tried(result):
-    return [TrainConfig.from_dict(record.config) for record in result.plan.trials]
+from tests.autoplan.facts import cluster, config
+from tests.autoplan.fake_client import failure, micro_step_seconds
+from tests.autoplan.tuning import BEST, OWN, fake, tried
 
 
 @pytest.fixture
@@ -220,80 +186,6 @@ def test_pins_hold_even_where_the_baseline_breaks_them(tune):
     assert plan.verification.faster is False
 
 
-def interrupting(after, *, kind=JobKind.MEASURE, times=1):
-    """Ctrl-C in the job of this kind that follows `after` others."""
-    seen = []
-
-    def plant(job):
-        if job.kind is kind:
-            seen.append(job)
-            if after < len(seen) <= after + times:
-                raise KeyboardInterrupt
-        return
-
-    return plant
-
-
-def test_ctrl_c_ends_the_trials_and_the_best_is_verified_and_written(tune):
-    result = tune(fake(plant=interrupting(after=3)))
-    assert result.interrupted
-    assert len(result.plan.trials) == 3
-    assert TrainConfig.from_dict(result.plan.config) == BEST
-    assert (result.plan.verification.pairs, result.plan.verification.faster) == (3, True)
-    assert result.written_to.exists()
-
-
-def test_a_second_ctrl_c_leaves_the_baseline_and_says_so(tune):
-    result = tune(fake(plant=interrupting(after=3, times=2)))
-    assert result.interrupted
-    assert TrainConfig.from_dict(result.plan.config) == OWN
-    assert result.plan.notes[0] == "interrupted before a winner was verified: the plan is the baseline"
-    assert result.written_to.exists()
-
-
-def test_what_is_known_at_ctrl_c_is_written_before_it_is_verified(tune, tmp_path):
-    """Whoever sends SIGTERM may send SIGKILL soon after."""
-    written = []
-    interrupt = interrupting(after=3)
-
-    def plant(job):
-        if job.kind is JobKind.NUMERICS and not written:
-            written.append(planfile.read(tmp_path / "plan.yaml"))
-        return interrupt(job)
-
-    tune(fake(plant=plant))
-    assert TrainConfig.from_dict(written[0].config) == OWN
-    assert len(written[0].trials) == 3
-    assert written[0].notes[0] == "interrupted before a winner was verified: the plan is the baseline"
-
-
-def test_ctrl_c_in_the_third_pair_leaves_a_plan_of_two(tune):
-    result = tune(fake(plant=interrupting(after=8 + 5)))
-    assert result.interrupted
-    assert TrainConfig.from_dict(result.plan.config) == BEST
-    assert (result.plan.verification.pairs, result.plan.verification.faster) == (2, True)
-
-
-def test_a_trial_that_is_ended_from_outside_is_told_and_run_again(tune):
-    killed = Failure(kind=FailureKind.CRASH, message="ended by SIGKILL in phase measure", outside=True)
-    answers = iter([None, killed])
-    result = tune(fake(plant=lambda job: next(answers, None) if job.kind is JobKind.MEASURE else None))
-    assert [record.outcome for record in result.plan.trials] == ["measured"] * 8
-    notes = [event.text for event in tune.events if event.kind == "note"]
-    assert notes == ["ended by SIGKILL in phase measure; it is tried once more"]
-
-
-def test_an_interrupted_trial_is_tried_again_when_the_study_is_resumed(tune):
-    first = tune(fake(plant=interrupting(after=3)), study=None)
-    client = fake()
-    second = tune(client, study=None)
-    assert second.study_path == first.study_path
-    assert any(event.text.startswith("3 trials of an earlier run are kept") for event in tune.events)
-    assert second.plan.trials[:3] == first.plan.trials
-    assert len(second.plan.trials) == 8
-    assert OWN not in client.of_kind(JobKind.MEASURE)[:5]
-
-
 def test_the_budget_leaves_time_to_verify(tune, monkeypatch):
     """On the clock of the made-up machine each job takes 10 s."""
     now = [0.0]
@@ -402,41 +294,6 @@ def test_a_place_that_cannot_be_written_is_told_before_anything_runs(tune, tmp_p
     with pytest.raises(OutputError, match="there is no folder"):
         tune(client, output=tmp_path / "nowhere" / "plan.yaml")
     assert client.jobs == []
-
-
-def test_a_study_of_another_source_is_refused(tune):
-    tune(fake(), study="one", trials=2)
-    with pytest.raises(StudyError, match="is of something else: structure: sha256 000000000000 -> sha256 ffffffffffff"):
-        tune(fake(facts={"structure": "f" * 64}), study="one")
-
-
-def test_a_study_of_another_script_or_hardware_is_refused_before_anything_runs(tune, tmp_path):
-    tune(fake(), study="one", trials=2)
-    client = fake()
-    with pytest.raises(StudyError, match=r"is of something else: memory: 8.* GiB -> 4.* GiB\. Give --study another"):
-        tune(client, study="one", here=cluster(usable_bytes=4 * GIB))
-    (tmp_path / "train.py").write_text("import keras\nkeras.Model().fit()  # changed\n")
-    with pytest.raises(StudyError, match="is of something else: source: sha256 "):
-        tune(client, study="one")
-    assert client.jobs == []
-
-
-def test_a_full_disk_ends_the_trials_and_loses_nothing(tune, monkeypatch):
-    tell = planner.Study.tell
-    calls = []
-
-    def full(self, config, outcome, objective, predicted=None):
-        calls.append(config)
-        record = tell(self, config, outcome, objective, predicted)
-        if len(calls) == 3:
-            raise StudyError("the study cannot be written: the disk is full")
-        return record
-
-    monkeypatch.setattr(planner.Study, "tell", full)
-    result = tune(fake())
-    assert len(result.plan.trials) == 3
-    assert TrainConfig.from_dict(result.plan.config) == BEST
-    assert any(event.kind == "note" and "the disk is full" in event.text for event in tune.events)
 
 
 def test_an_estimate_is_of_all_devices_on_data_unless_a_mesh_is_given(tune, monkeypatch):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy
 
+from autoplan import planner
 from autoplan.errors import StudyError
 from autoplan.plan import Failure, FailureKind, Measurement
 from autoplan.search import (
@@ -21,8 +22,8 @@ from autoplan.search import (
 )
 from autoplan.study_place import StudyPlace
 from cost_models.config import TrainConfig
-from tests.autoplan import plans
-from tests.autoplan.facts import config
+from tests.autoplan import plans, tuning
+from tests.autoplan.facts import GIB, cluster, config
 
 IDENTITY = {"source": "a" * 64, "hardware": "cpu", "knobs": {"precision": ["float32"]}}
 BASELINE = config(64, 8)
@@ -250,9 +251,7 @@ def test_a_database_that_somebody_else_writes_to_is_locked(place, monkeypatch):
     monkeypatch.setattr("sqlite3.connect", lambda *args, **named: connect(*args, **(named | {"timeout": 0.1})))
     with contextlib.closing(connect(place.file, isolation_level=None)) as other:
         other.execute("begin exclusive")
-        with pytest.raises(
-            StudyError, match=r"study\.db is locked by another process; wait for it, or use --study"
-        ):
+        with pytest.raises(StudyError, match=r"study\.db is locked by another process; wait for it, or use --study"):
             study(place)
         other.execute("rollback")
     study(place).close()
@@ -336,3 +335,41 @@ def test_a_url_without_a_driver_is_told(tmp_path, monkeypatch):
 def test_choices_are_in_a_fixed_order():
     assert knob_choices(list(reversed(SHORTLIST))) == knob_choices(SHORTLIST)
     assert knob_choices(SHORTLIST)["global"] == [32, 64, 128, 256, 512]
+
+
+# Through the planner
+
+
+def test_a_study_of_another_source_is_refused(tune):
+    tune(tuning.fake(), study="one", trials=2)
+    with pytest.raises(StudyError, match="is of something else: structure: sha256 000000000000 -> sha256 ffffffffffff"):
+        tune(tuning.fake(facts={"structure": "f" * 64}), study="one")
+
+
+def test_a_study_of_another_script_or_hardware_is_refused_before_anything_runs(tune, tmp_path):
+    tune(tuning.fake(), study="one", trials=2)
+    client = tuning.fake()
+    with pytest.raises(StudyError, match=r"is of something else: memory: 8.* GiB -> 4.* GiB\. Give --study another"):
+        tune(client, study="one", here=cluster(usable_bytes=4 * GIB))
+    (tmp_path / "train.py").write_text("import keras\nkeras.Model().fit()  # changed\n")
+    with pytest.raises(StudyError, match="is of something else: source: sha256 "):
+        tune(client, study="one")
+    assert client.jobs == []
+
+
+def test_a_full_disk_ends_the_trials_and_loses_nothing(tune, monkeypatch):
+    tell = planner.Study.tell
+    calls = []
+
+    def full(self, config, outcome, objective, predicted=None):
+        calls.append(config)
+        record = tell(self, config, outcome, objective, predicted)
+        if len(calls) == 3:
+            raise StudyError("the study cannot be written: the disk is full")
+        return record
+
+    monkeypatch.setattr(planner.Study, "tell", full)
+    result = tune(tuning.fake())
+    assert len(result.plan.trials) == 3
+    assert TrainConfig.from_dict(result.plan.config) == tuning.BEST
+    assert any(event.kind == "note" and "the disk is full" in event.text for event in tune.events)
