@@ -264,7 +264,7 @@ class Bench:
             return self.client.run(
                 self._job(kind, config, options),
                 time_limit_seconds=self._within_budget(seconds),
-                memory_limit_bytes=self._memory_limit(),
+                memory_limit_bytes=self._memory_limit(kind),
                 log=None if self.logs is None else self.logs / f"{log}.log",
                 on_phase=on_phase,
             )
@@ -310,10 +310,13 @@ class Bench:
         left = self.clock.left()
         return seconds if left is None else max(SHORTEST_STEP_SECONDS, min(seconds, left))
 
-    def _memory_limit(self) -> int | None:
-        """On a CPU the devices' memory is this machine's, and is watched; elsewhere the device guards its own."""
+    def _memory_limit(self, kind: JobKind) -> int | None:
+        """On a CPU the devices' memory is this machine's, and is watched; elsewhere the device guards its own.
+
+        What a training may take is no limit for its analysis, which is not part of it.
+        """
         on_this_cpu = self.cluster.local and self.cluster.chip.kind == "cpu"
-        return self.usable_bytes() if on_this_cpu else None
+        return self.usable_bytes() if on_this_cpu and kind is not JobKind.TRACE else None
 
 
 def _value(result: JobResult) -> dict[str, Any]:

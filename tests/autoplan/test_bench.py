@@ -89,6 +89,10 @@ def test_the_memory_of_a_cpu_is_watched(here, limit):
     client = Limits()
     bench(client, here=here).measure(config(), "trial-1")
     assert client.limits["memory_limit_bytes"] == limit
+    bench(client, here=here).observe()
+    assert client.limits["memory_limit_bytes"] == limit
+    bench(client, here=here).trace(config())
+    assert client.limits["memory_limit_bytes"] is None, "an analysis is no part of the training"
 
 
 def test_jobs_carry_configuration_baseline_and_simulated_devices():

@@ -2,30 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from autoplan.notes import baseline_notes, fit_note, learning_rate_rule, notes_for, setup_note
+from autoplan.notes import baseline_notes, fit_note, learning_rate_rule, limit_note, notes_for, setup_note
 from tests.autoplan.facts import VERSIONS, cluster, config, observation
 
 
 def notes(own, wanted, here=None, **facts):
     return notes_for(wanted, own, observation(own, **facts), here or cluster(), VERSIONS)
-
-
-@pytest.mark.parametrize(
-    ("facts", "told"),
-    [
-        ({}, "should a partial batch come, rows of weight zero fill it up, which is exact here"),
-        ({"batch_norm": True}, "those of its samples that do not divide over 4 are left out"),
-    ],
-)
-def test_a_partial_batch_that_only_the_run_will_show(facts, told):
-    found = notes(config(64), config(16, 4), samples=640, samples_exact=False, data="generator", **facts)
-    assert any(told in note for note in found)
-
-
-def test_a_mask_makes_another_split_weigh_differently():
-    found = notes(config(64), config(16, 4), masks=True)
-    assert any("averaged over the unmasked positions of a micro-step" in note for note in found)
-    assert notes(config(64), config(64), masks=True) == []
 
 
 def test_an_unchanged_training_needs_no_note():
@@ -168,3 +150,30 @@ def test_how_long_the_whole_fit_takes_is_told_where_it_is_known():
     )
     assert fit_note(12.0, None).endswith("takes 12.0 s under the plan, compilation included")
     assert fit_note(None, 4000.0) is None
+
+
+def test_a_limit_on_memory_is_told_with_what_it_was_held_against():
+    assert limit_note(None, cluster()) is None
+    told = "memory was limited to 2.00 GiB (--memory-limit)"
+    assert limit_note(2**31, cluster()) == f"{told}: a trial whose processes held more was ended"
+    elsewhere = f"{told} in forecasts; the device itself was not limited"
+    assert limit_note(2**31, cluster(kind="gpu")) == elsewhere
+    assert limit_note(2**31, cluster(local=False)) == elsewhere
+
+
+@pytest.mark.parametrize(
+    ("facts", "told"),
+    [
+        ({}, "should a partial batch come, rows of weight zero fill it up, which is exact here"),
+        ({"batch_norm": True}, "those of its samples that do not divide over 4 are left out"),
+    ],
+)
+def test_a_partial_batch_that_only_the_run_will_show(facts, told):
+    found = notes(config(64), config(16, 4), samples=640, samples_exact=False, data="generator", **facts)
+    assert any(told in note for note in found)
+
+
+def test_a_mask_makes_another_split_weigh_differently():
+    found = notes(config(64), config(16, 4), masks=True)
+    assert any("averaged over the unmasked positions of a micro-step" in note for note in found)
+    assert notes(config(64), config(64), masks=True) == []
