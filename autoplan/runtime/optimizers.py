@@ -130,14 +130,16 @@ def _count_batches_only(inner: Any) -> None:
 
 
 def _relative_path(inner: Any, variable: Any) -> str:
-    return str(variable.path).removeprefix(f"{inner.name}/")
+    """Below the optimizer's own name, whether it was built by itself or inside a LossScaleOptimizer's scope."""
+    parts = str(variable.path).split("/")
+    return "/".join(parts[parts.index(inner.name) + 1 :] if inner.name in parts else parts)
 
 
 def _take_over(fresh: Any, values: dict[str, Any], script: Batch, wanted: Batch) -> None:
     """Copy slots, learning rate and counters; the accumulators of the old accumulation end here."""
     for variable in fresh.variables:
         path = _relative_path(fresh, variable)
-        if path in values and "gradient_accumulator" not in path:
+        if "gradient_accumulator" not in path:
             variable.assign(values[path])
     seen_samples = int(values["iteration"]) * script.global_size
     fresh._iterations.assign(seen_samples // wanted.global_size)
