@@ -225,7 +225,7 @@ class Client:
         """
         if self._closed:
             raise errors.WorkerError(f"the workers of the {self._backend} backend have been ended")
-        if running.pid is not None:
+        if running.pid is not None or running.status is not None:
             return endings.of_status(running.status, running.watched, running.phase)
         number = self._signal_of_server()
         if number is None or not endings.from_outside(number):
