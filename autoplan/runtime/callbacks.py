@@ -46,9 +46,11 @@ def writes(callback: Any) -> bool:
     return any(word in name for word in _WRITER_WORDS)
 
 
-def saves_whole_models(callback: Any) -> bool:
-    """Whether it saves the model with its code's configuration, not only weights."""
-    return isinstance(callback, keras.callbacks.ModelCheckpoint) and not callback.save_weights_only
+def saved_by(callback: Any) -> str | None:
+    """What of a model it saves: a `checkpoint` of the whole, its `weights`, or nothing."""
+    if not isinstance(callback, keras.callbacks.ModelCheckpoint):
+        return None
+    return "weights" if callback.save_weights_only else "checkpoint"
 
 
 def timed_in_trials(callback: Any) -> bool:

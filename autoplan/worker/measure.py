@@ -220,24 +220,28 @@ def _extras(
     if options.get("checkpoint"):
         on_phase("checkpoint")
         try:
-            ran.append(_save_checkpoint(call))
+            ran += _save_checkpoint(call)
         except OSError as error:
             if not disk_is_full(error):  # which says nothing of the configuration
                 raise
     return ran
 
 
-def _save_checkpoint(call: FitCall) -> str:
-    """Save the model -> what that makes of it: a `checkpoint`, or `weights` where its code cannot be written down.
+def _save_checkpoint(call: FitCall) -> list[str]:
+    """Save the model -> what that made: a `checkpoint`, `weights` where it cannot be saved whole, or nothing.
 
-    A model without `get_config` cannot be saved whole, plan or no plan; that matters where the script does so itself.
+    A model without `get_config` cannot be saved whole, and a trainer around other models (a `train_step`, no `call`)
+    not at all, plan or no plan. That matters where the script saves it so itself.
     """
+    asked = {callbacks.saved_by(one) for one in callbacks.as_list(call.arguments.get("callbacks"))}
+    ways = (("checkpoint", call.model.save, "model.keras"), ("weights", call.model.save_weights, "model.weights.h5"))
     with tempfile.TemporaryDirectory(prefix="autoplan-") as folder:
-        try:
-            call.model.save(Path(folder) / "checkpoint.keras")
-        except (NotImplementedError, TypeError, ValueError):
-            if any(map(callbacks.saves_whole_models, callbacks.as_list(call.arguments.get("callbacks")))):
-                raise
-            call.model.save_weights(Path(folder) / "checkpoint.weights.h5")
-            return "weights"
-    return "checkpoint"
+        for made, save, name in ways:
+            try:
+                save(Path(folder) / name)
+            except (NotImplementedError, TypeError, ValueError):
+                if made in asked:
+                    raise
+            else:
+                return [made]
+    return []

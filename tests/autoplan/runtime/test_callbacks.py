@@ -36,15 +36,15 @@ def test_trials_keep_what_works_at_every_micro_step_and_writes_nothing(callback,
 
 
 @pytest.mark.parametrize(
-    ("callback", "whole"),
+    ("callback", "saved"),
     [
-        (keras.callbacks.ModelCheckpoint("x.keras"), True),
-        (keras.callbacks.ModelCheckpoint("x.weights.h5", save_weights_only=True), False),
-        (EveryMicroStep(), False),
+        (keras.callbacks.ModelCheckpoint("x.keras"), "checkpoint"),
+        (keras.callbacks.ModelCheckpoint("x.weights.h5", save_weights_only=True), "weights"),
+        (EveryMicroStep(), None),
     ],
 )
-def test_a_checkpoint_of_the_whole_model_is_told_from_one_of_weights(callback, whole):
-    assert callbacks.saves_whole_models(callback) is whole
+def test_a_checkpoint_of_the_whole_model_is_told_from_one_of_weights(callback, saved):
+    assert callbacks.saved_by(callback) == saved
 
 
 def test_counts_of_micro_steps_fall_on_the_same_samples():

@@ -23,6 +23,15 @@ class WithoutConfig(keras.Model):
         return self.dense(inputs * self.table)
 
 
+class NotSaved(keras.Sequential):
+    """Refused by Keras as a trainer around other models is on TensorFlow, which never counts as built there."""
+
+    def save_weights(self, *_, **__):
+        raise ValueError("You are saving a model that has not yet been built.")
+
+    save = save_weights
+
+
 def measured(model, **arguments):
     model.compile("sgd", "mse")
     x = np.random.default_rng(0).normal(size=(64, 3)).astype("float32")
@@ -41,7 +50,17 @@ def test_of_a_model_whose_code_cannot_be_written_down_the_weights_are_saved():
     assert measured(WithoutConfig(np.ones(3, "float32"))).notes == ["weights"]
 
 
+def test_what_keras_does_not_save_at_all_is_timed_all_the_same():
+    assert measured(NotSaved([keras.layers.Dense(1)])).notes == []
+
+
 def test_a_script_that_saves_such_a_model_whole_hears_of_it(tmp_path):
     saving = keras.callbacks.ModelCheckpoint(tmp_path / "model.keras")
     with pytest.raises(NotImplementedError, match="get_config"):
         measured(WithoutConfig(np.ones(3, "float32")), callbacks=[saving])
+
+
+def test_a_script_that_saves_weights_hears_of_it(tmp_path):
+    saving = keras.callbacks.ModelCheckpoint(tmp_path / "model.weights.h5", save_weights_only=True)
+    with pytest.raises(ValueError, match="not yet been built"):
+        measured(NotSaved([keras.layers.Dense(1)]), callbacks=[saving])
