@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory, mkdtemp
+from tempfile import mkdtemp
 from typing import Any, Protocol
 
-from autoplan import figures
+from autoplan import figures, temporary
 from autoplan.errors import (
     FAILED_BY_ITSELF,
     NoFeasibleConfiguration,
@@ -25,6 +25,7 @@ from autoplan.errors import (
 )
 from autoplan.jobs import Job, JobKind, JobResult, Observation, SourceSpec, log_tail
 from autoplan.plan import Failure, FailureKind, Measurement, Outcome
+from autoplan.temporary import HeldFolder
 from cost_models.config import TrainConfig
 from cost_models.errors import AutoplanError
 from cost_models.hardware import Cluster
@@ -106,13 +107,16 @@ def replaced_once(run: Callable[[], JobResult], tell: Callable[[str], None] = _s
 def temporary_folder() -> Iterator[Path]:
     """A folder for what jobs leave behind, gone at the end of the block. OutputError where none can be made."""
     try:
-        folder = TemporaryDirectory(prefix="autoplan-", ignore_cleanup_errors=True)
+        temporary.remove_abandoned()
+        folder = HeldFolder()
     except OSError as error:
         raise OutputError(
             f"no temporary folder can be made: {error.strerror}; make room, or set TMPDIR to another folder"
         ) from None
-    with folder as name:
-        yield Path(name)
+    try:
+        yield folder.path
+    finally:
+        folder.remove()
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,8 @@ import base64
 import functools
 import hashlib
 import inspect
-import shutil
 import sys
 import sysconfig
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,6 +25,7 @@ import cloudpickle
 import numpy as np
 
 from autoplan.errors import OutputError, SourceError
+from autoplan.temporary import HeldFolder
 
 SPILL_BYTES = 2**20
 """Arrays of at least this many bytes travel as files that workers map into memory, not inside the text."""
@@ -142,9 +141,9 @@ def _spill(array: np.ndarray[Any, Any]) -> tuple[str, Path]:
 @functools.cache
 def _spill_directory() -> Path:
     """One folder for this process's arrays, removed when it ends: workers outlive no planner."""
-    path = Path(tempfile.mkdtemp(prefix="autoplan-data-"))
-    atexit.register(shutil.rmtree, path, ignore_errors=True)
-    return path
+    folder = HeldFolder("autoplan-data-")
+    atexit.register(folder.remove)
+    return folder.path
 
 
 @contextmanager
