@@ -75,26 +75,40 @@ def _is_plain(value: Any) -> bool:
 
 
 def _other_result(live: Any, made: Any, x: Any) -> str | None:
-    """Compare a forward pass in training mode: outputs and what it does to the variables. Changes neither model."""
+    """Compare a forward pass, in training mode where that is the same twice: results, and what it does to variables.
+
+    Changes neither model.
+    """
     batch = _rows(x) if x is not None else _arbitrary_rows(live)
     if batch is None or not live.built:
         return None
     trainable = [variable.value for variable in live.trainable_variables]
     others = [variable.value for variable in live.non_trainable_variables]
+
+    def called(model: Any, *, training: bool) -> list[Any]:
+        results = model.stateless_call(trainable, others, batch, training=training)
+        return list(keras.tree.flatten(results))
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the user's layers; their own training shows them
         try:
-            expected = live.stateless_call(trainable, others, batch, training=True)
+            training = _same(called(live, training=True), called(live, training=True))
+            expected = called(live, training=training)
+            if not _same(expected, called(live, training=training)):
+                return None  # it draws numbers whatever it is called for
         except Exception:  # noqa: BLE001 -- arbitrary rows need not suit a model; then nothing is compared
             return None
         try:
-            found = made.stateless_call(trainable, others, batch, training=True)
+            found = called(made, training=training)
         except Exception as error:  # noqa: BLE001 -- whatever the user's code raises is the difference
             return f"calling it fails ({type(error).__name__}: {error})"
-    flat = [keras.tree.flatten(result) for result in (expected, found)]
-    if len(flat[0]) == len(flat[1]) and all(map(_equal, *flat)):
+    if _same(expected, found):
         return None
     return "it computes something else from the same inputs and weights; does a get_config leave something out?"
+
+
+def _same(ours: list[Any], theirs: list[Any]) -> bool:
+    return len(ours) == len(theirs) and all(map(_equal, ours, theirs))
 
 
 def _equal(ours: Any, theirs: Any) -> bool:
@@ -130,12 +144,16 @@ def undisturbed() -> Iterator[None]:
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 -- the generator that users seed
     generator = global_state.get_global_attribute("global_seed_generator")
     drawn = None if generator is None else keras.ops.convert_to_numpy(generator.state).copy()
+    of_torch = _torch_generator()
+    torch_state = None if of_torch is None else of_torch.get_state()
     names = dict(global_state.get_global_attribute("object_name_uids", default={}))
     try:
         yield
     finally:
         random.setstate(python)
         np.random.set_state(numpy)  # noqa: NPY002
+        if of_torch is not None:
+            of_torch.set_state(torch_state)
         global_state.set_global_attribute("global_seed_generator", generator)
         if generator is not None:
             generator.state.assign(drawn)
@@ -143,3 +161,12 @@ def undisturbed() -> Iterator[None]:
         if counters is not None:
             counters.clear()
             counters.update(names)
+
+
+def _torch_generator() -> Any:
+    """PyTorch's own generator, which its dropout draws from; None on another backend."""
+    if keras.backend.backend() != "torch":
+        return None
+    import torch
+
+    return torch.default_generator

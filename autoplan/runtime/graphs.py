@@ -98,6 +98,8 @@ class GraphPickler(shipping.ByValue):
             return _container(obj)
         if _is_foreign(obj):
             return _viewed, (obj.view(f"u{obj.dtype.itemsize}"), obj.dtype)
+        if type(obj).__name__ == "_DefaultDistributionStrategy":
+            return _tensorflows_default_strategy, ()
         tensor = _tensor(obj)
         return super().reducer_override(obj) if tensor is None else tensor
 
@@ -153,6 +155,13 @@ def _tensor(obj: Any) -> Any:
     makers = {"jax": _jax_tensor, "torch": _torch_tensor}
     maker = makers.get(keras.backend.backend())
     return maker(obj) if maker is not None and keras.ops.is_tensor(obj) else None
+
+
+def _tensorflows_default_strategy() -> Any:
+    """What TensorFlow trains by where no strategy is set: one of its own in every process."""
+    import tensorflow as tf
+
+    return tf.distribute.get_strategy()
 
 
 def _jax_tensor(obj: Any) -> Any:

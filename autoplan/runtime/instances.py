@@ -222,9 +222,14 @@ def _like(settings: Settings, policy: str) -> Iterator[None]:
         stack.enter_context(global_policy(policy))
         if settings.remat is not None:
             stack.enter_context(remat_scope(settings.remat))
-        if settings.devices == 1:
-            stack.enter_context(keras.device("cpu:0"))
+        if settings.devices == 1 and _has_accelerator(settings):
+            stack.enter_context(keras.device("cpu" if settings.backend == "torch" else "cpu:0"))
         yield
+
+
+def _has_accelerator(settings: Settings) -> bool:
+    """Whether the device tells of memory of its own."""
+    return backends.get(settings.backend).devices()[2] is not None
 
 
 def remat_scope(remat: tuple[Any, ...]) -> Any:
@@ -266,7 +271,7 @@ def _notes(settings: Settings, blueprint: Blueprint | None) -> list[str]:
             f"policy {blueprint.policy} are taken to follow the global one, since a config does not tell an explicit "
             f"policy from an inherited one{kept}"
         )
-    if backends.get(settings.backend).devices()[2] is not None:
+    if _has_accelerator(settings):
         notes.append(
             "this process kept its own hold on the accelerator's memory while trials ran beside it; a function that "
             "builds the model, called in workers alone, would leave all of it to them"
@@ -333,4 +338,6 @@ def _own_classes(model: Any) -> list[type[Any]]:
 
 
 def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+    """Keras wraps an error of a layer in one of the model that holds it, with both configs: the innermost is told."""
+    told = str(error).rpartition("Exception encountered: ")[2].strip()
+    return next(iter(told.splitlines()), type(error).__name__)

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import os
 import subprocess
 import sys
 import textwrap
@@ -304,3 +305,39 @@ def test_the_hash_changes_with_the_model_and_with_the_data_and_not_with_the_weig
     assert instances.pack(model, (x, y)).sha256 == first
     model.optimizer.learning_rate = 0.5
     assert instances.pack(model, (x, y)).sha256 != first
+
+
+ELSEWHERE = """
+    import keras, numpy as np
+    from autoplan.runtime import instances
+    from tests.models import live
+
+    for kind in live.KINDS:
+        model, x, y = live.trained(kind)
+        spec = instances.pack(model, {"x": x, "y": y, "batch_size": 32})
+        again, data = instances.opened(spec.payload)
+        assert again is not model
+        np.testing.assert_array_equal(again.predict(x, verbose=0), model.predict(x, verbose=0))
+        again.fit(**data, verbose=0)
+        assert int(again.optimizer.iterations) == 6
+        print(kind, *sorted(spec.held))
+"""
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+def test_live_models_of_another_backend_travel_there(backend, root, tmp_path):
+    pytest.importorskip(backend)
+    (tmp_path / "main.py").write_text(textwrap.dedent(ELSEWHERE))
+    environment = {**os.environ, "KERAS_BACKEND": backend, "PYTHONPATH": str(root)}
+    done = subprocess.run([sys.executable, "main.py"], cwd=tmp_path, capture_output=True, text=True, env=environment)
+    assert done.stdout.splitlines() == ["functional", "sequential", "subclassed mesh precision remat"], done.stderr
+
+
+def test_a_model_that_travels_as_it_is_does_not_open_on_another_backend(root, tmp_path):
+    model, _, _ = live.trained("subclassed")
+    (tmp_path / "payload").write_text(instances.pack(model).payload)
+    code = "from autoplan.runtime import instances; instances.opened(open('payload').read())"
+    environment = {**os.environ, "KERAS_BACKEND": "tensorflow", "PYTHONPATH": str(root)}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, env=environment)
+    assert "SourceError: the live model" in done.stderr
+    assert "pass a function that builds and compiles the model" in done.stderr
