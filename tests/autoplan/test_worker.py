@@ -1,0 +1,187 @@
+"""Scripts of many shapes, each in real processes: looked at, traced, measured with another batch, and trained so."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from autoplan import planfile, source
+from autoplan.jobs import Client, Job, JobKind, Observation
+from autoplan.plan import Measurement, Plan
+from cost_models.config import TrainConfig
+from cost_models.workload import Workload
+from tests.autoplan.plans import plain_plan
+
+QUICK = {"groups": 3, "group_seconds": 0.05, "max_seconds": 20}
+
+SHAPES = {
+    "pydataset": (
+        *("pydataset.py", 1, (16, 2)),
+        {"data": "PyDataset", "samples": 460, "rebatchable": True},
+        {"updates": 45, "epochs_ended": 4},  # Keras ends an epoch more: the one in which it built the model
+    ),
+    "generator": (
+        *("generator.py", 1, (8, 4)),
+        {"data": "generator", "samples": 256, "samples_exact": False},
+        {"updates": 16},
+    ),
+    "folds": (
+        *("folds.py", 2, (10, 4)),
+        {"epochs": 2, "samples": 160, "unweighted_metrics": True},
+        {"updates": [13, 13, 13], "scores": [3, 3, 3]},
+    ),
+    "own loss": (
+        *("own_loss.py", 1, (16, 2)),
+        {"masks": True, "custom_train_step": True},
+        {"updates": 16},
+    ),
+    "fine-tuning": (
+        *("fine_tuning.py", 2, (8, 4)),
+        {"samples": 384, "optimizer": "Adam"},
+        {"updates": 24, "trainable": 5},
+    ),
+    "package": ("-m packaged", 1, (8, 4), {"samples": 320}, {"updates": 20}),
+    "messy": (
+        *("messy.py", 1, (8, 2)),
+        {"samples": 288, "unweighted_metrics": True},
+        {"updates": 54, "micro_steps": 108, "epochs": 3, "better": True},
+    ),
+}
+"""Script, which fit, the wanted (global batch, accumulation), what is seen of it, and what it says at its end."""
+
+
+@pytest.fixture(scope="module")
+def client():
+    with Client() as one:
+        yield one
+
+
+@pytest.fixture
+def spec(scripts, monkeypatch):
+    def resolve(name, fit=1):
+        monkeypatch.chdir(scripts)  # as their author would run them
+        return source.resolve(name, fit_index=fit)
+
+    return resolve
+
+
+@pytest.fixture(scope="module")
+def observations():
+    """What a shape's first test has seen, for its second."""
+    return {}
+
+
+def answered(client, kind, spec, **more):
+    result = client.run(Job(kind=kind, source=spec, **more), time_limit_seconds=120)
+    assert result.failure is None, result.failure
+    return result.value
+
+
+def with_batch(own, size, accumulation):
+    batch = {"local": size, "global": size, "accumulation": accumulation, "effective": size * accumulation}
+    return TrainConfig.from_dict({**own, "batch": batch}).to_dict()
+
+
+def observed(client, spec):
+    value = answered(client, JobKind.TRACE, spec)
+    assert Workload.from_dict(value["workload"]).ops
+    return Observation.model_validate(value["observation"])
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_script_is_traced_and_measured_with_another_batch(client, spec, observations, shape):
+    script, fit, batch, expected, _ = SHAPES[shape]
+    seen = observations[shape] = observed(client, spec(script, fit))
+    assert {key: getattr(seen, key) for key in expected} == expected
+    changed = with_batch(seen.config, *batch)
+    assert changed["batch"]["effective"] == seen.config["batch"]["effective"]
+    value = answered(client, JobKind.MEASURE, spec(script, fit), config=changed, baseline=seen.config, options=QUICK)
+    found = Measurement.model_validate(value)
+    assert found.update_seconds == pytest.approx(found.micro_step_seconds * batch[1])
+    assert found.compute_micro_step_seconds > 0
+    assert found.input_bound is not None
+
+
+def plan_for(seen, fit, batch, folder):
+    plain = plain_plan()
+    plain["source"]["fit"] |= {"index": fit, "structure": seen.structure}
+    plain["baseline"]["config"] = seen.config
+    plain["config"] = with_batch(seen.config, *batch)
+    return planfile.write(Plan.model_validate(plain), folder / "plan.yaml")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _programs_are_kept_elsewhere(tmp_path_factory):
+    """Training keeps compiled programs beside the script, which here is the checkout."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path_factory.mktemp("programs")))
+        yield
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_script_trains_with_its_own_number_of_updates(client, spec, observations, scripts, tmp_path, shape):
+    script, fit, batch, _, expected = SHAPES[shape]
+    seen = observations.get(shape) or observed(client, spec(script, fit))
+    plan = plan_for(seen, fit, batch, tmp_path)
+    command = [sys.executable, "-m", "autoplan.runtime", "train", "--plan", str(plan), "--fit", str(fit), script]
+    finished = subprocess.run(command, cwd=scripts, capture_output=True, text=True, timeout=240)
+    assert finished.returncode == 0, finished.stderr
+    assert json.loads(finished.stdout.splitlines()[-1]).items() >= expected.items()
+    assert f"fit {fit}: float32, batch {batch[0]}x{batch[1]}" in finished.stderr
+
+
+SHORT = """
+import keras, numpy as np, time
+class Rows(keras.utils.PyDataset):
+    def __len__(self):
+        return 6
+    def __getitem__(self, index):
+        time.sleep({pause})
+        x = np.random.default_rng(index).normal(size=(32, 8)).astype("float32")
+        return x, x[:, :1]
+model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(16), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+model.fit({data}, verbose=0{more})
+"""
+
+
+@pytest.fixture
+def short(tmp_path):
+    def write(data, pause=0.0, more=""):
+        (tmp_path / "train.py").write_text(SHORT.format(data=data, pause=pause, more=more))
+        return source.resolve(str(tmp_path / "train.py"))
+
+    return write
+
+
+@pytest.mark.parametrize("more", ["", ", steps_per_epoch=4, epochs=3"])
+def test_of_a_generator_that_ends_early_what_is_known_is_told(client, short, more):
+    spec = short("(batch for batch in Rows())", more=more)
+    own = Observation.model_validate(answered(client, JobKind.OBSERVE, spec)).config
+    for config in (own, with_batch(own, 8, 4)):
+        found = Measurement.model_validate(
+            answered(client, JobKind.MEASURE, spec, config=config, baseline=own, options=QUICK)
+        )
+        assert 0 < found.micro_step_seconds < found.first_step_seconds
+        assert found.groups >= 1
+        assert 0 < found.micro_steps <= 24
+
+
+def test_a_dataset_that_loads_slowly_is_found_to_bind(client, short):
+    spec = short("Rows()", pause=0.03)
+    found = Measurement.model_validate(answered(client, JobKind.MEASURE, spec, options=QUICK))
+    assert found.input_bound
+    assert found.micro_step_seconds > 0.03 > found.compute_micro_step_seconds
+
+
+@pytest.mark.parametrize("data", ["Rows(workers=2)", "(batch for _ in range(9) for batch in Rows())"])
+def test_losses_are_equal_whatever_a_stream_is_cut_into(client, short, data):
+    spec = short(data, more=", steps_per_epoch=6" if "range" in data else "")
+    own = Observation.model_validate(answered(client, JobKind.OBSERVE, spec)).config
+    alone, cut = (
+        answered(client, JobKind.NUMERICS, spec, config=config, baseline=own, options={"updates": 8})["losses"]
+        for config in (own, with_batch(own, 8, 4))
+    )
+    assert len(alone) == 8
+    assert cut == pytest.approx(alone, rel=1e-5)

@@ -1,0 +1,1 @@
+"""A training in a package: python -m packaged."""
