@@ -5,6 +5,7 @@ One trace for each structure of the training step, then arithmetic for the whole
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -27,6 +28,10 @@ from cost_models.workload import Workload
 TRACES_AT_ONCE = 2
 LOCAL_BATCHES_TRACED = 6
 """A step whose structure changes with the batch is traced at so many local batches; the others have no forecast."""
+LONGEST_REASON = 400
+"""Characters of an error that stand in a note."""
+_FRAMES = re.compile(r'File "[^"]*", line \d+, in \S+ |\^{2,} ')
+_LISTED_ARGUMENTS = re.compile(r"Arguments received by [\w.]+\(\):.*?(?=It began as|$)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -123,8 +128,14 @@ def without_forecasts(
         forecasts={},
         shortlist=tuple(nearest_first[:KEEP_AT_MOST]),
         rejected=space.rejected,
-        notes=(f"nothing could be forecast, so trials went by least change from the script: {reason}",),
+        notes=(f"nothing could be forecast, so trials went by least change from the script: {_in_short(reason)}",),
     )
+
+
+def _in_short(reason: str) -> str:
+    """An error in one line: without frames, the arguments that Keras lists, and what is past `LONGEST_REASON`."""
+    line = _FRAMES.sub("", " ".join(_LISTED_ARGUMENTS.sub("", reason).split()))
+    return line if len(line) <= LONGEST_REASON else f"{line[:LONGEST_REASON]} ..."
 
 
 @dataclass

@@ -7,7 +7,7 @@ import pytest
 
 from autoplan.bench import Bench, Clock
 from autoplan.errors import HardwareError, SourceError, WorkloadError
-from autoplan.forecasts import LOCAL_BATCHES_TRACED, survey
+from autoplan.forecasts import LOCAL_BATCHES_TRACED, LONGEST_REASON, survey, without_forecasts
 from autoplan.jobs import JobKind, JobResult, SourceSpec
 from autoplan.plan import FailureKind
 from autoplan.space import legal_configs
@@ -167,3 +167,32 @@ def test_a_structure_that_cannot_be_built_is_left_out_with_its_reason():
     found = surveyed(FakeClient(plant=plant))
     assert {one.precision for one in found.shortlist} == {"float32", "mixed_bfloat16"}
     assert any("cannot be built so: no such policy for this layer" in one.reason for one in found.rejected)
+
+
+UNTRACEABLE = """the training step cannot be traced as it is (unsupported: train.py failed by itself:
+  File "/home/someone/train.py", line 52, in <module>
+    z = Sampling()([mean, deviation])
+        ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+AttributeError: Exception encountered when calling Sampling.call().
+
+no such attribute
+
+Arguments received by Sampling.call():
+  • args=(['<KerasTensor shape=(None, 2)>', '<KerasTensor shape=(None, 2)>'],)
+  • kwargs=<class 'inspect._empty'>
+It began as TypeError: a traced array)"""
+
+
+@pytest.mark.parametrize("reason", [UNTRACEABLE, " ".join(UNTRACEABLE.split())], ids=["lines", "one line"])
+def test_why_nothing_was_forecast_is_told_in_short(reason):
+    client = FakeClient()
+    space = legal_configs(client.facts, cluster(), VERSIONS)
+    bench = Bench(client, SOURCE, "jax", cluster(), Clock.start(None), baseline=space.baseline)
+    told = without_forecasts(bench, client.facts, space, VERSIONS, reason).notes[0]
+    assert told.partition("the script: ")[2] == (
+        "the training step cannot be traced as it is (unsupported: train.py failed by itself: "
+        "z = Sampling()([mean, deviation]) AttributeError: Exception encountered when calling Sampling.call(). "
+        "no such attribute It began as TypeError: a traced array)"
+    )
+    long = without_forecasts(bench, client.facts, space, VERSIONS, "x" * 1000).notes[0]
+    assert long.endswith(f": {'x' * LONGEST_REASON} ...")
