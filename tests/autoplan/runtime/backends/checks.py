@@ -4,6 +4,7 @@ The worker runs this file as a script; what each check saw goes as JSON into the
 """
 
 import json
+import math
 import sys
 import time
 import traceback
@@ -12,7 +13,7 @@ from pathlib import Path
 import keras
 import numpy as np
 
-from autoplan.runtime import backends, data
+from autoplan.runtime import backends, data, peek
 from autoplan.runtime.apply import Change, ProcessSettings, settle_model
 from autoplan.runtime.fitting import fit_arguments, script_config
 from autoplan.runtime.intercept import Seen
@@ -231,6 +232,50 @@ def accumulation():
     difference = float(np.abs(weights(own) - weights(whole)).max())
     found["undone"] = {"updates": [updates(own), updates(whole)], "difference": difference}
     return found
+
+
+class Rows(keras.utils.PyDataset):
+    """Batches of 32 of the arrays, the last one smaller, loaded by two threads."""
+
+    def __init__(self, rows):
+        super().__init__(workers=2)
+        self.x, self.y = arrays(rows)
+
+    def __len__(self):
+        return math.ceil(len(self.x) / 32)
+
+    def __getitem__(self, index):
+        return {"a": self.x[32 * index : 32 * index + 32]}, self.y[32 * index : 32 * index + 32]
+
+
+@check
+def streams():
+    """A PyDataset and a generator that goes round, cut in two ways: in both they are read by autoplan."""
+    found = {}
+    for kind, rows in (("PyDataset", 120), ("PyDataset", 90), ("generator", 90)):
+        ended = []
+        for wanted in (Batch(16, accumulation=2), Batch(8, accumulation=4)):
+            data_set = Rows(rows)
+            x = data_set if kind == "PyDataset" else (data_set[step % 3] for step in range(100))
+            arguments = {"x": x, "epochs": 2, "shuffle": False, "verbose": 0}
+            arguments |= {"steps_per_epoch": 3} if kind == "generator" else {}
+            arguments = peek.lookable(arguments)
+            model = of_a_dictionary()
+            change = Change(config(), config(wanted))
+            settle_model(model, change)
+            model.fit(**fit_arguments(model, arguments, data.describe(arguments), change))
+            ended.append((weights(model), updates(model)))
+        (one, own), (two, changed) = ended
+        found[f"{kind}, {rows} rows"] = {"updates": [own, changed], "difference": float(np.abs(one - two).max())}
+    return found
+
+
+def of_a_dictionary():
+    keras.utils.set_random_seed(7)
+    given = keras.Input((8,), name="a")
+    model = keras.Model({"a": given}, keras.layers.Dense(1)(keras.layers.Dense(16, "tanh")(given)))
+    model.compile("sgd", "mse")
+    return model
 
 
 @check

@@ -151,6 +151,12 @@ def test_micro_steps_add_up_to_the_scripts_own_updates(seen):
         assert found["difference"] < 1e-5, case
 
 
+def test_streams_are_read_whole_and_in_order(seen):
+    for case, found in seen("streams").items():
+        assert found["updates"] == ([8, 8] if "120" in case else [6, 6]), case
+        assert found["difference"] < 1e-5, case
+
+
 def test_an_optimizer_that_has_trained_keeps_its_state(seen):
     found = seen("a_second_fit")
     assert found["updates"] == [6, 6]
