@@ -34,7 +34,7 @@ from autoplan.job_output import JobOutput
 from autoplan.plan import Failure, FailureKind, Value
 from autoplan.source import SourceSpec as SourceSpec  # what a job is about; its home is below this module
 
-PRELOADABLE = ("tensorflow", "scipy", "pandas", "sklearn", "h5py")
+PRELOADABLE = ("tensorflow", "torch", "scipy", "pandas", "sklearn", "h5py")
 """What a source may import that takes seconds and starts no thread: once one job did, the server imports it for all."""
 SEE_OUTPUT = "; the last of its output:"
 """Ends a message of a worker that the client completes from the job's log."""

@@ -14,7 +14,7 @@ from autoplan.runtime.fitting import ensure_built
 from autoplan.runtime.intercept import FitCall
 from autoplan.runtime.optimizers import accumulation_of
 from autoplan.worker.measure import timed_arguments
-from autoplan.worker.seeds import BASE_SEED
+from autoplan.worker.seeds import BASE_SEED, seed_fit
 
 
 def numerics(call: FitCall, facts: DataFacts, change: Change | None, options: dict[str, Any]) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def numerics(call: FitCall, facts: DataFacts, change: Change | None, options: di
     call.model.steps_per_execution = 1  # it changes no number, only how often the losses are shown
     call.model.train_function = None  # one that was made for several micro-steps would go on taking them
     recorder = LossRecorder(int(options.get("updates", 20)) * accumulation)
-    keras.utils.set_random_seed(BASE_SEED)
+    seed_fit(int(options.get("seed", BASE_SEED)))
     ordered = {"shuffle": False} if facts.kind in ("arrays", "PyDataset") else {}
     if facts.kind in ("PyDataset", "generator"):
         ensure_built(call.model, call.arguments, facts, entirely=True)

@@ -21,8 +21,8 @@ def move_random_seed(seed: int) -> None:
     """Give this process draw `seed`: `BASE_SEED` is the script's own, each other one differs from it and from the rest.
 
     From now on `keras.utils.set_random_seed(s)` moves what initial weights and dropout are drawn from by
-    `seed - BASE_SEED`. NumPy keeps `s`, so that data that the script makes and shuffles are the same in every draw.
-    For a process of its own: nothing puts the old function back.
+    `seed - BASE_SEED`. NumPy and PyTorch keep `s`, so that data that the script makes and shuffles are the same in
+    every draw. For a process of its own: nothing puts the old function back.
     """
     original = rng_utils.set_random_seed
     by = seed - BASE_SEED
@@ -30,15 +30,29 @@ def move_random_seed(seed: int) -> None:
     @functools.wraps(original)
     def set_random_seed(seed: int) -> None:
         original(seed)
+        _seed_torch(seed)
         if by:
             random.seed(f"{seed} moved by {by}")  # Keras takes the seeds that nobody gave from Python's generator
-            if keras.backend.backend() == "torch":
-                import torch
-
-                torch.manual_seed(seed + by)
 
     _replace_everywhere(original, set_random_seed)
     set_random_seed(BASE_SEED)
+
+
+def seed_fit(seed: int) -> None:
+    """Set every generator anew right before the fit of draw `seed`, in a process whose seed was moved.
+
+    On the PyTorch backend dropout without a seed of its own draws from PyTorch's generator, which a draw therefore
+    moves from here on; elsewhere that one serves data alone.
+    """
+    keras.utils.set_random_seed(BASE_SEED)
+    if keras.backend.backend() == "torch":
+        _seed_torch(seed)
+
+
+def _seed_torch(seed: int) -> None:
+    """Keras does so on the PyTorch backend alone, and a `DataLoader` shuffles on any; unseeded it never repeats."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(seed)
 
 
 def in_another_order(arguments: dict[str, Any], facts: DataFacts, seed: int) -> dict[str, Any]:

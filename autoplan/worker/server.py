@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from autoplan import processes
-from autoplan.jobs import PRELOADABLE, Job
+from autoplan.jobs import Job
 from autoplan.runtime.backends import PRELOADED
 from autoplan.worker import starting
 
@@ -77,9 +77,7 @@ class Server:
 
     def _start(self, message: bytes, connection: socket.socket, log_fd: int) -> None:
         job = Job.model_validate_json(message)
-        for name in job.options.get("preload", ()):
-            if name in PRELOADABLE:
-                importlib.import_module(name)
+        starting.import_for(job)
         if starting.why_not_fork() is None:
             others = [self.control, *self.children.values()]
             pid = starting.fork(job, connection, log_fd, self.run_job, others)

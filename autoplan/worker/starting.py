@@ -7,6 +7,7 @@ of them, differ in what importing them starts.
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import socket
@@ -20,7 +21,7 @@ from typing import BinaryIO, NoReturn
 
 from autoplan import processes
 from autoplan.errors import ConfigError
-from autoplan.jobs import Job
+from autoplan.jobs import PRELOADABLE, Job
 from autoplan.worker.channel import Channel
 
 START_METHOD = "AUTOPLAN_START_METHOD"
@@ -49,6 +50,13 @@ def why_not_fork() -> str | None:
     if threads() > 1 and _threads_after_a_fork() > 1:
         return f"{threads()} threads are running"
     return None
+
+
+def import_for(job: Job) -> None:
+    """Import what sources before this one were seen to import: the script then finds it there, forked or not."""
+    for name in job.options.get("preload", ()):
+        if name in PRELOADABLE:
+            importlib.import_module(name)
 
 
 def threads() -> int:
@@ -138,6 +146,7 @@ def run_spawned(channel_fd: int, parent: int) -> NoReturn:
     def importing() -> RunJob:
         from autoplan.worker.session import run_job
 
+        import_for(job)
         return run_job
 
     _become_job(job, socket.socket(fileno=channel_fd), os.dup(1), importing, parent=parent)

@@ -2,10 +2,13 @@
 
 import textwrap
 
+import numpy as np
 import pytest
 
 from autoplan import source
 from autoplan.jobs import Client, Job, JobKind
+from autoplan.runtime import data
+from autoplan.worker.seeds import BASE_SEED, in_another_order
 
 SCRIPT = """
     import os
@@ -61,3 +64,55 @@ def test_a_script_without_a_seed_is_given_one(draw):
 def test_seeds_are_moved_under_every_name_of_the_function(draw):
     before = "from keras.utils import set_random_seed; set_random_seed(42)"
     assert draw(1, before=before)[0] != draw(2, before=before)[0]
+
+
+def test_a_draw_of_data_keeps_rows_together_and_what_is_split_off_apart():
+    x = np.arange(10.0)[:, None]
+    arguments = {"x": {"a": x}, "y": x * 2, "validation_split": 0.2, "batch_size": 4}
+    facts = data.describe(arguments)
+    assert in_another_order(arguments, facts, BASE_SEED) is arguments
+    first, second = (in_another_order(arguments, facts, seed) for seed in (2, 3))
+    assert sorted(first["x"]["a"][:, 0]) == list(range(8))
+    np.testing.assert_array_equal(first["y"], first["x"]["a"] * 2)
+    assert (first["y"] != second["y"]).any()
+    np.testing.assert_array_equal(in_another_order(arguments, facts, 2)["y"], first["y"])
+    assert (first["batch_size"], first["validation_split"]) == (4, 0.0)
+
+
+LOADED = """
+    import keras, torch
+    from torch.utils.data import DataLoader, TensorDataset
+    {before}
+    x = torch.randn(256, 8)
+    train = DataLoader(TensorDataset(x, x[:, :1]), batch_size=32, shuffle=True)
+    inputs = keras.Input((8,))
+    hidden = keras.layers.Dropout(0.5)(keras.layers.Dense(8)(inputs))
+    model = keras.Model(inputs, keras.layers.Dense(1)(hidden))
+    model.compile("sgd", "mse")
+    print("data", float(x.sum()))
+    model.fit(train, verbose=0)
+"""
+
+
+@pytest.mark.parametrize("backend", ["jax", "torch"])
+def test_what_pytorch_draws_is_drawn_again(backend, tmp_path):
+    """Keras seeds PyTorch on its own backend alone, and PyTorch's own first seed is another one in each process."""
+    script = tmp_path / "train.py"
+
+    def draw(seed):
+        log = tmp_path / "log"
+        log.unlink(missing_ok=True)
+        options = {"seed": seed, "updates": 4}
+        job = Job(kind=JobKind.NUMERICS, source=source.resolve(str(script)), backend=backend, options=options)
+        losses = some.run(job, time_limit_seconds=120, log=log).value["losses"]
+        return losses, [line for line in log.read_text().splitlines() if line.startswith("data")]
+
+    with Client(backend) as some:
+        for before in ("", "keras.utils.set_random_seed(42)"):
+            script.write_text(textwrap.dedent(LOADED).format(before=before))
+            looked = Job(kind=JobKind.OBSERVE, source=source.resolve(str(script)), backend=backend)
+            assert some.run(looked, time_limit_seconds=120).failure is None
+            first, again, other = draw(1), draw(1), draw(2)
+            assert first == again
+            assert first[0] != other[0]
+            assert first[1] == other[1] != []
