@@ -64,7 +64,7 @@ def _other_attribute(ours: Any, theirs: Any) -> str | None:
         if name.startswith("_") or name in _OTHER_BY_NATURE:
             continue
         if not hasattr(theirs, name) or (_is_plain(value) and getattr(theirs, name) != value):
-            return name
+            return str(name)
     return None
 
 

@@ -167,7 +167,7 @@ def _tensorflows_default_strategy() -> Any:
 def _jax_tensor(obj: Any) -> Any:
     import jax
 
-    if not isinstance(obj, jax.Array) or jax.dtypes.issubdtype(obj.dtype, jax.dtypes.extended):
+    if not isinstance(obj, jax.Array) or jax.numpy.issubdtype(obj.dtype, jax.dtypes.extended):
         return None
     return _on_jax, (np.asarray(obj),)
 

@@ -32,8 +32,9 @@ def rebuild(plan: Plan, model: Any) -> Any:
         _check_stays(change, why_not)
         settle_model(model, change)
         return model
-    own_remat = settings.remat is not None and not change.of("remat")  # finer modes than a plan knows
-    with undisturbed(), public.scope(plan), instances.remat_scope(settings.remat) if own_remat else nullcontext():
+    finer_remat = None if change.of("remat") else settings.remat  # a plan knows fewer modes than Keras
+    own_scope = nullcontext() if finer_remat is None else instances.remat_scope(finer_remat)
+    with undisturbed(), public.scope(plan), own_scope:
         rebuilt = instances.made(blueprint, state.take(model), seeds=True)
     settle_model(rebuilt, change)
     return rebuilt

@@ -133,6 +133,8 @@ def test_a_plan_made_from_python_tells_python(folder):
     source = plans.plain_plan()["source"] | {"kind": "callable", "path": "build_model", "args": []}
     text = planfile.to_yaml(plans.plan(source=source), "p.yaml")
     assert "#   with autoplan.scope(autoplan.load_plan('p.yaml')): model = build_model()" in lines_of(text)
+    text = planfile.to_yaml(plans.plan(source=source | {"kind": "instance", "path": "sequential"}), "p.yaml")
+    assert "#   model = autoplan.rebuild(autoplan.load_plan('p.yaml'), model)" in lines_of(text)
 
 
 # Places that cannot be written

@@ -16,7 +16,7 @@ def test_every_public_name_is_there_and_is_what_its_home_says():
     assert autoplan.Failure is autoplan.plan.Failure
     assert autoplan.AutoplanError is autoplan.errors.AutoplanError
     assert autoplan.load_plan is autoplan.planfile.load_plan
-    assert all(callable(getattr(autoplan, name)) for name in ("optimize", "scope", "compile", "fit"))
+    assert all(callable(getattr(autoplan, name)) for name in ("optimize", "rebuild", "scope", "compile", "fit"))
 
 
 def test_dir_lists_exactly_the_public_names():
@@ -79,3 +79,58 @@ def test_a_builder_of_main_with_a_layer_of_its_own_is_planned(tmp_path):
     (tmp_path / "notebook.py").write_text(textwrap.dedent(BY_MAIN))
     done = subprocess.run([sys.executable, "notebook.py"], cwd=tmp_path, capture_output=True, text=True)
     assert done.stdout == "analytic callable 1024 tpu-v4-8\n", done.stderr
+
+
+LIVE = """
+    print("the script runs")
+    import keras, numpy as np
+    import autoplan, autoplan.evidence, autoplan.trials
+
+    autoplan.trials.MEASURED = autoplan.evidence.LONGER = {"groups": 3, "group_seconds": 0.05}
+
+    class Scale(keras.layers.Layer):
+        def __init__(self, power):
+            super().__init__()
+            self.power = power
+        def build(self, shape):
+            self.factor = self.add_weight(shape=(shape[-1],), initializer="ones")
+        def call(self, x):
+            return GAIN * x * self.factor**self.power
+
+    GAIN = 0.5
+
+    class Net(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.scale, self.head = Scale(2), keras.layers.Dense(1)
+        def call(self, x):
+            return self.head(self.scale(x))
+
+    inputs = keras.Input((8,))
+    functional = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Dense(8)(Scale(2)(inputs))))
+    sequential = keras.Sequential([keras.Input((8,)), Scale(2), keras.layers.Dense(8), keras.layers.Dense(1)])
+    x = np.random.default_rng(0).normal(size=(256, 8)).astype("float32")
+    for model in (functional, sequential, Net()):
+        model.compile("adam", "mse")
+        model.fit(x, x[:, :1], verbose=0)
+        own = model.predict(x, verbose=0)
+        plan = autoplan.optimize(model, (x, x[:, :1]), trials=2, only=["batch"])
+        rebuilt = autoplan.rebuild(plan, model)
+        equal = np.array_equal(rebuilt.predict(x, verbose=0), own)
+        autoplan.fit(plan, rebuilt, x, x[:, :1], verbose=0)
+        measured = sum(trial.outcome == "measured" for trial in plan.trials)
+        updates = int(rebuilt.optimizer.iterations)
+        print(plan.evidence.value, plan.source.kind, measured, equal, rebuilt is model, updates)
+"""
+
+
+@pytest.mark.timeout(600)
+def test_live_models_with_a_layer_of_main_are_tuned_and_rebuilt(tmp_path):
+    (tmp_path / "notebook.py").write_text(textwrap.dedent(LIVE))
+    done = subprocess.run([sys.executable, "notebook.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.splitlines() == [
+        "the script runs",
+        "measured instance 2 True False 16",
+        "measured instance 2 True False 16",
+        "measured instance 2 True True 16",
+    ], done.stderr

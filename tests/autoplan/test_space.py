@@ -213,3 +213,33 @@ def test_a_pin_that_a_known_issue_forbids_is_told_with_its_reason():
     message = str(caught.value)
     assert message.startswith("what is pinned leaves no configuration that works: remat.mode=activations: ")
     assert "[observed with Keras 3.15.1" in message
+
+
+HELD = {"precision": "a live model", "remat": "a live model", "mesh": "a live model"}
+
+
+def test_what_a_source_holds_is_not_turned_and_is_named_once_with_the_reason():
+    found = space(devices=2, facts={"held": HELD})
+    assert values(found, lambda c: (c.precision, c.remat.mode, c.mesh.data)) == {
+        (Precision.FLOAT32, RematMode.NONE, 1),
+    }
+    assert len(splits(found)) > 1
+    assert values(found, lambda c: c.jit_compile) == {True}  # the other value is a known issue, not held
+    [held] = [one for one in found.rejected if one.stage == "held"]
+    assert held.reason == "precision and remat and mesh cannot be tuned here: a live model"
+    assert held.config["precision"] == "mixed_bfloat16"
+    assert held.figures == {"configurations": 4}
+
+
+def test_what_is_held_is_named_only_where_it_would_have_been_turned():
+    assert not [one for one in space(facts={"held": HELD}, only=["batch"]).rejected if one.stage == "held"]
+    [held] = [one for one in space(facts={"held": HELD}).rejected if one.stage == "held"]
+    assert held.reason.startswith("precision and remat cannot")  # there is one device
+
+
+def test_a_held_knob_may_be_pinned_to_what_it_is_and_to_nothing_else():
+    assert space(facts={"held": HELD}, fix={"precision": "float32", "mesh": "data=1"}).configs
+    with pytest.raises(ConfigError, match=r"--fix precision=mixed_bfloat16: it stays float32 here, because a live mo"):
+        space(facts={"held": HELD}, fix={"precision": "mixed_bfloat16"})
+    with pytest.raises(ConfigError, match=r"--fix mesh.data=2: it stays 1 here, because a live model"):
+        space(devices=2, facts={"held": HELD}, fix={"mesh": "data=2"})

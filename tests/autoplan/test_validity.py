@@ -89,8 +89,9 @@ def test_a_changed_and_a_missing_source():
     ]
 
 
-def test_a_python_function_cannot_be_looked_at_and_is_not_held_against_the_plan():
-    source = plans.plain_plan()["source"] | {"kind": "callable", "path": "build_model"}
+@pytest.mark.parametrize("kind", ["callable", "instance"])
+def test_what_lies_in_no_file_cannot_be_looked_at_and_is_not_held_against_the_plan(kind):
+    source = plans.plain_plan()["source"] | {"kind": kind, "path": "build_model"}
     assert differences(plan=plans.plan(source=source), sha256=None) == []
 
 

@@ -95,3 +95,18 @@ def test_the_moving_average_forgets_at_the_same_pace():
     retimed = retime_optimizer(optimizer, ONE, FOUR)
     assert retimed.ema_momentum**4 == pytest.approx(0.9)
     assert retimed.ema_overwrite_frequency == 10  # counted in updates, of which there are as many as before
+
+
+class Own(keras.optimizers.schedules.LearningRateSchedule):
+    """A schedule that nobody registered, and that has no config."""
+
+    def __call__(self, step):
+        return 0.1 / (1.0 + keras.ops.cast(step, "float32"))
+
+
+def test_a_schedule_of_the_users_own_class_goes_on_in_a_rebuilt_optimizer():
+    model = fit(keras.optimizers.SGD(Own()), 32)
+    retimed = retime_optimizer(model.optimizer, ONE, FOUR)
+    assert isinstance(retimed._learning_rate, PerUpdateSchedule)
+    assert isinstance(retimed._learning_rate.schedule, Own)
+    assert len(retimed.variables) == len(model.optimizer.variables) + len(model.trainable_variables)  # accumulators
