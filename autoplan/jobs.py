@@ -83,7 +83,7 @@ class Observation(Value):
     epochs: int
     steps_per_epoch: int | None = Field(description="micro-steps an epoch, as the script has it")
     explicit_steps_per_epoch: bool
-    data: str = Field(description="arrays | tf.data | PyDataset | generator | synthetic | other")
+    data: str = Field(description="arrays | tf.data | PyDataset | DataLoader | generator | synthetic | other")
     rebatchable: bool
     batch_norm: bool
     random_layers: bool = Field(description="dropout, noise, random augmentation")

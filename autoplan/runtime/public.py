@@ -92,7 +92,7 @@ def _check_batch(bound: dict[str, Any], change: Change) -> None:
         why = f" ({facts.why_fixed})" if facts.why_fixed else ""
         raise PlanError(
             f"the plan changes the batch, and data of type {kind} cannot be re-batched{why}; give arrays, a "
-            "tf.data.Dataset, a keras.utils.PyDataset or a generator of equal batches"
+            "tf.data.Dataset, a torch DataLoader, a keras.utils.PyDataset or a generator of equal batches"
         )
     if facts.kind != "arrays" and facts.batch != tuned:
         raise PlanError(

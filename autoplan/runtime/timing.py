@@ -181,8 +181,9 @@ def _nothing(*_: Any) -> None:
 
 def _require_finite(logs: Any) -> None:
     for name, value in (logs or {}).items():
-        if not np.all(np.isfinite(np.asarray(value, dtype="float64"))):
-            raise NotFinite(f"{name} is {float(np.asarray(value).ravel()[0])}")
+        figures = np.asarray(keras.ops.convert_to_numpy(value), dtype="float64")
+        if not np.all(np.isfinite(figures)):
+            raise NotFinite(f"{name} is {figures.ravel()[~np.isfinite(figures.ravel())][0]}")
 
 
 def median_interval(values: list[float], *, seed: int = 0, draws: int = 2000) -> tuple[float, float, float]:

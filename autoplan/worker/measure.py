@@ -119,7 +119,7 @@ def _timed_fit(call: FitCall, arguments: dict[str, Any], timer: GroupTimer) -> N
 def _rows_a_micro_step(facts: DataFacts, batch_size: int, timer: GroupTimer) -> float:
     """Samples that a micro-step takes on average: less than a batch where an epoch ends in a partial one."""
     micro_steps: int | None = timer.params.get("steps")
-    if facts.kind not in ("arrays", "PyDataset") or not micro_steps or facts.explicit_steps:
+    if facts.kind not in ("arrays", "PyDataset", "DataLoader") or not micro_steps or facts.explicit_steps:
         return float(batch_size)
     return min(float(batch_size), (facts.samples or 0) / micro_steps)
 

@@ -32,7 +32,7 @@ from autoplan.worker.seeds import BASE_SEED, in_another_order, move_random_seed
 from cost_models.config import TrainConfig
 
 _LOOKS = (JobKind.OBSERVE, JobKind.TRACE)
-_READ_DATA = tuple(f"autoplan/runtime/{name}.py" for name in ("batching", "stream", "peek"))
+_READ_DATA = tuple(f"autoplan/runtime/{name}.py" for name in ("batching", "stream", "loader_batches", "peek"))
 
 
 def run_job(job: Job, channel: Channel) -> None:
@@ -235,5 +235,6 @@ def _told(error: BaseException) -> str:
 def _raised_by_data(error: BaseException) -> bool:
     """Whether the exception came up through the input path rather than through the model."""
     files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-    inside = [name for name in files if "data_adapters" in name or name.endswith(_READ_DATA)]
+    adapters = ("data_adapters", "torch/utils/data/")
+    inside = [name for name in files if any(one in name for one in adapters) or name.endswith(_READ_DATA)]
     return bool(inside) and not any(name.endswith("layers/layer.py") for name in files)

@@ -26,7 +26,8 @@ def trace(
     if batch is None:
         raise WorkloadError(
             f"the data ({type(arguments.get('x')).__name__}) do not come in batches of arrays that can be looked at; "
-            "give arrays, a tf.data.Dataset, a keras.utils.PyDataset or a generator to have the model analysed"
+            "give arrays, a tf.data.Dataset, a torch DataLoader, a keras.utils.PyDataset or a generator to have the "
+            "model analysed"
         )
     return trace_train_step(
         model, batch, local_batch=local_batch, precision=config["precision"], remat=config["remat"]["mode"]
