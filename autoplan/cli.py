@@ -109,7 +109,7 @@ def tune(
     Ctrl-C, SIGTERM and a hung-up terminal end the trials, and a second one the verification: the best plan so far is
     written, and the exit code is 130. The same command again goes on where the study was, whatever ended it.
     """
-    from autoplan import keras_backend, pins, planfile
+    from autoplan import keras_backend
     from autoplan.requests import TuneRequest
 
     request = TuneRequest(
@@ -130,18 +130,18 @@ def tune(
         dry_run=dry_run,
         scratch=scratch,
     )
-    # What can be told at once is told before the source is run.
-    pins.parse_pins(request.fix)
-    pins.free_knobs(request.only)
-    if request.output is not None:
-        planfile.ensure_writable(request.output)
     _answer_tune(_tuned(request, format_), format_)
 
 
 def _tuned(request: TuneRequest, format_: Format) -> TuneResult:
     """Tune; what happens on the way is shown on stdout, or on stderr where stdout is for one JSON document."""
-    from autoplan import live, planner
+    from autoplan import live, pins, planfile, planner
 
+    # What can be told at once is told before the source is run.
+    pins.parse_pins(request.fix)
+    pins.free_knobs(request.only)
+    if request.output is not None:
+        planfile.ensure_writable(request.output)
     stream = sys.stderr if format_ is Format.JSON else sys.stdout
     with cli_frame.interrupted_by_signals(), live.watching(stream) as watch:
         return planner.tune(request, watch)
