@@ -108,19 +108,33 @@ def _rebatched_arrays(arguments: dict[str, Any], wanted: Batch, *, weights_only:
         # Keras takes class weights for a PyDataset only where it brings no sample weights, and padding needs those.
         weights = data_adapter_utils.class_weight_to_sample_weights(training[1], arguments["class_weight"])
         training = (*training[:2], np.asarray(weights, dtype="float32"))
-    batches = EffectiveBatches(training, wanted, mode=mode, shuffle=arguments.get("shuffle", True))
     validation_batch = arguments.get("validation_batch_size") or wanted.global_size
     return {
-        "x": batches,
+        "x": _cut_arrays(training, wanted, mode=mode, shuffle=arguments.get("shuffle", True)),
         "y": None,
         "sample_weight": None,
         "class_weight": None,
         "batch_size": None,
-        "shuffle": False,  # EffectiveBatches shuffles samples itself, as `fit` would; this one would shuffle batches
+        "shuffle": False,  # x shuffles samples itself, as `fit` would; this one would shuffle batches
         "validation_split": 0.0,
         "validation_data": validation,
         "validation_batch_size": validation_batch if validation is not None else None,
     }
+
+
+def _cut_arrays(training: tuple[Any, Any, Any], wanted: Batch, *, mode: str, shuffle: Any) -> Any:
+    """The arrays in micro-batches, shuffled as `fit` on this backend shuffles them."""
+    if keras.backend.backend() != "tensorflow":
+        return EffectiveBatches(training, wanted, mode=mode, shuffle=shuffle)
+    micro_steps = micro_steps_an_epoch(peek.rows(training[0]), wanted, mode)
+    return tensors.micro_batches(training, wanted, micro_steps, padded=mode == "pad", shuffle=shuffle)
+
+
+def micro_steps_an_epoch(samples: int, wanted: Batch, mode: str) -> int:
+    """Those of the full effective batches, and of what is left over in this mode."""
+    full, rest = divmod(samples, wanted.effective)
+    has_rest = rest > 0 and (mode == "pad" or rest >= wanted.accumulation)
+    return (full + has_rest) * wanted.accumulation
 
 
 def _split_validation(arguments: dict[str, Any]) -> tuple[Any, Any]:
@@ -137,8 +151,9 @@ def _split_validation(arguments: dict[str, Any]) -> tuple[Any, Any]:
 class EffectiveBatches(keras.utils.PyDataset):
     """Micro-batches of arrays whose last effective batch of an epoch is partial.
 
-    Every update sees the rows that the script's own update would see, shuffled as `fit` shuffles on JAX: one
-    permutation an epoch from NumPy's global generator. Class weights have become sample weights by then.
+    Every update sees the rows that the script's own update would see, shuffled as `fit` shuffles on this backend: one
+    permutation an epoch (`_drawn_order`). Class weights have become sample weights by then. On TensorFlow
+    `tensors.micro_batches` stands for it, as fast as Keras's own way there.
 
     shuffle   as `fit` takes it: "batch" shuffles the rows within each batch, which is no other update
     """
@@ -152,15 +167,14 @@ class EffectiveBatches(keras.utils.PyDataset):
         full, rest = divmod(self._samples, wanted.effective)
         self._full_micro_steps = full * wanted.accumulation
         self._rest_micro_rows = rest // wanted.accumulation
-        has_rest = rest > 0 and (mode == "pad" or self._rest_micro_rows > 0)
-        self._micro_steps = self._full_micro_steps + (wanted.accumulation if has_rest else 0)
+        self._micro_steps = micro_steps_an_epoch(self._samples, wanted, mode)
 
     def __len__(self) -> int:
         return self._micro_steps
 
     def __getitem__(self, index: int) -> Any:
         if index == 0 and self._shuffle:
-            self._order = np.random.permutation(self._samples)  # noqa: NPY002 -- the generator that Keras draws from
+            self._order = _drawn_order(self._samples)
         size = self._wanted.global_size
         if index < self._full_micro_steps:
             return self._batch(self._order[index * size : (index + 1) * size], padded=0)
@@ -182,6 +196,15 @@ class EffectiveBatches(keras.utils.PyDataset):
             share = np.float32(self._wanted.effective / (self._samples % self._wanted.effective))
             weight = data.map_leaves(lambda leaf: leaf * share, weight)
         return data.map_leaves(lambda leaf: stream.filled(leaf, padded), (x, y, weight))
+
+
+def _drawn_order(samples: int) -> Any:
+    """An epoch's order as `fit` draws it: from PyTorch's own sampler there, from NumPy's global generator on JAX."""
+    if keras.backend.backend() == "torch":
+        from torch.utils.data import RandomSampler
+
+        return np.fromiter(RandomSampler(range(samples)), dtype="int64", count=samples)
+    return np.random.permutation(samples)  # noqa: NPY002 -- the generator that Keras draws from
 
 
 def _packed(x: Any, y: Any, weight: Any) -> Any:

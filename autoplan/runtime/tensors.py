@@ -6,8 +6,27 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+from keras.src.trainers.data_adapters import get_data_adapter
 
 from cost_models.config import Batch
+
+
+def micro_batches(
+    training: tuple[Any, Any, Any], wanted: Batch, micro_steps: int, *, padded: bool, shuffle: Any
+) -> Any:
+    """Arrays as Keras feeds and shuffles them on TensorFlow, an update at a time and cut into its micro-steps.
+
+    training      (x, y, weight), absent ones None
+    micro_steps   that an epoch has
+    shuffle       as `fit` takes it
+    """
+    import tensorflow as tf
+
+    x, y, weight = training
+    adapter = get_data_adapter(x=x, y=y, sample_weight=weight, batch_size=wanted.effective, shuffle=shuffle)
+    updates = adapter.get_tf_dataset()
+    cut_up = updates.flat_map(cutter(updates.element_spec, wanted, padded=padded))
+    return cut_up.apply(tf.data.experimental.assert_cardinality(micro_steps)).prefetch(tf.data.AUTOTUNE)
 
 
 def cutter(spec: Any, wanted: Batch, *, padded: bool) -> Callable[..., Any]:

@@ -198,13 +198,14 @@ def executions():
 OPTIMIZERS = {
     "sgd": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
     "adamw": lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1, global_clipnorm=0.5),
+    "scaled": lambda: keras.optimizers.LossScaleOptimizer(OPTIMIZERS["adamw"](), initial_scale=4.0),
     "schedule": lambda: keras.optimizers.Adam(
         keras.optimizers.schedules.CosineDecay(0.05, 4, warmup_target=0.1, warmup_steps=2)
     ),
 }
 
 
-def trained(make_optimizer, wanted, rows, script=None):
+def trained(make_optimizer, wanted, rows, script=None, *, shuffle=False):
     """A model after two epochs whose script has 32 samples an update."""
     script = script or Batch(32)
     change = Change(config(script), config(wanted))
@@ -212,7 +213,7 @@ def trained(make_optimizer, wanted, rows, script=None):
     optimizer.gradient_accumulation_steps = script.accumulation if script.accumulation > 1 else None
     model = built(optimizer)
     x, y = arrays(rows)
-    arguments = {"x": x, "y": y, "batch_size": script.global_size, "epochs": 2, "shuffle": False, "verbose": 0}
+    arguments = {"x": x, "y": y, "batch_size": script.global_size, "epochs": 2, "shuffle": shuffle, "verbose": 0}
     settle_model(model, change)
     model.fit(**fit_arguments(model, arguments, data.describe(arguments), change))
     return model
@@ -223,8 +224,9 @@ def accumulation():
     """The same training in micro-batches: whole, with rows left over that divide, and with rows that must be padded."""
     found = {}
     for name, rows in (("sgd", 64), ("adamw", 80), ("schedule", 70)):
-        make = OPTIMIZERS[name]
-        own, cut = trained(make, Batch(32), rows), trained(make, Batch(8, accumulation=4), rows)
+        make, shuffle = OPTIMIZERS[name], rows == 70 and NAME != "torch"  # PyTorch's `fit` draws another order
+        own = trained(make, Batch(32), rows, shuffle=shuffle)
+        cut = trained(make, Batch(8, accumulation=4), rows, shuffle=shuffle)
         difference = float(np.abs(weights(own) - weights(cut)).max())
         found[f"{name}, {rows} rows"] = {"updates": [updates(own), updates(cut)], "difference": difference}
     script = Batch(8, accumulation=4)
@@ -281,7 +283,7 @@ def of_a_dictionary():
 @check
 def a_second_fit():
     """An optimizer that has already trained is given another accumulation and keeps its slots."""
-    make, wanted = OPTIMIZERS["adamw"], Batch(8, accumulation=4)
+    make, wanted = OPTIMIZERS["scaled"], Batch(8, accumulation=4)
     own, changed = trained(make, Batch(32), 64), trained(make, Batch(32), 64)
     change = Change(config(), config(wanted))
     settle_model(changed, change)
