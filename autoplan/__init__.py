@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from autoplan.plan import Failure, Measurement, Plan
     from autoplan.planfile import load_plan
     from autoplan.requests import Watch
+    from autoplan.source import SourceSpec
     from autoplan.runtime.user_step import StepMeasurement
 
 __version__ = "0.1.0"
@@ -93,17 +94,12 @@ def optimize(
 
     Raises an AutoplanError for whatever its caller can mend. Runs anywhere: scripts, notebooks, `__main__`.
     """
-    from autoplan import cli_values, planner, source  # here, so that importing autoplan stays cheap
+    from autoplan import cli_values, planner  # here, so that importing autoplan stays cheap
     from autoplan.requests import TuneRequest
 
-    if isinstance(builder, str | Path):
-        spec = source.resolve(str(builder))
-    elif _is_live_model(builder):
-        spec = importlib.import_module("autoplan.runtime.instances").pack(builder, data)
-    else:
-        spec = source.from_callable(builder, data)
+    _check_hardware_is_named(hardware)
     request = TuneRequest(
-        source=spec,
+        source=_source(builder, data),
         hardware=hardware,
         backend=backend,
         devices=devices,
@@ -200,6 +196,29 @@ def measure(
         step, *batch, samples=samples, groups=groups, group_seconds=group_seconds, max_seconds=max_seconds
     )
     return cast("StepMeasurement", measured)
+
+
+def _source(builder: Any, data: Any) -> SourceSpec:
+    """A live model, a file or module, or a function, as a worker can have it."""
+    from autoplan import source
+
+    if isinstance(builder, str | Path):
+        return source.resolve(str(builder))
+    if _is_live_model(builder):
+        instances = importlib.import_module("autoplan.runtime.instances")
+        return cast("SourceSpec", instances.pack(builder, data))
+    return source.from_callable(builder, data)
+
+
+def _check_hardware_is_named(hardware: Any) -> None:
+    """Whoever calls `optimize(model, x, y)`, as `fit` is called, has given y for the hardware."""
+    if not isinstance(hardware, str):
+        from autoplan.errors import ConfigError
+
+        raise ConfigError(
+            f"the hardware is a {type(hardware).__name__}; expected a name such as 'local'. Data are one argument: "
+            "optimize(model, (x, y))"
+        )
 
 
 def _is_live_model(value: Any) -> bool:

@@ -25,7 +25,8 @@ SPILL_BYTES = 2**16
 _COMPILED = ("train_function", "test_function", "predict_function")
 _PAST = ("history",)
 """Attributes of a training that is over."""
-_LISTS, _DICTS = tracking.TrackedList, tracking.TrackedDict | tracking.TrackedOrderedDict
+_CONTAINERS = tuple(kind for name, kind in vars(tracking).items() if name.startswith("Tracked"))
+"""Lists, dictionaries and sets that tell their layer what is put into them; later Kerases have more of them."""
 _WRAPPED = ("build", "quantize")
 """Attributes that `Layer.__new__` makes, around methods of the class."""
 
@@ -59,7 +60,7 @@ def first_that_cannot_travel(model: Any) -> str | None:
 
 def _is_looked_at_elsewhere(value: Any) -> bool:
     """Plain values, which travel, and layers, whose own attributes are looked at."""
-    if isinstance(value, _LISTS):
+    if isinstance(value, list):
         return all(map(_is_looked_at_elsewhere, value))
     return isinstance(value, bool | int | float | str | None | keras.Layer)
 
@@ -94,7 +95,7 @@ class GraphPickler(shipping.ByValue):
         if isinstance(obj, KerasSaveable):
             self._noted.append(obj)
             return _blank, (type(obj),), _attributes(obj)
-        if isinstance(obj, _LISTS | _DICTS | tracking.TrackedSet):
+        if isinstance(obj, _CONTAINERS):
             return _container(obj)
         if _is_foreign(obj):
             return _viewed, (obj.view(f"u{obj.dtype.itemsize}"), obj.dtype)
@@ -115,9 +116,9 @@ def _attributes(obj: Any) -> dict[str, Any]:
 def _container(obj: Any) -> Any:
     """A container that tells its layer what is put into it: filled while it does not know the layer, then told."""
     told = {"tracker": obj.tracker}
-    if isinstance(obj, tracking.TrackedSet):
+    if isinstance(obj, set):
         return type(obj), (list(obj),), told
-    items = iter(list(obj)) if isinstance(obj, _LISTS) else None
+    items = iter(list(obj)) if isinstance(obj, list) else None
     return type(obj), (), told, items, None if items is not None else iter(list(obj.items()))
 
 

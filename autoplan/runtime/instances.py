@@ -196,7 +196,7 @@ def _remat_modes(model: Any) -> list[tuple[Any, ...] | None]:
     """The RematScopes that layers were built in, each once; None is none."""
     modes: list[tuple[Any, ...] | None] = []
     for layer in model_facts.layers_of(model):
-        mode = layer._remat_mode
+        mode = getattr(layer, "_remat_mode", None)
         told = None if mode is None or mode.mode is None else (mode[0], mode[1], list(mode[2]))
         if told not in modes and not isinstance(layer, keras.layers.InputLayer):
             modes.append(told)

@@ -45,6 +45,7 @@ def test_asking_for_a_plan_imports_no_framework():
         ({"builder": dict, "budget": "soon"}, "soon: expected a time with units"),
         ({"builder": dict, "effective_batch": "big"}, "big: expected `keep`"),
         ({"builder": dict, "hardware": "tpu-v99-8"}, "tpu-v99"),
+        ({"builder": dict, "hardware": [1, 2]}, r"the hardware is a list; .* optimize\(model, \(x, y\)\)"),
     ],
 )
 def test_bad_input_is_an_error_of_the_tree(arguments, message):
