@@ -68,7 +68,7 @@ class TensorFlowBackend:
             )
 
     def enable_compilation_cache(self, directory: Path) -> None:
-        """Nothing: graphs are never kept, and what XLA makes of them by an experimental flag alone, which is the user's.
+        """Nothing: graphs are never kept, and XLA's programs by an experimental flag alone, which is the user's to set.
 
         (TF_XLA_FLAGS=--tf_xla_persistent_cache_directory=DIR; a warm one took a quarter off a first micro-step's time.)
         """

@@ -3,8 +3,9 @@
 import keras
 import numpy as np
 import pytest
+from keras.src.trainers.data_adapters import get_data_adapter
 
-from autoplan.runtime import batching, data
+from autoplan.runtime import batching, data, tensors
 from autoplan.runtime.optimizers import retime_optimizer
 from cost_models.config import Batch
 
@@ -72,3 +73,26 @@ def test_full_batches_are_counted_and_get_no_weights():
     changed = cut(tf.data.Dataset.from_tensor_slices((x, y)).batch(32, drop_remainder=True), weights_only=True)
     assert int(changed["x"].cardinality()) == 8
     assert len(changed["x"].element_spec) == 2
+
+
+@pytest.mark.parametrize(
+    ("samples", "padded", "sizes"),
+    [(80, False, [8] * 8 + [4] * 4), (70, False, [8] * 8 + [1] * 4), (70, True, [8] * 12), (66, False, [8] * 8)],
+)
+def test_arrays_are_cut_into_the_micro_steps_of_each_update(samples, padded, sizes):
+    x, y = arrays(samples)
+    mode = "pad" if padded else "split"
+    count = batching.micro_steps_an_epoch(samples, CUT, mode)
+    tf.random.set_seed(5)
+    found = tensors.micro_batches((x, y, None), CUT, count, padded=padded, shuffle=True)
+    tf.random.set_seed(5)
+    own = get_data_adapter(x, y, batch_size=32, shuffle=True).get_tf_dataset()
+    assert int(found.cardinality()) == count == len(sizes)
+    epoch = list(found)
+    assert [len(batch[0]) for batch in epoch] == sizes
+    order, rows = (np.concatenate([batch[0] for batch in batches]) for batches in (own, epoch))
+    kept = min(samples, sum(sizes))
+    np.testing.assert_array_equal(rows[:kept], order[:kept])
+    if padded:
+        update = np.concatenate([batch[2] for batch in epoch[8:]])
+        np.testing.assert_allclose(update, [32 / 6] * 6 + [0] * 26, rtol=1e-6)
