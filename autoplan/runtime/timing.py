@@ -9,6 +9,7 @@ from typing import Any
 
 import keras
 import numpy as np
+from keras.src.utils import python_utils
 
 from autoplan.runtime.backends import Backend, CompileWatch
 from autoplan.runtime.series import GroupSeries
@@ -93,7 +94,7 @@ class GroupTimer(keras.callbacks.Callback):
     def _end_group(self, outputs: Any) -> None:
         self._backend.synchronize(outputs)
         elapsed = time.perf_counter() - self._group_started
-        _require_finite(self._backend.logs_of(outputs))
+        require_finite(self._backend.logs_of(outputs))
         self._steps = self._micro_steps_of_group(outputs)
         if self.first_call_seconds is None:
             self._after_first_call(elapsed)
@@ -179,11 +180,17 @@ def _nothing(*_: Any) -> None:
     """Stands for a training function until the fit has made its own."""
 
 
-def _require_finite(logs: Any) -> None:
-    for name, value in (logs or {}).items():
-        figures = np.asarray(keras.ops.convert_to_numpy(value), dtype="float64")
+def require_finite(logs: Any) -> None:
+    """NotFinite where a loss is no number. A metric may be none; it counts where a micro-step tells no loss at all.
+
+    logs  as a training function returns them: a custom micro-step may put the dictionary of a metric among them
+    """
+    told = python_utils.pythonify_logs(logs)
+    losses = {name: value for name, value in told.items() if "loss" in name}
+    for name, value in (losses or told).items():
+        figures = np.asarray(value, dtype="float64").ravel()
         if not np.all(np.isfinite(figures)):
-            raise NotFinite(f"{name} is {figures.ravel()[~np.isfinite(figures.ravel())][0]}")
+            raise NotFinite(f"{name} is {figures[~np.isfinite(figures)][0]}")
 
 
 def median_interval(values: list[float], *, seed: int = 0, draws: int = 2000) -> tuple[float, float, float]:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from autoplan.runtime.timing import median_interval
+from autoplan.runtime.timing import NotFinite, median_interval, require_finite
 
 
 def test_the_median_of_groups_lies_in_its_interval():
@@ -28,3 +28,30 @@ def test_intervals_cover_the_true_median_of_correlated_noise():
         _, low, high = median_interval(list(values), draws=400)
         covered += low <= 10 <= high
     assert covered >= 160
+
+
+@pytest.mark.parametrize(
+    ("logs", "told"),
+    [
+        ({"loss": np.float32("nan"), "mae": 1.0}, "loss is nan"),
+        ({"g_loss": 1.0, "d_loss": float("-inf")}, "d_loss is -inf"),
+        ({"mae": float("inf")}, "mae is inf"),
+        ({"parts": {"kl_loss": float("nan")}, "mae": 1.0}, "kl_loss is nan"),
+    ],
+)
+def test_a_loss_that_is_no_number_ends_a_trial(logs, told):
+    with pytest.raises(NotFinite, match=told):
+        require_finite(logs)
+
+
+@pytest.mark.parametrize(
+    "logs",
+    [
+        None,
+        {"loss": 0.5, "correlation": float("nan")},
+        {"loss": 0.5, "compile_metrics": {"mae": 0.25, "confusion": np.eye(3)}},
+        {"confusion": np.eye(3, dtype="int32")},
+    ],
+)
+def test_metrics_beside_a_loss_may_be_anything(logs):
+    require_finite(logs)
