@@ -4,7 +4,7 @@ import pytest
 
 from autoplan import planfile, planner, source
 from autoplan.errors import NoFeasibleConfiguration, StudyError
-from autoplan.jobs import JobKind
+from autoplan.jobs import Client, Job, JobKind
 from autoplan.ladder import Ladder, needs
 from autoplan.plan import Evidence, FailureKind
 from autoplan.requests import TuneRequest
@@ -171,3 +171,107 @@ def test_a_limit_on_memory_is_the_hardwares_and_makes_another_study(tune):
     assert "memory was limited to 1.00 GiB (--memory-limit): a trial whose processes held more was ended" in plan.notes
     with pytest.raises(StudyError, match=r"memory: 1\.00 GiB -> 8\.00 GiB"):
         tune(client, study="one", trials=2)
+
+
+# Real scripts under a real limit: the true peaks are measured first, and each limit lies between two of them.
+
+WIDE = """
+import os, sys
+os.environ.setdefault("KERAS_BACKEND", "jax")
+import keras, numpy as np
+keras.utils.set_random_seed(1)
+x = np.random.default_rng(1).normal(size=(4096, 4)).astype("float32")
+h = inputs = keras.Input((4,))
+for _ in range(2):
+    h = keras.layers.Dense(4)(keras.layers.Dense(8192, activation="relu")(h))
+model = keras.Model(inputs, keras.layers.Dense(1, dtype="float32")(h))
+model.compile("adam", "mse")
+model.fit(x, x[:, :1], batch_size=2048, epochs=2, verbose=0)
+"""
+QUICK = {"groups": 3, "group_seconds": 0.05}
+BASELINE = config(2048)
+PEAKS = {
+    "own": BASELINE,
+    "accumulation 2": config(1024, 2),
+    "accumulation 8": config(256, 8),
+    "mixed_bfloat16": config(2048, **BF16),
+}
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory):
+    """A script whose activations are most of its memory."""
+    script = tmp_path_factory.mktemp("wide") / "train.py"
+    script.write_text(WIDE)
+    return source.resolve(str(script))
+
+
+@pytest.fixture(scope="module")
+def peaks(wide):
+    """Bytes that a process of the script holds: at its fit, and at most under each configuration."""
+    with Client("jax") as client:
+
+        def run(kind, own=BASELINE):
+            plain = {"config": own.to_dict(), "baseline": BASELINE.to_dict()} if kind is JobKind.MEASURE else {}
+            return client.run(Job(kind=kind, source=wide, options=QUICK, **plain), time_limit_seconds=300)
+
+        at_fit = run(JobKind.OBSERVE).value["process_bytes"]
+        found = {name: run(JobKind.MEASURE, own).peak_bytes for name, own in PEAKS.items()}
+    return {"at its fit": at_fit, **found}
+
+
+def between(peaks, low, high):
+    """A limit under which `low` runs and `high` does not, with room for noise on both sides."""
+    assert peaks[high] - peaks[low] > 30 * 2**20, peaks
+    return (peaks[low] + peaks[high]) // 2
+
+
+@pytest.fixture
+def tune_wide(wide, tmp_path, monkeypatch):
+    """Tune the script under a limit, as `autoplan tune --memory-limit` does; nothing is sought beyond the rescue."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("autoplan.trials.MEASURED", QUICK)
+    monkeypatch.setattr("autoplan.evidence.PAIRS", 1)
+
+    def run(limit, **wishes):
+        output = tmp_path / "plan.yaml"
+        wishes = {"only": ("batch",), "trials": 2} | wishes
+        planner.tune(TuneRequest(source=wide, backend="jax", memory_limit_bytes=limit, output=output, **wishes))
+        return planfile.read(output)
+
+    return run
+
+
+def test_a_real_script_is_rescued_by_the_least_accumulation_that_runs(tune_wide, peaks):
+    limit = between(
+        peaks, "accumulation 8", "accumulation 2"
+    )  # about what accumulation 4 takes: either may be the least
+    plan = tune_wide(limit)
+    assert plan.baseline.failure.out_of_memory
+    assert plan.rescue.baseline_bytes > limit == plan.rescue.usable_bytes == plan.hardware.memory_limit_bytes
+    assert plan.rescue.changed in (["accumulation 4"], ["accumulation 8"])
+    tried = {rung.changed[0]: rung for rung in plan.rescue.tried}
+    assert tried[plan.rescue.changed[0]].outcome == "runs"
+    less = {f"accumulation {one}" for one in (2, 4, 8)} - {plan.rescue.changed[0]}
+    assert all(tried[one].outcome == "out_of_memory" for one in less & set(tried) - {"accumulation 8"})
+    assert sum(rung.evidence is Evidence.MEASURED for rung in plan.rescue.tried) <= 6
+    batch = TrainConfig.from_dict(plan.config).batch
+    assert (batch.effective, batch.accumulation >= 4) == (2048, True)
+    assert plan.measured is not None
+    assert plan.verification.speedup is None
+
+
+def test_where_accumulation_is_pinned_another_precision_is_the_rescue(tune_wide, peaks):
+    plan = tune_wide(
+        between(peaks, "mixed_bfloat16", "own"), only=("precision", "batch"), fix={"accumulation": "1"}, trials=2
+    )
+    assert TrainConfig.from_dict(plan.rescue.config) == config(2048, **BF16)
+    assert "no other accumulation is legal here" in plan.rescue.because
+
+
+def test_where_nothing_runs_the_least_need_is_told_and_the_exit_code_is_3(tune_wide, peaks):
+    """Compiling alone takes more than this limit leaves, whatever the micro-batch."""
+    with pytest.raises(NoFeasibleConfiguration) as caught:
+        tune_wide(peaks["at its fit"] + 2**22)
+    assert caught.value.exit_code == 3
+    assert "What would fit: " in str(caught.value)
