@@ -243,17 +243,15 @@ def tune_wide(wide, tmp_path, monkeypatch):
 
 
 def test_a_real_script_is_rescued_by_the_least_accumulation_that_runs(tune_wide, peaks):
-    limit = between(
-        peaks, "accumulation 8", "accumulation 2"
-    )  # about what accumulation 4 takes: either may be the least
+    # About what accumulation 4 takes, so that may be the least or just not enough.
+    limit = between(peaks, "accumulation 8", "accumulation 2")
     plan = tune_wide(limit)
     assert plan.baseline.failure.out_of_memory
     assert plan.rescue.baseline_bytes > limit == plan.rescue.usable_bytes == plan.hardware.memory_limit_bytes
     assert plan.rescue.changed in (["accumulation 4"], ["accumulation 8"])
-    tried = {rung.changed[0]: rung for rung in plan.rescue.tried}
-    assert tried[plan.rescue.changed[0]].outcome == "runs"
-    less = {f"accumulation {one}" for one in (2, 4, 8)} - {plan.rescue.changed[0]}
-    assert all(tried[one].outcome == "out_of_memory" for one in less & set(tried) - {"accumulation 8"})
+    outcomes = {rung.changed[0]: rung.outcome for rung in plan.rescue.tried}
+    assert outcomes[plan.rescue.changed[0]] == "runs"
+    assert {outcomes.get("accumulation 2"), outcomes.get("accumulation 4")} & {"out_of_memory", "passed_over"}
     assert sum(rung.evidence is Evidence.MEASURED for rung in plan.rescue.tried) <= 6
     batch = TrainConfig.from_dict(plan.config).batch
     assert (batch.effective, batch.accumulation >= 4) == (2048, True)
