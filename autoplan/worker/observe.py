@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import sys
 import time
+from typing import Any
 
 import keras
 
@@ -89,4 +90,21 @@ def _notes(call: FitCall, facts: DataFacts, seen: Seen) -> list[str]:
         notes.append(f"fit {call.index} of the script is tuned; each earlier one ran a single micro-step in trials")
     if seen.remat_modes and seen.remat_modes[-1] not in ("None", "full", "activations"):
         notes.append(f"the script's own RematScope({seen.remat_modes[-1]!r}) is shown as full")
+    return notes + _kept_ways_of_running(call.model)
+
+
+def _kept_ways_of_running(model: Any) -> list[str]:
+    """What decides how fast a model trains and is no knob."""
+    notes = []
+    if model.run_eagerly:
+        notes.append(
+            "the script compiles its model with run_eagerly=True, which is for debugging: Python starts each operation "
+            "of each micro-step. Leave it out; of what is tuned, only jit_compile=True switches it off"
+        )
+    strategy = getattr(model, "_distribute_strategy", None)
+    if strategy is not None:
+        notes.append(
+            f"the script trains under tf.distribute's {type(strategy).__name__} with {strategy.num_replicas_in_sync} "
+            "replicas, which stays as it is: batches are those of all replicas together, and the mesh is not tuned"
+        )
     return notes

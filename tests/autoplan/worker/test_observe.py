@@ -1,0 +1,36 @@
+"""What is said of a fit beside its configuration."""
+
+from types import SimpleNamespace
+
+import keras
+import numpy as np
+
+from autoplan.runtime import backends, data
+from autoplan.runtime.intercept import FitCall, Seen
+from autoplan.worker.observe import observe
+
+
+def notes_of(*, strategy=None, **compiling):
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", **compiling)
+    if strategy is not None:
+        model._distribute_strategy = strategy
+    arguments = {"x": np.zeros((64, 4), "float32"), "y": np.zeros((64, 1), "float32")}
+    call = FitCall(1, model, arguments, type(model).fit)
+    return observe(call, data.describe(arguments), Seen(), backends.get("jax")).notes
+
+
+def test_a_plain_fit_needs_no_notes():
+    assert notes_of() == []
+
+
+def test_a_model_that_runs_eagerly_is_told_with_what_ends_it():
+    (note,) = notes_of(run_eagerly=True)
+    assert "run_eagerly=True" in note
+    assert "only jit_compile=True switches it off" in note
+
+
+def test_a_distribution_of_tensorflows_own_is_told():
+    strategy = type("MirroredStrategy", (SimpleNamespace,), {})(num_replicas_in_sync=2)
+    (note,) = notes_of(strategy=strategy)
+    assert "MirroredStrategy with 2 replicas" in note
