@@ -186,6 +186,17 @@ def _end_of_epoch(call: FitCall, facts: DataFacts, change: Change | None) -> dic
     return timed_arguments(call, facts, change, **last, **alone, batch_size=facts.batch, shuffle=False, verbose=0)
 
 
+def validation_batch(arguments: dict[str, Any], facts: DataFacts, change: Change | None) -> int:
+    """Samples at a time of a validation in arrays, as `fit` takes them: its own number, else that of the training.
+
+    Steps that the script counts are steps of the script's own batch, whatever the plan makes of the training's.
+    """
+    own: int | None = arguments.get("validation_batch_size")
+    if own is not None or change is None or arguments.get("validation_steps"):
+        return own or facts.batch
+    return change.wanted.batch.global_size
+
+
 def _validation(call: FitCall) -> Any:
     """What the script validates on: its own data, or the rows that it splits off; None where it does not validate."""
     given = call.arguments.get("validation_data")
@@ -213,8 +224,8 @@ def _extras(
     if validation is not None:
         on_phase("validation")
         x, y, weight = keras.utils.unpack_x_y_sample_weight(validation)
-        size = call.arguments.get("validation_batch_size") or (None if data.is_tf_dataset(x) else facts.batch)
         steps = call.arguments.get("validation_steps")
+        size = None if data.is_tf_dataset(x) else validation_batch(call.arguments, facts, change)
         call.model.evaluate(x, y, batch_size=size, sample_weight=weight, steps=steps, verbose=0)
         ran.append("validation")
     if options.get("checkpoint"):

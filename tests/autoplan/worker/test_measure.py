@@ -5,8 +5,10 @@ import numpy as np
 import pytest
 
 from autoplan.runtime import backends, data
+from autoplan.runtime.apply import Change
 from autoplan.runtime.intercept import FitCall
-from autoplan.worker.measure import measure
+from autoplan.worker.measure import measure, validation_batch
+from tests.autoplan.facts import config
 
 QUICK = {"groups": 3, "group_seconds": 0.02, "max_seconds": 10}
 
@@ -64,3 +66,20 @@ def test_a_script_that_saves_weights_hears_of_it(tmp_path):
     saving = keras.callbacks.ModelCheckpoint(tmp_path / "model.weights.h5", save_weights_only=True)
     with pytest.raises(ValueError, match="not yet been built"):
         measured(NotSaved([keras.layers.Dense(1)]), callbacks=[saving])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "size"),
+    [
+        ({}, 16),
+        ({"validation_batch_size": 8}, 8),
+        ({"validation_steps": 3}, 64),
+        ({"validation_batch_size": 8, "validation_steps": 3}, 8),
+    ],
+)
+def test_a_validation_takes_the_batch_that_fit_gives_it_under_the_plan(arguments, size):
+    """A plan that splits an update for want of memory must not be refused for a validation that no fit would run."""
+    facts = data.DataFacts("arrays", 256, 64, 4, explicit_steps=False)
+    change = Change(config(64), config(16, 4))
+    assert validation_batch(arguments, facts, change) == size
+    assert validation_batch(arguments, facts, None) == arguments.get("validation_batch_size", 64)
