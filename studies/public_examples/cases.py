@@ -115,12 +115,14 @@ CASES: dict[str, Case] = {
         "second of several fits; three inputs and two outputs by name, two losses with weights",
         ("jax", "tensorflow"),
         ("--fit", "2"),
+        rows="60000,10000",
     ),
     "subclassing": Case(
         "guides/making_new_layers_and_models_via_subclassing.py",
         "third fit; a subclassed variational autoencoder whose loss a layer adds",
         ALL,
         ("--fit", "3"),
+        rows="60000,10000",
     ),
     "vae": Case(
         "examples/generative/vae.py",
@@ -146,6 +148,7 @@ CASES: dict[str, Case] = {
         "examples/vision/metric_learning.py",
         "PyDataset of pairs whose first axis is no batch, train_step with a GradientTape",
         ("tensorflow", "jax"),
+        rows="50000,1000",
     ),
     "captcha": Case(
         "examples/vision/captcha_ocr.py",

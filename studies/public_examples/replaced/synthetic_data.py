@@ -160,7 +160,12 @@ def _reviews(train: int, test: int, num_words: int = 20000, **_: Any) -> Any:
 
 
 def _shows_nothing(module: types.ModuleType) -> None:
-    module.__getattr__ = lambda name: _nothing  # type: ignore[method-assign]
+    def __getattr__(name: str) -> Any:  # noqa: N807 -- what a module is asked for its missing names
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _nothing
+
+    module.__getattr__ = __getattr__  # type: ignore[method-assign]
     module.__path__ = []
     module.version_info = (9, 0)  # type: ignore[attr-defined]  # Matplotlib asks IPython for it
 
