@@ -55,13 +55,19 @@ class TorchCompileWatch:
 
     @property
     def compile_seconds(self) -> float:
-        """What compiling costs without a cache: wall seconds, and those that the cache says it saved."""
+        """What compiling costs without a cache: wall seconds, and those that the cache says it saved.
+
+        Where anything was compiled here, a hit is one of the same process, which every training gets.
+        """
+        if self.cache_misses:
+            return self._wall_seconds
         # PyTorch keeps what a cache hit saved under the name of what it does with it: waiting longer for other hosts.
-        saved = (
+        # A program that is fetched twice saves the same microseconds both times, and would be compiled once.
+        saved = {
             record.distributed_ephemeral_timeout_us or 0
             for record in get_compilation_metrics()
             if (record.start_time_us or 0) >= self._made_at_us
-        )
+        }
         return self._wall_seconds + sum(saved) / 1e6
 
     def on_start(self, *_: Any) -> None:
