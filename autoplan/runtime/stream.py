@@ -154,6 +154,21 @@ class Regrouped(data_adapter.DataAdapter):
         return None
 
 
+class End(keras.utils.PyDataset):
+    """The last batches of a PyDataset."""
+
+    def __init__(self, dataset: Any, batches: int) -> None:
+        super().__init__()
+        self._dataset, self._batches = dataset, batches
+
+    @property
+    def num_batches(self) -> int:
+        return self._batches
+
+    def __getitem__(self, index: int) -> Any:
+        return self._dataset[self._dataset.num_batches - self._batches + index]
+
+
 def regrouped(
     x: Any, regrouping: Regrouping, *, last_rows: int | None, shuffle: bool = False, class_weight: Any = None
 ) -> Regrouped:

@@ -8,13 +8,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import keras
 
 from autoplan.plan import Measurement
-from autoplan.runtime import callbacks, data, peek
+from autoplan.runtime import callbacks, data, peek, stream
 from autoplan.runtime.apply import Change
 from autoplan.runtime.backends import Backend, CompileWatch
 from autoplan.runtime.data import DataFacts
@@ -23,9 +24,20 @@ from autoplan.runtime.intercept import FitCall
 from autoplan.runtime.optimizers import accumulation_of
 from autoplan.runtime.timing import GroupTimer, median_interval
 from autoplan.worker.channel import disk_is_full
+from cost_models.config import Batch
 
 _INPUT_BOUND_RATIO = 1.15
 _CHEAP_COMPILE_SECONDS = 5.0
+_ALONE: dict[str, Any] = {
+    "validation_data": None,
+    "validation_split": 0.0,
+    "callbacks": None,
+    "epochs": 1,
+    "initial_epoch": 0,
+    "shuffle": False,
+    "verbose": 0,
+}
+"""Arguments of a fit of which nothing but its micro-steps is wanted."""
 _PeakSource = Literal["device", "compiled", "resident"]
 
 
@@ -182,8 +194,16 @@ def _end_of_epoch(call: FitCall, facts: DataFacts, change: Change | None) -> dic
         name: data.map_leaves(lambda leaf: data.rows_of(leaf, rows), call.arguments.get(name))
         for name in ("x", "y", "sample_weight")
     }
-    alone = {"validation_data": None, "validation_split": 0.0, "callbacks": None, "epochs": 1, "initial_epoch": 0}
-    return timed_arguments(call, facts, change, **last, **alone, batch_size=facts.batch, shuffle=False, verbose=0)
+    return timed_arguments(call, facts, change, **last, **_ALONE, batch_size=facts.batch)
+
+
+def _end_of_dataset(call: FitCall, facts: DataFacts, change: Change | None) -> dict[str, Any]:
+    """The same of a PyDataset."""
+    script = change.script.batch if change is not None else Batch(facts.batch)
+    effective = change.wanted.batch.effective if change is not None else facts.batch
+    an_update, batches = max(script.accumulation, math.ceil(effective / facts.batch)), facts.batches or 1
+    end = stream.End(call.arguments["x"], min(batches, batches % an_update + an_update))
+    return timed_arguments(call, replace(facts, micro_steps=end.num_batches), change, x=end, **_ALONE)
 
 
 def validation_batch(arguments: dict[str, Any], facts: DataFacts, change: Change | None) -> int:
@@ -216,9 +236,10 @@ def _extras(
 ) -> list[str]:
     """What a verification also runs: the end of an epoch, a validation, a checkpoint. Returns which of them ran."""
     ran = []
-    if options.get("remainder") and facts.kind == "arrays" and not facts.explicit_steps:
+    end = {"arrays": _end_of_epoch, "PyDataset": _end_of_dataset}.get(facts.kind)
+    if options.get("remainder") and end is not None and facts.batches is not None:
         on_phase("remainder")
-        call.proceed(**_end_of_epoch(call, facts, change))
+        call.proceed(**end(call, facts, change))
         ran.append("remainder")
     validation = _validation(call) if options.get("validation") else None
     if validation is not None:

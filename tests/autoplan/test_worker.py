@@ -14,6 +14,8 @@ from cost_models.workload import Workload
 from tests.autoplan.plans import plain_plan
 
 QUICK = {"groups": 3, "group_seconds": 0.05, "max_seconds": 20}
+THOROUGH = {**QUICK, "remainder": True, "validation": True}
+VALIDATED = {"pydataset", "generator", "folds", "messy"}
 
 SHAPES = {
     "pydataset": (
@@ -96,8 +98,10 @@ def test_a_script_is_traced_and_measured_with_another_batch(client, spec, observ
     assert {key: getattr(seen, key) for key in expected} == expected
     changed = with_batch(seen.config, *batch)
     assert changed["batch"]["effective"] == seen.config["batch"]["effective"]
-    value = answered(client, JobKind.MEASURE, spec(script, fit), config=changed, baseline=seen.config, options=QUICK)
+    value = answered(client, JobKind.MEASURE, spec(script, fit), config=changed, baseline=seen.config, options=THOROUGH)
     found = Measurement.model_validate(value)
+    remainder = [] if shape == "generator" else ["remainder"]  # which says no end of an epoch
+    assert found.notes == remainder + (["validation"] if shape in VALIDATED else [])
     assert found.update_seconds == pytest.approx(found.micro_step_seconds * batch[1])
     assert found.compute_micro_step_seconds > 0
     assert found.input_bound is not None
