@@ -7,6 +7,7 @@ an object is learnt anew where the graph is opened.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from io import BytesIO
 from typing import Any
 
@@ -73,7 +74,7 @@ class _Parcel:
 
 
 class _Noted:
-    """Stands for the list of those objects until the value before it is pickled."""
+    """Stands for those objects until the value before it is pickled."""
 
 
 class GraphPickler(shipping.ByValue):
@@ -84,17 +85,18 @@ class GraphPickler(shipping.ByValue):
     def __init__(self, buffer: BytesIO) -> None:
         super().__init__(buffer)
         self._noted: list[Any] = []
+        self._followed_by: list[tuple[Any, list[Any]]] = []
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, _Parcel):
             return _opened, (obj.value, _Noted())
         if isinstance(obj, _Noted):
-            return list, (list(self._noted),)
+            return _Recollections, (list(self._noted), list(self._followed_by))
         if isinstance(obj, tracking.Tracker | keras.random.SeedGenerator):
             self._noted.append(obj)
         if isinstance(obj, KerasSaveable):
             self._noted.append(obj)
-            return _blank, (type(obj),), _attributes(obj)
+            return _blank, (type(obj),), self._attributes(obj)
         if isinstance(obj, _CONTAINERS):
             return _container(obj)
         if _is_foreign(obj):
@@ -104,13 +106,21 @@ class GraphPickler(shipping.ByValue):
         tensor = _tensor(obj)
         return super().reducer_override(obj) if tensor is None else tensor
 
+    def _attributes(self, obj: Any) -> dict[str, Any]:
+        """What an object is, without compiled functions and what its class makes by itself.
 
-def _attributes(obj: Any) -> dict[str, Any]:
-    """What an object is, without compiled functions and what its class makes by itself."""
-    state = dict(vars(obj))
-    for name in (*_WRAPPED, *_PAST) if isinstance(obj, keras.Layer) else ():
-        state.pop(name, None)
-    return state | {name: None for name in _COMPILED if name in state}
+        In an order that does not go from layer to layer through the whole graph, for pickling is recursive: operations
+        from the first on, and what follows each of them is told when all are there.
+        """
+        state = dict(vars(obj))
+        if isinstance(obj, graph_functions.Function):
+            state = {"_operations": state["_operations"], **state}
+        if state.get("_outbound_nodes"):
+            self._followed_by.append((obj, state["_outbound_nodes"]))
+            state["_outbound_nodes"] = []
+        for name in (*_WRAPPED, *_PAST) if isinstance(obj, keras.Layer) else ():
+            state.pop(name, None)
+        return state | {name: None for name in _COMPILED if name in state}
 
 
 def _container(obj: Any) -> Any:
@@ -127,9 +137,19 @@ def _blank(kind: Any) -> Any:
     return kind.__new__(kind) if issubclass(kind, keras.Layer) else object.__new__(kind)
 
 
-def _opened(value: Any, noted: list[Any]) -> Any:
-    """The value once it is whole; `noted` are the objects in it that remember identities."""
-    for obj in noted:
+@dataclass(frozen=True)
+class _Recollections:
+    """Objects that remember identities, and operations with the nodes that follow them."""
+
+    objects: list[Any]
+    followed_by: list[tuple[Any, list[Any]]]
+
+
+def _opened(value: Any, recollections: _Recollections) -> Any:
+    """The value once it is whole."""
+    for operation, nodes in recollections.followed_by:
+        operation._outbound_nodes = nodes
+    for obj in recollections.objects:
         _recollect(obj)
     return value
 

@@ -79,16 +79,24 @@ def retime_optimizer(optimizer: Any, script: Batch, wanted: Batch) -> Any:
         return optimizer
     values = {_relative_path(inner, variable): variable.numpy() for variable in inner.variables}
     trainable = list(inner._trainable_variables)
-    config = inner.get_config()
-    config["gradient_accumulation_steps"] = None
-    if has_schedule(inner):
-        config["learning_rate"] = inner._learning_rate  # one of the user's own class is not found by its name
-    fresh = type(inner).from_config(config)
+    fresh = type(inner).from_config(_config(inner) | {"gradient_accumulation_steps": None})
     _retime(fresh, script, wanted)
     with keras.src.backend.name_scope(fresh.name, caller=fresh):
         fresh.build(trainable)
     _take_over(fresh, values, script, wanted)
     return fresh if inner is optimizer else _rewrapped(optimizer, fresh, trainable)
+
+
+def _config(inner: Any) -> dict[str, Any]:
+    """The config, with a schedule as it is: one of the user's own class may have none, and is not found by name."""
+    rate = inner._learning_rate
+    if not callable(rate):
+        return dict(inner.get_config())
+    inner._learning_rate = None
+    try:
+        return dict(inner.get_config()) | {"learning_rate": rate}
+    finally:
+        inner._learning_rate = rate
 
 
 def _retime(inner: Any, script: Batch, wanted: Batch) -> None:

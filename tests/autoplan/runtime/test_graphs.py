@@ -111,3 +111,18 @@ def test_what_cannot_travel_is_named():
     with pytest.raises(TypeError):
         graphs.dumps(model)
     assert graphs.first_that_cannot_travel(model) == "attribute 'lock' of layer 'mine', a lock"
+
+
+def test_a_deep_graph_travels():
+    """Pickling is recursive, and a layer knows the ones before and behind it."""
+    inputs = keras.Input((2,))
+    x = inputs
+    for _ in range(300):
+        x = keras.layers.Average()([x, x])
+    model = keras.Model(inputs, keras.layers.Dense(1)(x))
+    again = sent(model)
+    data = np.ones((1, 2), "float32")
+    np.testing.assert_array_equal(again(data), model(data))
+    assert len(again.get_config()["layers"]) == 302
+    first = again.layers[1]
+    assert first._outbound_nodes[0].operation is again.layers[2]
