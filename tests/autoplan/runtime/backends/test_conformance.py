@@ -3,6 +3,7 @@
 The worker of a backend can import no other one, as in an environment where only that one is installed.
 """
 
+import contextlib
 import json
 import os
 import sys
@@ -27,9 +28,9 @@ class Worker:
     def __init__(self, name, client, mlp):
         self.name, self._client, self._mlp = name, client, mlp
 
-    def ask(self, kind, *, script=None, arguments=("--samples", "2000"), log=None, **job):
+    def ask(self, kind, *, script=None, arguments=("--samples", "2000"), **job):
         spec = source.resolve(str(script or self._mlp), arguments)
-        return self._client.run(Job(kind=kind, source=spec, backend=self.name, **job), time_limit_seconds=240, log=log)
+        return self._client.run(Job(kind=kind, source=spec, backend=self.name, **job), time_limit_seconds=240)
 
     def value(self, kind, **job):
         result = self.ask(kind, **job)
@@ -59,11 +60,13 @@ def worker(request, scripts, tmp_path_factory):
 def seen(worker, tmp_path_factory):
     """What the checks saw; each is asked for by its name."""
     folder = tmp_path_factory.mktemp("checks")
-    with pytest.raises(NeverFits):
-        worker.ask(JobKind.OBSERVE, script=CHECKS, arguments=[str(folder / "seen.json")], log=folder / "log")
+    ended = "all were done"
+    with contextlib.suppress(NeverFits):  # as it is to end: the checks fit for themselves, unwatched
+        ended = worker.ask(JobKind.OBSERVE, script=CHECKS, arguments=[str(folder / "seen.json")]).failure
     found = json.loads((folder / "seen.json").read_text())
 
     def of(name):
+        assert name in found, f"it was not reached: {ended}"
         assert "error" not in found[name], found[name]["error"]
         return found[name]["value"]
 
@@ -73,10 +76,6 @@ def seen(worker, tmp_path_factory):
 @pytest.fixture(scope="module")
 def observed(worker):
     return Observation.model_validate(worker.value(JobKind.OBSERVE))
-
-
-def of(worker, **by_backend):
-    return by_backend[worker.name]
 
 
 def test_devices_are_told(worker, seen):
@@ -127,7 +126,7 @@ def test_precision_is_really_applied(seen, policy, compute, optimizer):
 def test_compilation_is_really_switched(seen, wanted):
     found = seen("compilation")[str(wanted)]
     assert (found["compiled"], found["read"]) == (wanted, wanted)
-    assert found["updates"] == 6
+    assert found["updates"] == (7 if wanted else 2)
 
 
 def test_what_runs_where_the_script_says_nothing_is_read(worker, seen):
@@ -196,7 +195,7 @@ def test_waiting_is_real(seen):
 
 
 def test_a_changed_shape_is_compiled_and_counted(seen):
-    first, again, changed = seen("recompilation")
+    first, again, changed = seen("compilation")["True"]["compilations"]
     assert first > 0
     assert again == first
     assert changed > again
