@@ -47,7 +47,7 @@ class StepMeasurement:
         return (
             f"{figures.seconds(self.micro_step_seconds)} a micro-step (95% interval {interval}){samples}; first call "
             f"{figures.seconds(self.first_call_seconds)}; measured on {self.backend} in "
-            f"{figures.counted(self.groups, 'group')} of {figures.counted(self.micro_steps, 'micro-step')} together"
+            f"{figures.counted(self.groups, 'group')}, {figures.counted(self.micro_steps, 'micro-step')} in all"
         )
 
 
