@@ -36,11 +36,13 @@ class Outcome:
     seconds: float
 
 
-def from_command(script: str, *arguments: str, fit: int = 1) -> Callable[[workshop.Lab, int], Outcome]:
+def from_command(
+    script: str, *arguments: str, fit: int = 1, folder: Path = workshop.SCRIPTS
+) -> Callable[[workshop.Lab, int], Outcome]:
     """`autoplan tune`, then `autoplan train`."""
 
     def study(lab: workshop.Lab, trials: int) -> Outcome:
-        path = str(workshop.SCRIPTS / f"{script}.py")
+        path = str(folder / f"{script}.py")
         plan, ran = lab.tune(path, "--trials", str(trials), "--fit", str(fit), arguments=arguments)
         trained = workshop.updates_in(lab.train(path, arguments=arguments).output)
         return Outcome(plan, lab.own_updates(path, arguments).get(fit), trained.get(fit), ran.seconds)
@@ -79,10 +81,20 @@ CASES = {
     "second of two fits": from_command("two_fits", fit=2),
     "remainder": from_command("remainder"),
     "schedule": from_command("schedule"),
+    "PyDataset of dictionaries, class weights": from_command("pydataset"),
+    "generator of dictionaries, sample weights": from_command("generator"),
+    "cross-validation in stages": from_command("folds", fit=2),
+    "compute_loss of its own, masks": from_command("own_loss"),
+    "low-rank adapters, frozen layers": from_command("fine_tuning", fit=2),
+    "processes, summaries, callbacks": from_command("messy"),
+    "KerasHub without a preset": from_command("hub", folder=HERE),
 }
 NAMES = dict(
     zip(
-        ("arguments", "subclassed", "tfdata", "builder", "no_data", "main", "two_fits", "remainder", "schedule"),
+        (
+            *("arguments", "subclassed", "tfdata", "builder", "no_data", "main", "two_fits", "remainder", "schedule"),
+            *("pydataset", "generator", "folds", "own_loss", "fine_tuning", "messy", "hub"),
+        ),
         CASES,
         strict=True,
     )
