@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from autoplan.plan import Failure, Measurement, Plan
     from autoplan.planfile import load_plan
     from autoplan.requests import Watch
-    from autoplan.source import SourceSpec
     from autoplan.runtime.user_step import StepMeasurement
+    from autoplan.source import SourceSpec
 
 __version__ = "0.1.0"
 
