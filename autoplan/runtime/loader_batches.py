@@ -73,7 +73,7 @@ def _served(loader: Any, regrouping: Regrouping, micro_steps: int | None) -> Any
     import torch
     from torch.utils.data import DataLoader, IterableDataset
 
-    class MicroBatches(IterableDataset):  # type: ignore[misc]
+    class MicroBatches(IterableDataset):
         def __iter__(self) -> Iterator[Any]:
             # Made at once and not when the first batch is asked for: making an iterator draws a random number.
             batches = iter(loader)
@@ -83,7 +83,7 @@ def _served(loader: Any, regrouping: Regrouping, micro_steps: int | None) -> Any
         def __len__(self) -> int:
             return micro_steps or 0
 
-    class Loader(DataLoader):  # type: ignore[misc]
+    class Loader(DataLoader):
         @property
         def dropped_rows(self) -> int:
             """Samples that were left out so far."""

@@ -17,7 +17,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import BinaryIO, NoReturn
+from typing import IO, NoReturn
 
 from autoplan import processes
 from autoplan.errors import ConfigError
@@ -131,7 +131,7 @@ def spawn(message: bytes, connection: socket.socket, log_fd: int) -> int:
             os.set_inheritable(connection.fileno(), False)
 
 
-def _anonymous_file() -> BinaryIO:
+def _anonymous_file() -> IO[bytes]:
     """A file without a name; in memory where the system has such, so that a full disk does not matter."""
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create("autoplan-job"), "w+b")
