@@ -28,8 +28,6 @@ signal, twice = keras.Input((8,), name="signal"), keras.Input((8,), name="twice"
 hidden = keras.layers.Dense(32, activation="relu")(keras.layers.Add()([signal, twice]))
 model = keras.Model([signal, twice], keras.layers.Dense(1)(hidden))
 model.compile(keras.optimizers.SGD(0.01), "mse")
-model.fit(
-    batches(1), steps_per_epoch=STEPS, epochs=2, validation_data=batches(2), validation_steps=STEPS, verbose=0
-)
+model.fit(batches(1), steps_per_epoch=STEPS, epochs=2, validation_data=batches(2), validation_steps=STEPS, verbose=0)
 weights = [float(np.abs(keras.ops.convert_to_numpy(w)).sum()) for w in model.trainable_variables]
 print(json.dumps({"updates": int(model.optimizer.iterations), "weights": weights}))
