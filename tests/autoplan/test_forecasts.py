@@ -170,7 +170,7 @@ def test_a_structure_that_cannot_be_built_is_left_out_with_its_reason():
 
 
 UNTRACEABLE = """the training step cannot be traced as it is (unsupported: train.py failed by itself:
-  File "/home/someone/train.py", line 52, in <module>
+  File "/data/train.py", line 52, in <module>
     z = Sampling()([mean, deviation])
         ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
 AttributeError: Exception encountered when calling Sampling.call().
