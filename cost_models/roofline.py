@@ -42,6 +42,25 @@ Measured with Keras 3.15 and jax 0.10.2 on x86-64 server cores: 126 microseconds
 with 98, 1,009 with 290; 93 to 120 microseconds an operation.
 """
 
+
+@dataclass(frozen=True)
+class _Dispatch:
+    """What another backend's host does: seconds a micro-step of `fit`, and, without a compiler, an operation.
+
+    Operations are counted as JAX traces them. Measured with Keras 3.15, TensorFlow 2.21 and PyTorch 2.13 on x86-64
+    server cores, batches of two: networks of 80 to 1,460 operations took 1.1 to 7.9 ms in a TensorFlow graph, and dense
+    ones of 80 to 1,200 took 1.8 to 6.1 ms on PyTorch. Rough: trials correct it (`autoplan/corrections.py`).
+    """
+
+    micro_step_seconds: float
+    operation_seconds: float
+
+
+_OFF_JAX = {
+    "tensorflow": _Dispatch(micro_step_seconds=1.0e-3, operation_seconds=4.0e-6),
+    "torch": _Dispatch(micro_step_seconds=1.3e-3, operation_seconds=1.0e-5),
+}
+
 _GAIN_FROM_GROUPS = frozenset({"tensorflow"})
 """Backends whose `steps_per_execution` spares the host work. JAX's is a loop in Python; PyTorch has none."""
 
@@ -208,11 +227,14 @@ def _overhead(
     """Launches, and the host's work as far as the device has to wait for it."""
     chip, target = cluster.chip, target_of(cluster.chip.kind)
     launching = launches * chip.kernel_launch_seconds
+    elsewhere = _OFF_JAX.get(config.backend)
+    if elsewhere is not None:
+        grouped = config.steps_per_execution if config.backend in _GAIN_FROM_GROUPS else 1
+        operations = 0 if config.jit_compile else workload.dispatches
+        return launching + elsewhere.micro_step_seconds / grouped + operations * elsewhere.operation_seconds
     if not config.jit_compile:
         return launching + workload.dispatches * (chip.dispatch_seconds + EAGER_SECONDS)
     host = chip.dispatch_seconds + LOOP_SECONDS + SECONDS_PER_VARIABLE * len(workload.variables)
-    if config.backend in _GAIN_FROM_GROUPS:
-        host /= config.steps_per_execution
     if target.host_apart:  # the host prepares the next micro-step while the device works
         host = max(chip.dispatch_seconds, host - device_seconds)
     return launching + host

@@ -99,9 +99,19 @@ def test_beside_an_accelerator_the_host_works_ahead():
 
 @pytest.mark.parametrize(("backend", "gains"), [("jax", False), ("torch", False), ("tensorflow", True)])
 def test_grouping_steps_spares_the_host_where_the_backend_does_that(backend, gains):
-    workload = replace(dense(8, 8), backend=backend)
+    workload = dense(8, 8)
     one, ten = (step_time(workload, config(1, backend=backend, steps_per_execution=n), cluster("cpu")) for n in (1, 10))
     assert ten.overhead_seconds == pytest.approx(one.overhead_seconds / (10 if gains else 1))
+
+
+@pytest.mark.parametrize(("backend", "loop", "operation"), [("tensorflow", 1e-3, 4e-6), ("torch", 1.3e-3, 1e-5)])
+def test_other_backends_dispatch_at_their_own_cost(backend, loop, operation):
+    workload = replace(dense(8, 8), dispatches=250)
+    eager, compiled = (
+        step_time(workload, config(1, backend=backend, jit_compile=jit), cluster("cpu")) for jit in (False, True)
+    )
+    assert compiled.overhead_seconds == pytest.approx(loop)
+    assert eager.overhead_seconds == pytest.approx(loop + 250 * operation)
 
 
 def test_without_a_compiler_every_operation_is_dispatched_and_nothing_is_fused():
