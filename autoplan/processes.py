@@ -7,7 +7,7 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import psutil
@@ -110,6 +110,16 @@ def kill_descendants(keep: Iterable[int] = ()) -> None:
 def die_with_parent() -> None:
     """Linux: the kernel kills this process when its parent ends, `kill -9` included. Elsewhere nothing happens."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def dying_with_parent() -> Iterator[None]:
+    """The same for the length of a block: for what takes long and cannot listen meanwhile for its parent's end."""
+    die_with_parent()
+    try:
+        yield
+    finally:
+        _prctl(_PR_SET_PDEATHSIG, 0)
 
 
 def adopt_orphans() -> None:

@@ -6,6 +6,8 @@ import os
 import socket
 import sys
 
+from autoplan import processes
+
 
 def main(arguments: list[str]) -> int:
     """Serve jobs over an inherited socket until it ends, or be one job that the server cannot fork."""
@@ -24,13 +26,24 @@ def serve(fd: int) -> int:
     """The server, until its control socket ends."""
     control = socket.socket(fileno=fd)
     control.set_inheritable(False)
-    from autoplan.worker.server import Server, preload
+    with processes.dying_with_parent():
+        if _has_ended(control):
+            return 0
+        from autoplan.worker.server import Server, preload
 
-    preload(os.environ["KERAS_BACKEND"])
-    from autoplan.worker.session import run_job
+        preload(os.environ["KERAS_BACKEND"])
+        from autoplan.worker.session import run_job
 
     Server(control, run_job).serve()
     return 0
+
+
+def _has_ended(control: socket.socket) -> bool:
+    """Whether the other end is gone already."""
+    try:
+        return control.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+    except BlockingIOError:
+        return False
 
 
 if __name__ == "__main__":

@@ -77,7 +77,9 @@ class Server:
 
     def _start(self, message: bytes, connection: socket.socket, log_fd: int) -> None:
         job = Job.model_validate_json(message)
-        starting.import_for(job)
+        # What imports listens to nobody meanwhile; but jobs that run would be left without a guardian.
+        with contextlib.nullcontext() if self.children else processes.dying_with_parent():
+            starting.import_for(job)
         if starting.why_not_fork() is None:
             others = [self.control, *self.children.values()]
             pid = starting.fork(job, connection, log_fd, self.run_job, others)

@@ -425,6 +425,27 @@ def test_kill_nine_of_the_parent_leaves_no_process(script, tmp_path):
     assert not alive
 
 
+def test_kill_nine_of_the_parent_ends_a_server_that_still_imports(script, tmp_path):
+    (tmp_path / "jax.py").write_text(f"open({str(tmp_path / 'importing')!r}, 'w')\nimport time\ntime.sleep(600)\n")
+    spec = script()
+    parent = textwrap.dedent(
+        f"""
+        from autoplan.jobs import Client, Job, SourceSpec
+        client = Client(environment={{"PYTHONPATH": {os.pathsep.join([str(tmp_path), *sys.path])!r}}})
+        spec = SourceSpec.model_validate_json({spec.model_dump_json()!r})
+        client.run(Job(kind="measure", source=spec), time_limit_seconds=600)
+        """
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen([sys.executable, "-c", parent], env=environment)
+    wait_for((tmp_path / "importing").exists, seconds=60)
+    family = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.wait()
+    _, alive = psutil.wait_procs(family, timeout=15)
+    assert (len(family), alive) == (1, [])
+
+
 def test_a_backend_that_is_not_installed_is_told_with_the_extra(script, tmp_path):
     (tmp_path / "jax.py").write_text("raise ModuleNotFoundError(\"No module named 'jax'\")\n")
     with (
