@@ -57,11 +57,20 @@ def alone_bytes(pid: int, *, ever: bool = False) -> int:
     figures = _status(pid)
     if {"VmRSS", "VmHWM", "RssFile", "PPid"} <= figures.keys():
         own_files = figures["RssFile"]
-        libraries = min(LIBRARY_BYTES, max(own_files, _status(figures["PPid"]).get("RssFile", 0)))
+        shared = _status(figures["PPid"]).get("RssFile", 0) if _is_fork(pid, figures["PPid"]) else 0
+        libraries = min(LIBRARY_BYTES, max(own_files, shared))
         return max(0, figures["VmHWM" if ever else "VmRSS"] - own_files) + libraries
     with contextlib.suppress(psutil.Error):
         return int(psutil.Process(pid).memory_info().rss)
     return 0
+
+
+def _is_fork(pid: int, parent: int) -> bool:
+    """Whether a process still runs what its parent runs: a program that was started anew has a command of its own."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes() == Path(f"/proc/{parent}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def _status(pid: int) -> dict[str, int]:

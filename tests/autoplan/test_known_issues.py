@@ -104,7 +104,7 @@ def test_what_is_handled_drops_nothing():
     [
         ("schema: 2\nissues: []", "schema"),
         ("issues: []", "schema"),
-        (one("{config: {warp: [1]}}"), "unknown warp; expected any of accumulation, data"),
+        (one("{config: {warp: [1]}}"), "unknown warp; expected any of accumulation, backend, data"),
         (one("{model: {tall: true}, config: {remat: [full]}}"), "unknown tall; expected any of batch_norm"),
         (one("{backend: [jax]}"), "when.config"),
         (one("{config: {}}"), "when.config"),

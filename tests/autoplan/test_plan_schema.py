@@ -117,7 +117,7 @@ FAULTS = [
     ),
     ("\nnotes:", "\nnote:", "note", UNKNOWN + PLAN_KEYS + "trials, rejected, notes; did you mean notes?"),
     ("\nnotes:\n- ", "\nnotes: ", "notes", '"BatchNorm\'s statistics are per micro-batch"; expected a list'),
-    ("kind: script", "kind: notebook", "source.kind", '"notebook" is not one of script, builder, callable'),
+    ("kind: script", "kind: notebook", "source.kind", '"notebook" is not one of script, builder, callable, instance'),
     ("args: [", "args: [7, ", "source.args[0]", "7; expected text"),
     ("epochs: 10", "epochs: ten", "source.fit.epochs", '"ten"; expected a whole number'),
     ("epochs: 10", "epochs: 2.5", "source.fit.epochs", "2.5; expected a whole number"),
@@ -171,7 +171,7 @@ FAULTS = [
         "stage: infeasible",
         "stage: unfeasible",
         "rejected[0].stage",
-        '"unfeasible" is not one of infeasible, slower, known_issue; did you mean infeasible?',
+        '"unfeasible" is not one of infeasible, slower, known_issue, held; did you mean infeasible?',
     ),
     (
         "local: 4096",
