@@ -99,7 +99,7 @@ def describe(config: Mapping[str, Any]) -> str:
 def print_to(console: Console, report: RenderableType) -> None:
     """Print a report without the spaces that tables put at the ends of lines."""
     with console.capture() as captured:
-        console.print(report)
+        console.print(report, crop=False)  # a command to paste is longer than a narrow terminal is wide
     console.file.write("".join(line.rstrip() + "\n" for line in captured.get().splitlines()))
     console.file.flush()
 

@@ -19,6 +19,7 @@ from autoplan.plan import FailureKind
 from autoplan.runtime import backends, data, peek
 from autoplan.runtime.apply import Change, ProcessSettings, settle_model
 from autoplan.runtime.data import DataFacts
+from autoplan.runtime.fitting import ensure_built
 from autoplan.runtime.intercept import FitCall, Interception, one_micro_step
 from autoplan.runtime.timing import NotFinite
 from autoplan.source import SourceSpec
@@ -181,6 +182,8 @@ class Session:
 
     def _measure(self, call: FitCall, facts: DataFacts) -> dict[str, Any]:
         setup_seconds = time.monotonic() - self.interception.seen.started_at
+        # TensorFlow cannot compile a micro-step in which the model still makes its variables.
+        ensure_built(call.model, call.arguments, facts)
         change = self._settle(call)
         simulated = self.job.devices is not None and self.job.devices > 1
         found = measure(

@@ -110,6 +110,8 @@ def damaged(lab: workshop.Lab) -> None:
     content = bytearray(database.read_bytes())
     content[:4096] = os.urandom(4096)
     database.write_bytes(content)
+    # With what a killed process left beside it SQLite would mend the first page.
+    database.with_name("study.db-journal").unlink(missing_ok=True)
 
 
 def of_another_version(lab: workshop.Lab) -> None:

@@ -126,6 +126,7 @@ def test_a_terminal_gets_emphasis(monkeypatch):
 
 def test_a_narrow_terminal_loses_no_word_and_never_breaks_the_command(monkeypatch):
     monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("COLUMNS", "60")  # else rich takes a dumb terminal to have 80
     told = text(report.tuned(result()), Terminal(), width=60)
     assert "  autoplan train train.py --plan plan.yaml -- --learning-rate 1e-4" in told.splitlines()
     flat = "".join(told.split())

@@ -259,6 +259,7 @@ def test_a_real_script_is_rescued_by_the_least_accumulation_that_runs(tune_wide,
     assert plan.verification.speedup is None
 
 
+@pytest.mark.slow
 def test_where_accumulation_is_pinned_another_precision_is_the_rescue(tune_wide, peaks):
     plan = tune_wide(
         between(peaks, "mixed_bfloat16", "own"), only=("precision", "batch"), fix={"accumulation": "1"}, trials=2

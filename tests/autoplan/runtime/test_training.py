@@ -147,7 +147,7 @@ def test_arguments_reach_the_script_and_programs_are_kept(script, observation, t
 
 
 @pytest.mark.parametrize("later", LATER)
-@pytest.mark.parametrize("devices", [1, 4])
+@pytest.mark.parametrize("devices", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_later_fits_train_as_the_script_means_them(observation, tmp_path, later, devices):
     """Under accumulation and on a mesh, whatever a script does after its first fit ends with the script's weights."""
     ending = "\n    sys.exit(0)\n" if later == "left by exit" else ""

@@ -94,6 +94,7 @@ LOADED = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["jax", "torch"])
 def test_what_pytorch_draws_is_drawn_again(backend, tmp_path):
     """Keras seeds PyTorch on its own backend alone, and PyTorch's own first seed is another one in each process."""

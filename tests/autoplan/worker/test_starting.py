@@ -67,6 +67,7 @@ def test_the_end_of_a_process_is_told(client, script):
     assert (failure.kind, "exit code 7 in phase setup" in failure.message) == (FailureKind.CRASH, True)
 
 
+@pytest.mark.slow
 def test_a_limit_ends_a_job_with_all_that_it_started(client, script, tmp_path):
     pids = tmp_path / "pids"
     spec = script(

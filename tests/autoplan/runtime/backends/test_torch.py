@@ -114,6 +114,7 @@ def test_one_simulated_device_is_the_cpu(seen):
     assert seen["devices"] == [1, "cpu", None]
 
 
+@pytest.mark.slow
 def test_programs_are_kept_and_count_with_what_they_cost_at_first(tmp_path):
     found = told(
         """
