@@ -130,7 +130,8 @@ def tune(
         dry_run=dry_run,
         scratch=scratch,
     )
-    _answer_tune(_tuned(request, format_), format_)
+    with cli_frame.interrupted_by_signals():
+        _answer_tune(_tuned(request, format_), format_)
 
 
 def _tuned(request: TuneRequest, format_: Format) -> TuneResult:
@@ -143,7 +144,7 @@ def _tuned(request: TuneRequest, format_: Format) -> TuneResult:
     if request.output is not None:
         planfile.ensure_writable(request.output)
     stream = sys.stderr if format_ is Format.JSON else sys.stdout
-    with cli_frame.interrupted_by_signals(), live.watching(stream) as watch:
+    with live.watching(stream) as watch:
         return planner.tune(request, watch)
 
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -137,6 +138,13 @@ class Watched:
 
     def _output(self) -> str:
         return "".join(self._lines)
+
+
+def heed_signals() -> None:
+    """As from a terminal: what starts a study in the background may ignore these, and its commands would inherit it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def records_in(database: Path) -> list[tuple[str, str]]:

@@ -3,6 +3,7 @@
 --at    where: script (before its fit), build, compile (of the fit), step (after some micro-steps)
 --by    how: memory, hang, nan, crash, leave, leave_well, disk; or what it does besides: children, folder, streams,
         print_much
+--slow  without compiling its training step
 --when  always, or only under the bfloat16 policy: then its own configuration is sound, and a candidate is not
 """
 
@@ -24,6 +25,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--at", choices=["script", "build", "compile", "step"], default="script")
 parser.add_argument("--by", default="nothing")
 parser.add_argument("--when", choices=["always", "bfloat16"], default="always")
+parser.add_argument("--slow", action="store_true")
 args = parser.parse_args()
 in_fit = False
 
@@ -123,5 +125,5 @@ x = np.random.default_rng(1).normal(size=(4096, 16)).astype("float32")
 y = x[:, :1].copy()
 reached("script")
 model = keras.Sequential([keras.Input((16,)), keras.layers.Dense(32), Place(), keras.layers.Dense(1)])
-model.compile(optimizer="sgd", loss="mse")
+model.compile(optimizer="sgd", loss="mse", jit_compile=not args.slow)
 model.fit(x, y, batch_size=64, epochs=20, verbose=0, callbacks=[Steps()])
