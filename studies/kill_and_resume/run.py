@@ -23,6 +23,7 @@ from cost_models.config import TrainConfig
 HERE = Path(__file__).resolve().parent
 COLUMNS = ("round", "kills", "killed while", "finished after each", "same trials", "repeated", "most left", "passes")
 OPTIONS = ("--only", "batch", "--trials", "50")
+INTERRUPTED = 130
 LONGEST = 1.1
 """Kills come at any moment up to this many times what the undisturbed tuning took: some runs reach their end."""
 
@@ -88,6 +89,8 @@ def killed_and_resumed(lab: workshop.Lab, number: int, kills: int, longest: floa
             print(f"round {number}: killed after {moment:.0f} s, {one.while_[-1]}; {len(one.records)} trials finished")
             continue
         one.look(database, ended := running.wait())
+        if ended.code == INTERRUPTED:  # by somebody else: resumed as well, and not counted
+            continue
         if ended.code != 0:
             raise workshop.StudyFailed(f"round {number} ended with {ended.code}:\n{ended.output[-2000:]}")
         return one
