@@ -267,7 +267,7 @@ class Bench:
         }
         bench = self._tracing()
         result = bench._ask(JobKind.LOWER, alone, options, name, limit_seconds, on_phase)
-        if result.failure is not None and result.failure.kind in (FailureKind.CRASH, FailureKind.UNSUPPORTED):
+        if result.failure is not None and "compile" not in result.phases:
             # Some code looks at the values of its weights while it builds.
             again = bench._ask(JobKind.LOWER, alone, {**options, "abstract": False}, name, limit_seconds, on_phase)
             result = result if again.failure is not None else again
@@ -365,7 +365,9 @@ class Bench:
 def _what_the_compiler_said(result: JobResult) -> CompilerEvidence | Failure:
     if result.value is None:
         return result.failure or Failure(kind=FailureKind.CRASH, message="it left without an answer")
-    too_large = result.value.get("too_large")
+    refused, too_large = result.value.get("refused"), result.value.get("too_large")
+    if refused is not None:
+        return Failure(kind=FailureKind.UNSUPPORTED, message=refused, wall_seconds=result.wall_seconds)
     if too_large is None:
         return CompilerEvidence.model_validate(result.value["evidence"])
     return Failure(

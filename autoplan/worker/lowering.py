@@ -24,7 +24,10 @@ def answer(
     options: Mapping[str, Any],
     phase: Callable[[str], None],
 ) -> dict[str, Any]:
-    """{"evidence": CompilerEvidence} or, where the program does not fit, {"too_large": message and bytes}.
+    """{"evidence": CompilerEvidence}.
+
+    Where the program does not fit, {"too_large": message and bytes}; where the compiler does not take it,
+    {"refused": why}.
 
     options  "target" (CompilerTarget), "lowered" (the configuration's plain values) and "versions"
 
@@ -36,6 +39,8 @@ def answer(
     phase("compile")
     try:
         found = lower.lower(model, batch, config, target, options["versions"])
+    except lower.Refused as error:
+        return {"refused": str(error)}
     except lower.TooLarge as error:
         sizes = {"needed_bytes": error.needed_bytes, "available_bytes": error.available_bytes}
         return {"too_large": {"message": str(error), **sizes}}
