@@ -59,7 +59,7 @@ class JaxCompileWatch:
         self.cache_misses += event == "/jax/compilation_cache/cache_misses"
 
 
-class _ShardedState(keras.distribution.DataParallel):  # type: ignore[misc]  # Keras has no types
+class _ShardedState(keras.distribution.DataParallel):
     """Data parallelism whose weights and optimizer state are split over the same axis (ZeRO-3, FSDP).
 
     XLA gathers a weight where it is used, and scatters its gradient.
