@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from functools import cached_property
 from typing import Any
@@ -21,8 +21,10 @@ from cost_models.errors import WorkloadError
 SCHEMA = 1
 
 ITEM_BYTES: Mapping[str, float] = {
-    "bool": 1, "int4": 0.5, "uint4": 0.5, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4,
-    "int64": 8, "uint64": 8, "float8_e4m3fn": 1, "float8_e5m2": 1, "float16": 2, "bfloat16": 2, "float32": 4,
+    "bool": 1, "int1": 0.125, "uint1": 0.125, "int2": 0.25, "uint2": 0.25, "int4": 0.5, "uint4": 0.5, "int8": 1,
+    "uint8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4, "int64": 8, "uint64": 8, "float4_e2m1fn": 0.5,
+    "float8_e3m4": 1, "float8_e4m3": 1, "float8_e4m3fn": 1, "float8_e4m3fnuz": 1, "float8_e4m3b11fnuz": 1,
+    "float8_e5m2": 1, "float8_e5m2fnuz": 1, "float8_e8m0fnu": 1, "float16": 2, "bfloat16": 2, "float32": 4,
     "float64": 8, "complex64": 8, "complex128": 16, "key": 8, "token": 0,
 }  # fmt: skip
 """Bytes an element. `key` is a typed random key: two 32-bit words (threefry)."""
@@ -108,6 +110,44 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True)
+class Exchange:
+    """What a collective of a compiled program sends.
+
+    kind           "all_reduce" | "all_gather" | "reduce_scatter" | "all_to_all" | "collective_permute"
+    axis           the mesh axis or axes that it runs along, as in "data" or "data,model"; else its group's size
+    devices        devices of one group
+    stride         distance in device order between neighbours of a group
+    payload_bytes  of the full array, as `communication.py` defines it
+    arrays         how many arrays travel together
+    covers         how many operations behind it run before anything waits for it
+    """
+
+    kind: str
+    axis: str
+    devices: int
+    stride: int
+    payload_bytes: int
+    arrays: int = 1
+    covers: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """What a compiler decided about an operation, which is a kernel then: nothing else is fused with it.
+
+    moved_bytes    bytes of main memory that one execution reads and writes, padding included; of what it reads or
+                   writes in part, that part
+    product_flops  FLOPs of the products and convolutions in it
+    dtype          what these multiply; "" without any
+    """
+
+    moved_bytes: int
+    product_flops: int = 0
+    dtype: str = ""
+    exchange: Exchange | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Op:
     """One operation. `reads` and `writes` are positions in `Workload.tensors`.
 
@@ -117,6 +157,7 @@ class Op:
     body       operations of one iteration (loops) or of the larger branch
     results    what the body hands back: carried values, or the branch's outputs
     region     0, or the number of the rematerialized region: nothing moves or merges across its border
+    compiled   what the compiler made of it, in workloads read from compiled text
     """
 
     kind: Kind
@@ -131,6 +172,7 @@ class Op:
     phase: Phase = Phase.FORWARD
     layer: str = ""
     region: int = 0
+    compiled: Compiled | None = None
 
     @property
     def total_flops(self) -> Affine:
@@ -295,6 +337,8 @@ def _model_flops(op: Op) -> Affine:
     if op.region and op.phase is Phase.FORWARD:  # recomputed: work, but not the model's
         return Affine()
     own = op.flops if op.kind in (Kind.DOT, Kind.CONV) else Affine()
+    if op.compiled is not None:
+        own = Affine(op.compiled.product_flops)
     return own + Affine.sum(_model_flops(inner) for inner in op.body) * op.repeat
 
 
@@ -312,6 +356,8 @@ def _op_to_plain(op: Op) -> dict[str, Any]:
         plain["layer"] = op.layer
     if op.region:
         plain["region"] = op.region
+    if op.compiled is not None:
+        plain["compiled"] = asdict(op.compiled)
     return plain
 
 
@@ -329,4 +375,10 @@ def _op_from_plain(plain: Mapping[str, Any]) -> Op:
         phase=Phase(plain["phase"]),
         layer=plain.get("layer", ""),
         region=plain.get("region", 0),
+        compiled=_compiled_from_plain(plain["compiled"]) if "compiled" in plain else None,
     )
+
+
+def _compiled_from_plain(plain: Mapping[str, Any]) -> Compiled:
+    exchange = plain["exchange"]
+    return Compiled(**{**plain, "exchange": Exchange(**exchange) if exchange is not None else None})
