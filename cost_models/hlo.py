@@ -8,10 +8,12 @@ or a library call that no rule knows moves its bytes and is named in `unknown_op
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from cost_models.errors import WorkloadError
 from cost_models.hlo_collectives import Lines
 from cost_models.hlo_kernels import branches_of
 from cost_models.hlo_loops import trip_count
@@ -60,9 +62,10 @@ def workload_of(
     The other values are the configuration's; the sizes hold at `local_batch` alone. WorkloadError for a text that is
     not compiled HLO or is damaged, and for a mesh of another size.
     """
-    module = _module(text)
-    program = Program(module, Lines(axes, module.devices))
-    taken, ops, result = program.entry()
+    with _readable():
+        module = _module(text)
+        program = Program(module, Lines(axes, module.devices))
+        taken, ops, result = program.entry()
     return Workload(
         local_batch=local_batch,
         precision=precision,
@@ -84,8 +87,9 @@ def collectives(program: str | Module | Workload, axes: Mapping[str, int]) -> tu
     if isinstance(program, Workload):
         ops: Sequence[Op] = program.ops
     else:
-        module = _module(program)
-        ops = Program(module, Lines(axes, module.devices)).entry()[1]
+        with _readable():
+            module = _module(program)
+            ops = Program(module, Lines(axes, module.devices)).entry()[1]
     found: dict[tuple[str, str, int], Counter[str]] = {}
     _collect(ops, 1, found)
     return tuple(
@@ -100,8 +104,22 @@ def estimated_cycles(text: str | Module) -> int | None:
     It covers the instructions that carry an estimate: neither collectives nor copies between memories do. None where
     no instruction carries one.
     """
-    module = _module(text)
-    return _cycles(module.entry, module)
+    with _readable():
+        module = _module(text)
+        return _cycles(module.entry, module)
+
+
+@contextmanager
+def _readable() -> Iterator[None]:
+    """A text that is damaged in a way that no rule looks for is still the text's fault, and said so."""
+    try:
+        yield
+    except RecursionError:
+        raise WorkloadError("the compiled text cannot be read: a computation in it calls itself") from None
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise WorkloadError(
+            f"the compiled text cannot be read ({type(error).__name__}: {error}); give all of compile().as_text()"
+        ) from None
 
 
 def _module(text: str | Module) -> Module:

@@ -13,10 +13,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from cost_models.errors import WorkloadError
+from cost_models.executed import Exchange
 from cost_models.hlo_groups import Line, groups_of, line_of, line_of_pairs, pairs_of
-from cost_models.hlo_text import Array, Computation, Instruction, Module
+from cost_models.hlo_shapes import Array
+from cost_models.hlo_text import Computation, Instruction, Module
 from cost_models.hlo_traffic import is_async_marker
-from cost_models.workload import Exchange
 
 KINDS: Mapping[str, str] = {
     "all-reduce": "all_reduce",

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cost_models.errors import WorkloadError
-from cost_models.hlo_text import numbers, split
+from cost_models.hlo_shapes import numbers, split
 
 Groups = tuple[tuple[int, ...], ...]
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from math import ceil, log2
 
 from cost_models.affine import Affine
+from cost_models.executed import Compiled
 from cost_models.hlo_products import ELEMENTWISE, Product, arithmetic, product_of, stated_flops, target_of_call
 from cost_models.hlo_text import Computation, Instruction, Module
-from cost_models.hlo_traffic import Traffic
-from cost_models.workload import Compiled, Kind
+from cost_models.hlo_traffic import Traffic, is_async_marker, sends
+from cost_models.workload import Kind
 
 _KINDS: Mapping[str, Kind] = {
     **dict.fromkeys(ELEMENTWISE, Kind.ELEMENTWISE),
@@ -50,19 +51,25 @@ _KINDS: Mapping[str, Kind] = {
 _NAMES_A_FUSION = (Kind.SCATTER, Kind.SORT, Kind.POOL, Kind.POOL_GRADIENT, Kind.REDUCE, Kind.RANDOM, Kind.GATHER)
 """What else is in a fusion is beside the point, where one of these is."""
 
+_STRUCTURE = frozenset({"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "opt-barrier", "after-all"})
+_FREE_CALLS = frozenset(
+    {"AllocateBuffer", "ConcatBitcast", "AssumeGatherIndicesInBound", "PrepareAsyncCallStart", "PrepareAsyncCallDone"}
+)
+"""XLA:TPU's notes to itself: they name memory, or order instructions."""
+
 _SORTS = ("topk", "radixsort", "sort")
 _NO_RULE = "no rule: counted by the bytes that it reads and writes"
 
 
 @dataclass(frozen=True, slots=True)
 class KernelCost:
-    """One execution. `unknown` is (name, reason) where no rule knows the instruction."""
+    """One execution. `unknown` names, with a reason, what no rule knows."""
 
     kind: Kind
     flops: int
     gemm: tuple[Affine, ...]
     compiled: Compiled
-    unknown: tuple[str, str] | None = None
+    unknown: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -83,8 +90,8 @@ class Kernels:
     traffic: Traffic
     _contents: dict[str, _Content] = field(default_factory=dict)
 
-    def cost(self, instruction: Instruction, inside: Computation) -> KernelCost:
-        """What one execution costs."""
+    def cost(self, instruction: Instruction, inside: Computation, *, alone: bool = False) -> KernelCost:
+        """What one execution costs. `alone`: it runs by itself, beside the kernels."""
         content = self._content_of(instruction, inside)
         kind, largest = max(content.products, key=lambda found: found[1].flops, default=(None, None))
         product_flops = sum(product.flops for _, product in content.products)
@@ -92,13 +99,14 @@ class Kernels:
             moved_bytes=self.traffic.moved_bytes(instruction, inside),
             product_flops=product_flops,
             dtype=largest.dtype if largest else "",
+            launches=int(not self.module.chip_memory or not (alone or self._is_scalar(instruction, inside))),
         )
         return KernelCost(
             kind=kind or self._kind_of(instruction, content.kinds),
             flops=content.arithmetic + product_flops,
             gemm=tuple(map(Affine, largest.gemm)) if largest else (),
             compiled=compiled,
-            unknown=content.unknown[0] if content.unknown else None,
+            unknown=content.unknown,
         )
 
     def scope(self, instruction: Instruction) -> str:
@@ -107,6 +115,10 @@ class Kernels:
             return instruction.op_name
         body = self.module.called(instruction.called)
         return body.root.op_name or next((one.op_name for one in body.instructions if one.op_name), "")
+
+    def _is_scalar(self, instruction: Instruction, inside: Computation) -> bool:
+        ends = (instruction, *inside.inputs(instruction))
+        return instruction.opcode != "fusion" and all(not array.dims for end in ends for array in end.arrays)
 
     def _content_of(self, instruction: Instruction, inside: Computation) -> _Content:
         if instruction.opcode != "fusion":
@@ -120,18 +132,26 @@ class Kernels:
         parts = [
             self._content_of(one, body)
             for one in body.instructions
-            if one.opcode == "fusion" or one.opcode in _KINDS or one.opcode == "custom-call"
+            if one.opcode not in _STRUCTURE and not sends(one) and not is_free(one)
         ]
         return _Content(
             arithmetic=sum(part.arithmetic for part in parts),
             products=tuple(product for part in parts for product in part.products),
             kinds=frozenset(kind for part in parts for kind in part.kinds),
+            unknown=tuple(name for part in parts for name in part.unknown),
         )
 
     def _kind_of(self, instruction: Instruction, kinds: frozenset[Kind]) -> Kind:
         if instruction.opcode != "fusion":
             return next(iter(kinds), Kind.UNKNOWN)
         return next((kind for kind in _NAMES_A_FUSION if kind in kinds), Kind.ELEMENTWISE)
+
+
+def is_free(instruction: Instruction) -> bool:
+    """Whether a custom call is a note of the compiler to itself, and runs nothing."""
+    return instruction.opcode == "custom-call" and (
+        target_of_call(instruction) in _FREE_CALLS or is_async_marker(instruction)
+    )
 
 
 def started(instruction: Instruction) -> Instruction:

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 
-from cost_models.hlo_text import Computation, Instruction, Module, numbers
+from cost_models.hlo_shapes import numbers
+from cost_models.hlo_text import Computation, Instruction, Module
 
 _SAME_VALUE = frozenset({"copy", "bitcast", "convert", "reshape", "broadcast", "copy-done", "copy-start"})
 _FLIPPED = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE"}

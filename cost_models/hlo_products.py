@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from cost_models.errors import WorkloadError
-from cost_models.hlo_text import Array, Computation, Instruction, numbers
+from cost_models.hlo_shapes import Array, numbers
+from cost_models.hlo_text import Computation, Instruction
 
 ELEMENTWISE = frozenset(
     {

@@ -9,32 +9,28 @@ from dataclasses import dataclass, field, replace
 
 from cost_models.affine import Affine
 from cost_models.errors import WorkloadError
+from cost_models.executed import Compiled, Exchange
 from cost_models.hlo_collectives import Lines, in_fusion, is_collective
-from cost_models.hlo_kernels import Kernels, branches_of, started
+from cost_models.hlo_kernels import Kernels, branches_of, is_free, started
 from cost_models.hlo_loops import stated_trip_count, trip_count
 from cost_models.hlo_products import target_of_call
-from cost_models.hlo_text import Array, Computation, Instruction, Module, Shape, numbers
+from cost_models.hlo_shapes import Array, Shape, numbers
+from cost_models.hlo_text import Computation, Instruction, Module
 from cost_models.hlo_traffic import Traffic
-from cost_models.workload import Compiled, Exchange, Kind, Op, Phase, Tensor
+from cost_models.workload import Kind, Op, Phase, Tensor
 
 Numbers = int | tuple["Numbers", ...]
 """Tensor numbers, nested as the shape that they stand for."""
-
-_FREE_CALLS = frozenset(
-    {"AllocateBuffer", "ConcatBitcast", "AssumeGatherIndicesInBound", "PrepareAsyncCallStart", "PrepareAsyncCallDone"}
-)
-"""XLA:TPU's notes to itself: they name memory, or order instructions."""
 
 _IDENTITIES = frozenset({"bitcast", "opt-barrier", "add-dependency", "domain"})
 _NOTHING = frozenset({"parameter", "constant", "after-all"})
 _UNKNOWN_TRIPS = "its trip count is not in the text: its body is counted once"
 _TRANSFORM = re.compile(r"jit\([^()]*\)/?|(transpose|jvp|vmap|rematted_computation|checkpoint)\(?|[()]")
-_DEEPEST = 200  # computations that call each other: the text of a real program is far from it
 
 
 @dataclass
 class _Walk:
-    """One computation on the way: tensors by instruction, operations so far, and collectives that are under way."""
+    """One computation on the way: tensors by instruction, operations so far, and what is under way."""
 
     body: Computation
     known: dict[str, Numbers]
@@ -59,9 +55,9 @@ class _Walk:
         """What was started under this name is awaited: it had until here to run behind other work."""
         for place in self.under_way.pop(name, ()):
             compiled = self.ops[place].compiled
-            if compiled is not None and compiled.exchange is not None:
-                exchange = replace(compiled.exchange, covers=len(self.ops) - 1 - place)
-                self.ops[place] = replace(self.ops[place], compiled=replace(compiled, exchange=exchange))
+            if compiled is not None:
+                covers = len(self.ops) - 1 - place
+                self.ops[place] = replace(self.ops[place], compiled=replace(compiled, covers=covers))
 
 
 class Program:
@@ -75,7 +71,7 @@ class Program:
         self.kernels = Kernels(module, Traffic(module))
         self.tensors: list[Tensor] = []
         self.unknown: Counter[tuple[str, str]] = Counter()
-        self._phase, self._backward_seen, self._depth = Phase.FORWARD, False, 0
+        self._phase, self._backward_seen = Phase.FORWARD, False
 
     def entry(self) -> tuple[list[Numbers], list[Op], Numbers]:
         """(parameters, operations, result) of one execution. WorkloadError for a text that does not add up."""
@@ -84,14 +80,10 @@ class Program:
         return taken, ops, result
 
     def _run(self, body: Computation, arguments: Sequence[Numbers]) -> tuple[list[Op], Numbers]:
-        self._depth += 1
-        if self._depth > _DEEPEST:
-            raise WorkloadError(f"the compiled text cannot be read: %{body.name} calls itself")
         walk = _Walk(body, dict(zip((one.name for one in body.parameters), arguments, strict=False)))
         for instruction in body.instructions:
             if instruction.name not in walk.known:
                 walk.known[instruction.name] = self._step(instruction, walk)
-        self._depth -= 1
         return walk.ops, walk.known[body.root.name]
 
     def _step(self, instruction: Instruction, walk: _Walk) -> Numbers:
@@ -188,15 +180,15 @@ class Program:
         """A kernel; of XLA:TPU's fusions that also send, the collective and the kernel."""
         one, read = started(instruction), walk.inputs(instruction)
         made = self._numbered(one.shape)
-        free = one.opcode == "custom-call" and target_of_call(one) in _FREE_CALLS
         sent = one.opcode == "fusion" and self._fused_collectives(one, walk, made)
-        if not free:
-            cost = self.kernels.cost(one, walk.body)
-            if cost.unknown:
-                self.unknown[cost.unknown] += 1
+        if not is_free(one):
+            cost = self.kernels.cost(one, walk.body, alone=one is not instruction)
+            self.unknown.update(cost.unknown)
             if cost.compiled.moved_bytes or cost.flops or not sent:
                 op = self._op(one, cost.kind, read, made)
                 walk.ops.append(replace(op, flops=Affine(cost.flops), gemm=cost.gemm, compiled=cost.compiled))
+                if one is not instruction:
+                    walk.open(instruction.name, len(walk.ops) - 1)
         return made if one is instruction else (read, made)
 
     def _fused_collectives(self, instruction: Instruction, walk: _Walk, made: Numbers) -> bool:
@@ -214,7 +206,7 @@ class Program:
         """A collective among the operations; where every device is a group of its own, there is none."""
         if exchange.devices > 1:
             op = self._op(instruction, Kind.COLLECTIVE, walk.inputs(instruction), made)
-            walk.ops.append(replace(op, primitive=exchange.kind, compiled=Compiled(0, exchange=exchange)))
+            walk.ops.append(replace(op, primitive=exchange.kind, compiled=Compiled(0, exchange=exchange, launches=0)))
             walk.open(name, len(walk.ops) - 1)
 
     def _op(self, instruction: Instruction, kind: Kind, read: Numbers, made: Numbers) -> Op:

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from cost_models.hlo_text import Array, Computation, Instruction, Module
+from cost_models.hlo_shapes import Array
+from cost_models.hlo_text import Computation, Instruction, Module
 
 _PICKS = frozenset({"slice", "dynamic-slice", "gather"})
 _RENAMES = frozenset({"bitcast", "get-tuple-element", "opt-barrier"})

@@ -10,13 +10,14 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
 from cost_models.affine import Affine
 from cost_models.errors import WorkloadError
+from cost_models.executed import Compiled
 
 SCHEMA = 1
 
@@ -107,44 +108,6 @@ class Tensor:
     def bytes(self) -> Affine:
         """Bytes without padding."""
         return self.elements * self.item_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Exchange:
-    """What a collective of a compiled program sends.
-
-    kind           "all_reduce" | "all_gather" | "reduce_scatter" | "all_to_all" | "collective_permute"
-    axis           the mesh axis or axes that it runs along, as in "data" or "data,model"; else its group's size
-    devices        devices of one group
-    stride         distance in device order between neighbours of a group
-    payload_bytes  of the full array, as `communication.py` defines it
-    arrays         how many arrays travel together
-    covers         how many operations behind it run before anything waits for it
-    """
-
-    kind: str
-    axis: str
-    devices: int
-    stride: int
-    payload_bytes: int
-    arrays: int = 1
-    covers: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Compiled:
-    """What a compiler decided about an operation, which is a kernel then: nothing else is fused with it.
-
-    moved_bytes    bytes of main memory that one execution reads and writes, padding included; of what it reads or
-                   writes in part, that part
-    product_flops  FLOPs of the products and convolutions in it
-    dtype          what these multiply; "" without any
-    """
-
-    moved_bytes: int
-    product_flops: int = 0
-    dtype: str = ""
-    exchange: Exchange | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,7 +320,7 @@ def _op_to_plain(op: Op) -> dict[str, Any]:
     if op.region:
         plain["region"] = op.region
     if op.compiled is not None:
-        plain["compiled"] = asdict(op.compiled)
+        plain["compiled"] = op.compiled.to_plain()
     return plain
 
 
@@ -375,10 +338,5 @@ def _op_from_plain(plain: Mapping[str, Any]) -> Op:
         phase=Phase(plain["phase"]),
         layer=plain.get("layer", ""),
         region=plain.get("region", 0),
-        compiled=_compiled_from_plain(plain["compiled"]) if "compiled" in plain else None,
+        compiled=Compiled.from_plain(plain["compiled"]) if "compiled" in plain else None,
     )
-
-
-def _compiled_from_plain(plain: Mapping[str, Any]) -> Compiled:
-    exchange = plain["exchange"]
-    return Compiled(**{**plain, "exchange": Exchange(**exchange) if exchange is not None else None})
