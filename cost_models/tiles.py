@@ -40,6 +40,13 @@ class Storage:
     rows: Floats
     lanes: int
 
+    @classmethod
+    def exact(cls, sizes: Floats) -> Storage:
+        """Sizes in bytes that hold as they are, padding included."""
+        none = np.zeros((len(sizes), 0))
+        allowed = np.zeros((len(sizes), 0, 0), np.bool_)
+        return cls(sizes, np.zeros(len(sizes)), none, none, allowed, np.ones(len(sizes)), lanes=0)
+
     def at(self, batch: int) -> Floats:
         """Bytes of every tensor at a local batch, padding included."""
         unpadded = self.fixed + batch * self.per_sample
