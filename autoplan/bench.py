@@ -246,10 +246,13 @@ class Bench:
         config: TrainConfig,
         *,
         name: str = "compile",
+        model_flops: float | None = None,
         limit_seconds: float = COMPILE_SECONDS,
         on_phase: Callable[[str], None] | None = None,
     ) -> CompilerEvidence | Failure:
         """What the cluster's real compiler says of `config`, with no device present.
+
+        model_flops  the model's own of a micro-step on one device (`Estimate.to_dict()`); None: MFU is not known
 
         What does not fit is a Failure with the compiler's figures. HardwareError where nothing can be compiled for this
         cluster here; WorkloadError where JAX is not installed.
@@ -263,6 +266,7 @@ class Bench:
             "cluster": self.cluster.to_dict(),
             "lowered": config.with_(backend=TRACED_ON, steps_per_execution=1).to_dict(),
             "versions": versions,
+            "model_flops": model_flops,
             "abstract": True,
         }
         bench = self._tracing()
