@@ -101,10 +101,10 @@ def is_collective(instruction: Instruction) -> bool:
 
 def in_fusion(body: Computation, module: Module) -> Iterator[Found]:
     """The collectives that a fusion's computation runs, with those of the fusions in it."""
-    marks = [one.tail for one in body.instructions if is_async_marker(one)]
     for instruction in body.instructions:
         if is_collective(instruction):
             chain = _CHAIN.search(instruction.tail)
+            marks = [user.tail for user in body.users.get(instruction.name, ()) if is_async_marker(user)]
             if chain is None and not marks:
                 yield Found(instruction, body)
             else:

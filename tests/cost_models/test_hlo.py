@@ -214,6 +214,44 @@ def test_a_call_that_no_rule_knows_moves_its_bytes_and_is_named():
     assert workload.ops[0].compiled.moved_bytes == 64
 
 
+def test_what_goes_to_the_host_is_named_for_its_link_is_not_known():
+    lines = """
+    %a = f32[8] parameter(0)
+    %s = (f32[8]{0:S(5)}, f32[8]{0}, u32[]) copy-start(%a)
+    ROOT %d = f32[8]{0:S(5)} copy-done(%s)
+    """
+    workload = read(program(lines))
+    assert [unknown.primitive for unknown in workload.unknown_ops] == ["memory of the host"]
+    assert workload.ops[0].compiled.moved_bytes == 64
+
+
+def test_a_chain_that_ends_where_another_starts_is_not_counted_with_it():
+    gather = "all-gather(%p), replica_groups={{0,1}}, dimensions={0}"
+    chains = [f'frontend_attributes={{chain_id="{number}"}}' for number in (1, 2)]
+    mark = 'custom-call({}), custom_call_target="AsyncCollective{}"'
+
+    def fused(name, *lines):
+        return "\n".join([f"%{name} (p: f32[8]) -> f32[16] {{", "  %p = f32[8] parameter(0)", *lines, "}"])
+
+    first = fused("one", f"  %g = f32[16] {gather}, {chains[0]}", f"  ROOT %m = f32[16] {mark.format('%g', 'Start')}")
+    both = fused(
+        "two",
+        f"  %g = f32[16] {gather}, {chains[0]}",
+        f"  %h = f32[16] {gather}, {chains[1]}",
+        f"  %m = f32[16] {mark.format('%g', 'Done')}",
+        f"  ROOT %n = f32[16] {mark.format('%h', 'Start')}",
+    )
+    last = fused("three", f"  %h = f32[16] {gather}, {chains[1]}", f"  ROOT %m = f32[16] {mark.format('%h', 'Done')}")
+    lines = """
+    %a = f32[8] parameter(0)
+    %x = f32[16] fusion(%a), kind=kCustom, calls=%one
+    %y = f32[16] fusion(%a), kind=kCustom, calls=%two
+    ROOT %z = f32[16] fusion(%a), kind=kCustom, calls=%three
+    """
+    found = collectives(program(lines, first, both, last, header=", num_partitions=2"), {"data": 2})
+    assert found == (CollectiveCount("all_gather", "data", 2, 2, 2 * 64, 2),)
+
+
 def test_an_unknown_instruction_is_named_in_a_fusion_too():
     fused = "%f (p: f32[8]) -> f32[8] {\n  %p = f32[8] parameter(0)\n  ROOT %q = f32[8] quantum-add(%p, %p)\n}"
     text = program("%a = f32[8] parameter(0)\nROOT %c = f32[8] fusion(%a), kind=kLoop, calls=%f", fused)
