@@ -280,10 +280,14 @@ def test_groups_of_one_device_send_nothing():
 
 
 def test_a_mesh_of_another_size_is_an_error_that_names_both():
-    with pytest.raises(
-        WorkloadError, match=r"joins 4 devices, but the mesh has 8 \(data 8\); give the axes of the mesh"
-    ):
+    with pytest.raises(WorkloadError, match=r"for 4 devices, but the mesh has 8 \(data 8\); give the axes of the mesh"):
         read(real("v5e_loop"), axes={"data": 8})
+
+
+def test_a_device_that_is_not_there_is_an_error():
+    lines = "%a = f32[8] parameter(0)\nROOT %r = f32[8] all-reduce(%a), replica_groups={{0,9}}, to_apply=%add"
+    with pytest.raises(WorkloadError, match="all-reduce %r names device 9 of 2"):
+        read(program(lines, header=", num_partitions=2"), axes={"data": 2})
 
 
 def test_a_computation_that_calls_itself_is_an_error():
