@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any, Protocol
 
-from autoplan import figures, temporary
+from autoplan import compilers, figures, hardware, temporary
 from autoplan.errors import (
     FAILED_BY_ITSELF,
     NoFeasibleConfiguration,
@@ -24,9 +24,10 @@ from autoplan.errors import (
     WorkloadError,
 )
 from autoplan.jobs import Job, JobKind, JobResult, Observation, SourceSpec, log_tail
-from autoplan.plan import Failure, FailureKind, Measurement, Outcome
+from autoplan.plan import CompilerEvidence, Failure, FailureKind, Measurement, Outcome
 from autoplan.temporary import HeldFolder
-from cost_models.config import TrainConfig
+from cost_models.compilers import compiler_target
+from cost_models.config import Layout, Mesh, TrainConfig
 from cost_models.errors import AutoplanError
 from cost_models.hardware import Cluster
 from cost_models.workload import Workload
@@ -36,6 +37,10 @@ TRACED_ON = "jax"
 FLOAT32_BYTES = 4
 LOOK_SECONDS = 600.0
 """Limit of a job that only looks (observe, trace): what the script does before fit is in it."""
+COMPILE_SECONDS = 900.0
+"""Limit of one question to a compiler."""
+COMPILER_SHARE = 0.8
+"""Share of this machine's memory that one compiler may take."""
 SHORTEST_LIMIT_SECONDS = 60.0
 LONGEST_LIMIT_SECONDS = 1800.0
 SHORTEST_STEP_SECONDS = 1.0
@@ -236,6 +241,38 @@ class Bench:
         result = self.of(config)._ask(JobKind.NUMERICS, config, options, "numerics", self.limit_seconds)
         return result.failure or [float(loss) for loss in _value(result)["losses"]]
 
+    def witness(
+        self,
+        config: TrainConfig,
+        *,
+        name: str = "compile",
+        limit_seconds: float = COMPILE_SECONDS,
+        on_phase: Callable[[str], None] | None = None,
+    ) -> CompilerEvidence | Failure:
+        """What the cluster's real compiler says of `config`, with no device present.
+
+        What does not fit is a Failure with the compiler's figures. HardwareError where nothing can be compiled for this
+        cluster here; WorkloadError where JAX is not installed.
+        """
+        target = compiler_target(self.cluster)
+        versions = compilers.versions(target)
+        # The mesh is the compiler's; the model itself is built as it is on one device.
+        alone = config.with_(backend=TRACED_ON, mesh=Mesh(), layout=Layout(), steps_per_execution=1)
+        options = {
+            "target": target.to_dict(),
+            "cluster": self.cluster.to_dict(),
+            "lowered": config.with_(backend=TRACED_ON, steps_per_execution=1).to_dict(),
+            "versions": versions,
+            "abstract": True,
+        }
+        bench = self._tracing()
+        result = bench._ask(JobKind.LOWER, alone, options, name, limit_seconds, on_phase)
+        if result.failure is not None and result.failure.kind in (FailureKind.CRASH, FailureKind.UNSUPPORTED):
+            # Some code looks at the values of its weights while it builds.
+            again = bench._ask(JobKind.LOWER, alone, {**options, "abstract": False}, name, limit_seconds, on_phase)
+            result = result if again.failure is not None else again
+        return _what_the_compiler_said(result)
+
     def patient(self, wall_seconds: float) -> Bench:
         """The same bench with time limits that follow from how long the baseline took."""
         limit = min(LONGEST_LIMIT_SECONDS, max(SHORTEST_LIMIT_SECONDS, PATIENCE * wall_seconds))
@@ -283,13 +320,13 @@ class Bench:
             config=None if config is None else config.to_dict(),
             baseline=None if self.baseline is None else self.baseline.to_dict(),
             devices=self.cluster.devices if self.cluster.simulated else None,
-            options={**self._folders(), **options},
+            options={**self._folders(kind), **options},
         )
 
-    def _folders(self) -> dict[str, str]:
+    def _folders(self, kind: JobKind) -> dict[str, str]:
         """Where compiled programs are kept between jobs, and where a source runs that shall not write beside itself."""
         folders = {}
-        if self.logs is not None:
+        if self.logs is not None and kind is not JobKind.LOWER:  # no device could load what a cache keeps
             folders["cache_dir"] = str(self.logs.absolute() / "compilation_cache")
         if self.scratch is not None:
             try:
@@ -319,8 +356,25 @@ class Bench:
 
         What a training may take is no limit for its analysis, which is not part of it.
         """
+        if kind is JobKind.LOWER:
+            return int(hardware.memory_bytes() * COMPILER_SHARE)
         on_this_cpu = self.cluster.local and self.cluster.chip.kind == "cpu"
         return self.usable_bytes() if on_this_cpu and kind is not JobKind.TRACE else None
+
+
+def _what_the_compiler_said(result: JobResult) -> CompilerEvidence | Failure:
+    if result.value is None:
+        return result.failure or Failure(kind=FailureKind.CRASH, message="it left without an answer")
+    too_large = result.value.get("too_large")
+    if too_large is None:
+        return CompilerEvidence.model_validate(result.value["evidence"])
+    return Failure(
+        kind=FailureKind.COMPILE_OOM,
+        message=f"the compiler says that it does not fit: {too_large['message']}",
+        wall_seconds=result.wall_seconds,
+        needed_bytes=too_large["needed_bytes"],
+        available_bytes=too_large["available_bytes"],
+    )
 
 
 def _value(result: JobResult) -> dict[str, Any]:

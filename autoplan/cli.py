@@ -101,6 +101,10 @@ def tune(
     output: Annotated[Path, typer.Option(metavar="FILE", help="Where the plan is written.")] = Path("plan.yaml"),
     scratch: Annotated[bool, typer.Option("--scratch", help="Run trials in an empty working directory.")] = False,
     no_measure: Annotated[bool, typer.Option("--no-measure", help="Plan by arithmetic alone; run no trial.")] = False,
+    witness: Annotated[
+        int | None,
+        typer.Option(min=0, metavar="N", help="For hardware not here: have its compiler check N.", show_default=False),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be tried, and stop.")] = False,
     format_: Output = Format.TEXT,
 ) -> None:
@@ -127,6 +131,7 @@ def tune(
         memory_limit_bytes=None if memory_limit is None else cli_values.size_bytes(memory_limit),
         output=None if dry_run else output,
         measure=not no_measure,
+        witnesses=witness,
         dry_run=dry_run,
         scratch=scratch,
     )
@@ -181,6 +186,9 @@ def estimate(
     shard_state: Annotated[
         bool, typer.Option("--shard-state", help="Split weights, gradients and optimizer state over data.")
     ] = False,
+    evidence: Annotated[
+        str, typer.Option(metavar="TIER", help="analytic, or compiled: what the hardware's own compiler says.")
+    ] = "analytic",
     fit: Fit = 1,
     headroom: Headroom = "8%",
     explain: Annotated[bool, typer.Option("--explain", help="Say what each part holds.")] = False,
@@ -205,6 +213,7 @@ def estimate(
             shard_state=shard_state,
             headroom=cli_values.share(headroom),
             explain=explain,
+            compile=cli_values.choice("--evidence", evidence, ["analytic", "compiled"]) == "compiled",
         )
     )
     from autoplan import estimate_report

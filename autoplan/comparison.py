@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autoplan import figures
-from autoplan.plan import BaselineRecord, Evidence, Measurement, Plan, Rescue
+from autoplan.plan import BaselineRecord, CompilerEvidence, Evidence, Measurement, Plan, Rescue
 from autoplan.rescue import spoken_changes
 from cost_models.config import TrainConfig
 
@@ -26,6 +26,8 @@ _PARTS = {
     "communication": "communication",
     "overhead": "launch overhead",
 }
+COMPILED_TIME = "compiled program, analytic rates"
+"""The tier of a time that the roofline gives a compiled program."""
 PEAK_SOURCES = {
     "device": "measured on the device",
     "compiled": "compiled program",
@@ -74,7 +76,7 @@ def rows(plan: Plan) -> list[Row]:
     baseline = _column(
         _Side(plan.baseline.config, plan.baseline.measured, plan.baseline.predicted, plan.hardware.simulated)
     )
-    chosen = _column(_Side(plan.config, plan.measured, plan.predicted, plan.hardware.simulated))
+    chosen = _column(_Side(plan.config, plan.measured, plan.predicted, plan.hardware.simulated, plan.compiled))
     if plan.baseline.failure is not None and plan.baseline.measured is None:
         baseline = _failed_column(plan.baseline)
     return [Row(name, baseline[name], chosen[name]) for name in chosen]
@@ -89,6 +91,12 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Dif
 
 def headline(plan: Plan) -> str:
     """What came of it, in one sentence, no more than what was shown."""
+    if plan.compiled is not None and plan.evidence is Evidence.COMPILED:
+        size = figures.size(plan.compiled.memory.total_bytes)
+        return (
+            f"Nothing was run: {plan.compiled.target} compiled the plan for {plan.hardware.name}, and it needs {size} "
+            f"of {figures.size(plan.hardware.capacity_bytes)} a device. Times are the roofline's."
+        )
     if plan.evidence is not Evidence.MEASURED:
         return f"Nothing was measured: every figure here is {plan.evidence}."
     if plan.config == plan.baseline.config:
@@ -146,14 +154,19 @@ class _Side:
     measured: Measurement | None
     predicted: Mapping[str, Any] | None
     simulated: bool
+    compiled: CompilerEvidence | None = None
 
     def forecast(self, section: str, key: str) -> Any:
-        """A figure of the estimate; None when there is none."""
+        """A figure of the estimate, of the compiled program where there is one; None when there is none."""
+        if section == "time" and self.compiled is not None and self.compiled.time is not None:
+            return self.compiled.time.get(key)
         return ((self.predicted or {}).get(section) or {}).get(key)
 
     @property
     def tier(self) -> str:
         """The tier of times, with a word for devices that are not real."""
+        if self.measured is None and self.compiled is not None and self.compiled.time is not None:
+            return COMPILED_TIME
         if self.measured is None:
             return str((self.predicted or {}).get("evidence", Evidence.ANALYTIC)) if self.predicted else ""
         return self.named("measured")
@@ -204,6 +217,8 @@ def _memory(side: _Side) -> Cell:
     if measured is not None and measured.peak_bytes is not None:
         tier = PEAK_SOURCES[measured.peak_bytes_source] if measured.peak_bytes_source else "measured"
         return Cell(figures.size(measured.peak_bytes), side.named(tier))
+    if side.compiled is not None:
+        return Cell(figures.size(side.compiled.memory.total_bytes), "compiled")
     memory: Mapping[str, Any] = side.forecast("memory", "per_device_bytes") or {}
     if "total" not in memory:
         return Cell(figures.NOT_KNOWN)
@@ -226,6 +241,8 @@ def _mfu(side: _Side) -> Cell:
 
 
 def _compile_time(side: _Side) -> Cell:
+    if side.compiled is not None:
+        return Cell(figures.seconds(side.compiled.compile_seconds), "compiled, on this machine")
     if side.measured is None or side.measured.compile_seconds is None:
         return Cell(figures.NOT_KNOWN)
     return Cell(figures.seconds(side.measured.compile_seconds), side.tier)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -32,8 +32,21 @@ TIME_PARTS = {
 }
 
 
+COMPILED_PARTS = {
+    "argument": "state and batch, as the program receives them",
+    "output": "state and logs, as it hands them back",
+    "alias": "of the output, what takes the place of donated arguments",
+    "temporary": "what lives between",
+    "host": "memory of the host, not counted in the total",
+    "code": "the program itself, not counted in the total",
+    "peak": "the compiler's own count of what lives at once",
+}
+
+
 def estimated(estimate: Mapping[str, Any], *, explain: bool = False) -> RenderableType:
     """One configuration on one hardware. `explain` adds what each part holds, and operations that are not known."""
+    if estimate["evidence"] == "compiled":
+        return _compiled(estimate, explain=explain)
     return Group(
         f"{_config(estimate)} on {estimate['hardware']}. "
         f"Every figure is {estimate['evidence']}: nothing was run or measured.",
@@ -45,6 +58,58 @@ def estimated(estimate: Mapping[str, Any], *, explain: bool = False) -> Renderab
         *_largest(estimate.get("explanation") or {}),
         *_coverage(estimate.get("coverage") or {}, explain),
     )
+
+
+def _compiled(estimate: Mapping[str, Any], *, explain: bool) -> RenderableType:
+    """What the compiler said, beside what was estimated."""
+    memory, analytic = estimate["memory"], estimate["analytic"]
+    compiler = estimate.get("compiler")
+    total, estimated_total = memory["per_device_bytes"]["total"], analytic["memory"]["per_device_bytes"]["total"]
+    said = f"{_config(estimate)} on {estimate['hardware']}. "
+    if compiler is None:
+        return Group(
+            f"{said}The compiler refused it: {estimate['failure']['message']}.",
+            f"Estimated were {figures.size(estimated_total)} a device (analytic).",
+        )
+    table = open_table("", "size", *(["what it holds"] if explain else []))
+    for name, meaning in COMPILED_PARTS.items():
+        table.add_row(name, figures.size(memory["per_device_bytes"].get(name)), *([meaning] if explain else []))
+    table.add_section()
+    table.add_row("total", figures.size(total), *(["argument + output - alias + temporary"] if explain else []))
+    took = figures.duration(compiler["lower_seconds"] + compiler["compile_seconds"])
+    return Group(
+        f"{said}{compiler['target']} compiled the training program in {took}; nothing was run.",
+        heading("Memory, a device (compiled)"),
+        table,
+        _fits({**memory, "per_device_bytes": {**memory["per_device_bytes"], "total_high": total}}),
+        f"Estimated were {figures.size(estimated_total)} (analytic).",
+        *_compiled_time(estimate, explain),
+        *_exchanged(compiler["collectives"]),
+        *_told(compiler),
+    )
+
+
+def _compiled_time(estimate: Mapping[str, Any], explain: bool) -> list[RenderableType]:
+    if estimate["time"] is None:
+        return []
+    title = "Time (the compiled program under the roofline: analytic rates, nothing was run)"
+    return [heading(title), _time(estimate["time"], explain)]
+
+
+def _exchanged(collectives: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
+    if not collectives:
+        return []
+    table = open_table("collective", "axis", "count", "bytes")
+    for one in collectives:
+        kind = str(one["kind"]).replace("_", "-")
+        table.add_row(kind, str(one["axis"]), figures.counted(one["count"], "time"), figures.size(one["bytes"]))
+    return [heading("What devices exchange in a micro-step (compiled)"), table]
+
+
+def _told(compiler: Mapping[str, Any]) -> list[RenderableType]:
+    options = [f"{name}={value}" for name, value in compiler["compiler_options"].items()]
+    told = [f"It was compiled with {figures.listed(options)}."] if options else []
+    return [*told, *compiler["notes"]]
 
 
 def _config(estimate: Mapping[str, Any]) -> str:

@@ -50,6 +50,7 @@ class JobKind(StrEnum):
     trace     the same, then the training step -> {"observation": ..., "workload": ...}
     measure   run the chosen fit for a while -> Measurement
     numerics  a few updates with a seed -> losses an update
+    lower     the same as trace, but what a compiler says -> {"evidence": CompilerEvidence} or {"too_large": ...}
     probe     this machine's rates -> a hardware profile
     """
 
@@ -57,6 +58,7 @@ class JobKind(StrEnum):
     TRACE = "trace"
     MEASURE = "measure"
     NUMERICS = "numerics"
+    LOWER = "lower"
     PROBE = "probe"
 
 

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from autoplan import figures
 from autoplan.comparison import FAILURES
-from autoplan.plan import Failure, Measurement
+from autoplan.plan import CompilerEvidence, Failure, Measurement
 from autoplan.report import describe, open_console, open_table, outcome_cells
 from autoplan.requests import Event, Watch
 
@@ -93,7 +93,7 @@ class Trial:
     config: Mapping[str, Any]
     phase: str
     started: float
-    outcome: Measurement | Failure | None = None
+    outcome: Measurement | CompilerEvidence | Failure | None = None
 
 
 @dataclass
@@ -147,6 +147,8 @@ class Board:
         if isinstance(trial.outcome, Measurement):
             simulated = "measured, simulated devices" if trial.outcome.simulated_devices else "measured"
             return [*outcome_cells(trial.outcome), simulated]
+        if isinstance(trial.outcome, CompilerEvidence):
+            return [*outcome_cells(trial.outcome), "compiled"]
         if isinstance(trial.outcome, Failure):
             return [*outcome_cells(None), FAILURES[trial.outcome.kind]]
         return [*outcome_cells(None), f"{trial.phase}, {figures.duration(self.clock() - trial.started)}"]
@@ -171,9 +173,12 @@ def _told(event: Event) -> str:
     return f"trial {event.number} {_outcome(event.outcome)}"
 
 
-def _outcome(outcome: Measurement | Failure) -> str:
+def _outcome(outcome: Measurement | CompilerEvidence | Failure) -> str:
     if isinstance(outcome, Failure):
         return f"failed, {FAILURES[outcome.kind]}: {next(iter(outcome.message.splitlines()), '')}"
+    if isinstance(outcome, CompilerEvidence):
+        took = figures.duration(outcome.lower_seconds + outcome.compile_seconds)
+        return f"compiled: {figures.size(outcome.memory.total_bytes)} a device, in {took}"
     simulated = " on simulated devices" if outcome.simulated_devices else ""
     micro_step, rate, memory = outcome_cells(outcome)
     return f"measured{simulated}: micro-step {micro_step}, {rate} samples/s, peak memory {memory}"

@@ -16,6 +16,7 @@ from autoplan.notes import baseline_notes, fit_note, notes_for, setup_note
 from autoplan.objective import PlannedFit, compile_seconds_of
 from autoplan.plan import (
     BaselineRecord,
+    CompilerEvidence,
     Environment,
     Evidence,
     FitRecord,
@@ -34,6 +35,7 @@ from autoplan.requests import TuneRequest
 from autoplan.source import DEFAULT_FUNCTION, SourceSpec
 from autoplan.trials import Tried
 from autoplan.verify import Timed
+from autoplan.witness import Witnessed
 from cost_models.config import TrainConfig
 from cost_models.hardware import Cluster
 
@@ -60,6 +62,34 @@ def analytic_plan(request: TuneRequest, findings: Findings) -> Plan:
         evidence=Evidence.ANALYTIC,
         baseline=_baseline(findings, None),
         notes=[why, *untried, *_notes(findings, best)],
+    )
+
+
+def compiled_plan(request: TuneRequest, findings: Findings, witnessed: Witnessed) -> Plan:
+    """The best that the target's compiler found to fit; the best by arithmetic where it found none, and why."""
+    winner = witnessed.winner
+    best = findings.shortlist[0] if winner is None else TrainConfig.from_dict(winner.config)
+    compiled = [record for record in witnessed.records if record.compiled is not None]
+    if winner is None:
+        why = (
+            f"best of {len(findings.forecasts)} configurations by prediction; none that was compiled was found to fit "
+            f"({witnessed.ended}), so no compiler stands behind it"
+        )
+    else:
+        why = (
+            f"best of {len(findings.forecasts)} configurations by prediction, corrected by what the compiler said of "
+            f"{len(compiled)} of them; this one was compiled"
+        )
+    return _plan(
+        request,
+        findings,
+        config=best,
+        evidence=Evidence.ANALYTIC if winner is None else Evidence.COMPILED,
+        baseline=_baseline(findings, None),
+        compiled=None if winner is None else winner.compiled,
+        trials=list(witnessed.records),
+        left_out=witnessed.rejected,
+        notes=[why, *witnessed.notes, *_untried(findings.space.baseline, best), *_notes(findings, best)],
     )
 
 
@@ -268,6 +298,7 @@ def _plan(
     evidence: Evidence,
     baseline: BaselineRecord,
     notes: list[str],
+    compiled: CompilerEvidence | None = None,
     measured: Measurement | None = None,
     verification: Verification | None = None,
     trials: list[TrialRecord] | None = None,
@@ -285,6 +316,7 @@ def _plan(
         config=config.to_dict(),
         baseline=baseline,
         predicted=dict(forecast.estimate) if forecast else None,
+        compiled=compiled,
         measured=measured,
         verification=verification,
         rescue=rescue,

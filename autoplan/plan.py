@@ -73,6 +73,44 @@ class Measurement(Value):
     notes: list[str] = []
 
 
+class CompiledMemory(Value):
+    """What the compiler says that its program needs on one device, in bytes. None: it does not say.
+
+    total_bytes is what must fit: argument + output - alias + temporary. The compiler's own peak may be lower, where its
+    temporaries include what lives in faster memory, and never counts what is not alive at once.
+    """
+
+    argument_bytes: int
+    output_bytes: int
+    alias_bytes: int = Field(description="outputs that take the place of donated arguments")
+    temporary_bytes: int
+    total_bytes: int
+    peak_bytes: int | None = None
+    host_bytes: int | None = None
+    code_bytes: int | None = None
+
+
+class CompilerEvidence(Value):
+    """What the target's real compiler said of one configuration, with no device present. Evidence: compiled.
+
+    Seconds of `time` are this program under the roofline, not a run; `estimated_cycles` is the compiler's own guess.
+    """
+
+    target: str = Field(description="compiler and topology, such as 'XLA:TPU v4:2x2x1'")
+    versions: dict[str, str] = Field(description="of the packages that compiled")
+    compiler_options: dict[str, Any] = Field({}, description="what the compiler was told besides its defaults")
+    lower_seconds: float = Field(description="tracing and lowering, on this machine")
+    compile_seconds: float = Field(description="compiling, on this machine")
+    memory: CompiledMemory
+    flops: float | None = Field(None, description="of a micro-step on one device, as the compiler counts")
+    bytes_accessed: float | None = None
+    estimated_cycles: int | None = None
+    collectives: list[dict[str, Any]] = Field([], description="kind, axis, count and bytes of what devices exchange")
+    time: dict[str, Any] | None = Field(None, description="the compiled program under the roofline")
+    unknown_ops: list[dict[str, Any]] = []
+    notes: list[str] = []
+
+
 class Failure(Value):
     """A trial that ended without a measurement: a value, never an exception that stops a study."""
 
@@ -82,6 +120,8 @@ class Failure(Value):
     wall_seconds: float | None = None
     held_bytes: int | None = Field(None, description="most memory that it was seen to hold, where memory ended it")
     outside: bool = Field(False, description="ended from outside: it says nothing of the configuration")
+    needed_bytes: int | None = Field(None, description="what a compiler says that its program needs on one device")
+    available_bytes: int | None = Field(None, description="what a compiler says that one device has")
 
     @property
     def out_of_memory(self) -> bool:
@@ -170,13 +210,14 @@ class Rejection(Value):
 
 
 class TrialRecord(Value):
-    """One configuration that was run, and what became of it."""
+    """One configuration that was run, or compiled, and what became of it."""
 
     number: int
     config: dict[str, Any]
     predicted_update_seconds: float | None = None
-    outcome: Literal["measured", "failed"]
+    outcome: Literal["measured", "compiled", "failed"]
     measurement: Measurement | None = None
+    compiled: CompilerEvidence | None = None
     failure: Failure | None = None
 
 
@@ -213,6 +254,7 @@ class Plan(Value):
     config: dict[str, Any]
     baseline: BaselineRecord
     predicted: dict[str, Any] | None = None
+    compiled: CompilerEvidence | None = None
     measured: Measurement | None = None
     verification: Verification | None = None
     rescue: Rescue | None = Field(None, description="where the baseline runs out of memory: the least change that runs")

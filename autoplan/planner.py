@@ -8,16 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import autoplan
-from autoplan import figures, hardware, keras_backend, planfile
+from autoplan import compilers, figures, hardware, keras_backend, planfile
 from autoplan.bench import TRACED_ON, Bench, Clock, replaced_once, temporary_folder
+from autoplan.compiled import compiled_document
 from autoplan.elsewhere import Place, widened
-from autoplan.errors import ConfigError, WorkerError, WorkloadError
+from autoplan.errors import ConfigError, HardwareError, WorkerError, WorkloadError
 from autoplan.evidence import MOST_PAIRS, PAIRS, Verified, Verifier, verification_seconds
 from autoplan.forecasts import Findings, survey, without_forecasts
 from autoplan.jobs import Client, Job, JobKind, Observation
 from autoplan.known_issues import Versions
 from autoplan.notes import limit_note
-from autoplan.outcome import analytic_plan, measured_plan
+from autoplan.outcome import analytic_plan, compiled_plan, measured_plan
 from autoplan.plan import Failure, Plan
 from autoplan.requests import Candidate, EstimateRequest, Event, TuneRequest, TuneResult, Watch
 from autoplan.search import PREDICTED_FIRST, Study, knob_choices, refuse_unusable
@@ -25,6 +26,8 @@ from autoplan.space import Space, legal_configs
 from autoplan.study_place import StudyPlace, study_name
 from autoplan.trials import Reference, Runner, Tried
 from autoplan.verify import Timed, exactness_expected
+from autoplan.witness import WITNESSES, Witness
+from cost_models.compilers import compiler_target
 from cost_models.config import Batch, Layout, Mesh, Precision, Remat, RematMode, TrainConfig
 from cost_models.estimate import estimate as estimate_workload
 from cost_models.hardware import Cluster, limited
@@ -91,7 +94,7 @@ def tune(request: TuneRequest, watch: Watch = silent) -> TuneResult:
         if request.dry_run:
             return _dry_run(request, findings)
         if not _measured_here(request, bench):
-            return _finish(request, analytic_plan(request, findings), findings, watch)
+            return _planned_from_afar(request, bench, findings, watch)
         return _measure(request, bench, findings, watch)
 
 
@@ -114,7 +117,10 @@ def estimate(request: EstimateRequest) -> dict[str, Any]:
             raise ConfigError(f"the training step cannot be built under {config.describe()}: {traced.message}")
         estimated = estimate_workload(traced[1], config, cluster, headroom=request.headroom)
         explanation = {"explanation": estimated.explain().to_dict()} if request.explain else {}
-        return estimated.to_dict() | explanation
+        analytic = estimated.to_dict() | explanation
+        if not request.compile:
+            return analytic
+        return compiled_document(analytic, config, bench.with_(baseline=baseline).witness(config))
 
 
 def probe(backend: str | None = None, devices: int | None = None) -> dict[str, Any]:
@@ -270,12 +276,55 @@ def _exact(findings: Findings) -> bool:
     )
 
 
+def _planned_from_afar(request: TuneRequest, bench: Bench, findings: Findings, watch: Watch) -> TuneResult:
+    """For hardware that is not here: its compiler is asked where it can be; else arithmetic alone."""
+    most = WITNESSES if request.witnesses is None else request.witnesses
+    if not request.measure and request.witnesses is None:
+        most = 0
+    why_not = None if most == 0 else _why_no_compiler(bench)
+    if why_not is not None and request.witnesses:
+        raise HardwareError(why_not)
+    if most == 0 or why_not is not None:
+        notes = () if why_not is None else (f"no compiler was asked: {why_not}",)
+        findings = replace(findings, notes=(*notes, *findings.notes))
+        return _finish(request, analytic_plan(request, findings), findings, watch)
+    return _compile(request, bench, findings, watch, most)
+
+
+def _why_no_compiler(bench: Bench) -> str | None:
+    """Why the compiler of this hardware cannot be asked what a training needs; None where it can."""
+    if bench.backend != TRACED_ON:
+        return f"what {bench.backend} runs is not what XLA compiles for JAX"
+    try:
+        target = compiler_target(bench.cluster)
+    except HardwareError as error:
+        return str(error)
+    return compilers.missing(target)
+
+
+def _compile(request: TuneRequest, bench: Bench, findings: Findings, watch: Watch, most: int) -> TuneResult:
+    """Compile the best predictions until the winner is a compiled one."""
+    target = compiler_target(bench.cluster)
+    versions = compilers.versions(target)
+    identity = {**_identity(request, bench, findings), "compiler": target.name, **versions}
+    place = StudyPlace.choose(request.study, study_name(_stem(request), identity))
+    choices = knob_choices([findings.space.baseline, *findings.space.configs])
+    watch(Event("stage", f"compiling the best predictions with {target.name}"))
+    with Study(place, findings.shortlist, choices, identity) as study:
+        witnessed = Witness(bench.with_(logs=place.folder), study, findings, watch, most).run()
+        result = _finish(request, compiled_plan(request, findings, witnessed), findings, watch)
+    return replace(result, study_path=str(place), interrupted=witnessed.interrupted)
+
+
+def _stem(request: TuneRequest) -> str:
+    return Path(request.source.path or request.source.module or request.source.function).stem
+
+
 def _measure(request: TuneRequest, bench: Bench, findings: Findings, watch: Watch) -> TuneResult:
     """Trials, verification, plan."""
     space, observation = findings.space, findings.observation
     identity = _identity(request, bench, findings)
-    stem = Path(request.source.path or request.source.module or request.source.function).stem
-    place = StudyPlace.choose(request.study, study_name(stem, identity))
+    place = StudyPlace.choose(request.study, study_name(_stem(request), identity))
     bench = bench.with_(logs=place.folder)
     shortlist = findings.shortlist
     choices = knob_choices([space.baseline, *space.configs])

@@ -156,8 +156,14 @@ def nearest(config: TrainConfig, among: Iterable[Forecast]) -> Forecast:
     return min(among, key=lambda other: (*distance(config, other.config), other.seconds_per_sample))
 
 
+def would_fit(config: TrainConfig, fitting: Sequence[Forecast]) -> str | None:
+    """The least change that fits, in words; None where nothing does."""
+    if not fitting:
+        return None
+    return f"{', '.join(changes(config, nearest(config, fitting).config))} would fit"
+
+
 def _too_large(forecast: Forecast, fitting: Sequence[Forecast]) -> Rejection:
-    near = nearest(forecast.config, fitting)
     needs = f"needs {figures.size(forecast.needed_bytes)} of {figures.size(forecast.usable_bytes)}"
     return Rejection(
         config=forecast.config.to_dict(),
@@ -171,7 +177,7 @@ def _too_large(forecast: Forecast, fitting: Sequence[Forecast]) -> Rejection:
             "capacity_bytes": forecast.capacity_bytes,
             "headroom": forecast.headroom,
         },
-        nearest=f"{', '.join(changes(forecast.config, near.config))} would fit",
+        nearest=would_fit(forecast.config, fitting),
     )
 
 

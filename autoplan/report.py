@@ -14,14 +14,14 @@ from rich.table import Table
 from rich.text import Text
 
 from autoplan import comparison, figures, planfile
-from autoplan.plan import Measurement, Plan, Rejection, Rescue, TrialRecord, to_plain
+from autoplan.plan import CompilerEvidence, Evidence, Measurement, Plan, Rejection, Rescue, TrialRecord, to_plain
 from autoplan.requests import Candidate, TuneResult
 from cost_models.config import TrainConfig
 
 _SHOWN_OF_A_GROUP = 8
 _CAPTION = "Figures of one process each, in brackets where 95% of others lie; a speed-up is that of the pairs."
 _STAGES = {
-    "infeasible": "not enough memory (analytic)",
+    "infeasible": "not enough memory",
     "known_issue": "known not to work",
     "held": "not to be turned here",
     "slower": "predicted to be slower (analytic)",
@@ -222,11 +222,15 @@ def _tried(plan: Plan) -> list[RenderableType]:
 def _trial_row(trial: TrialRecord) -> Sequence[str]:
     predicted = trial.predicted_update_seconds
     head = [str(trial.number), describe(trial.config), "—" if predicted is None else figures.seconds(predicted)]
-    return [*head, *outcome_cells(trial.measurement), _outcome(trial)]
+    return [*head, *outcome_cells(trial.measurement or trial.compiled), _outcome(trial)]
 
 
-def outcome_cells(measured: Measurement | None) -> list[str]:
+def outcome_cells(measured: Measurement | CompilerEvidence | None) -> list[str]:
     """Micro-step, samples/s and peak memory of a trial; dashes when it has none."""
+    if isinstance(measured, CompilerEvidence):
+        time = measured.time or {}
+        seconds, rate = figures.seconds(time.get("micro_step_seconds")), figures.rate(time.get("samples_per_second"))
+        return [seconds, rate, figures.size(measured.memory.total_bytes)]
     if measured is None:
         return ["—", "—", "—"]
     rate = figures.rate(measured.samples_per_second)
@@ -235,7 +239,7 @@ def outcome_cells(measured: Measurement | None) -> list[str]:
 
 def _outcome(trial: TrialRecord) -> str:
     if trial.failure is None:
-        return "measured"
+        return trial.outcome
     told = comparison.FAILURES[trial.failure.kind]
     first = next(iter(trial.failure.message.splitlines()), "")
     log = f" (log: {trial.failure.log})" if trial.failure.log else ""
@@ -243,6 +247,8 @@ def _outcome(trial: TrialRecord) -> str:
 
 
 def _tier(plan: Plan) -> str:
+    if plan.evidence is Evidence.COMPILED:
+        return "of compiled programs"
     return "measured on simulated devices" if plan.hardware.simulated else "measured"
 
 

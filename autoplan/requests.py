@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from autoplan.jobs import SourceSpec
-from autoplan.plan import Failure, Measurement, Plan, Rejection
+from autoplan.plan import CompilerEvidence, Failure, Measurement, Plan, Rejection
 
 
 @dataclass(frozen=True)
@@ -16,6 +16,8 @@ class TuneRequest:
     """What `autoplan tune` was asked. Batch range in samples; budget in seconds; headroom a fraction of capacity.
 
     memory_limit_bytes   what the training may take at most: of all devices of a processor together, of each elsewhere
+    witnesses            so many configurations are compiled for hardware that is not here; None: a few, where that
+                         can be done
     """
 
     source: SourceSpec
@@ -32,6 +34,7 @@ class TuneRequest:
     memory_limit_bytes: int | None = None
     output: Path | None = None
     measure: bool = True
+    witnesses: int | None = None
     dry_run: bool = False
     scratch: bool = False
 
@@ -52,6 +55,7 @@ class EstimateRequest:
     shard_state: bool = False
     headroom: float = 0.08
     explain: bool = False
+    compile: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ class Event:
     text: str
     number: int | None = None
     config: Mapping[str, Any] | None = None
-    outcome: Measurement | Failure | None = None
+    outcome: Measurement | CompilerEvidence | Failure | None = None
     best_number: int | None = None
     seconds_left: float | None = None
 

@@ -11,7 +11,7 @@ import json
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import optuna
 import sqlalchemy.exc
@@ -20,7 +20,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from autoplan.errors import StudyError
 from autoplan.known_issues import knob_values
-from autoplan.plan import Failure, Measurement, Outcome, TrialRecord
+from autoplan.plan import CompilerEvidence, Failure, Measurement, TrialRecord
 from autoplan.study_place import StudyPlace, differences
 from cost_models.config import TrainConfig
 
@@ -145,7 +145,7 @@ class Study:
     def tell(
         self,
         config: TrainConfig,
-        outcome: Outcome,
+        outcome: Measurement | CompilerEvidence | Failure,
         objective: float | None,
         predicted_update_seconds: float | None = None,
     ) -> TrialRecord:
@@ -154,13 +154,13 @@ class Study:
         A failure is told as a pruned trial: the sampler learns to avoid its like without an invented figure. A second
         outcome of a configuration takes the place of the first.
         """
-        measured = isinstance(outcome, Measurement)
         record = TrialRecord(
             number=self.next_number,
             config=config.to_dict(),
             predicted_update_seconds=predicted_update_seconds,
-            outcome="measured" if measured else "failed",
+            outcome=_spoken(outcome),
             measurement=outcome if isinstance(outcome, Measurement) else None,
+            compiled=outcome if isinstance(outcome, CompilerEvidence) else None,
             failure=outcome if isinstance(outcome, Failure) else None,
         )
         self._records = _latest([*self.records, record])
@@ -262,6 +262,12 @@ def _refuse_differing(known: Mapping[str, Any], wanted: Mapping[str, Any], place
             f"the study at {place} is of something else: {'; '.join(found)}. "
             "Give --study another place, or remove this one"
         )
+
+
+def _spoken(outcome: Measurement | CompilerEvidence | Failure) -> Literal["measured", "compiled", "failed"]:
+    if isinstance(outcome, Failure):
+        return "failed"
+    return "measured" if isinstance(outcome, Measurement) else "compiled"
 
 
 def _kept(records: Iterable[TrialRecord]) -> dict[int, TrialRecord]:

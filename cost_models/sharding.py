@@ -8,6 +8,7 @@ BatchNorm over the global batch.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -27,6 +28,17 @@ class Collectives:
 
     gradient_bytes: int
     statistics_bytes: tuple[tuple[int, int], ...]
+
+
+def split_axis(shape: Sequence[int], devices: int) -> int | None:
+    """The dimension along which a variable is split over `devices`: the longest that divides, the first of equals.
+
+    None where none divides, and for one device: such a variable is whole everywhere.
+    """
+    if devices == 1:
+        return None
+    dividing = [axis for axis, length in enumerate(shape) if length and length % devices == 0]
+    return max(dividing, key=lambda axis: (shape[axis], -axis), default=None)
 
 
 @lru_cache(maxsize=64)

@@ -13,7 +13,7 @@ from typing import Any
 import keras
 
 from autoplan import processes
-from autoplan.errors import AutoplanError
+from autoplan.errors import AutoplanError, HardwareError
 from autoplan.jobs import Job, JobKind
 from autoplan.plan import FailureKind
 from autoplan.runtime import backends, data, peek
@@ -33,6 +33,7 @@ from autoplan.worker.seeds import BASE_SEED, in_another_order, move_random_seed
 from cost_models.config import TrainConfig
 
 _LOOKS = (JobKind.OBSERVE, JobKind.TRACE)
+_TRAINS_NOTHING = (*_LOOKS, JobKind.LOWER)
 _READ_DATA = tuple(f"autoplan/runtime/{name}.py" for name in ("batching", "stream", "loader_batches", "peek"))
 
 
@@ -51,6 +52,8 @@ def run_job(job: Job, channel: Channel) -> None:
             channel.failure(FailureKind.OOM, f"{type(cause).__name__}: {cause}")
         if job.kind in _LOOKS or job.kind is JobKind.PROBE:
             channel.error(error)
+        if job.kind is JobKind.LOWER and isinstance(error, HardwareError):
+            channel.error(error)  # no configuration will do on hardware that cannot be compiled for
         _leave_if_disk_is_full(channel, error)
         channel.failure(FailureKind.UNSUPPORTED if job.config else FailureKind.CRASH, str(error))
     except BaseException as error:  # noqa: BLE001 -- whatever ends a trial is a value to its study
@@ -101,7 +104,11 @@ class Session:
 
     def _prepare_process(self) -> None:
         options = self.job.options
-        if self.job.devices is not None:
+        if self.job.kind is JobKind.LOWER:
+            from autoplan.worker import lowering
+
+            lowering.prepare(options)
+        elif self.job.devices is not None:
             self.backend.configure_devices(self.job.devices)
         if options.get("cache_dir"):
             self.backend.enable_compilation_cache(Path(options["cache_dir"]))
@@ -112,7 +119,7 @@ class Session:
 
     def _abstract(self) -> bool:
         """Whether variables are to hold no values: enough for a job that only looks, where the backend lets them."""
-        looks = self.job.kind in _LOOKS and bool(self.job.options.get("abstract"))
+        looks = self.job.kind in _TRAINS_NOTHING and bool(self.job.options.get("abstract"))
         return looks and self.backend.name == "jax"
 
     def _variables(self) -> AbstractContextManager[None]:
@@ -127,7 +134,7 @@ class Session:
         batch_size = int(self.job.options.get("batch_size") or rebuild.SYNTHETIC_BATCH)
         if "x" in arguments:
             model.fit(**arguments)
-        elif self.job.kind in _LOOKS:
+        elif self.job.kind in _TRAINS_NOTHING:
             self._answer(FitCall(1, model, {"batch_size": batch_size}, type(model).fit), _synthetic_facts(batch_size))
         else:
             model.fit(**arguments, **rebuild.synthetic_arguments(model, batch_size))
@@ -155,6 +162,7 @@ class Session:
             JobKind.TRACE: self._trace,
             JobKind.MEASURE: self._measure,
             JobKind.NUMERICS: self._numerics,
+            JobKind.LOWER: self._lower,
         }
         self.channel.result(answers[self.job.kind](call, facts))
 
@@ -174,6 +182,12 @@ class Session:
         built_with = self.job.config or observation["config"]
         workload = trace(call.model, call.arguments, facts, local_batch, built_with)
         return {"observation": observation, "workload": workload.to_dict()}
+
+    def _lower(self, call: FitCall, facts: DataFacts) -> dict[str, Any]:
+        from autoplan.worker import lowering
+
+        self._settle(call)
+        return lowering.answer(call.model, call.arguments, facts, self.job.options, self.channel.phase)
 
     def _settle(self, call: FitCall) -> Change | None:
         if self.change is not None:

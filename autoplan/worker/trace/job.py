@@ -22,13 +22,22 @@ def trace(
 
     WorkloadError for data of which no batch of arrays can be had.
     """
-    batch = synthetic_specs(model, local_batch) if facts.kind == "synthetic" else data.sample_batch(arguments, facts, 1)
+    batch = training_batch(model, arguments, facts, local_batch)
+    return trace_train_step(
+        model, batch, local_batch=local_batch, precision=config["precision"], remat=config["remat"]["mode"]
+    )
+
+
+def training_batch(model: Any, arguments: dict[str, Any], facts: DataFacts, size: int) -> Any:
+    """One real batch; of `size` synthetic samples where there is no data.
+
+    WorkloadError for data of which no batch of arrays can be had.
+    """
+    batch = synthetic_specs(model, size) if facts.kind == "synthetic" else data.sample_batch(arguments, facts, 1)
     if batch is None:
         raise WorkloadError(
             f"the data ({type(arguments.get('x')).__name__}) do not come in batches of arrays that can be looked at; "
             "give arrays, a tf.data.Dataset, a torch DataLoader, a keras.utils.PyDataset or a generator to have the "
             "model analysed"
         )
-    return trace_train_step(
-        model, batch, local_batch=local_batch, precision=config["precision"], remat=config["remat"]["mode"]
-    )
+    return batch

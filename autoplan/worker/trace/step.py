@@ -32,11 +32,11 @@ def trace_train_step(
     """
     if getattr(model, "optimizer", None) is None:
         raise WorkloadError("the model has no optimizer, so it has no training step; call model.compile(...) first")
-    build_for(model, _sized(batch, local_batch))
+    build_for(model, sized(batch, local_batch))
     with _every_micro_step_updates(model.optimizer):
         one = _record(model, batch, local_batch)
         combined = _combine(model, batch, local_batch, one)
-    state_size = sum(map(len, _state(model)))
+    state_size = sum(map(len, state_of(model)))
     return Workload(
         local_batch=local_batch,
         precision=precision or precision_of(model),
@@ -101,11 +101,11 @@ def _combine(model: Any, batch: Any, local_batch: int, one: Recording) -> Combin
 
 
 def _record(model: Any, batch: Any, size: int) -> Recording:
-    structs = tuple([jax.ShapeDtypeStruct(v.shape, _dtype(v)) for v in group] for group in _state(model))
-    return record(jax.make_jaxpr(model.train_step)(structs, _sized(batch, size)))
+    structs = tuple([jax.ShapeDtypeStruct(v.shape, stored_dtype(v)) for v in group] for group in state_of(model))
+    return record(jax.make_jaxpr(model.train_step)(structs, sized(batch, size)))
 
 
-def _sized(batch: Any, size: int) -> Any:
+def sized(batch: Any, size: int) -> Any:
     """The batch as shapes with another number of samples, packed as `fit` packs it: nothing for what is not there."""
     nest = tuple(batch) if isinstance(batch, list | tuple) else batch
     while isinstance(nest, tuple) and len(nest) > 1 and nest[-1] is None:
@@ -113,12 +113,12 @@ def _sized(batch: Any, size: int) -> Any:
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype), nest)
 
 
-def _dtype(variable: Any) -> str:
+def stored_dtype(variable: Any) -> str:
     """The stored dtype: `variable.dtype` answers with the compute dtype inside an autocast scope."""
     return str(keras.backend.standardize_dtype(variable._dtype))
 
 
-def _state(model: Any) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
+def state_of(model: Any) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
     """Variables in the order of the training step's state."""
     return (
         list(model.trainable_variables),
@@ -130,7 +130,7 @@ def _state(model: Any) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
 
 def _variables(model: Any, recording: Recording) -> tuple[Variable, ...]:
     """The state by role, without accumulators: those depend on the configuration that is asked about."""
-    trainable, others, optimizer, metrics = _state(model)
+    trainable, others, optimizer, metrics = state_of(model)
     roles = [Role.TRAINABLE] * len(trainable)
     roles += [Role.SEED if "seed_generator_state" in v.path else Role.STATE for v in others]
     special = _optimizer_roles(model.optimizer)

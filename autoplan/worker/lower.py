@@ -1,0 +1,227 @@
+"""The training step -> what the target's real compiler says of it, with no device present.
+
+What is compiled is what `fit` compiles: the model's own `train_step` with its state donated, over the devices of the
+mesh. Nothing is run, and no weight needs a value.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import topologies
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from autoplan.errors import ConfigError, HardwareError
+from autoplan.plan import CompiledMemory, CompilerEvidence
+from autoplan.worker.trace.step import build_for, sized, state_of, stored_dtype
+from cost_models.compilers import CompilerTarget
+from cost_models.config import TrainConfig
+from cost_models.sharding import split_axis
+
+_QUIET_TPU = {
+    # No metadata server is asked what this machine is, and several compilers may run at once.
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_WORKER_ID": "0",
+    "TPU_ACCELERATOR_TYPE": "v4-8",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "TPU_LOG_DIR": "disabled",
+    "TPU_STDERR_LOG_LEVEL": "3",
+    "TPU_MIN_LOG_LEVEL": "3",
+}
+_WITHOUT_TRITON = {"xla_gpu_enable_triton_gemm": False}
+"""Tiles of Triton's products are searched on a device; some programs do not compile without one."""
+_UNITS = {"": 1, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_SIZE = r"([\d.]+)([KMGT]?)i?B?"
+_TOO_LARGE = (
+    re.compile(rf"Used {_SIZE} of {_SIZE} \w+"),
+    re.compile(rf"Program \w+ requirement {_SIZE}.*?limit of {_SIZE}", re.DOTALL),
+    re.compile(r"arguments \((\d+)()\) exceeds the base limit \((\d+)()\)"),
+)
+Place = NamedSharding
+
+
+class TooLarge(Exception):
+    """The compiler ran out of the target's memory. Bytes are None where its message does not tell them."""
+
+    def __init__(self, message: str, needed_bytes: int | None, available_bytes: int | None) -> None:
+        super().__init__(message)
+        self.needed_bytes, self.available_bytes = needed_bytes, available_bytes
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A compiled micro-step: what is told of it, and its text."""
+
+    evidence: CompilerEvidence
+    text: str
+
+
+def lower(model: Any, batch: Any, config: TrainConfig, target: CompilerTarget, versions: Mapping[str, str]) -> Lowered:
+    """Compile one micro-step of a compiled Keras model for `target`.
+
+    batch     (x, y[, sample_weight]) of arrays or shapes, batch dimension first; its size is replaced
+    versions  of the packages that compile, as they shall stand in the evidence
+
+    ConfigError for a mesh that the target does not have, and where nothing would be compiled (`jit_compile` off);
+    HardwareError where the compiler does not take the target; TooLarge where the program does not fit it. What else
+    the compiler raises is left as it is.
+    """
+    if not config.jit_compile:
+        raise ConfigError("without jit_compile nothing is compiled, so no compiler can be asked")
+    devices = _devices(target, config)
+    shapes = sized(batch, config.batch.global_size)
+    build_for(model, shapes)
+    state = _state_shapes(model)
+    places = _Places(devices, config)
+    of_state = places.of_state(state)
+    started = time.monotonic()
+    program = jax.jit(
+        model.train_step,
+        donate_argnums=0,
+        in_shardings=(of_state, places.of_batch(shapes)),
+        out_shardings=(None, of_state),
+    ).lower(state, shapes)
+    lowered = time.monotonic()
+    compiled, options = _compiled(program, target)
+    ended = time.monotonic()
+    flops, accessed = _counted(compiled)
+    evidence = CompilerEvidence(
+        target=target.name,
+        versions=dict(versions),
+        compiler_options=options,
+        lower_seconds=lowered - started,
+        compile_seconds=ended - lowered,
+        memory=_memory(compiled.memory_analysis(), target),
+        flops=flops,
+        bytes_accessed=accessed,
+    )
+    return Lowered(evidence, compiled.as_text() or "")
+
+
+def prepare(target: CompilerTarget) -> None:
+    """Keep the accelerators of this machine out of it. Called before a backend of JAX exists."""
+    jax.config.update("jax_platforms", "cpu")
+    if target.platform == "cpu":
+        jax.config.update("jax_num_cpu_devices", target.devices)
+    for name, value in _QUIET_TPU.items():
+        os.environ.setdefault(name, value)
+
+
+def _devices(target: CompilerTarget, config: TrainConfig) -> list[Any]:
+    """As many of the target's devices as the mesh has, in the target's own order."""
+    if config.mesh.devices > target.devices:
+        raise ConfigError(
+            f"a mesh of data={config.mesh.data},model={config.mesh.model} needs {config.mesh.devices} devices, and "
+            f"{target.name} has {target.devices}"
+        )
+    if target.platform == "cpu":
+        return jax.devices("cpu")[: config.mesh.devices]
+    arguments = dict(target.arguments)
+    arguments.setdefault("topology_name", target.topology)
+    if target.platform == "cuda":
+        arguments["topology"] = target.topology
+    try:
+        found = topologies.get_topology_desc(platform=target.platform, **arguments).devices
+    except (RuntimeError, NotImplementedError, ValueError) as error:
+        raise HardwareError(f"{target.name} is not taken by the compiler that is installed here: {error}") from error
+    if len(found) != target.devices:
+        raise HardwareError(
+            f"{target.name} has {len(found)} devices for the compiler, and {target.devices} by its name"
+        )
+    return list(found[: config.mesh.devices])
+
+
+class _Places:
+    """Where state and batch lie on a mesh of devices."""
+
+    def __init__(self, devices: Sequence[Any], config: TrainConfig) -> None:
+        shape = (config.mesh.data, config.mesh.model)
+        self._mesh = Mesh(np.array(devices).reshape(shape), ("data", "model"))
+        self._split = config.mesh.data if config.layout.shard_state else 1
+
+    def of_state(self, state: Any) -> Any:
+        """Whole on every device; under sharded state split where a dimension divides."""
+        return jax.tree.map(self._of_variable, state)
+
+    def of_batch(self, shapes: Any) -> Any:
+        """Split over the data axis."""
+        over_data = NamedSharding(self._mesh, PartitionSpec("data"))
+        return jax.tree.map(lambda _: over_data, shapes)
+
+    def _of_variable(self, variable: Any) -> Place:
+        axis = split_axis(variable.shape, self._split)
+        names = () if axis is None else (*[None] * axis, "data")
+        return NamedSharding(self._mesh, PartitionSpec(*names))
+
+
+def _state_shapes(model: Any) -> Any:
+    return tuple([jax.ShapeDtypeStruct(v.shape, stored_dtype(v)) for v in group] for group in state_of(model))
+
+
+def _compiled(program: Any, target: CompilerTarget) -> tuple[Any, dict[str, Any]]:
+    """The program, and what the compiler had to be told."""
+    try:
+        return program.compile(), {}
+    except jax.errors.JaxRuntimeError as error:
+        _raise_if_too_large(error)
+        if target.platform != "cuda":
+            raise
+    try:
+        return program.compile(compiler_options=_WITHOUT_TRITON), dict(_WITHOUT_TRITON)
+    except jax.errors.JaxRuntimeError as error:
+        _raise_if_too_large(error)
+        raise
+
+
+def _raise_if_too_large(error: Exception) -> None:
+    """TooLarge with both figures, where the message has them."""
+    message = str(error)
+    for form in _TOO_LARGE:
+        if found := form.search(message):
+            needed, needed_unit, available, available_unit = found.groups()
+            sizes = round(float(needed) * _UNITS[needed_unit]), round(float(available) * _UNITS[available_unit])
+            raise TooLarge(found.group(0), *sizes) from error
+    if "RESOURCE_EXHAUSTED" in message:
+        raise TooLarge(message.splitlines()[0], None, None) from error
+
+
+def _memory(figures: Any, target: CompilerTarget) -> CompiledMemory:
+    if figures is None:
+        raise HardwareError(f"{target.name} does not tell what its program needs")
+    resident = figures.argument_size_in_bytes + figures.output_size_in_bytes - figures.alias_size_in_bytes
+    host = (
+        figures.host_argument_size_in_bytes
+        + figures.host_output_size_in_bytes
+        - figures.host_alias_size_in_bytes
+        + figures.host_temp_size_in_bytes
+    )
+    return CompiledMemory(
+        argument_bytes=figures.argument_size_in_bytes,
+        output_bytes=figures.output_size_in_bytes,
+        alias_bytes=figures.alias_size_in_bytes,
+        temporary_bytes=figures.temp_size_in_bytes,
+        total_bytes=resident + figures.temp_size_in_bytes,
+        peak_bytes=getattr(figures, "peak_memory_in_bytes", None) or None,
+        host_bytes=host or None,
+        code_bytes=figures.generated_code_size_in_bytes or None,
+    )
+
+
+def _counted(compiled: Any) -> tuple[float | None, float | None]:
+    """(FLOPs, bytes) a device, where the compiler counts them.
+
+    Its `optimal_seconds` sums sentinels of calls that it does not know, and is no figure.
+    """
+    counted = compiled.cost_analysis() or {}
+    if isinstance(counted, list):
+        counted = counted[0] if counted else {}
+    positive = {name: value for name, value in counted.items() if value and value > 0}
+    return positive.get("flops"), positive.get("bytes accessed")
