@@ -59,8 +59,16 @@ def sizes(row: Row, most_chips: int = MOST_CHIPS) -> tuple[str, ...]:
     return tuple(Name(row, chips_per_host=each, hosts=hosts).canonical for each, hosts in _hosts(row, most_chips))
 
 
+def canonical(name: str) -> str:
+    """The one spelling of a catalogue name; what is none stays as it is."""
+    try:
+        return parse(name).canonical
+    except HardwareError:
+        return name.strip()
+
+
 def larger(name: str, most_chips: int = MOST_CHIPS) -> tuple[str, ...]:
-    """Sizes of the same chip with more devices than `name` has, the smallest first; none for what is no catalogue name."""
+    """Sizes of the same chip with more devices, the smallest first; none for what is no catalogue name."""
     try:
         row, devices = parse(name).row, cluster(name).devices
     except HardwareError:
@@ -77,7 +85,7 @@ def chips(name: str) -> int | None:
 
 
 def offers(name: str) -> Sequence[Offer]:
-    """Prices of a size, the one that fits it best first; none where none is listed or the catalogue has no such name."""
+    """Prices of a size, the one that fits it best first; none where none is listed, or for no catalogue name."""
     try:
         found = parse(name)
     except HardwareError:

@@ -68,7 +68,7 @@ class Storage:
 def storage(workload: Workload, target: Target) -> Storage:
     """How a target stores the tensors of a workload."""
     tensors = workload.tensors
-    sizes = [tensor.bytes for tensor in tensors]
+    sizes = workload.sizes
     rank = max((len(tensor.shape) for tensor in tensors), default=0)
     dims = [[*tensor.shape, *[Affine(1)] * (rank - len(tensor.shape))] for tensor in tensors]
     rows = [max(1, int(target.tile_row_bytes // max(tensor.item_bytes, 1))) for tensor in tensors]
