@@ -7,6 +7,7 @@ of hardware. Where a chip comes in several sizes, the smallest on which the trai
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from autoplan import figures
@@ -21,7 +22,7 @@ from autoplan.ranking import Comparison, Row, Verdict, ordered
 from autoplan.requests import CompareRequest, Event, Watch
 from autoplan.space import Space, legal_configs
 from autoplan.witness import Witnessed
-from cost_models.config import Remat, RematMode, TrainConfig
+from cost_models.config import Precision, Remat, RematMode, TrainConfig
 from cost_models.estimate import estimate
 from cost_models.hardware import Cluster
 from cost_models.memory import MemoryCost, memory
@@ -82,9 +83,11 @@ def compared(
     observation = bench.observe(abstract=True)
     baseline = TrainConfig.from_dict(observation.config)
     bench = bench.with_(baseline=baseline)
-    training = _Training(request, observation, baseline, Tracer(bench, local_batch=baseline.batch.local), find)
     watch(Event("stage", f"forecasting for {figures.counted(len(wanted), 'kind')} of hardware"))
-    looks = [training.smallest(one) for one in wanted]
+    with Tracer(bench, local_batch=baseline.batch.local) as tracer:
+        training = _Training(request, observation, baseline, tracer, find)
+        training.start([one.names[0] for one in wanted])
+        looks = [training.smallest(one) for one in wanted]
     if all(look.row.verdict is Verdict.NOT_KNOWN for look in looks):
         raise ConfigError(looks[0].row.reason or "nothing of this training can be forecast")
     rows = [_refined(look, bench, ask, watch) if request.compile else look.row for look in looks]
@@ -117,9 +120,23 @@ class _Training:
     tracer: Tracer
     find: Find
     _spaces: dict[tuple[str, int, bool], Space] = field(default_factory=dict)
+    _precisions: set[Precision] = field(default_factory=set)
+
+    def start(self, names: Sequence[str]) -> None:
+        """Begin to trace what these will ask for. Where nothing is legal, the row says so later."""
+        for cluster in map(self.find, names):
+            with suppress(ConfigError):
+                configs = self._space(cluster, shard_state=False).configs
+                self._precisions.update(one.precision for one in configs if self._published(one, cluster))
+        self._trace_ahead(remat=False)
+
+    def _trace_ahead(self, *, remat: bool) -> None:
+        ahead = (config for space in self._spaces.values() for config in space.configs)
+        wanted = (one for one in ahead if one.precision in self._precisions and _rematerializes(one) == remat)
+        self.tracer.start(wanted)
 
     def smallest(self, one: Sought) -> Look:
-        """The first size on which it trains; else the first on which it may; else the largest, with what would help."""
+        """The first size on which it trains; else the likeliest of those on which it may; else the largest."""
         looks: list[Look] = []
         for name in one.names:
             looks.append(self.on(name))
@@ -127,7 +144,7 @@ class _Training:
                 break
         hopeful = [look for look in looks if look.row.verdict is Verdict.UNCERTAIN]
         trains = looks[-1].row.verdict is Verdict.TRAINS
-        chosen = looks[-1] if trains or not hopeful else hopeful[0]
+        chosen = looks[-1] if trains or not hopeful else max(hopeful, key=lambda look: look.row.margin or 0.0)
         looked_at = tuple(look.row.hardware for look in looks)
         return replace(chosen, row=replace(chosen.row, looked_at=looked_at, would_help=self._help(chosen.row, one)))
 
@@ -154,9 +171,12 @@ class _Training:
     def _look_at(self, space: Space, seen: _Seen) -> None:
         """Without rematerialization, and with it what does not fit without."""
         new = [config for config in space.configs if config not in seen.needs and self._published(config, seen.cluster)]
-        seen.add(self.tracer.workloads(one for one in new if one.remat.mode is RematMode.NONE))
+        seen.add(self.tracer.workloads(one for one in new if not _rematerializes(one)))
         spared = {one.config for one in seen.fitting()}
-        seen.add(self.tracer.workloads(one for one in new if _needs_remat(one, spared)))
+        needed = [one for one in new if _rematerializes(one) and one.with_(remat=Remat()) not in spared]
+        if needed:
+            self._trace_ahead(remat=True)
+            seen.add(self.tracer.workloads(needed))
 
     def _published(self, config: TrainConfig, cluster: Cluster) -> bool:
         """A precision is proposed where somebody says how fast the chip is in it; the script's own and a pin stand."""
@@ -247,8 +267,8 @@ class _Seen:
         return usable * self.cluster.devices // config.mesh.devices if self.cluster.simulated else usable
 
 
-def _needs_remat(config: TrainConfig, spared: set[TrainConfig]) -> bool:
-    return config.remat.mode is not RematMode.NONE and config.with_(remat=Remat()) not in spared
+def _rematerializes(config: TrainConfig) -> bool:
+    return config.remat.mode is not RematMode.NONE
 
 
 def _row(empty: Row, seen: _Seen) -> Row:

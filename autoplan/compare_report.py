@@ -11,7 +11,7 @@ from autoplan import figures
 from autoplan.plan import Evidence
 from autoplan.ranking import Comparison, Row, Verdict
 from autoplan.report import heading, open_table, to_know
-from cost_models.config import TrainConfig
+from cost_models.config import Batch, Mesh, TrainConfig
 
 _GIB = 2**30
 
@@ -50,15 +50,14 @@ def _tiers(rows: Sequence[Row]) -> str:
 
 
 def _table(rows: Sequence[Row], by_cost: bool) -> RenderableType:
-    columns = ["hardware", "devices", "best configuration", "GiB needed", "margin", "samples/s", "MFU"]
-    table = open_table(*columns, *(["USD/M samples"] if by_cost else []), "evidence")
+    columns = ["hardware", "best configuration", "GiB needed", "margin", "samples/s", "MFU"]
+    table = open_table(*columns, *(["USD per\nmillion"] if by_cost else []), "evidence")
     _keep_whole(table, "best configuration")
     for row in rows:
         cost = [_usd(row.usd_per_million_samples)] if by_cost else []
         table.add_row(
             row.hardware,
-            _devices(row),
-            _words(row.config),
+            _words(row),
             _needed(row),
             figures.percent(row.margin),
             figures.rate(row.samples_per_second),
@@ -71,6 +70,7 @@ def _table(rows: Sequence[Row], by_cost: bool) -> RenderableType:
 
 def _keep_whole(table: Table, but: str) -> None:
     """Figures stay in one line; what is described in words takes the lines that it needs."""
+    table.collapse_padding = True
     for column in table.columns:
         column.no_wrap = column.header != but
 
@@ -87,13 +87,19 @@ def _legend(found: Comparison) -> str:
     )
 
 
-def _devices(row: Row) -> str:
-    used = row.config.mesh.devices if row.config else row.devices
-    return str(row.devices) if used == row.devices else f"{used} of {row.devices}"
-
-
-def _words(config: TrainConfig | None) -> str:
-    return "—" if config is None else config.describe()
+def _words(row: Row) -> str:
+    """How many of the devices, then the rest of the configuration: with one axis the mesh is that number."""
+    config = row.config
+    if config is None:
+        return "—"
+    used = config.mesh.devices
+    devices = figures.counted(row.devices, "device") if used == row.devices else f"{used} of {row.devices} devices"
+    if config.mesh.model > 1:
+        return f"{devices}: {config.describe()}"
+    alone = config.with_(
+        mesh=Mesh(), batch=Batch.from_global(config.batch.global_size, accumulation=config.batch.accumulation)
+    )
+    return f"{devices}: {alone.describe()}"
 
 
 def _needed(row: Row) -> str:
@@ -116,7 +122,7 @@ def _lacking(rows: Sequence[Row]) -> RenderableType:
         needed = _needed(row)
         if row.verdict is Verdict.UNCERTAIN and row.least_bytes != row.needed_bytes:
             needed = f"{_gib(row.least_bytes)} to {needed}"
-        table.add_row(row.hardware, needed, _words(row.config), row.would_help or "—", row.evidence.value)
+        table.add_row(row.hardware, needed, _words(row), row.would_help or "—", row.evidence.value)
     return table
 
 

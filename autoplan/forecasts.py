@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Self
 
 from autoplan.bench import Bench
 from autoplan.errors import HardwareError, SourceError, WorkloadError
@@ -101,10 +102,11 @@ def survey(
     follow, so where nothing is sure to fit, what may fit is tried.
     NoFeasibleConfiguration when nothing fits; WorkloadError when the training step cannot be traced.
     """
-    forecaster = _Forecaster(Tracer(bench), observation, headroom)
-    forecaster.add([space.baseline, *(c for c in space.configs if c.remat.mode is RematMode.NONE)])
-    wanted, spared = _where_it_is_needed(space, forecaster.forecasts, remat_asked=remat_asked)
-    forecaster.add(wanted)
+    with Tracer(bench) as tracer:
+        forecaster = _Forecaster(tracer, observation, headroom)
+        forecaster.add([space.baseline, *(c for c in space.configs if c.remat.mode is RematMode.NONE)])
+        wanted, spared = _where_it_is_needed(space, forecaster.forecasts, remat_asked=remat_asked)
+        forecaster.add(wanted)
     rejected = (*forecaster.tracer.rejected, *forecaster.rejected)
     legal = [forecaster.forecasts[config] for config in space.configs if config in forecaster.forecasts]
     if not legal:
@@ -147,23 +149,33 @@ def _in_short(reason: str) -> str:
 
 @dataclass
 class Tracer:
-    """Traces structures of the training step as they are needed.
+    """Traces structures of the training step as they are needed, each once. A context manager.
 
     local_batch   at which every structure is traced; None: that of its first configuration
-    known         what was traced before; tracers of one source for several kinds of hardware share it
     rejected      a Rejection for each structure that could not be traced
     """
 
     bench: Bench
     local_batch: int | None = None
-    known: dict[Structure, Workload | Failure] = field(default_factory=dict)
     rejected: list[Rejection] = field(default_factory=list)
+    _traces: dict[Structure, Future[Workload | Failure]] = field(default_factory=dict)
+    _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(TRACES_AT_ONCE))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        # Not waited for: after Ctrl-C the client ends the jobs, and with them the threads.
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def start(self, configs: Iterable[TrainConfig]) -> None:
+        """Begin to trace what will be asked for, and go on."""
+        for structure, group in _by_structure(configs).items():
+            self._begin(structure, group[0])
 
     def workloads(self, configs: Iterable[TrainConfig]) -> Iterator[tuple[Workload, Sequence[TrainConfig]]]:
         """Workloads, each with the configurations that it speaks of; a structure that cannot be traced is rejected."""
-        groups: dict[Structure, list[TrainConfig]] = {}
-        for config in dict.fromkeys(configs):
-            groups.setdefault(Structure(config.precision.value, config.remat.mode.value), []).append(config)
+        groups = _by_structure(configs)
         for structure, workload in self._traced(groups).items():
             if isinstance(workload, Failure):
                 self._reject(groups[structure], workload)
@@ -174,15 +186,13 @@ class Tracer:
 
     def _traced(self, groups: Mapping[Structure, Sequence[TrainConfig]]) -> dict[Structure, Workload | Failure]:
         """One trace a structure, at the batch of its first configuration unless the batch is given."""
-        new = {structure: group[0] for structure, group in groups.items() if structure not in self.known}
-        pool = ThreadPoolExecutor(TRACES_AT_ONCE)
-        try:
-            answers = list(pool.map(self._trace, new, new.values()))
-        finally:
-            # Not waited for: after Ctrl-C the client ends the jobs, and with them the threads.
-            pool.shutdown(wait=False, cancel_futures=True)
-        self.known.update(zip(new, answers, strict=True))
-        return {structure: self.known[structure] for structure in groups}
+        for structure, group in groups.items():
+            self._begin(structure, group[0])
+        return {structure: self._traces[structure].result() for structure in groups}
+
+    def _begin(self, structure: Structure, config: TrainConfig) -> None:
+        if structure not in self._traces:
+            self._traces[structure] = self._pool.submit(self._trace, structure, config)
 
     def _trace(self, structure: Structure, config: TrainConfig) -> Workload | Failure:
         """On one device, without accumulation: the rest is arithmetic. The user's own structure must be traceable."""
@@ -260,6 +270,13 @@ class _Forecaster:
         if held is None or not cluster.local or cluster.chip.kind != "cpu":
             return 0
         return max(0, held - memory.parameters - memory.non_trainable) // config.mesh.devices
+
+
+def _by_structure(configs: Iterable[TrainConfig]) -> dict[Structure, list[TrainConfig]]:
+    groups: dict[Structure, list[TrainConfig]] = {}
+    for config in dict.fromkeys(configs):
+        groups.setdefault(Structure(config.precision.value, config.remat.mode.value), []).append(config)
+    return groups
 
 
 def _unforeseen(group: Sequence[TrainConfig], reason: str) -> Rejection:
