@@ -14,6 +14,7 @@ from autoplan.report import heading, open_table, to_know
 from cost_models.config import Batch, Mesh, TrainConfig
 
 _GIB = 2**30
+_SHOWN_GIB = 0.01
 
 
 def compared(found: Comparison) -> RenderableType:
@@ -46,7 +47,7 @@ def _tiers(rows: Sequence[Row]) -> str:
     tiers = {row.evidence for row in rows}
     if tiers == {Evidence.ANALYTIC}:
         return "Every figure is analytic: nothing was run, measured or compiled."
-    return "Nothing was run or measured; rates are those of the compiled program under the roofline where it says so."
+    return "Nothing was run or measured. Where it says compiled, rates are those of the compiled program (roofline)."
 
 
 def _table(rows: Sequence[Row], by_cost: bool) -> RenderableType:
@@ -107,7 +108,9 @@ def _needed(row: Row) -> str:
 
 
 def _gib(count: int | None) -> str:
-    return figures.NOT_KNOWN if count is None else figures.significant(count / _GIB)
+    if count is None:
+        return figures.NOT_KNOWN
+    return f"<{_SHOWN_GIB}" if count < _SHOWN_GIB * _GIB else figures.significant(count / _GIB)
 
 
 def _usd(cost: float | None) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from autoplan import compilers, hardware, keras_backend, planfile
 from autoplan.bench import TRACED_ON, Bench, Clock, replaced_once, temporary_folder
-from autoplan.compare import compared, sought
+from autoplan.comparing import compared, sought
 from autoplan.compiled import compiled_document
 from autoplan.elsewhere import Place, widened
 from autoplan.errors import ConfigError, HardwareError, WorkerError, WorkloadError
