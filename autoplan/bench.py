@@ -246,10 +246,13 @@ class Bench:
         config: TrainConfig,
         *,
         name: str = "compile",
+        model_flops: float | None = None,
         limit_seconds: float = COMPILE_SECONDS,
         on_phase: Callable[[str], None] | None = None,
     ) -> CompilerEvidence | Failure:
         """What the cluster's real compiler says of `config`, with no device present.
+
+        model_flops  the model's own of a micro-step on one device (`Estimate.to_dict()`); None: MFU is not known
 
         What does not fit is a Failure with the compiler's figures. HardwareError where nothing can be compiled for this
         cluster here; WorkloadError where JAX is not installed.
@@ -263,11 +266,12 @@ class Bench:
             "cluster": self.cluster.to_dict(),
             "lowered": config.with_(backend=TRACED_ON, steps_per_execution=1).to_dict(),
             "versions": versions,
+            "model_flops": model_flops,
             "abstract": True,
         }
         bench = self._tracing()
         result = bench._ask(JobKind.LOWER, alone, options, name, limit_seconds, on_phase)
-        if result.failure is not None and result.failure.kind in (FailureKind.CRASH, FailureKind.UNSUPPORTED):
+        if result.failure is not None and "compile" not in result.phases:
             # Some code looks at the values of its weights while it builds.
             again = bench._ask(JobKind.LOWER, alone, {**options, "abstract": False}, name, limit_seconds, on_phase)
             result = result if again.failure is not None else again
@@ -365,7 +369,9 @@ class Bench:
 def _what_the_compiler_said(result: JobResult) -> CompilerEvidence | Failure:
     if result.value is None:
         return result.failure or Failure(kind=FailureKind.CRASH, message="it left without an answer")
-    too_large = result.value.get("too_large")
+    refused, too_large = result.value.get("refused"), result.value.get("too_large")
+    if refused is not None:
+        return Failure(kind=FailureKind.UNSUPPORTED, message=refused, wall_seconds=result.wall_seconds)
     if too_large is None:
         return CompilerEvidence.model_validate(result.value["evidence"])
     return Failure(

@@ -17,6 +17,8 @@ _PACKAGES = {
     "cuda": (("jax-cuda12-plugin", "jax-cuda12-pjrt"), ("jax-cuda13-plugin", "jax-cuda13-pjrt")),
 }
 """What brings a platform's compiler: any one of these groups."""
+_ASSEMBLERS = {"tpu": (), "cuda": ("nvidia-cuda-nvcc-cu12", "nvidia-cuda-nvcc")}
+"""What turns a compiler's output into machine code; a CUDA toolkit of the machine's own does too."""
 _CALLED = {"tpu": "XLA:TPU", "cuda": "XLA:GPU"}
 
 
@@ -59,7 +61,7 @@ def _compiler(target: CompilerTarget) -> dict[str, str | None]:
                 f"{target.name}: {name} {there} is installed, and jax {_installed('jax')} works with "
                 f"{name}{wanted.specifier}; pip install --upgrade 'autoplan[{EXTRA}]'"
             )
-    return {name: _installed(name) for name in installed}
+    return {name: _installed(name) for name in (*installed, *_ASSEMBLERS[target.platform])}
 
 
 def _wanted_by_jax(name: str) -> Requirement | None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from autoplan import plan_schema, yaml_lines
 from autoplan.errors import OutputError, PlanError
+from autoplan.keras_backend import SPLITS_BATCHES
 from autoplan.plan import Evidence, Plan, to_plain
 from cost_models.config import Precision, TrainConfig
 
@@ -92,8 +93,8 @@ def unsupported(plan: Plan) -> list[tuple[str, str, str]]:
     found = []
     if config.mesh.model > 1:
         found.append(("config.mesh.model", str(config.mesh.model), "1"))
-    if config.layout.shard_state:
-        found.append(("config.layout.shard_state", "true", "false"))
+    if config.layout.shard_state and config.backend not in SPLITS_BATCHES:
+        found.append(("config.layout.shard_state", "true", "false, or backend to jax"))
     if config.precision is Precision.OTHER and own.precision is not Precision.OTHER:
         found.append(("config.precision", config.precision.value, f"{own.precision.value}, or another policy's name"))
     return found

@@ -123,7 +123,8 @@ def estimate(request: EstimateRequest) -> dict[str, Any]:
         analytic = estimated.to_dict() | explanation
         if not request.compile:
             return analytic
-        return compiled_document(analytic, config, bench.with_(baseline=baseline).witness(config))
+        found = bench.with_(baseline=baseline).witness(config, model_flops=analytic["model_flops"])
+        return compiled_document(analytic, config, found)
 
 
 def compare(request: CompareRequest, watch: Watch = silent) -> Comparison:

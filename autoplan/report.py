@@ -24,7 +24,7 @@ _STAGES = {
     "infeasible": "not enough memory",
     "known_issue": "known not to work",
     "held": "not to be turned here",
-    "slower": "predicted to be slower (analytic)",
+    "slower": "predicted to be slower",
 }
 
 
@@ -261,8 +261,16 @@ def _rejections(rejected: Iterable[Rejection]) -> list[RenderableType]:
     for stage, told in _STAGES.items():
         if groups[stage]:
             count = figures.counted(len(groups[stage]), "configuration")
-            parts += [heading(f"Not tried, {told}: {count}"), *_rejection_group(groups[stage])]
+            parts += [heading(f"Not tried, {told}{_tiers(groups[stage])}: {count}"), *_rejection_group(groups[stage])]
     return parts
+
+
+def _tiers(group: Sequence[Rejection]) -> str:
+    """What the reasons of a group rest on, where they rest on figures."""
+    if group[0].stage not in ("infeasible", "slower"):
+        return ""
+    tiers = {str(rejection.figures.get("evidence", Evidence.ANALYTIC.value)) for rejection in group}
+    return f" ({figures.listed(sorted(tiers))})"
 
 
 def _rejection_group(group: Sequence[Rejection]) -> list[RenderableType]:

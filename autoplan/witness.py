@@ -203,6 +203,7 @@ class Witness:
     def _ask(self, config: TrainConfig, number: int) -> CompilerEvidence | Failure:
         return self.bench.witness(
             config,
+            model_flops=self.findings.forecasts[config].estimate.get("model_flops"),
             name=f"compile-{number}",
             on_phase=lambda phase: self.watch(Event("trial_phase", phase, number=number)),
         )

@@ -20,6 +20,11 @@ convention of nccl-tests.
         torus            the bisection of the axis where it is tightest: V/4 over the links that cross it
         several hosts    the slower of what stays in the host and what leaves it
         memory           traffic 2V/n
+    pass (collective-permute: each device hands V bytes to one other)
+        switch, host     V / W
+        direct, torus    V over one link
+        several hosts    V over the network
+        memory           traffic 2V
 """
 
 from __future__ import annotations
@@ -41,7 +46,8 @@ class Collective:
 
     seconds           not overlapped with anything
     bytes_per_device  what one device sends
-    kind              "all_reduce" | "all_gather" | "reduce_scatter" | "all_to_all"; sums of unlike kinds are "several"
+    kind              "all_reduce" | "all_gather" | "reduce_scatter" | "all_to_all" | "collective_permute"; sums of
+                      unlike kinds are "several"
     """
 
     kind: str
@@ -103,6 +109,14 @@ def all_to_all(payload_bytes: int, cluster: Cluster, devices: int, *, stride: in
     return Collective("all_to_all", seconds, ceil(payload_bytes * (devices - 1) / devices**2))
 
 
+def collective_permute(payload_bytes: int, cluster: Cluster, devices: int, *, stride: int = 1) -> Collective:
+    """Each of `devices` hands V bytes to one other. Sends V."""
+    if devices == 1:
+        return NOTHING
+    way = _way(cluster, devices, stride)
+    return Collective("collective_permute", way.launch_seconds + way.pass_seconds(payload_bytes), payload_bytes)
+
+
 class _Way(ABC):
     """How a group of devices is joined. Seconds are for a payload of V bytes, without the launch."""
 
@@ -115,6 +129,9 @@ class _Way(ABC):
 
     @abstractmethod
     def exchange_seconds(self, payload_bytes: float) -> float: ...
+
+    @abstractmethod
+    def pass_seconds(self, payload_bytes: float) -> float: ...
 
     def scatter_seconds(self, payload_bytes: float) -> float:
         """A gather backwards, but where combining costs less than copying."""
@@ -147,6 +164,9 @@ class _Ring(_Way):
     def exchange_seconds(self, payload_bytes: float) -> float:
         n = self.members
         return payload_bytes * (n - 1) / n**2 / self.bytes_per_second + self.link.latency_seconds
+
+    def pass_seconds(self, payload_bytes: float) -> float:
+        return payload_bytes / self.link.achieved_bytes_per_second + self.link.latency_seconds
 
 
 @dataclass(frozen=True)
@@ -187,6 +207,9 @@ class _Hosts(_Way):
         staying = payload_bytes / self.hosts**2
         return max(outside, self.inner.exchange_seconds(staying) if self.inner else 0.0)
 
+    def pass_seconds(self, payload_bytes: float) -> float:
+        return payload_bytes / self.network.achieved_bytes_per_second + self.network.latency_seconds
+
 
 @dataclass(frozen=True)
 class _Memory(_Way):
@@ -220,6 +243,9 @@ class _Memory(_Way):
 
     def exchange_seconds(self, payload_bytes: float) -> float:
         return 2 * payload_bytes / self.members / self.bytes_per_second
+
+    def pass_seconds(self, payload_bytes: float) -> float:
+        return 2 * payload_bytes / self.bytes_per_second
 
 
 @dataclass(frozen=True)
@@ -268,6 +294,12 @@ class _Torus(_Way):
         hops = sum(length // 2 if closes else length - 1 for length, closes in self._axes())
         on_chip = self._on_chip_seconds(payload_bytes / (chips * self.per_chip))
         return max(cuts, default=0.0) + hops * self.link.latency_seconds + on_chip
+
+    def pass_seconds(self, payload_bytes: float) -> float:
+        if prod(self.lengths) == 1:
+            return self._on_chip_seconds(payload_bytes)
+        rate = self.link.achieved_bytes_per_second / self.sharing
+        return payload_bytes / rate + self.link.latency_seconds
 
 
 def _way(cluster: Cluster, devices: int, stride: int) -> _Way:

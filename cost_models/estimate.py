@@ -72,6 +72,7 @@ class Estimate:
                 "fits": self.fits,
             },
             "time": self.time.to_dict(),
+            "model_flops": self.workload.model_flops.at(self.config.batch.local),
             "coverage": {"unknown_ops": [op.to_dict() for op in self.unknown_ops]},
         }
 

@@ -113,6 +113,11 @@ def check(workload: Workload, config: TrainConfig) -> None:
         raise WorkloadError(
             f"a mesh with model={config.mesh.model} is not yet estimated; use the data axis alone (model=1)"
         )
+    check_origin(workload, config)
+
+
+def check_origin(workload: Workload, config: TrainConfig) -> None:
+    """WorkloadError when the workload was made with another precision, rematerialization or batch."""
     for name, traced, asked in (
         ("precision", workload.precision, config.precision.value),
         ("remat", workload.remat, config.remat.mode.value),

@@ -73,7 +73,8 @@ class TimeCost:
     memory_seconds         kernels whose traffic takes longer
     communication_seconds  collectives that no computation hides
     overhead_seconds       launches of kernels and the host's work for each program
-    mfu                    model FLOPs a second over the chip's peak (PaLM, appendix B); recomputation does not count
+    mfu                    model FLOPs a second over the chip's peak (PaLM, appendix B); recomputation does not count;
+                           None where nobody said how many model FLOPs there are
     bound                  the largest of the four parts
     """
 
@@ -84,7 +85,7 @@ class TimeCost:
     communication_seconds: float
     overhead_seconds: float
     samples_per_second: float
-    mfu: float
+    mfu: float | None
     bound: str
 
     def to_dict(self) -> dict[str, Any]:
@@ -133,13 +134,13 @@ def step_time(
     check(workload, config)
     target = target_of(cluster.chip.kind, config.jit_compile, config.backend)
     table = kernel_table(workload, target, updates_of(config))
-    compute, traffic = _kernel_seconds(table, config, cluster, target)
+    compute, traffic = kernel_seconds(table, config, cluster, target)
     slower = np.maximum(compute, traffic)
     of_compute = float(slower[compute >= traffic].sum())
     of_memory = float(slower.sum()) - of_compute + _accumulation_seconds(workload, config, cluster)
     communication = _communication(workload, config, cluster, overlap * float(slower[table.is_backward].sum()))
     device_seconds = of_compute + of_memory + communication
-    overhead = _overhead(workload, float(table.runs.sum()), device_seconds, config, cluster)
+    overhead = overhead_of(workload, float(table.runs.sum()), device_seconds, config, cluster)
     parts = {"compute": of_compute, "memory": of_memory, "communication": communication, "overhead": overhead}
     seconds = sum(parts.values())
     model_flops = workload.model_flops.at(config.batch.local)
@@ -152,7 +153,7 @@ def step_time(
         communication_seconds=communication,
         overhead_seconds=overhead,
         samples_per_second=config.batch.global_size / seconds,
-        mfu=model_flops / (seconds * peak * _shared(config, cluster)),
+        mfu=model_flops / (seconds * peak * share_of(config, cluster)),
         bound=max(parts, key=lambda name: parts[name]),
     )
 
@@ -174,14 +175,15 @@ def peak_rate(chip: Chip, dtype: str) -> float:
     return rates["float32"] / (2.0 if dtype in ("float64", "complex64") else 1.0)
 
 
-def _shared(config: TrainConfig, cluster: Cluster) -> float:
+def share_of(config: TrainConfig, cluster: Cluster) -> float:
     """Simulated devices are slices of one processor; a mesh that leaves some idle gets their share too."""
     return cluster.devices / config.mesh.devices if cluster.simulated else 1.0
 
 
-def _kernel_seconds(table: KernelTable, config: TrainConfig, cluster: Cluster, target: Target) -> tuple[Floats, Floats]:
+def kernel_seconds(table: KernelTable, config: TrainConfig, cluster: Cluster, target: Target) -> tuple[Floats, Floats]:
+    """(seconds of arithmetic, seconds of memory traffic) of each row, however often it runs."""
     batch, chip = config.batch.local, cluster.chip
-    share = _shared(config, cluster)
+    share = share_of(config, cluster)
     flops = (table.flops_fixed + batch * table.flops_per_sample) * table.runs
     moved = table.bytes_at(batch) * table.runs
     rates = np.array([peak_rate(chip, dtype) for dtype in table.dtypes])[table.dtype] * share
@@ -196,7 +198,7 @@ def _kernel_seconds(table: KernelTable, config: TrainConfig, cluster: Cluster, t
 def _bandwidth(config: TrainConfig, cluster: Cluster) -> float:
     """Bytes a second that long streams reach."""
     achieved = 1.0 if cluster.local else target_of(cluster.chip.kind).bandwidth_efficiency
-    return cluster.chip.memory_bytes_per_second * _shared(config, cluster) * achieved
+    return cluster.chip.memory_bytes_per_second * share_of(config, cluster) * achieved
 
 
 def _filling(gemm: Floats, target: Target) -> Floats:
@@ -221,7 +223,7 @@ def _communication(workload: Workload, config: TrainConfig, cluster: Cluster, hi
     return max(0.0, gradients - hidden) + statistics
 
 
-def _overhead(
+def overhead_of(
     workload: Workload, launches: float, device_seconds: float, config: TrainConfig, cluster: Cluster
 ) -> float:
     """Launches, and the host's work as far as the device has to wait for it."""

@@ -41,6 +41,13 @@ class Storage:
     lanes: int
     _known: dict[int, Floats] = field(default_factory=dict, repr=False)
 
+    @classmethod
+    def exact(cls, sizes: Floats) -> Storage:
+        """Sizes in bytes that hold as they are, padding included."""
+        none = np.zeros((len(sizes), 0))
+        allowed = np.zeros((len(sizes), 0, 0), np.bool_)
+        return cls(sizes, np.zeros(len(sizes)), none, none, allowed, np.ones(len(sizes)), lanes=0)
+
     def at(self, batch: int) -> Floats:
         """Bytes of every tensor at a local batch, padding included. Not to be written to: it is kept."""
         if batch not in self._known:

@@ -17,12 +17,15 @@ from typing import Any
 
 from cost_models.affine import Affine
 from cost_models.errors import WorkloadError
+from cost_models.executed import Compiled
 
 SCHEMA = 1
 
 ITEM_BYTES: Mapping[str, float] = {
-    "bool": 1, "int4": 0.5, "uint4": 0.5, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4,
-    "int64": 8, "uint64": 8, "float8_e4m3fn": 1, "float8_e5m2": 1, "float16": 2, "bfloat16": 2, "float32": 4,
+    "bool": 1, "int1": 0.125, "uint1": 0.125, "int2": 0.25, "uint2": 0.25, "int4": 0.5, "uint4": 0.5, "int8": 1,
+    "uint8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4, "int64": 8, "uint64": 8, "float4_e2m1fn": 0.5,
+    "float8_e3m4": 1, "float8_e4m3": 1, "float8_e4m3fn": 1, "float8_e4m3fnuz": 1, "float8_e4m3b11fnuz": 1,
+    "float8_e5m2": 1, "float8_e5m2fnuz": 1, "float8_e8m0fnu": 1, "float16": 2, "bfloat16": 2, "float32": 4,
     "float64": 8, "complex64": 8, "complex128": 16, "key": 8, "token": 0,
 }  # fmt: skip
 """Bytes an element. `key` is a typed random key: two 32-bit words (threefry)."""
@@ -117,6 +120,7 @@ class Op:
     body       operations of one iteration (loops) or of the larger branch
     results    what the body hands back: carried values, or the branch's outputs
     region     0, or the number of the rematerialized region: nothing moves or merges across its border
+    compiled   what the compiler made of it, in workloads read from compiled text
     """
 
     kind: Kind
@@ -131,6 +135,7 @@ class Op:
     phase: Phase = Phase.FORWARD
     layer: str = ""
     region: int = 0
+    compiled: Compiled | None = None
 
     @property
     def total_flops(self) -> Affine:
@@ -306,6 +311,8 @@ def _model_flops(op: Op) -> Affine:
     if op.region and op.phase is Phase.FORWARD:  # recomputed: work, but not the model's
         return Affine()
     own = op.flops if op.kind in (Kind.DOT, Kind.CONV) else Affine()
+    if op.compiled is not None:
+        own = Affine(op.compiled.product_flops)
     return own + Affine.sum(_model_flops(inner) for inner in op.body) * op.repeat
 
 
@@ -323,6 +330,8 @@ def _op_to_plain(op: Op) -> dict[str, Any]:
         plain["layer"] = op.layer
     if op.region:
         plain["region"] = op.region
+    if op.compiled is not None:
+        plain["compiled"] = op.compiled.to_plain()
     return plain
 
 
@@ -340,4 +349,5 @@ def _op_from_plain(plain: Mapping[str, Any]) -> Op:
         phase=Phase(plain["phase"]),
         layer=plain.get("layer", ""),
         region=plain.get("region", 0),
+        compiled=Compiled.from_plain(plain["compiled"]) if "compiled" in plain else None,
     )

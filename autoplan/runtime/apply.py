@@ -18,7 +18,7 @@ from autoplan.runtime.backends import Backend
 from autoplan.runtime.optimizers import accumulation_of, retime_optimizer
 from cost_models.config import Batch, RematMode, TrainConfig
 
-PROCESS_WIDE = ("precision", "remat", "mesh")
+PROCESS_WIDE = ("precision", "remat", "mesh", "layout")
 """Knobs that must be set before the model is built."""
 
 
@@ -57,21 +57,21 @@ class ProcessSettings:
             keras.config.set_dtype_policy(wanted.precision.value)
         if wanted.mesh.devices > 1:
             self._backend.accept_remainders()
-        if self._change.of("mesh"):
+        if self._change.of("mesh") or self._change.of("layout"):
             keras.distribution.set_distribution(self.distribution())
         if self._change.of("remat") and wanted.remat.mode is not RematMode.NONE:
             keras.RematScope(mode=wanted.remat.mode.value).__enter__()
 
     def distribution(self) -> Any:
         """The wanted `keras.distribution`, made once; None on one device."""
-        mesh = self._change.wanted.mesh
+        mesh, layout = self._change.wanted.mesh, self._change.wanted.layout
         if self._distribution is None and mesh.devices > 1:
-            self._distribution = self._backend.data_parallel(mesh.data)
+            self._distribution = self._backend.data_parallel(mesh.data, shard_state=layout.shard_state)
         return self._distribution
 
     def overrides(self, knob: str) -> bool:
-        """Whether a call of the script that sets this knob must be ignored."""
-        return self._change.of(knob)
+        """Whether a call of the script that sets this knob must be ignored. A distribution sets mesh and layout."""
+        return self._change.of(knob) or (knob == "mesh" and self._change.of("layout"))
 
 
 _SETTLED: weakref.WeakKeyDictionary[Any, tuple[Batch, Batch]] = weakref.WeakKeyDictionary()

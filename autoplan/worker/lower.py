@@ -6,6 +6,7 @@ mesh. Nothing is run, and no weight needs a value.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import time
@@ -21,7 +22,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from autoplan.errors import ConfigError, HardwareError
 from autoplan.plan import CompiledMemory, CompilerEvidence
 from autoplan.worker.trace.step import build_for, sized, state_of, stored_dtype
-from cost_models.compilers import CompilerTarget
+from cost_models.compilers import EXTRA, CompilerTarget
 from cost_models.config import TrainConfig
 from cost_models.sharding import split_axis
 
@@ -38,14 +39,19 @@ _QUIET_TPU = {
 }
 _WITHOUT_TRITON = {"xla_gpu_enable_triton_gemm": False}
 """Tiles of Triton's products are searched on a device; some programs do not compile without one."""
+_OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
+_NO_ASSEMBLER = ("libdevice not found", "No PTX compilation provider", "ptxas too old")
+_LONGEST_REASON = 500
 _UNITS = {"": 1, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SIZE = r"([\d.]+)([KMGT]?)i?B?"
-_TOO_LARGE = (
-    re.compile(rf"Used {_SIZE} of {_SIZE} \w+"),
-    re.compile(rf"Program \w+ requirement {_SIZE}.*?limit of {_SIZE}", re.DOTALL),
-    re.compile(r"arguments \((\d+)()\) exceeds the base limit \((\d+)()\)"),
-)
+_TOO_LARGE = re.compile(rf"Used {_SIZE} of {_SIZE} \w+")
+_TEMPORARIES_TOO_LARGE = re.compile(rf"temporaries \({_SIZE}\) exceeds available \w+ \({_SIZE}\)")
+"""XLA:TPU gives up on temporaries alone where they exceed the device; state and batch come on top of them."""
 Place = NamedSharding
+
+
+class Refused(Exception):
+    """The compiler does not take the program, for another reason than its size."""
 
 
 class TooLarge(Exception):
@@ -71,8 +77,8 @@ def lower(model: Any, batch: Any, config: TrainConfig, target: CompilerTarget, v
     versions  of the packages that compile, as they shall stand in the evidence
 
     ConfigError for a mesh that the target does not have, and where nothing would be compiled (`jit_compile` off);
-    HardwareError where the compiler does not take the target; TooLarge where the program does not fit it. What else
-    the compiler raises is left as it is.
+    HardwareError where the compiler does not take the target; TooLarge where the program does not fit it, Refused
+    where the compiler does not take the program.
     """
     if not config.jit_compile:
         raise ConfigError("without jit_compile nothing is compiled, so no compiler can be asked")
@@ -82,15 +88,19 @@ def lower(model: Any, batch: Any, config: TrainConfig, target: CompilerTarget, v
     state = _state_shapes(model)
     places = _Places(devices, config)
     of_state = places.of_state(state)
-    started = time.monotonic()
-    program = jax.jit(
+    micro_step = jax.jit(
         model.train_step,
         donate_argnums=0,
         in_shardings=(of_state, places.of_batch(shapes)),
         out_shardings=(None, of_state),
-    ).lower(state, shapes)
-    lowered = time.monotonic()
-    compiled, options = _compiled(program, target)
+    )
+    started = time.monotonic()
+    try:
+        program = micro_step.lower(state, shapes)
+        lowered = time.monotonic()
+        compiled, options = _compiled(program, target)
+    except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
+        raise _why(error, target, places.bytes_of(state, shapes)) from error
     ended = time.monotonic()
     flops, accessed = _counted(compiled)
     evidence = CompilerEvidence(
@@ -151,6 +161,15 @@ class _Places:
         """Whole on every device; under sharded state split where a dimension divides."""
         return jax.tree.map(self._of_variable, state)
 
+    def bytes_of(self, state: Any, shapes: Any) -> int:
+        """Bytes of state and batch on one device, without padding."""
+        pairs = zip(
+            jax.tree.leaves((state, shapes)),
+            jax.tree.leaves((self.of_state(state), self.of_batch(shapes))),
+            strict=True,
+        )
+        return sum(math.prod(place.shard_shape(one.shape)) * _item_bytes(one.dtype) for one, place in pairs)
+
     def of_batch(self, shapes: Any) -> Any:
         """Split over the data axis."""
         over_data = NamedSharding(self._mesh, PartitionSpec("data"))
@@ -162,6 +181,11 @@ class _Places:
         return NamedSharding(self._mesh, PartitionSpec(*names))
 
 
+def _item_bytes(dtype: Any) -> int:
+    """Typed random keys have no item size of their own: theirs is two words."""
+    return int(getattr(dtype, "itemsize", 8))
+
+
 def _state_shapes(model: Any) -> Any:
     return tuple([jax.ShapeDtypeStruct(v.shape, stored_dtype(v)) for v in group] for group in state_of(model))
 
@@ -171,26 +195,30 @@ def _compiled(program: Any, target: CompilerTarget) -> tuple[Any, dict[str, Any]
     try:
         return program.compile(), {}
     except jax.errors.JaxRuntimeError as error:
-        _raise_if_too_large(error)
-        if target.platform != "cuda":
+        if target.platform != "cuda" or _OUT_OF_MEMORY in str(error):
             raise
-    try:
         return program.compile(compiler_options=_WITHOUT_TRITON), dict(_WITHOUT_TRITON)
-    except jax.errors.JaxRuntimeError as error:
-        _raise_if_too_large(error)
-        raise
 
 
-def _raise_if_too_large(error: Exception) -> None:
-    """TooLarge with both figures, where the message has them."""
+def _why(error: Exception, target: CompilerTarget, argument_bytes: int) -> TooLarge | Refused:
+    """What the compiler says: with both figures, where it ran out of memory and tells them."""
     message = str(error)
-    for form in _TOO_LARGE:
-        if found := form.search(message):
-            needed, needed_unit, available, available_unit = found.groups()
-            sizes = round(float(needed) * _UNITS[needed_unit]), round(float(available) * _UNITS[available_unit])
-            raise TooLarge(found.group(0), *sizes) from error
-    if "RESOURCE_EXHAUSTED" in message:
-        raise TooLarge(message.splitlines()[0], None, None) from error
+    if found := _TOO_LARGE.search(message):
+        needed, available = _sizes(found)
+        return TooLarge(found.group(0), needed, available)
+    if found := _TEMPORARIES_TOO_LARGE.search(message):
+        temporary, available = _sizes(found)
+        return TooLarge(found.group(0), temporary + argument_bytes, available)
+    reason = " ".join(message.split())[:_LONGEST_REASON]
+    if _OUT_OF_MEMORY in message:
+        return TooLarge(reason, None, None)
+    hint = f"; pip install 'autoplan[{EXTRA}]'" if any(words in message for words in _NO_ASSEMBLER) else ""
+    return Refused(f"{target.name} does not compile this training program ({reason}){hint}")
+
+
+def _sizes(found: re.Match[str]) -> tuple[int, int]:
+    needed, needed_unit, available, available_unit = found.groups()
+    return round(float(needed) * _UNITS[needed_unit]), round(float(available) * _UNITS[available_unit])
 
 
 def _memory(figures: Any, target: CompilerTarget) -> CompiledMemory:

@@ -427,7 +427,7 @@ def with_config(baseline="float32", **changes):
             "config.mesh.model is 4, which cannot be applied yet; set it to 1; or tune",
         ),
         (
-            {"layout": {"shard_state": True}},
+            {"layout": {"shard_state": True}, "backend": "torch"},
             "config.layout.shard_state is true, which cannot be applied yet; set it to",
         ),
         ({"precision": "other"}, "config.precision is other, which cannot be applied yet; set it to float32, or"),
@@ -445,11 +445,11 @@ def test_a_policy_of_the_scripts_own_stays_as_it_is():
 
 
 def test_training_refuses_them_before_the_script_runs(tmp_path):
-    planfile.write(with_config(layout={"shard_state": True}), tmp_path / "plan.yaml")
+    planfile.write(with_config(mesh={"data": 1, "model": 4}), tmp_path / "plan.yaml")
     (tmp_path / "train.py").write_text("open('ran', 'w')\n")
     words = [sys.executable, "-m", "autoplan.runtime", "train", "--plan", "plan.yaml", "train.py"]
     settings = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(words, cwd=tmp_path, env=settings, text=True, capture_output=True)
     assert done.returncode == 2
-    assert done.stderr.startswith("error: config.layout.shard_state is true")
+    assert done.stderr.startswith("error: config.mesh.model is 4")
     assert not (tmp_path / "ran").exists()

@@ -75,7 +75,10 @@ def test_hardware_that_is_as_good(changes):
     ("changes", "difference"),
     [
         ({"mesh": {"data": 1, "model": 2}}, Difference("config.mesh.model", "2", "only 1", True)),
-        ({"layout": {"shard_state": True}}, Difference("config.layout.shard_state", "true", "only false", True)),
+        (
+            {"layout": {"shard_state": True}, "backend": "torch"},
+            Difference("config.layout.shard_state", "true", "only false, or backend to jax", True),
+        ),
     ],
 )
 def test_settings_that_cannot_be_applied(changes, difference):

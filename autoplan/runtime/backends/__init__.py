@@ -58,8 +58,11 @@ class Backend(Protocol):
     def devices(self) -> tuple[int, str, int | None]:
         """How many devices, their kind, and the memory of one in bytes where the device tells."""
 
-    def data_parallel(self, devices: int) -> Any:
-        """A `keras.distribution` over the first `devices` devices, axis `data`. ConfigError when there are fewer."""
+    def data_parallel(self, devices: int, *, shard_state: bool = False) -> Any:
+        """A `keras.distribution` over the first `devices` devices, axis `data`. ConfigError when there are fewer.
+
+        shard_state  weights and optimizer state are split over the devices too, where a dimension divides
+        """
 
     def accept_remainders(self) -> None:
         """Let a batch that does not divide over the mesh be replicated instead of refused."""

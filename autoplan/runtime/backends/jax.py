@@ -16,6 +16,7 @@ from keras.src.backend.jax import distribution_lib, trainer
 
 from autoplan.errors import ConfigError
 from autoplan.runtime.optimizers import innermost
+from cost_models.sharding import split_axis
 
 _COMPILE_EVENTS = (
     "/jax/core/compile/jaxpr_trace_duration",
@@ -58,6 +59,21 @@ class JaxCompileWatch:
         self.cache_misses += event == "/jax/compilation_cache/cache_misses"
 
 
+class _ShardedState(keras.distribution.DataParallel):
+    """Data parallelism whose weights and optimizer state are split over the same axis (ZeRO-3, FSDP).
+
+    XLA gathers a weight where it is used, and scatters its gradient.
+    """
+
+    def get_variable_layout(self, variable: Any) -> Any:
+        layout = super().get_variable_layout(variable)
+        axis = split_axis(tuple(variable.shape), self.device_mesh.devices.size)
+        if axis is None or any(layout.axes):  # whole everywhere, or laid out by the user's own code
+            return layout
+        axes = [self.batch_dim_name if place == axis else None for place in range(len(variable.shape))]
+        return keras.distribution.TensorLayout(axes, self.device_mesh)
+
+
 class JaxBackend:
     """See `autoplan.runtime.backends.Backend` for what each method owes."""
 
@@ -86,7 +102,7 @@ class JaxBackend:
         stats = found[0].memory_stats() or {}
         return len(found), found[0].device_kind, stats.get("bytes_limit")
 
-    def data_parallel(self, devices: int) -> Any:
+    def data_parallel(self, devices: int, *, shard_state: bool = False) -> Any:
         found = keras.distribution.list_devices()
         if len(found) < devices:
             raise ConfigError(
@@ -94,7 +110,8 @@ class JaxBackend:
                 f"use a mesh of at most {len(found)}, or --devices {devices} to simulate them on a CPU"
             )
         mesh = keras.distribution.DeviceMesh((devices,), ["data"], found[:devices])
-        return keras.distribution.DataParallel(device_mesh=mesh, auto_shard_dataset=False)
+        kind = _ShardedState if shard_state else keras.distribution.DataParallel
+        return kind(device_mesh=mesh, auto_shard_dataset=False)
 
     def accept_remainders(self) -> None:
         """Keras refuses a batch that does not divide over the mesh, an epoch's last one above all.

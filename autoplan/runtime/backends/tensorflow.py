@@ -82,7 +82,7 @@ class TensorFlowBackend:
         details = tf.config.experimental.get_device_details(found[0])
         return len(found), str(details.get("device_name", kinds[0])), int(first.memory_limit) or None
 
-    def data_parallel(self, devices: int) -> Any:
+    def data_parallel(self, devices: int, *, shard_state: bool = False) -> Any:
         raise ConfigError(
             f"the plan's mesh needs {devices} devices, and keras.distribution splits a batch over devices on JAX "
             "alone; use a mesh of one device, or --backend jax"

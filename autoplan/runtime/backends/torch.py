@@ -124,7 +124,7 @@ class TorchBackend:
             return 1, "mps", int(torch.mps.recommended_max_memory())
         return 1, device.type, None
 
-    def data_parallel(self, devices: int) -> Any:
+    def data_parallel(self, devices: int, *, shard_state: bool = False) -> Any:
         raise ConfigError(
             f"the plan's mesh has {devices} devices, and keras.distribution splits a batch over devices on the JAX "
             "backend only; use a mesh of 1, or the JAX backend"

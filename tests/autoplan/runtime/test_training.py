@@ -32,6 +32,7 @@ SCRIPT = """
         "micro_steps": int(model.optimizer._iterations), "policy": model.layers[0].compute_dtype,
         "kernels": len({str(v.value.sharding) for v in model.variables}),
         "devices": len(model.variables[0].value.sharding.device_set),
+        "kernel": [int(n) for n in model.variables[0].value.sharding.shard_shape(model.variables[0].shape)],
         "validation": len(history.history["val_loss"]), "predictions": len(model.predict(x[:33], verbose=0)),
     }))
 """
@@ -128,6 +129,21 @@ def test_a_mesh_trains_the_same_on_simulated_devices(script, observation, alone,
     )
     found = told(train(script, plan, cwd=tmp_path))
     assert found["devices"] == 4
+    assert found["losses"] == pytest.approx(alone["losses"], rel=1e-5)
+    assert (found["validation"], found["predictions"]) == (2, 33)
+
+
+def test_sharded_state_trains_the_same_with_a_share_of_the_weights_on_each_device(script, observation, alone, tmp_path):
+    plan = plan_for(
+        observation,
+        tmp_path,
+        simulated_devices=4,
+        mesh={"data": 4, "model": 1},
+        layout={"shard_state": True},
+        batch=batch(32, 1, data=4),
+    )
+    found = told(train(script, plan, cwd=tmp_path))
+    assert (alone["kernel"], found["kernel"]) == ([8, 16], [8, 4])
     assert found["losses"] == pytest.approx(alone["losses"], rel=1e-5)
     assert (found["validation"], found["predictions"]) == (2, 33)
 
