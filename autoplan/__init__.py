@@ -13,6 +13,7 @@ Importing this package imports no framework: everything but the version is fetch
     autoplan.compile(plan, model)
     autoplan.fit(plan, model, x, y)
 
+    found = autoplan.compare(build_model, data=(x, y))     # on which hardware it fits, how fast, and for how much
     print(autoplan.measure(step, batch))                   # what a step of a training loop of one's own takes
 """
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from autoplan.errors import AutoplanError
     from autoplan.plan import Failure, Measurement, Plan
     from autoplan.planfile import load_plan
+    from autoplan.ranking import Comparison
     from autoplan.requests import Watch
     from autoplan.runtime.user_step import StepMeasurement
     from autoplan.source import SourceSpec
@@ -42,6 +44,7 @@ __all__ = [
     "Measurement",
     "Plan",
     "__version__",
+    "compare",
     "compile",
     "fit",
     "load_plan",
@@ -117,6 +120,56 @@ def optimize(
     )
     result = planner.tune(request, watch or planner.silent)
     return cast("Plan", result.plan)  # None for a dry run only, which this is not
+
+
+def compare(
+    builder: Any,
+    data: Any = None,
+    hardware: Iterable[str] = (),
+    *,
+    family: Iterable[str] = (),
+    by_cost: bool = False,
+    evidence: str = "analytic",
+    effective_batch: str | tuple[int, int] = "keep",
+    fix: Mapping[str, Any] | None = None,
+    backend: str | None = None,
+    headroom: float = 0.08,
+    watch: Watch | None = None,
+) -> Comparison:
+    """What `autoplan compare` does, from Python: on which hardware this training fits, how fast, and for how much.
+
+        found = autoplan.compare("train.py", family=["tpu", "nvidia"], by_cost=True)
+        for row in found.rows:
+            print(row.hardware, row.verdict, row.samples_per_second, row.usd_per_million_samples)
+
+    builder, data    as `optimize` takes them
+    hardware         names of `autoplan hardware list`, YAML files or "local"; each stands in a row
+    family           instead of names: tpu, gpu, nvidia, amd, cpu, all. Neither: every TPU and GPU of the catalogue,
+                     each chip in the smallest size of at most 64 chips on which the training fits
+    by_cost          the cheapest first, rather than the fastest
+    evidence         "analytic", or "compiled": the compilers of the named hardware are asked, too
+    effective_batch, fix, headroom, watch   as `optimize` takes them
+
+    Returns rows in order and `to_dict()`, the document of `--format json`. Runs and measures nothing. Raises an
+    AutoplanError for whatever its caller can mend.
+    """
+    from autoplan import cli_values, planner  # here, so that importing autoplan stays cheap
+    from autoplan.requests import CompareRequest
+
+    request = CompareRequest(
+        source=_source(builder, data),
+        hardware=_names(hardware),
+        families=_names(family),
+        backend=backend,
+        effective_batch=(
+            cli_values.batch_range(effective_batch) if isinstance(effective_batch, str) else effective_batch
+        ),
+        fix={key: str(value) for key, value in (fix or {}).items()},
+        headroom=headroom,
+        by_cost=by_cost,
+        compile=cli_values.choice("evidence", evidence, ["analytic", "compiled"]) == "compiled",
+    )
+    return planner.compare(request, watch or planner.silent)
 
 
 def rebuild(plan: Plan, model: Any) -> Any:
@@ -208,6 +261,19 @@ def _source(builder: Any, data: Any) -> SourceSpec:
         instances = importlib.import_module("autoplan.runtime.instances")
         return cast("SourceSpec", instances.pack(builder, data))
     return source.from_callable(builder, data)
+
+
+def _names(names: Any) -> tuple[str, ...]:
+    """One name or several. Whoever calls `compare(model, x, y)`, as `fit` is called, has given y for the hardware."""
+    several = (names,) if isinstance(names, str) else names
+    if isinstance(several, list | tuple | set | frozenset) and all(isinstance(name, str) for name in several):
+        return tuple(several)
+    from autoplan.errors import ConfigError
+
+    raise ConfigError(
+        f"names of hardware are expected, such as ['tpu-v5e-4', 'gpu-h100-80gb'], not a {type(names).__name__}. Data "
+        "are one argument: compare(model, (x, y))"
+    )
 
 
 def _check_hardware_is_named(hardware: Any) -> None:

@@ -221,6 +221,56 @@ def estimate(
     _answer(format_, lambda: answer, lambda: estimate_report.estimated(answer, explain=explain))
 
 
+@app.command(cls=SourceCommand, short_help="Say on which hardware a training fits, how fast, and for how much.")
+def compare(
+    context: typer.Context,
+    source: Source,
+    hardware: Annotated[
+        list[str] | None, typer.Option(metavar="NAME,...", help="Names of `autoplan hardware list`, YAML files, local.")
+    ] = None,
+    family: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FAMILY,...", help="tpu, gpu, nvidia, amd, cpu or all; without it tpu and gpu."),
+    ] = None,
+    cost: Annotated[bool, typer.Option("--cost", help="Show what a million samples cost, the cheapest first.")] = False,
+    evidence: Annotated[
+        str, typer.Option(metavar="TIER", help="analytic, or compiled: ask the compilers of the named hardware, too.")
+    ] = "analytic",
+    effective_batch: Annotated[
+        str, typer.Option(metavar="keep|LO..HI", help="Samples an update: as they are, or searched between.")
+    ] = "keep",
+    fix: Annotated[
+        list[str] | None, typer.Option(metavar="K=V", help="Pin a setting, such as precision=float32. Repeatable.")
+    ] = None,
+    backend: Backend = None,
+    fit: Fit = 1,
+    headroom: Headroom = "8%",
+    format_: Output = Format.TEXT,
+) -> None:
+    """Say on which hardware a training fits, with which configuration, how fast, and for how much. Runs nothing.
+
+    Without --hardware each chip stands in the smallest size, of at most 64 chips, on which the training fits.
+    """
+    from autoplan import compare_report, live, pins, planner
+    from autoplan.requests import CompareRequest
+
+    request = CompareRequest(
+        source=_resolve(source, source_arguments(context), fit),
+        hardware=cli_values.names(hardware or [], "--hardware"),
+        families=cli_values.names(family or [], "--family"),
+        backend=backend,
+        effective_batch=cli_values.batch_range(effective_batch),
+        fix=cli_values.settings(fix or []),
+        headroom=cli_values.share(headroom),
+        by_cost=cost,
+        compile=cli_values.choice("--evidence", evidence, ["analytic", "compiled"]) == "compiled",
+    )
+    pins.parse_pins(request.fix)
+    with cli_frame.interrupted_by_signals(), live.watching(sys.stderr) as watch:
+        found = planner.compare(request, watch)
+    _answer(format_, found.to_dict, lambda: compare_report.compared(found))
+
+
 @app.command(cls=SourceCommand, short_help="Run a script under a plan.")
 def train(
     context: typer.Context,

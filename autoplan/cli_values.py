@@ -11,6 +11,12 @@ _SHARE = re.compile(r"([0-9]+(?:\.[0-9]+)?)%")
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([kmgt]i?b|[kmgt])")
 _RANGE = re.compile(r"([0-9]+)\.\.([0-9]+)")
 _AXES = ("data", "model")
+_NAMED = {
+    "--only": "names of settings with commas between, such as batch,precision",
+    "--hardware": "names of hardware with commas between, such as tpu-v5e-4,gpu-h100-80gb",
+    "--family": "families with commas between, such as tpu,nvidia",
+}
+"""What an option that takes several names expects."""
 
 
 def _refused(message: str) -> Exception:
@@ -91,7 +97,7 @@ def settings(pairs: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def names(texts: Iterable[str]) -> tuple[str, ...]:
+def names(texts: Iterable[str], option: str = "--only") -> tuple[str, ...]:
     """`a,b` and repetitions -> ("a", "b"), in order, each once; ConfigError for a text without any, such as `,`.
 
     What names may be is not decided here.
@@ -100,7 +106,7 @@ def names(texts: Iterable[str]) -> tuple[str, ...]:
     for text in texts:
         parts = [part.strip() for part in text.split(",") if part.strip()]
         if not parts:
-            raise _refused(f"--only {text!r}: expected names of settings with commas between, such as batch,precision")
+            raise _refused(f"{option} {text!r}: expected {_NAMED[option]}")
         found += parts
     return tuple(dict.fromkeys(found))
 

@@ -6,9 +6,10 @@ One trace for each structure of the training step, then arithmetic for the whole
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Self
 
 from autoplan.bench import Bench
 from autoplan.errors import HardwareError, SourceError, WorkloadError
@@ -19,7 +20,7 @@ from autoplan.plan import Failure, FailureKind, Rejection
 from autoplan.prune import KEEP_AT_MOST, Forecast, changes, distance, feasible, rank
 from autoplan.requests import Candidate
 from autoplan.space import Space
-from cost_models.config import Batch, Mesh, Remat, RematMode, TrainConfig
+from cost_models.config import Batch, Layout, Mesh, Remat, RematMode, TrainConfig
 from cost_models.estimate import estimate
 from cost_models.hardware import Cluster
 from cost_models.memory import MemoryCost
@@ -79,6 +80,12 @@ class Findings:
         return Candidate(config.to_dict(), forecast.estimate, f"predicted {ratio:.2f} times the time of the best")
 
 
+def versions_of(observation: Observation, cluster: Cluster) -> Versions:
+    """What gates known issues."""
+    environment = observation.environment
+    return Versions(environment.get("keras", ""), environment.get("backend_version", ""), cluster.chip.kind)
+
+
 def survey(
     bench: Bench,
     observation: Observation,
@@ -95,13 +102,15 @@ def survey(
     follow, so where nothing is sure to fit, what may fit is tried.
     NoFeasibleConfiguration when nothing fits; WorkloadError when the training step cannot be traced.
     """
-    forecaster = _Forecaster(bench, observation, headroom)
-    forecaster.add([space.baseline, *(c for c in space.configs if c.remat.mode is RematMode.NONE)])
-    wanted, spared = _where_it_is_needed(space, forecaster.forecasts, remat_asked=remat_asked)
-    forecaster.add(wanted)
+    with Tracer(bench) as tracer:
+        forecaster = _Forecaster(tracer, observation, headroom)
+        forecaster.add([space.baseline, *(c for c in space.configs if c.remat.mode is RematMode.NONE)])
+        wanted, spared = _where_it_is_needed(space, forecaster.forecasts, remat_asked=remat_asked)
+        forecaster.add(wanted)
+    rejected = (*forecaster.tracer.rejected, *forecaster.rejected)
     legal = [forecaster.forecasts[config] for config in space.configs if config in forecaster.forecasts]
     if not legal:
-        raise WorkloadError(f"no configuration can be traced: {'; '.join(r.reason for r in forecaster.rejected)}")
+        raise WorkloadError(f"no configuration can be traced: {'; '.join(r.reason for r in rejected)}")
     fitting, too_large = feasible(legal, measurable=measurable)
     kept, too_slow = rank(fitting, keep=[space.baseline, *(one.config for one in _best_of_each_mesh(fitting))])
     return Findings(
@@ -111,7 +120,7 @@ def survey(
         space=space,
         forecasts=forecaster.forecasts,
         shortlist=tuple(_in_order_of_trial(kept)),
-        rejected=(*space.rejected, *forecaster.rejected, *spared, *too_large, *too_slow),
+        rejected=(*space.rejected, *rejected, *spared, *too_large, *too_slow),
     )
 
 
@@ -139,41 +148,56 @@ def _in_short(reason: str) -> str:
 
 
 @dataclass
-class _Forecaster:
-    """Traces structures as they are needed and keeps what arithmetic says of each configuration."""
+class Tracer:
+    """Traces structures of the training step as they are needed, each once. A context manager.
+
+    local_batch   at which every structure is traced; None: that of its first configuration
+    rejected      a Rejection for each structure that could not be traced
+    """
 
     bench: Bench
-    observation: Observation
-    headroom: float
-    forecasts: dict[TrainConfig, Forecast] = field(default_factory=dict)
+    local_batch: int | None = None
     rejected: list[Rejection] = field(default_factory=list)
+    _traces: dict[Structure, Future[Workload | Failure]] = field(default_factory=dict)
+    _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(TRACES_AT_ONCE))
 
-    def add(self, configs: Iterable[TrainConfig]) -> None:
-        """Forecast these configurations; a structure that cannot be traced becomes one Rejection."""
-        groups: dict[Structure, list[TrainConfig]] = {}
-        for config in dict.fromkeys(configs):
-            groups.setdefault(Structure(config.precision.value, config.remat.mode.value), []).append(config)
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        # Not waited for: after Ctrl-C the client ends the jobs, and with them the threads.
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def start(self, configs: Iterable[TrainConfig]) -> None:
+        """Begin to trace what will be asked for, and go on."""
+        for structure, group in _by_structure(configs).items():
+            self._begin(structure, group[0])
+
+    def workloads(self, configs: Iterable[TrainConfig]) -> Iterator[tuple[Workload, Sequence[TrainConfig]]]:
+        """Workloads, each with the configurations that it speaks of; a structure that cannot be traced is rejected."""
+        groups = _by_structure(configs)
         for structure, workload in self._traced(groups).items():
             if isinstance(workload, Failure):
-                self._reject(groups[structure], f"the training step cannot be built so: {workload.message}")
+                self._reject(groups[structure], workload)
             elif workload.batch_exact:
-                self._add_batch_by_batch(structure, workload, groups[structure])
+                yield from self._batch_by_batch(structure, workload, groups[structure])
             else:
-                self._estimate(workload, groups[structure])
+                yield workload, groups[structure]
 
     def _traced(self, groups: Mapping[Structure, Sequence[TrainConfig]]) -> dict[Structure, Workload | Failure]:
-        """One trace a structure, at the batch of its first configuration."""
-        pool = ThreadPoolExecutor(TRACES_AT_ONCE)
-        try:
-            answers = list(pool.map(self._trace, (group[0] for group in groups.values())))
-        finally:
-            # Not waited for: after Ctrl-C the client ends the jobs, and with them the threads.
-            pool.shutdown(wait=False, cancel_futures=True)
-        return dict(zip(groups, answers, strict=True))
+        """One trace a structure, at the batch of its first configuration unless the batch is given."""
+        for structure, group in groups.items():
+            self._begin(structure, group[0])
+        return {structure: self._traces[structure].result() for structure in groups}
 
-    def _trace(self, config: TrainConfig) -> Workload | Failure:
+    def _begin(self, structure: Structure, config: TrainConfig) -> None:
+        if structure not in self._traces:
+            self._traces[structure] = self._pool.submit(self._trace, structure, config)
+
+    def _trace(self, structure: Structure, config: TrainConfig) -> Workload | Failure:
         """On one device, without accumulation: the rest is arithmetic. The user's own structure must be traceable."""
-        alone = config.with_(batch=Batch(config.batch.local), mesh=Mesh())
+        local = structure.local_batch or self.local_batch or config.batch.local
+        alone = config.with_(batch=Batch(local), mesh=Mesh(), layout=Layout())
         own = self.bench.baseline
         as_it_is = own is not None and (config.precision, config.remat) == (own.precision, own.remat)
         try:
@@ -186,56 +210,79 @@ class _Forecaster:
             raise WorkloadError(f"the training step cannot be traced as it is ({answer.kind.value}: {answer.message})")
         return answer
 
-    def _add_batch_by_batch(self, structure: Structure, first: Workload, group: Sequence[TrainConfig]) -> None:
+    def _batch_by_batch(
+        self, structure: Structure, first: Workload, group: Sequence[TrainConfig]
+    ) -> Iterator[tuple[Workload, Sequence[TrainConfig]]]:
         by_batch: dict[Structure, list[TrainConfig]] = {}
         for config in group:
             key = Structure(structure.precision, structure.remat, config.batch.local)
             by_batch.setdefault(key, []).append(config)
-        self._estimate(first, by_batch.pop(Structure(structure.precision, structure.remat, first.local_batch), []))
+        yield first, by_batch.pop(Structure(structure.precision, structure.remat, first.local_batch), [])
         affordable = dict(list(by_batch.items())[: LOCAL_BATCHES_TRACED - 1])
         for key, workload in self._traced(affordable).items():
             if isinstance(workload, Failure):
-                self._reject(by_batch[key], f"the training step cannot be built so: {workload.message}")
+                self._reject(by_batch[key], workload)
             else:
-                self._estimate(workload, by_batch[key])
+                yield workload, by_batch[key]
         for key in by_batch.keys() - affordable.keys():
-            self._reject(
-                by_batch[key], "the training step changes its structure with the batch; not traced at this one"
-            )
+            reason = "the training step changes its structure with the batch; not traced at this one"
+            self.rejected.append(_unforeseen(by_batch[key], reason))
+
+    def _reject(self, group: Sequence[TrainConfig], failure: Failure) -> None:
+        self.rejected.append(_unforeseen(group, f"the training step cannot be built so: {failure.message}"))
+
+
+@dataclass
+class _Forecaster:
+    """Keeps what arithmetic says of each configuration."""
+
+    tracer: Tracer
+    observation: Observation
+    headroom: float
+    forecasts: dict[TrainConfig, Forecast] = field(default_factory=dict)
+    rejected: list[Rejection] = field(default_factory=list)
+
+    def add(self, configs: Iterable[TrainConfig]) -> None:
+        """Forecast these configurations."""
+        for workload, group in self.tracer.workloads(configs):
+            self._estimate(workload, group)
 
     def _estimate(self, workload: Workload, group: Sequence[TrainConfig]) -> None:
-        samples = PlannedFit.of(self.observation).samples
+        samples, cluster = PlannedFit.of(self.observation).samples, self.tracer.bench.cluster
         unpublished: dict[str, list[TrainConfig]] = {}
         for config in group:
             try:
-                one = estimate(workload, config, self.bench.cluster, headroom=self.headroom)
+                one = estimate(workload, config, cluster, headroom=self.headroom)
             except HardwareError as error:
                 unpublished.setdefault(str(error), []).append(config)
                 continue
             outside_bytes = self._outside_bytes(config, one.memory)
             self.forecasts[config] = Forecast.from_estimate(config, one.to_dict(), samples, outside_bytes)
         for reason, configs in unpublished.items():
-            self._reject(configs, reason)
+            self.rejected.append(_unforeseen(configs, reason))
 
     def _outside_bytes(self, config: TrainConfig, memory: MemoryCost) -> int:
         """What the process holds in a device's memory besides the training step: known where the device is this CPU.
 
         Measured before the first micro-step, when the weights are there already; simulated devices share it.
         """
-        held, cluster = self.observation.process_bytes, self.bench.cluster
+        held, cluster = self.observation.process_bytes, self.tracer.bench.cluster
         if held is None or not cluster.local or cluster.chip.kind != "cpu":
             return 0
         return max(0, held - memory.parameters - memory.non_trainable) // config.mesh.devices
 
-    def _reject(self, group: Sequence[TrainConfig], reason: str) -> None:
-        self.rejected.append(
-            Rejection(
-                config=group[0].to_dict(),
-                stage="known_issue",
-                reason=reason,
-                figures={"configurations": len(group)},
-            )
-        )
+
+def _by_structure(configs: Iterable[TrainConfig]) -> dict[Structure, list[TrainConfig]]:
+    groups: dict[Structure, list[TrainConfig]] = {}
+    for config in dict.fromkeys(configs):
+        groups.setdefault(Structure(config.precision.value, config.remat.mode.value), []).append(config)
+    return groups
+
+
+def _unforeseen(group: Sequence[TrainConfig], reason: str) -> Rejection:
+    """One Rejection for configurations of which nothing can be forecast."""
+    figures = {"configurations": len(group)}
+    return Rejection(config=group[0].to_dict(), stage="known_issue", reason=reason, figures=figures)
 
 
 def _where_it_is_needed(

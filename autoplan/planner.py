@@ -4,29 +4,29 @@ from __future__ import annotations
 
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-import autoplan
-from autoplan import compilers, figures, hardware, keras_backend, planfile
+from autoplan import compilers, hardware, keras_backend, planfile
 from autoplan.bench import TRACED_ON, Bench, Clock, replaced_once, temporary_folder
+from autoplan.comparing import compared, sought
 from autoplan.compiled import compiled_document
 from autoplan.elsewhere import Place, widened
 from autoplan.errors import ConfigError, HardwareError, WorkerError, WorkloadError
 from autoplan.evidence import MOST_PAIRS, PAIRS, Verified, Verifier, verification_seconds
-from autoplan.forecasts import Findings, survey, without_forecasts
+from autoplan.forecasts import Findings, survey, versions_of, without_forecasts
 from autoplan.jobs import Client, Job, JobKind, Observation
-from autoplan.known_issues import Versions
 from autoplan.notes import limit_note
 from autoplan.outcome import analytic_plan, compiled_plan, measured_plan
 from autoplan.plan import Failure, Plan
-from autoplan.requests import Candidate, EstimateRequest, Event, TuneRequest, TuneResult, Watch
+from autoplan.ranking import Comparison
+from autoplan.requests import Candidate, CompareRequest, EstimateRequest, Event, TuneRequest, TuneResult, Watch
 from autoplan.search import PREDICTED_FIRST, Study, knob_choices, refuse_unusable
 from autoplan.space import Space, legal_configs
+from autoplan.study_identity import identity, known_at_once, stem
 from autoplan.study_place import StudyPlace, study_name
 from autoplan.trials import Reference, Runner, Tried
 from autoplan.verify import Timed, exactness_expected
-from autoplan.witness import WITNESSES, Witness
+from autoplan.witness import WITNESSES, Witness, Witnessed
 from cost_models.compilers import compiler_target
 from cost_models.config import Batch, Layout, Mesh, Precision, Remat, RematMode, TrainConfig
 from cost_models.estimate import estimate as estimate_workload
@@ -34,11 +34,14 @@ from cost_models.hardware import Cluster, limited
 
 __all__ = [
     "Candidate",
+    "CompareRequest",
+    "Comparison",
     "EstimateRequest",
     "Event",
     "TuneRequest",
     "TuneResult",
     "Watch",
+    "compare",
     "estimate",
     "probe",
     "silent",
@@ -82,7 +85,7 @@ def tune(request: TuneRequest, watch: Watch = silent) -> TuneResult:
             tell=lambda text: watch(Event("note", text)),
         )
         if request.study is not None and _measured_here(request, bench) and not request.dry_run:
-            refuse_unusable(StudyPlace.choose(request.study, ""), _known_at_once(request, bench))
+            refuse_unusable(StudyPlace.choose(request.study, ""), known_at_once(bench))
         watch(Event("stage", f"looking at the training up to its fit, on {chosen.name}"))
         findings = _found(request, bench, watch)
         bench = bench.with_(baseline=findings.space.baseline)
@@ -124,6 +127,42 @@ def estimate(request: EstimateRequest) -> dict[str, Any]:
         return compiled_document(analytic, config, found)
 
 
+def compare(request: CompareRequest, watch: Watch = silent) -> Comparison:
+    """On which hardware a training fits, how best there, how fast, and for how much: nothing is run or measured.
+
+    Raises an AutoplanError for whatever the user can mend; what is wrong with one kind of hardware stands in its row.
+    """
+    wanted = sought(request)
+    chosen = _backend(request)
+    with ExitStack() as stack:
+        workers = Workers(stack)
+        looks = stack.enter_context(temporary_folder())
+
+        def find(name: str) -> Cluster:
+            return _cluster(workers, name, chosen.name, None, watch)
+
+        # A name that nobody knows is told before the source is run.
+        clusters = [find(one.names[0]) for one in wanted]
+        bench = Bench(
+            workers[chosen.name],
+            request.source,
+            chosen.name,
+            clusters[0],
+            Clock.start(None),
+            logs=looks,
+            tracer=workers.tracer(),
+            tell=lambda text: watch(Event("note", text)),
+        )
+
+        def ask(there: Bench, findings: Findings) -> Witnessed:
+            why_not = _why_no_compiler(there)
+            if why_not is not None:
+                raise HardwareError(why_not)
+            return _witnessed(request, None, there, findings, watch, WITNESSES)[1]
+
+        return compared(request, bench, wanted, find, ask, watch)
+
+
 def probe(backend: str | None = None, devices: int | None = None) -> dict[str, Any]:
     """This machine's real rates, measured now and kept for `local`. WorkerError when it cannot be measured."""
     name = keras_backend.choose(backend).name
@@ -147,7 +186,7 @@ class Workers(dict[str, Client]):
         return self[TRACED_ON] if keras_backend.installed(TRACED_ON) else None
 
 
-def _backend(request: TuneRequest) -> keras_backend.Chosen:
+def _backend(request: TuneRequest | CompareRequest) -> keras_backend.Chosen:
     """The backend of the baseline: what `--backend` or `--fix backend=` says, else the script's own.
 
     ConfigError when the two differ, and for a backend that is not there.
@@ -229,12 +268,6 @@ def _space(request: TuneRequest, observation: Observation, cluster: Cluster) -> 
     )
 
 
-def versions_of(observation: Observation, cluster: Cluster) -> Versions:
-    """What gates known issues."""
-    environment = observation.environment
-    return Versions(environment.get("keras", ""), environment.get("backend_version", ""), cluster.chip.kind)
-
-
 def _survey(request: TuneRequest, bench: Bench, observation: Observation, space: Space, watch: Watch) -> Findings:
     """Forecasts and shortlist; where the step cannot be traced, and can be measured here, the shortlist alone."""
     watch(Event("stage", f"forecasting {len(space.configs)} configurations"))
@@ -305,32 +338,40 @@ def _why_no_compiler(bench: Bench) -> str | None:
 
 def _compile(request: TuneRequest, bench: Bench, findings: Findings, watch: Watch, most: int) -> TuneResult:
     """Compile the best predictions until the winner is a compiled one."""
-    target = compiler_target(bench.cluster)
-    versions = compilers.versions(target)
-    identity = {**_identity(request, bench, findings), "compiler": target.name, **versions}
-    place = StudyPlace.choose(request.study, study_name(_stem(request), identity))
-    choices = knob_choices([findings.space.baseline, *findings.space.configs])
-    watch(Event("stage", f"compiling the best predictions with {target.name}"))
-    with Study(place, findings.shortlist, choices, identity) as study:
-        witnessed = Witness(bench.with_(logs=place.folder), study, findings, watch, most).run()
-        result = _finish(request, compiled_plan(request, findings, witnessed), findings, watch)
+    place, witnessed = _witnessed(request, request.study, bench, findings, watch, most)
+    result = _finish(request, compiled_plan(request, findings, witnessed), findings, watch)
     return replace(result, study_path=str(place), interrupted=witnessed.interrupted)
 
 
-def _stem(request: TuneRequest) -> str:
-    return Path(request.source.path or request.source.module or request.source.function).stem
+def _witnessed(
+    request: TuneRequest | CompareRequest,
+    study: str | None,
+    bench: Bench,
+    findings: Findings,
+    watch: Watch,
+    most: int,
+) -> tuple[StudyPlace, Witnessed]:
+    """What the compiler of the bench's cluster says, kept in a study. HardwareError where it is not here."""
+    target = compiler_target(bench.cluster)
+    versions = compilers.versions(target)
+    key = {**identity(bench, findings), "compiler": target.name, **versions}
+    place = StudyPlace.choose(study, study_name(stem(request.source), key))
+    choices = knob_choices([findings.space.baseline, *findings.space.configs])
+    watch(Event("stage", f"compiling the best predictions with {target.name}"))
+    with Study(place, findings.shortlist, choices, key) as kept:
+        return place, Witness(bench.with_(logs=place.folder), kept, findings, watch, most).run()
 
 
 def _measure(request: TuneRequest, bench: Bench, findings: Findings, watch: Watch) -> TuneResult:
     """Trials, verification, plan."""
     space, observation = findings.space, findings.observation
-    identity = _identity(request, bench, findings)
-    place = StudyPlace.choose(request.study, study_name(_stem(request), identity))
+    key = identity(bench, findings)
+    place = StudyPlace.choose(request.study, study_name(stem(request.source), key))
     bench = bench.with_(logs=place.folder)
     shortlist = findings.shortlist
     choices = knob_choices([space.baseline, *space.configs])
     kinds = len({(config.mesh, config.backend) for config in shortlist})
-    with Study(place, shortlist, choices, identity, first=max(PREDICTED_FIRST, kinds + 1)) as study:
+    with Study(place, shortlist, choices, key, first=max(PREDICTED_FIRST, kinds + 1)) as study:
         runner = Runner(
             bench,
             study,
@@ -403,32 +444,6 @@ def _verify(runner: Runner, tried: Tried, watch: Watch) -> tuple[list[Verified] 
     except KeyboardInterrupt:
         return None, [], True
     return verified, repeats, verifier.interrupted
-
-
-def _known_at_once(request: TuneRequest, bench: Bench) -> dict[str, Any]:
-    """What the figures of a study are of, as far as it is known before the source has run."""
-    return {
-        "source": request.source.sha256,
-        "arguments": list(request.source.args),
-        "fit": request.source.fit_index,
-        "hardware": hardware.identity(bench.cluster),
-        "devices": bench.cluster.devices,
-        "memory": figures.size(bench.usable_bytes()),
-        "autoplan": autoplan.__version__,
-    }
-
-
-def _identity(request: TuneRequest, bench: Bench, findings: Findings) -> dict[str, Any]:
-    """What the figures of a study are of."""
-    environment = findings.observation.environment
-    return {
-        **_known_at_once(request, bench),
-        "structure": findings.observation.structure,
-        "keras": environment.get("keras"),
-        "backend": f"{bench.backend} {environment.get('backend_version')}",
-        "baseline": findings.space.baseline.describe(),
-        "knobs": knob_choices([findings.space.baseline, *findings.space.configs]),
-    }
 
 
 def _finish(request: TuneRequest, plan: Plan, findings: Findings, watch: Watch) -> TuneResult:

@@ -34,7 +34,7 @@ def tuned(result: TuneResult, path: Path | None = None) -> RenderableType:
         return shortlist(result)
     plan = result.plan
     where = result.written_to or path
-    parts: list[RenderableType] = [comparison.headline(plan), _compared(plan), *_why(plan), *_notes(plan.notes)]
+    parts: list[RenderableType] = [comparison.headline(plan), _compared(plan), *_why(plan), *to_know(plan.notes)]
     if result.interrupted:
         parts.insert(0, "Interrupted: this is the best plan so far.")
     if where is not None:
@@ -57,7 +57,7 @@ def explained(plan: Plan, path: Path) -> RenderableType:
         *_verified(plan),
         *_tried(plan),
         *_rejections(plan.rejected),
-        *_notes(plan.notes),
+        *to_know(plan.notes),
         Text("\nNext:"),
         _Verbatim("  " + planfile.train_command(plan, path)),
     )
@@ -288,7 +288,8 @@ def _forecast(candidate: Candidate) -> tuple[str, str]:
     return figures.seconds(update), figures.size(memory)
 
 
-def _notes(notes: Sequence[str]) -> list[RenderableType]:
+def to_know(notes: Sequence[str]) -> list[RenderableType]:
+    """Notes as a list under their title; nothing where there are none."""
     if not notes:
         return []
     bullets = Table.grid(padding=(0, 1, 0, 0))

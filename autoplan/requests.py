@@ -59,6 +59,25 @@ class EstimateRequest:
 
 
 @dataclass(frozen=True)
+class CompareRequest:
+    """What `autoplan compare` was asked: one training on many kinds of hardware.
+
+    hardware, families   names, or families of the catalogue; neither: every TPU and GPU of it
+    compile              ask the compilers of the named hardware, too
+    """
+
+    source: SourceSpec
+    hardware: tuple[str, ...] = ()
+    families: tuple[str, ...] = ()
+    backend: str | None = None
+    effective_batch: tuple[int, int] | None = None
+    fix: Mapping[str, str] = field(default_factory=dict)
+    headroom: float = 0.08
+    by_cost: bool = False
+    compile: bool = False
+
+
+@dataclass(frozen=True)
 class Event:
     """Something to show while tuning.
 

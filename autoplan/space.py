@@ -17,7 +17,7 @@ from autoplan.jobs import Observation
 from autoplan.known_issues import Effect, KnownIssue, Versions, applying, knob_values
 from autoplan.pins import KNOB_PARTS, TUNABLE, free_knobs, parse_pins, spelling
 from autoplan.plan import Rejection
-from cost_models.config import Batch, Mesh, Precision, Remat, RematMode, TrainConfig
+from cost_models.config import Batch, Layout, Mesh, Precision, Remat, RematMode, TrainConfig
 from cost_models.hardware import Cluster
 
 PRECISIONS = (Precision.FLOAT32, Precision.MIXED_BFLOAT16, Precision.MIXED_FLOAT16)
@@ -56,8 +56,11 @@ def legal_configs(
     fix: Mapping[str, str] | None = None,
     only: Iterable[str] = (),
     effective_batch: tuple[int, int] | None = None,
+    shard_state: bool = False,
 ) -> Space:
     """Every legal TrainConfig. `effective_batch` is a range LO..HI in samples; None keeps the script's own.
+
+    shard_state   list what splits its state over the data axis, too (ZeRO-3): only where nothing fits without
 
     ConfigError when a pin is misspelt, impossible here, or leaves nothing; the message says what would be legal.
     """
@@ -67,7 +70,11 @@ def legal_configs(
     _check_held(observation, baseline, wishes.pins)
     knobs = {name: _allowed(name, values, wishes) for name, values in _single_knobs(baseline, wishes.free).items()}
     _check_unmovable(baseline, wishes)
-    splits = _batch_splits(observation, baseline, cluster, wishes)
+    splits = [
+        (batch, mesh, layout)
+        for batch, mesh in _batch_splits(observation, baseline, cluster, wishes)
+        for layout in _layouts(baseline, mesh, shard_state=shard_state)
+    ]
     drops: dict[str, tuple[KnownIssue, list[TrainConfig]]] = {}
     legal = [
         config
@@ -288,12 +295,21 @@ def _no_split(every: list[tuple[Batch, Mesh]], baseline: TrainConfig, meshes: li
     return f"{said}: no batch of this training is split so{kept}; legal here are {legal}"
 
 
+def _layouts(baseline: TrainConfig, mesh: Mesh, *, shard_state: bool) -> list[Layout]:
+    """The baseline's own; one device has nobody to share its state with."""
+    own = baseline.layout
+    return [own, Layout(shard_state=True)] if shard_state and mesh.data > 1 and not own.shard_state else [own]
+
+
 def _combinations(
-    baseline: TrainConfig, splits: list[tuple[Batch, Mesh]], knobs: Mapping[str, list[Any]], observation: Observation
+    baseline: TrainConfig,
+    splits: list[tuple[Batch, Mesh, Layout]],
+    knobs: Mapping[str, list[Any]],
+    observation: Observation,
 ) -> Iterator[TrainConfig]:
     names = ("precision", "remat", "steps_per_execution", "jit_compile")
     chosen_executions = len(knobs["steps_per_execution"]) == 1
-    for (batch, mesh), precision, remat, executions, jit in product(splits, *(knobs[name] for name in names)):
+    for (batch, mesh, layout), precision, remat, executions, jit in product(splits, *(knobs[name] for name in names)):
         epoch = _epoch_micro_steps(observation, baseline, batch)
         if executions > max(1, epoch) and not chosen_executions:
             continue
@@ -302,6 +318,7 @@ def _combinations(
         yield baseline.with_(
             batch=batch,
             mesh=mesh,
+            layout=layout,
             precision=precision,
             remat=Remat(remat),
             steps_per_execution=executions,

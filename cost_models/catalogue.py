@@ -62,10 +62,24 @@ class Slice:
 
 
 @dataclass(frozen=True)
+class Price:
+    """What renting a chip for an hour costs: a figure in USD, what it is the price of, and from which slice size on."""
+
+    basis: str
+    figure: Figure
+    from_size: int = 0
+
+
+@dataclass(frozen=True)
 class Row:
-    """One chip of the catalogue. Figures are of the chip, but for those whose key ends in `_per_device`."""
+    """One chip of the catalogue. Figures are of the chip, but for those whose key ends in `_per_device`.
+
+    family   the file that it stands in: one of `FAMILIES`
+    prices   in the order of the file, the list price first
+    """
 
     key: str
+    family: str
     kind: str
     title: str
     aliases: tuple[str, ...]
@@ -78,7 +92,7 @@ class Row:
     network: LinkRow | None
     slices: Mapping[int, Slice]
     slices_source: Figure | None
-    prices: tuple[tuple[str, Figure], ...]
+    prices: tuple[Price, ...]
 
     def all_figures(self) -> dict[str, Figure]:
         """Every figure under one flat key, for tables and for tests."""
@@ -229,18 +243,19 @@ def _family_rows(data: Mapping[str, Any]) -> Iterable[Row]:
     }
     defaults = {key: _figure(entry, titles) for key, entry in data["defaults"].items()}
     for key, entry in data["chips"].items():
-        yield _row(key, data["kind"], entry, titles=titles, links=links, defaults=defaults)
+        yield _row(key, data, entry, titles=titles, links=links, defaults=defaults)
 
 
 def _row(
     key: str,
-    kind: str,
+    file: Mapping[str, Any],
     entry: Mapping[str, Any],
     *,
     titles: Mapping[str, str],
     links: Mapping[str, LinkRow],
     defaults: Mapping[str, Figure],
 ) -> Row:
+    kind = file["kind"]
     prefix = "" if kind == "cpu" else f"{kind}-"
     own = {k: _figure(v, titles) for k, v in entry.items() if isinstance(v, Mapping) and "value" in v}
     link = links.get(entry.get("link") or "")
@@ -249,6 +264,7 @@ def _row(
     slices_source = _figure({"value": 0, **entry["slices_source"]}, titles) if "slices" in entry else None
     return Row(
         key=prefix + key,
+        family=file["family"],
         kind=kind,
         title=entry["title"],
         aliases=tuple(prefix + alias for alias in entry["aliases"]),
@@ -261,7 +277,10 @@ def _row(
         network=links.get(entry.get("network") or ""),
         slices={size: _slice(size, given) for size, given in entry.get("slices", {}).items()},
         slices_source=slices_source,
-        prices=tuple((price["basis"], _figure(price, titles)) for price in entry["price_usd_per_chip_hour"]),
+        prices=tuple(
+            Price(price["basis"], _figure(price, titles), price.get("from_size", 0))
+            for price in entry["price_usd_per_chip_hour"]
+        ),
     )
 
 

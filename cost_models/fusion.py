@@ -104,7 +104,7 @@ class Fusion:
         self.graph, self.workload = graph, workload
         self.batch = batch
         self.target = graph.target
-        self.size = [tensor.bytes.at(batch) for tensor in workload.tensors]
+        self.size = [size.at(batch) for size in workload.sizes]
         self.small = _SMALL_SHARE * max(self.size, default=0.0)
         self.reads = [tuple(dict.fromkeys(map(graph.of, op.reads))) for op in graph.ops]
         self.fusible = [op.kind in self.target.fusible for op in graph.ops]

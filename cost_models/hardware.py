@@ -248,7 +248,10 @@ def describe(name: str) -> dict[str, Any]:
         "figures": [{"figure": key, **_plain(figure)} for key, figure in row.all_figures().items()],
         "slices": [f"{row.key}-{size}" for size in row.slices],
         "slices_source": row.slices_source.describe() if row.slices_source else None,
-        "prices": [{"basis": basis, "usd_per_chip_hour": price.value, **_plain(price)} for basis, price in row.prices],
+        "prices": [
+            {"basis": price.basis, "usd_per_chip_hour": price.figure.value, **_plain(price.figure)}
+            for price in row.prices
+        ],
     }
 
 

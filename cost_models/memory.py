@@ -88,8 +88,13 @@ def memory(workload: Workload, config: TrainConfig, cluster: Cluster) -> MemoryC
     batch it does not hold for).
     """
     check(workload, config)
-    target = target_of(cluster.chip.kind, config.jit_compile, config.backend)
-    plan = plan_of(workload, config, cluster)
+    return _on_target(workload, config, target_of(cluster.chip.kind, config.jit_compile, config.backend))
+
+
+@lru_cache(maxsize=4096)
+def _on_target(workload: Workload, config: TrainConfig, target: Target) -> MemoryCost:
+    """Every chip of a kind takes the same: who compares many of them asks the same again."""
+    plan = schedule(workload, target, updates_of(config))
     components = _state(workload, target, config.batch.accumulation)
     components["inputs"] = _inputs(workload, target, config.batch.local)
     temporary_bytes, at = plan.peak(config.batch.local)

@@ -49,7 +49,7 @@ def greedy_order(workload: Workload, kernels: Sequence[Kernel], batch: int) -> l
 class _Greedy:
     def __init__(self, workload: Workload, kernels: Sequence[Kernel], batch: int) -> None:
         self.kernels = kernels
-        self.size = [tensor.bytes.at(batch) for tensor in workload.tensors]
+        self.size = [size.at(batch) for size in workload.sizes]
         results = {v.result: v.tensor for v in workload.variables}
         self.free_of_charge = results.keys() | {v.tensor for v in workload.variables} | set(workload.inputs)
         self.lasting = set(workload.outputs)

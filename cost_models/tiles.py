@@ -7,7 +7,7 @@ the other. The choice depends on the batch, so sizes on such targets are no line
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
@@ -22,7 +22,7 @@ Floats = npt.NDArray[np.float64]
 _LAID_OUT = frozenset({Kind.CONV, Kind.POOL, Kind.POOL_GRADIENT})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Storage:
     """Sizes of all tensors of a workload. Bytes without padding are fixed + batch x per_sample.
 
@@ -39,6 +39,7 @@ class Storage:
     allowed: npt.NDArray[np.bool_]
     rows: Floats
     lanes: int
+    _known: dict[int, Floats] = field(default_factory=dict, repr=False)
 
     @classmethod
     def exact(cls, sizes: Floats) -> Storage:
@@ -48,7 +49,14 @@ class Storage:
         return cls(sizes, np.zeros(len(sizes)), none, none, allowed, np.ones(len(sizes)), lanes=0)
 
     def at(self, batch: int) -> Floats:
-        """Bytes of every tensor at a local batch, padding included."""
+        """Bytes of every tensor at a local batch, padding included. Not to be written to: it is kept."""
+        if batch not in self._known:
+            sizes = self._padded(batch)
+            sizes.setflags(write=False)
+            self._known[batch] = sizes
+        return self._known[batch]
+
+    def _padded(self, batch: int) -> Floats:
         unpadded = self.fixed + batch * self.per_sample
         if not self.lanes:
             return unpadded
@@ -67,7 +75,7 @@ class Storage:
 def storage(workload: Workload, target: Target) -> Storage:
     """How a target stores the tensors of a workload."""
     tensors = workload.tensors
-    sizes = [tensor.bytes for tensor in tensors]
+    sizes = workload.sizes
     rank = max((len(tensor.shape) for tensor in tensors), default=0)
     dims = [[*tensor.shape, *[Affine(1)] * (rank - len(tensor.shape))] for tensor in tensors]
     rows = [max(1, int(target.tile_row_bytes // max(tensor.item_bytes, 1))) for tensor in tensors]

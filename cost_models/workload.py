@@ -210,10 +210,21 @@ class Workload:
                 f"{self.local_batch} says nothing about {local_batch}; trace it again at that batch"
             )
 
+    @cached_property
+    def sizes(self) -> tuple[Affine, ...]:
+        """Bytes of every tensor without padding."""
+        return tuple(tensor.bytes for tensor in self.tensors)
+
+    @cached_property
+    def _bytes_by_role(self) -> Mapping[Role, float]:
+        found = dict.fromkeys(Role, 0.0)
+        for variable in self.variables:
+            found[variable.role] += self.tensors[variable.tensor].bytes.fixed
+        return found
+
     def variable_bytes(self, *roles: Role) -> int:
         """Bytes of the variables in these roles, unpadded."""
-        chosen = (self.tensors[v.tensor] for v in self.variables if v.role in roles)
-        return round(sum(tensor.bytes.fixed for tensor in chosen))
+        return round(sum(self._bytes_by_role[role] for role in roles))
 
     @property
     def parameters(self) -> int:

@@ -18,14 +18,19 @@ def abstract_variables() -> Iterator[None]:
     from keras.src.backend.jax.core import JaxVariable
 
     original: Callable[..., None] = JaxVariable._initialize_with_initializer
+    deferred: Callable[..., None] = JaxVariable._deferred_initialize
 
     def leave_empty(variable: Any, initializer: Callable[..., Any]) -> None:
         variable._initialize_layout()
         variable._initializer = initializer
         variable._value = None
 
-    JaxVariable._initialize_with_initializer = leave_empty
+    def stay_empty(variable: Any) -> None:
+        # What a layer makes in its call, while shapes are inferred, Keras initializes afterwards, and forgets how.
+        leave_empty(variable, variable._initializer)
+
+    JaxVariable._initialize_with_initializer, JaxVariable._deferred_initialize = leave_empty, stay_empty
     try:
         yield
     finally:
-        JaxVariable._initialize_with_initializer = original
+        JaxVariable._initialize_with_initializer, JaxVariable._deferred_initialize = original, deferred

@@ -45,6 +45,30 @@ def test_a_value_that_a_script_asks_for_is_the_value_that_it_would_have():
     np.testing.assert_array_equal(first, np.array(real.kernel))
 
 
+class MadeInItsCall(keras.layers.Layer):
+    """Without `build`: its sublayer makes its weights while Keras infers shapes, and they get their values later."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.tokens = keras.layers.Embedding(50, 8, embeddings_initializer=keras.initializers.RandomNormal(seed=1))
+
+    def call(self, tokens):
+        return self.tokens(tokens)
+
+
+def test_weights_made_while_shapes_are_inferred_stay_empty_too():
+    with abstract_variables():
+        inputs = keras.Input((4,), dtype="int32")
+        made = MadeInItsCall()
+        model = keras.Model(inputs, keras.layers.Dense(2)(made(inputs)))
+        assert [weight._value for weight in model.weights] == [None] * 3
+        assert model(np.ones((3, 4), "int32")).shape == (3, 4, 2)
+        value = np.array(made.tokens.embeddings)
+    real = MadeInItsCall()
+    real(np.ones((3, 4), "int32"))
+    np.testing.assert_array_equal(value, np.array(real.tokens.embeddings))
+
+
 def test_concrete_values_are_kept():
     with abstract_variables():
         counter = keras.Variable(np.int32(5))
