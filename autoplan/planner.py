@@ -11,7 +11,7 @@ from autoplan.bench import TRACED_ON, Bench, Clock, replaced_once, temporary_fol
 from autoplan.comparing import compared, sought
 from autoplan.compiled import compiled_document
 from autoplan.elsewhere import Place, widened
-from autoplan.errors import ConfigError, HardwareError, WorkerError, WorkloadError
+from autoplan.errors import ConfigError, HardwareError, NoFeasibleConfiguration, WorkerError, WorkloadError
 from autoplan.evidence import MOST_PAIRS, PAIRS, Verified, Verifier, verification_seconds
 from autoplan.forecasts import Findings, survey, versions_of, without_forecasts
 from autoplan.jobs import Client, Job, JobKind, Observation
@@ -220,7 +220,15 @@ def _found(request: TuneRequest, bench: Bench, watch: Watch) -> Findings:
     """What there is to know before a trial, of the training on one backend."""
     observation = bench.observe(abstract=not _measured_here(request, bench))
     space = _space(request, observation, bench.cluster)
-    return _survey(request, bench.with_(baseline=space.baseline), observation, space, watch)
+    bench = bench.with_(baseline=space.baseline)
+    try:
+        return _survey(request, bench, observation, space, watch)
+    except NoFeasibleConfiguration:
+        split = _space(request, observation, bench.cluster, shard_state=True)
+        if split.configs == space.configs:
+            raise
+        watch(Event("note", "nothing fits with the whole state on each device; looking at state that is split"))
+        return _survey(request, bench, observation, split, watch)
 
 
 def _cluster(workers: Workers, name: str, backend: str, devices: int | None, watch: Watch) -> Cluster:
@@ -257,7 +265,7 @@ def _probed(client: Client, backend: str, devices: int | None) -> dict[str, Any]
     return result.value
 
 
-def _space(request: TuneRequest, observation: Observation, cluster: Cluster) -> Space:
+def _space(request: TuneRequest, observation: Observation, cluster: Cluster, *, shard_state: bool = False) -> Space:
     return legal_configs(
         observation,
         cluster,
@@ -265,6 +273,7 @@ def _space(request: TuneRequest, observation: Observation, cluster: Cluster) -> 
         fix=request.fix,
         only=request.only,
         effective_batch=request.effective_batch,
+        shard_state=shard_state,
     )
 
 

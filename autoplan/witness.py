@@ -104,13 +104,24 @@ class Witness:
             self._compile(ahead[: min(at_once(), self.most - self._compiled)])
 
     def _ahead(self) -> list[TrainConfig]:
-        """What ranks before the best that has been compiled."""
-        found = []
+        """What ranks before the best that has been compiled.
+
+        Where a correction leaves nothing that may fit, and nothing that was compiled does: what needs least, for a
+        correction may be wrong where only a compiler can tell.
+        """
+        found: list[TrainConfig] = []
         for one in self._ranked():
             if self._evidence(one.config) is not None:
-                break
+                return found
             found.append(one.config)
-        return found
+        return found or self._least()
+
+    def _least(self) -> list[TrainConfig]:
+        """What needs least of all that has not been compiled and that the prediction alone does not rule out."""
+        known = self._known()
+        left = [one for one in self.findings.forecasts.values() if self._legal(one.config) and one.config not in known]
+        left = [one for one in left if one.may_fit]
+        return [one.config for one in sorted(left, key=lambda one: self._corrected(one).least_bytes or 0)[:1]]
 
     def _ranked(self) -> list[Forecast]:
         """What may fit, best first, as far as the compiler has corrected it. What it refused is not there."""
