@@ -199,3 +199,4 @@ def test_the_command_ends_with_a_plan_that_the_real_compiler_stands_behind(tmp_p
     assert plan.compiled.time["micro_step_seconds"] > 0
     assert [record.outcome for record in plan.trials][-1] == "compiled"
     assert "measured" not in ran.stdout
+    assert planfile.first_line(plan).startswith("Nothing was run for this plan: its figures are compiled, for ")
