@@ -25,6 +25,8 @@ from cost_models.config import TrainConfig
 
 WITNESSES = 5
 """So many configurations are compiled unless told otherwise."""
+NOTHING_LEFT = "nothing that may fit is left to compile"
+"""Why compiling ends where the compiler finds everything too large."""
 CARRIED = 0.05
 """What a corrected prediction may be off by: from one compiled batch to others the worst seen was 5%."""
 _STATE = ("parameters", "non_trainable", "optimizer", "accumulators", "inputs")
@@ -90,11 +92,7 @@ class Witness:
         while True:
             ahead = self._ahead()
             if not ahead:
-                return (
-                    "the best of the corrected ranking is compiled"
-                    if self._ranked()
-                    else "nothing that may fit is left to compile"
-                )
+                return "the best of the corrected ranking is compiled" if self._ranked() else NOTHING_LEFT
             if self._compiled >= self.most:
                 return f"{figures.counted(self._compiled, 'configuration')} compiled"
             if not self.bench.clock.allows(1.0):
