@@ -22,6 +22,7 @@ from cost_models.communication import (
     reduce_scatter,
 )
 from cost_models.config import TrainConfig
+from cost_models.errors import WorkloadError
 from cost_models.executed import Compiled, Exchange
 from cost_models.hardware import Cluster
 from cost_models.memory import check_origin
@@ -59,38 +60,46 @@ def compiled_time(
     that nobody published.
     """
     check_origin(workload, config)
-    target = target_of(cluster.chip.kind, config.jit_compile, config.backend)
-    rows = _rows(workload)
-    table = _table(workload)
-    compute, traffic = kernel_seconds(table, config, cluster, target)
-    slower = np.maximum(compute, traffic)
-    of_compute = float(slower[compute >= traffic].sum())
-    of_memory = float(slower.sum()) - of_compute
-    runs = np.maximum(table.runs, 1.0)
-    timeline = _Timeline(zip(compute / runs, traffic / runs, strict=True), cluster)
-    timeline.run(workload.ops, 1.0)
-    of_memory -= timeline.hidden_copies
-    communication = timeline.waits
-    if overlap is not None:
-        hidden = overlap * float(slower[table.is_backward].sum())
-        communication = max(0.0, timeline.sending - hidden)
-    launches = sum(times * op.compiled.launches for op, times in rows if op.compiled is not None)
-    device_seconds = of_compute + of_memory + communication
-    overhead = overhead_of(workload, launches, device_seconds, config, cluster)
-    parts = {"compute": of_compute, "memory": of_memory, "communication": communication, "overhead": overhead}
+    if any(op.compiled is None for op, _ in _rows(workload)):
+        raise WorkloadError("this workload was traced, not read from compiled text; price it with step_time")
+    parts = _parts(workload, config, cluster, overlap)
     seconds = sum(parts.values())
     peak = peak_rate(cluster.chip, config.precision.compute_dtype) * share_of(config, cluster)
     return TimeCost(
         micro_step_seconds=seconds,
         update_seconds=seconds * config.batch.accumulation,
-        compute_seconds=of_compute,
-        memory_seconds=of_memory,
-        communication_seconds=communication,
-        overhead_seconds=overhead,
+        compute_seconds=parts["compute"],
+        memory_seconds=parts["memory"],
+        communication_seconds=parts["communication"],
+        overhead_seconds=parts["overhead"],
         samples_per_second=config.batch.global_size / seconds,
         mfu=None if model_flops is None else model_flops / (seconds * peak),
         bound=max(parts, key=lambda name: parts[name]),
     )
+
+
+def _parts(workload: Workload, config: TrainConfig, cluster: Cluster, overlap: float | None) -> dict[str, float]:
+    """The four parts of a micro-step, in seconds."""
+    rows, table = _rows(workload), _table(workload)
+    target = target_of(cluster.chip.kind, config.jit_compile, config.backend)
+    compute, traffic = kernel_seconds(table, config, cluster, target)
+    slower = np.maximum(compute, traffic)
+    runs = np.maximum(table.runs, 1.0)
+    timeline = _Timeline(zip((compute / runs).tolist(), (traffic / runs).tolist(), strict=True), cluster)
+    timeline.run(workload.ops, 1.0)
+    communication = timeline.waits
+    if overlap is not None:
+        communication = max(0.0, timeline.sending - overlap * float(slower[table.is_backward].sum()))
+    of_compute = float(slower[compute >= traffic].sum())
+    of_memory = float(slower.sum()) - of_compute - timeline.hidden_copies
+    launches = sum(times * op.compiled.launches for op, times in rows if op.compiled is not None)
+    device_seconds = of_compute + of_memory + communication
+    return {
+        "compute": of_compute,
+        "memory": of_memory,
+        "communication": communication,
+        "overhead": overhead_of(workload, launches, device_seconds, config, cluster),
+    }
 
 
 @lru_cache(maxsize=16)

@@ -9,13 +9,14 @@ counts.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
 
 from cost_models.errors import WorkloadError
 from cost_models.executed import Exchange
 from cost_models.hlo_groups import Line, groups_of, line_of, line_of_pairs, pairs_of
-from cost_models.hlo_shapes import Array
+from cost_models.hlo_shapes import Array, damaged
 from cost_models.hlo_text import Computation, Instruction, Module
 from cost_models.hlo_traffic import is_async_marker
 
@@ -54,6 +55,15 @@ class Lines:
     axes: Mapping[str, int]
     devices: int
 
+    def __post_init__(self) -> None:
+        mesh = prod(self.axes.values())
+        if mesh != self.devices:
+            axes = " x ".join(f"{name} {size}" for name, size in self.axes.items()) or "no axes"
+            raise WorkloadError(
+                f"the program was compiled for {self.devices} devices, but the mesh has {mesh} ({axes}); "
+                "give the axes of the mesh that it was compiled for"
+            )
+
     def exchange(self, instruction: Instruction, inside: Computation, *, fused: bool = False) -> Exchange:
         """What one collective sends; `devices` is 1 where every group is a device alone."""
         opcode = base_opcode(instruction)
@@ -71,22 +81,17 @@ class Lines:
         if opcode == "collective-permute":
             pairs = pairs_of(instruction.attributes.get("source_target_pairs", ""))
             moving = tuple(pair for pair in pairs if pair[0] != pair[1])
-            self._check(instruction, max((max(pair) for pair in pairs), default=0) + 1, exact=False)
+            self._check(instruction, (device for pair in pairs for device in pair))
             return line_of_pairs(moving, self.axes) if moving else Line("1", 1, 1)
         groups = groups_of(instruction.attributes.get("replica_groups", "{}"), self.devices)
-        self._check(instruction, 1 + max(max(group) for group in groups), exact=True)
+        self._check(instruction, (device for group in groups for device in group))
         return line_of(groups, self.axes) if max(map(len, groups)) > 1 else Line("1", 1, 1)
 
-    def _check(self, instruction: Instruction, devices: int, *, exact: bool) -> None:
-        mesh = 1
-        for size in self.axes.values():
-            mesh *= size
-        if devices > mesh or (exact and devices != mesh):
-            axes = " x ".join(f"{name} {size}" for name, size in self.axes.items()) or "no axes"
-            raise WorkloadError(
-                f"{instruction.opcode} %{instruction.name} joins {devices} devices, but the mesh has {mesh} ({axes}); "
-                "give the axes of the mesh that the program was compiled for"
-            )
+    def _check(self, instruction: Instruction, named: Iterable[int]) -> None:
+        last = max(named, default=0)
+        if last >= self.devices:
+            message = f"{instruction.opcode} %{instruction.name} names device {last} of {self.devices}"
+            raise WorkloadError(damaged(message))
 
 
 def base_opcode(instruction: Instruction) -> str:
@@ -101,10 +106,10 @@ def is_collective(instruction: Instruction) -> bool:
 
 def in_fusion(body: Computation, module: Module) -> Iterator[Found]:
     """The collectives that a fusion's computation runs, with those of the fusions in it."""
-    marks = [one.tail for one in body.instructions if is_async_marker(one)]
     for instruction in body.instructions:
         if is_collective(instruction):
             chain = _CHAIN.search(instruction.tail)
+            marks = [user.tail for user in body.users.get(instruction.name, ()) if is_async_marker(user)]
             if chain is None and not marks:
                 yield Found(instruction, body)
             else:

@@ -105,7 +105,7 @@ def _line(axes: Mapping[str, int], names: Sequence[str]) -> Line:
 def _counted(shape: tuple[int, ...], reshaped: tuple[int, ...], order: tuple[int, ...]) -> Groups:
     try:
         grid = np.arange(prod(reshaped)).reshape(reshaped)
-        return _rows((grid.transpose(order) if order else grid).reshape(shape[0], -1))
+        return _rows((grid.transpose(order) if order else grid).reshape(shape).reshape(shape[0], -1))
     except ValueError:
         raise WorkloadError(f"replica_groups={list(shape)}<={list(reshaped)} does not add up") from None
 

@@ -10,7 +10,7 @@ from cost_models.affine import Affine
 from cost_models.executed import Compiled
 from cost_models.hlo_products import ELEMENTWISE, Product, arithmetic, product_of, stated_flops, target_of_call
 from cost_models.hlo_text import Computation, Instruction, Module
-from cost_models.hlo_traffic import Traffic, is_async_marker, sends
+from cost_models.hlo_traffic import HOST_SPACE, Traffic, is_async_marker, sends
 from cost_models.workload import Kind
 
 _KINDS: Mapping[str, Kind] = {
@@ -58,6 +58,7 @@ _FREE_CALLS = frozenset(
 """XLA:TPU's notes to itself: they name memory, or order instructions."""
 
 _SORTS = ("topk", "radixsort", "sort")
+_NO_HOST_LINK = "the link to it is not known: counted by its bytes, at the rate of the device's own memory"
 _NO_RULE = "no rule: counted by the bytes that it reads and writes"
 
 
@@ -106,7 +107,7 @@ class Kernels:
             flops=content.arithmetic + product_flops,
             gemm=tuple(map(Affine, largest.gemm)) if largest else (),
             compiled=compiled,
-            unknown=content.unknown,
+            unknown=content.unknown + self._over_the_host(instruction, inside),
         )
 
     def scope(self, instruction: Instruction) -> str:
@@ -115,6 +116,11 @@ class Kernels:
             return instruction.op_name
         body = self.module.called(instruction.called)
         return body.root.op_name or next((one.op_name for one in body.instructions if one.op_name), "")
+
+    def _over_the_host(self, instruction: Instruction, inside: Computation) -> tuple[tuple[str, str], ...]:
+        ends = (instruction, *inside.inputs(instruction))
+        there = any(array.space == HOST_SPACE for end in ends for array in end.arrays)
+        return (("memory of the host", _NO_HOST_LINK),) if there else ()
 
     def _is_scalar(self, instruction: Instruction, inside: Computation) -> bool:
         ends = (instruction, *inside.inputs(instruction))

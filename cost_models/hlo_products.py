@@ -44,9 +44,6 @@ ELEMENTWISE = frozenset(
 _RANDOM_FLOPS = 50
 """Threefry-2x32: 20 rounds of add, rotate, xor for two words."""
 
-_DEGENERATE = 0.5
-"""A spatial dimension that meets at most this share of what its window spans is a batch dimension in disguise."""
-
 
 @dataclass(frozen=True, slots=True)
 class Product:
@@ -100,6 +97,9 @@ def arithmetic(instruction: Instruction, inside: Computation) -> int:
         return _of_many(instruction, inside)
     if opcode in ("rng", "rng-bit-generator"):
         return _RANDOM_FLOPS * max(array.elements for array in instruction.arrays)
+    if opcode == "fft":
+        length = prod(numbers(instruction.attributes.get("fft_length", "")))
+        return round(5 * instruction.array.elements * log2(max(length, 2)))  # Cooley-Tukey
     if opcode in ("cholesky", "triangular-solve"):
         source = inside.operand(instruction, 0).array
         return source.elements * (source.dims[-1] if source.dims else 1)
@@ -210,8 +210,9 @@ class _Dimension:
         )
 
     def degenerate(self, span: int) -> bool:
-        odd = self.dilation > 1 or self.inputs == 1
-        return odd and span > 1 and self.pairs(span) <= _DEGENERATE * self.outputs * span / self.dilation
+        """Whether it is a batch dimension in disguise: strides over holes, or padding that a lone element slides in."""
+        alone = self.low >= span - 1 and (self.inputs == 1 or self.stride >= span)
+        return span > 1 and (alone or (self.stride > 1 and self.dilation > 1))
 
     def pairs(self, span: int) -> int:
         """(output, kernel) positions that meet an element of the input."""

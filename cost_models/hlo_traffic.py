@@ -16,7 +16,9 @@ from cost_models.hlo_text import Computation, Instruction, Module
 _PICKS = frozenset({"slice", "dynamic-slice", "gather"})
 _RENAMES = frozenset({"bitcast", "get-tuple-element", "opt-barrier"})
 _IN_PLACE = frozenset({"dynamic-update-slice", "scatter"})
-_HOST = 5
+HOST_SPACE = 5
+"""The number that both XLA:TPU and XLA:GPU give to pinned memory of the host."""
+
 _SENDS = ("all-", "reduce-scatter", "collective-", "ragged-all-to-all")
 _WORKSPACE = frozenset({"int8", "uint8"})
 _RUNS_OTHERS = frozenset({"while", "conditional", "call"})
@@ -40,13 +42,13 @@ class Traffic:
             return self._like(instruction.array, inputs[0]) + self._stored(instruction.arrays) + indices
         if instruction.opcode in _IN_PLACE:
             return self._update(instruction, inside)
-        return sum(self._stored(one.arrays) for one in dict_of(inputs)) + self._stored(_results(instruction))
+        return sum(self._stored(one.arrays) for one in _each(inputs)) + self._stored(_results(instruction))
 
     def _stored(self, arrays: Iterable[Array]) -> int:
         return sum(array.stored_bytes for array in arrays if self._in_main_memory(array))
 
     def _in_main_memory(self, array: Array) -> bool:
-        return not self.module.chip_memory or array.space in (0, _HOST)
+        return not self.module.chip_memory or array.space in (0, HOST_SPACE)
 
     def _like(self, part: Array, whole: Instruction) -> int:
         """Bytes of a part of an array, as far as that lies in main memory."""
@@ -115,7 +117,7 @@ def is_async_marker(instruction: Instruction) -> bool:
     return instruction.opcode == "custom-call" and "AsyncCollective" in instruction.tail
 
 
-def dict_of(inputs: Iterable[Instruction]) -> list[Instruction]:
+def _each(inputs: Iterable[Instruction]) -> list[Instruction]:
     """Each instruction once: a kernel that takes an array twice reads it once."""
     return list({one.name: one for one in inputs}.values())
 

@@ -10,12 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from cost_models.communication import NOTHING, Collective, all_gather, all_reduce, all_to_all, reduce_scatter
+from cost_models.communication import (
+    NOTHING,
+    Collective,
+    all_gather,
+    all_reduce,
+    all_to_all,
+    collective_permute,
+    reduce_scatter,
+)
 from cost_models.errors import ConfigError, HardwareError
 from cost_models.hardware import Chip, Cluster, Link, cluster, share
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
-COLLECTIVES = [all_reduce, all_gather, reduce_scatter, all_to_all]
+COLLECTIVES = [all_reduce, all_gather, reduce_scatter, all_to_all, collective_permute]
 V = 96 * MIB
 W = 100e9
 
@@ -68,6 +76,20 @@ def test_bytes_that_a_device_sends(n):
     assert reduce_scatter(V, there, n).bytes_per_device == (n - 1) * V // n
     assert all_to_all(V, there, n).bytes_per_device == (n - 1) * V // n**2
     assert isinstance(all_reduce(7, there, n).bytes_per_device, int)
+
+
+def test_to_hand_on_takes_one_link_and_sends_all_of_it():
+    latency = 1e-6
+    assert collective_permute(V, machine("switch", 8), 8) == Collective("collective_permute", pytest.approx(V / W), V)
+    assert collective_permute(V, machine("direct", 8), 8).seconds == pytest.approx(V / W)
+    assert collective_permute(V, torus((4, 4), (True, True), latency_seconds=latency), 4).seconds == pytest.approx(
+        V / W + latency
+    )
+    assert collective_permute(V, machine("switch", 8, hosts=2, network=W / 10), 8).seconds == pytest.approx(10 * V / W)
+    memory = machine("memory", 4)
+    assert collective_permute(V, memory, 4).seconds == pytest.approx(2 * V / W)
+    on_one_chip = torus((2,), (False,), devices_per_chip=2)
+    assert collective_permute(V, on_one_chip, 2).seconds == pytest.approx(V / 1e12)
 
 
 def test_direct_wires_carry_more_the_more_peers_there_are():

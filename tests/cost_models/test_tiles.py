@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from cost_models.targets import target_of
-from cost_models.tiles import storage
+from cost_models.tiles import Storage, storage
 from cost_models.workload import Kind
 from tests.cost_models.made import B, Step, dense
 
@@ -57,3 +57,7 @@ def test_without_tiles_sizes_are_lines():
     sizes = storage(workload, GPU)
     expected = [tensor.bytes.at(5) for tensor in workload.tensors]
     assert sizes.at(5).tolist() == expected
+
+
+def test_exact_sizes_are_padded_no_further():
+    assert Storage.exact(np.array([3.0, 700.0])).at(5).tolist() == [3.0, 700.0]
