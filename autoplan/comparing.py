@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from autoplan import figures
 from autoplan.bench import Bench
@@ -328,7 +329,8 @@ def _refined(look: Look, bench: Bench, ask: Ask, watch: Watch) -> Row:
         raise KeyboardInterrupt
     row = replace(row, notes=(*row.notes, *said.notes))
     if said.winner is not None and said.winner.compiled is not None:
-        return _compiled(row, TrainConfig.from_dict(said.winner.config), said.winner.compiled)
+        config = TrainConfig.from_dict(said.winner.config)
+        return _compiled(row, look.findings.forecasts[config], said.winner.compiled)
     if not said.rejected:
         return row
     least = min(said.rejected, key=lambda one: one.figures["needed_bytes"] or float("inf"))
@@ -346,23 +348,26 @@ def _refined(look: Look, bench: Bench, ask: Ask, watch: Watch) -> Row:
     )
 
 
-def _compiled(row: Row, config: TrainConfig, said: CompilerEvidence) -> Row:
-    """Memory of the compiled program, and its time under the roofline."""
-    time: Mapping[str, float | str] = said.time or {}
+def _compiled(row: Row, forecast: Forecast, said: CompilerEvidence) -> Row:
+    """Memory of the compiled program, and its time under the roofline; where it cannot be priced, the forecast's."""
+    time: Mapping[str, Any] = said.time or forecast.estimate["time"]
+    notes = () if said.time else ("its memory is compiled, its rate is analytic: the program could not be priced",)
     total = said.memory.total_bytes
-    changed = replace(
+    return replace(
         row,
         verdict=Verdict.TRAINS,
         evidence=Evidence.COMPILED,
-        config=config,
+        config=forecast.config,
         needed_bytes=total,
         least_bytes=total,
+        samples_per_second=time["samples_per_second"],
+        mfu=time["mfu"],
+        bound=time["bound"],
         compiler=said.target,
         would_help=None,
         reason=None,
+        notes=(*row.notes, *notes),
     )
-    known = {name: time[name] for name in ("samples_per_second", "mfu", "bound") if name in time}
-    return replace(changed, **known)  # type: ignore[arg-type]
 
 
 def _notes(baseline: TrainConfig, rows: Sequence[Row], observation: Observation) -> list[str]:

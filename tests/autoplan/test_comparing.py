@@ -224,7 +224,10 @@ def test_what_one_kind_of_hardware_lacks_stands_in_its_row(compare):
 # The compiler as witness: what it says takes the forecast's place.
 
 
-def said_of(one, total_bytes):
+TIME = {"samples_per_second": 123.0, "mfu": 0.5, "bound": "memory"}
+
+
+def said_of(one, total_bytes, time=TIME):
     """A compiler's figures for a configuration."""
     evidence = CompilerEvidence(
         target="XLA:TPU made",
@@ -234,7 +237,7 @@ def said_of(one, total_bytes):
         memory=CompiledMemory(
             argument_bytes=total_bytes, output_bytes=0, alias_bytes=0, temporary_bytes=0, total_bytes=total_bytes
         ),
-        time={"samples_per_second": 123.0, "mfu": 0.5, "bound": "memory"},
+        time=time,
     )
     return TrialRecord(number=0, config=one.to_dict(), outcome="compiled", compiled=evidence)
 
@@ -260,6 +263,19 @@ def test_the_compilers_winner_is_the_row(witnessed):
     assert (row.verdict, row.evidence, row.compiler) == (Verdict.TRAINS, Evidence.COMPILED, "XLA:TPU made")
     assert (row.needed_bytes, row.least_bytes) == (5 * GIB, 5 * GIB)
     assert (row.samples_per_second, row.mfu, row.bound) == (123.0, 0.5, "memory")
+
+
+def test_a_compiled_program_that_nobody_can_price_keeps_its_forecast_and_says_so(witnessed):
+    forecasts = {}
+
+    def answer(findings):
+        forecasts.update(findings.forecasts)
+        return Witnessed(said_of(findings.shortlist[-1], 5 * GIB, time=None), (), (), "the best is compiled")
+
+    row = witnessed(answer)
+    assert row.evidence is Evidence.COMPILED
+    assert row.samples_per_second == forecasts[row.config].estimate["time"]["samples_per_second"]
+    assert row.notes == ("its memory is compiled, its rate is analytic: the program could not be priced",)
 
 
 @pytest.mark.parametrize(
