@@ -63,6 +63,12 @@ WitnessCount = Annotated[
     int | None,
     typer.Option(min=0, metavar="N", help="For hardware not here: have its compiler check N.", show_default=False),
 ]
+EffectiveBatch = Annotated[
+    str, typer.Option(metavar="keep|LO..HI", help="Samples an update: as they are, or searched between.")
+]
+Pins = Annotated[
+    list[str] | None, typer.Option(metavar="K=V", help="Pin a setting, such as precision=float32. Repeatable.")
+]
 Fit = Annotated[int, typer.Option(min=1, help="Which fit() of a script, counted from 1.", metavar="N")]
 
 
@@ -90,12 +96,8 @@ def tune(
     devices: Annotated[int | None, typer.Option(min=1, metavar="N", help="Simulate N devices on this CPU.")] = None,
     trials: Annotated[int, typer.Option(min=1, metavar="N", help="Configurations to try at most.")] = 20,
     budget: Annotated[str | None, typer.Option(metavar="TIME", help="Time to spend at most, such as 10m.")] = None,
-    effective_batch: Annotated[
-        str, typer.Option(metavar="keep|LO..HI", help="Samples an update: as they are, or searched between.")
-    ] = "keep",
-    fix: Annotated[
-        list[str] | None, typer.Option(metavar="K=V", help="Pin a setting, such as precision=float32. Repeatable.")
-    ] = None,
+    effective_batch: EffectiveBatch = "keep",
+    fix: Pins = None,
     only: Annotated[list[str] | None, typer.Option(metavar="K,...", help="Tune these settings alone.")] = None,
     fit: Fit = 1,
     study: Annotated[str | None, typer.Option(metavar="PATH|URL", help="Where trials are kept.")] = None,
@@ -236,12 +238,8 @@ def compare(
     evidence: Annotated[
         str, typer.Option(metavar="TIER", help="analytic, or compiled: ask the compilers of the named hardware, too.")
     ] = "analytic",
-    effective_batch: Annotated[
-        str, typer.Option(metavar="keep|LO..HI", help="Samples an update: as they are, or searched between.")
-    ] = "keep",
-    fix: Annotated[
-        list[str] | None, typer.Option(metavar="K=V", help="Pin a setting, such as precision=float32. Repeatable.")
-    ] = None,
+    effective_batch: EffectiveBatch = "keep",
+    fix: Pins = None,
     backend: Backend = None,
     fit: Fit = 1,
     headroom: Headroom = "8%",

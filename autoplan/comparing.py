@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from autoplan import figures
 from autoplan.bench import Bench
@@ -21,7 +22,7 @@ from autoplan.prune import KEEP_AT_MOST, Forecast
 from autoplan.ranking import Comparison, Row, Verdict, ordered
 from autoplan.requests import CompareRequest, Event, Watch
 from autoplan.space import Space, legal_configs
-from autoplan.witness import Witnessed
+from autoplan.witness import NOTHING_LEFT, Witnessed
 from cost_models.config import Precision, Remat, RematMode, TrainConfig
 from cost_models.estimate import estimate
 from cost_models.hardware import Cluster
@@ -131,8 +132,9 @@ class _Training:
         self._trace_ahead(remat=False)
 
     def _trace_ahead(self, *, remat: bool) -> None:
+        precisions = self._precisions - {Precision(one.config["precision"]) for one in self.tracer.rejected}
         ahead = (config for space in self._spaces.values() for config in space.configs)
-        wanted = (one for one in ahead if one.precision in self._precisions and _rematerializes(one) == remat)
+        wanted = (one for one in ahead if one.precision in precisions and _rematerializes(one) == remat)
         self.tracer.start(wanted)
 
     def smallest(self, one: Sought) -> Look:
@@ -172,8 +174,8 @@ class _Training:
         """Without rematerialization, and with it what does not fit without."""
         new = [config for config in space.configs if config not in seen.needs and self._published(config, seen.cluster)]
         seen.add(self.tracer.workloads(one for one in new if not _rematerializes(one)))
-        spared = {one.config for one in seen.fitting()}
-        needed = [one for one in new if _rematerializes(one) and one.with_(remat=Remat()) not in spared]
+        legal = frozenset(space.configs)
+        needed = [one for one in new if _rematerializes(one) and _may_help(one, legal, seen)]
         if needed:
             self._trace_ahead(remat=True)
             seen.add(self.tracer.workloads(needed))
@@ -267,6 +269,15 @@ class _Seen:
         return usable * self.cluster.devices // config.mesh.devices if self.cluster.simulated else usable
 
 
+def _may_help(config: TrainConfig, legal: frozenset[TrainConfig], seen: _Seen) -> bool:
+    """Whether it does not fit without rematerialization; what cannot be built without is not tried with it."""
+    without = config.with_(remat=Remat())
+    if without not in seen.needs:
+        return without not in legal
+    forecast = seen.forecasts.get(without)
+    return forecast is None or not forecast.fits
+
+
 def _rematerializes(config: TrainConfig) -> bool:
     return config.remat.mode is not RematMode.NONE
 
@@ -318,13 +329,14 @@ def _refined(look: Look, bench: Bench, ask: Ask, watch: Watch) -> Row:
         raise KeyboardInterrupt
     row = replace(row, notes=(*row.notes, *said.notes))
     if said.winner is not None and said.winner.compiled is not None:
-        return _compiled(row, TrainConfig.from_dict(said.winner.config), said.winner.compiled)
+        config = TrainConfig.from_dict(said.winner.config)
+        return _compiled(row, look.findings.forecasts[config], said.winner.compiled)
     if not said.rejected:
         return row
     least = min(said.rejected, key=lambda one: one.figures["needed_bytes"] or float("inf"))
     return replace(
         row,
-        verdict=Verdict.UNCERTAIN if said.records and "left to compile" not in said.ended else Verdict.TOO_LARGE,
+        verdict=Verdict.TOO_LARGE if said.ended == NOTHING_LEFT else Verdict.UNCERTAIN,
         evidence=Evidence.COMPILED,
         config=TrainConfig.from_dict(least.config),
         needed_bytes=least.figures["needed_bytes"],
@@ -336,23 +348,26 @@ def _refined(look: Look, bench: Bench, ask: Ask, watch: Watch) -> Row:
     )
 
 
-def _compiled(row: Row, config: TrainConfig, said: CompilerEvidence) -> Row:
-    """Memory of the compiled program, and its time under the roofline."""
-    time: Mapping[str, float | str] = said.time or {}
+def _compiled(row: Row, forecast: Forecast, said: CompilerEvidence) -> Row:
+    """Memory of the compiled program, and its time under the roofline; where it cannot be priced, the forecast's."""
+    time: Mapping[str, Any] = said.time or forecast.estimate["time"]
+    notes = () if said.time else ("its memory is compiled, its rate is analytic: the program could not be priced",)
     total = said.memory.total_bytes
-    changed = replace(
+    return replace(
         row,
         verdict=Verdict.TRAINS,
         evidence=Evidence.COMPILED,
-        config=config,
+        config=forecast.config,
         needed_bytes=total,
         least_bytes=total,
+        samples_per_second=time["samples_per_second"],
+        mfu=time["mfu"],
+        bound=time["bound"],
         compiler=said.target,
         would_help=None,
         reason=None,
+        notes=(*row.notes, *notes),
     )
-    known = {name: time[name] for name in ("samples_per_second", "mfu", "bound") if name in time}
-    return replace(changed, **known)  # type: ignore[arg-type]
 
 
 def _notes(baseline: TrainConfig, rows: Sequence[Row], observation: Observation) -> list[str]:
@@ -366,7 +381,7 @@ def _notes(baseline: TrainConfig, rows: Sequence[Row], observation: Observation)
     if any(config.layout.shard_state for config in best) and not baseline.layout.shard_state:
         notes.append(
             "sharded state: weights, gradients and optimizer state are split over the devices (ZeRO-3), because "
-            "nothing fits without; `autoplan train` cannot set that yet"
+            "nothing fits without; a plan may say so (config.layout.shard_state), and `autoplan tune` does not try it"
         )
     if any(row.hardware == "local" for row in rows):
         notes.append("local: memory is that of the training alone, without what the process holds besides")

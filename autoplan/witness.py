@@ -6,25 +6,30 @@ is compiled next. Each compilation is a trial of the study, kept there and never
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
-from autoplan import figures
-from autoplan.bench import Bench
-from autoplan.errors import StudyError
+from autoplan import compilers, figures
+from autoplan.bench import TRACED_ON, Bench
+from autoplan.errors import HardwareError, StudyError
 from autoplan.forecasts import Findings
 from autoplan.hardware import processors
 from autoplan.plan import CompilerEvidence, Evidence, Failure, FailureKind, Rejection, TrialRecord
 from autoplan.prune import Forecast, would_fit
 from autoplan.requests import Event, Watch
-from autoplan.search import Study
+from autoplan.search import Study, knob_choices
+from autoplan.study_place import StudyPlace, study_name
+from cost_models.compilers import compiler_target
 from cost_models.config import TrainConfig
 
 WITNESSES = 5
 """So many configurations are compiled unless told otherwise."""
+NOTHING_LEFT = "nothing that may fit is left to compile"
+"""Why compiling ends where the compiler finds everything too large."""
 CARRIED = 0.05
 """What a corrected prediction may be off by: from one compiled batch to others the worst seen was 5%."""
 _STATE = ("parameters", "non_trainable", "optimizer", "accumulators", "inputs")
@@ -90,11 +95,7 @@ class Witness:
         while True:
             ahead = self._ahead()
             if not ahead:
-                return (
-                    "the best of the corrected ranking is compiled"
-                    if self._ranked()
-                    else "nothing that may fit is left to compile"
-                )
+                return "the best of the corrected ranking is compiled" if self._ranked() else NOTHING_LEFT
             if self._compiled >= self.most:
                 return f"{figures.counted(self._compiled, 'configuration')} compiled"
             if not self.bench.clock.allows(1.0):
@@ -275,6 +276,42 @@ class Witness:
                 )
             )
         return found
+
+
+def why_not_here(bench: Bench) -> str | None:
+    """Why the compiler of this hardware cannot be asked what a training needs; None where it can."""
+    if bench.backend != TRACED_ON:
+        return f"what {bench.backend} runs is not what XLA compiles for JAX"
+    try:
+        target = compiler_target(bench.cluster)
+    except HardwareError as error:
+        return str(error)
+    return compilers.missing(target)
+
+
+def witnessed(
+    bench: Bench,
+    findings: Findings,
+    watch: Watch,
+    most: int,
+    *,
+    study: str | None,
+    name: str,
+    identity: Mapping[str, Any],
+) -> tuple[StudyPlace, Witnessed]:
+    """What the compiler of the bench's cluster says, kept in a study. HardwareError where it is not here.
+
+    study     where it is kept; None: at the usual place under `name`
+    identity  what the study is of, to which the compiler is added
+    """
+    target = compiler_target(bench.cluster)
+    versions = compilers.versions(target)
+    key = {**identity, "compiler": target.name, **versions}
+    place = StudyPlace.choose(study, study_name(name, key))
+    choices = knob_choices([findings.space.baseline, *findings.space.configs])
+    watch(Event("stage", f"compiling the best predictions with {target.name}"))
+    with Study(place, findings.shortlist, choices, key) as kept:
+        return place, Witness(bench.with_(logs=place.folder), kept, findings, watch, most).run()
 
 
 def at_once() -> int:

@@ -91,7 +91,7 @@ def memory(workload: Workload, config: TrainConfig, cluster: Cluster) -> MemoryC
     return _on_target(workload, config, target_of(cluster.chip.kind, config.jit_compile, config.backend))
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=16384)
 def _on_target(workload: Workload, config: TrainConfig, target: Target) -> MemoryCost:
     """Every chip of a kind takes the same: who compares many of them asks the same again."""
     plan = schedule(workload, target, updates_of(config))

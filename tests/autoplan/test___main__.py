@@ -114,7 +114,7 @@ def test_version_and_help():
     assert process("--version").stdout == f"autoplan {autoplan.__version__}\n"
     told = process("-h")
     assert told.returncode == 0
-    for command in ("tune", "estimate", "train", "explain", "export", "check", "schema", "hardware"):
+    for command in ("tune", "estimate", "compare", "train", "explain", "export", "check", "schema", "hardware"):
         assert f"\n  {command} " in told.stdout
 
 
@@ -132,6 +132,20 @@ def test_from_a_script_to_a_plan_to_its_training(folder):
     trained = process("train", "mlp.py", "--plan", "plan.yaml", settings=settings)
     assert trained.returncode == 0, trained.stderr
     assert f"fit 1: {report.describe(plan.config)}; {plan.source.fit.updates} updates" in trained.stderr
+
+
+def test_a_script_is_compared_on_real_hardware_of_the_catalogue(folder):
+    shutil.copy(ROOT / "tests" / "models" / "scripts" / "mlp.py", "mlp.py")
+    names = "tpu-v5e-4,gpu-h100-80gb,gpu-mi300x"
+    words = ("compare", "mlp.py", "--hardware", names, "--cost", "--format", "json")
+    done = process(*words, settings={"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"})
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert sorted(row["hardware"] for row in answer["rows"]) == sorted(names.split(","))
+    assert all(row["trains"] and row["evidence"] == "analytic" and 0 < row["mfu"] < 1 for row in answer["rows"])
+    costs = [row["usd_per_million_samples"] for row in answer["rows"]]
+    assert costs == sorted(costs)
+    assert not Path("plan.yaml").exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from autoplan import cli, planfile, planner
 from autoplan.errors import NoFeasibleConfiguration, StudyError
 from autoplan.plan import Plan
-from autoplan.requests import Candidate, EstimateRequest, Event, TuneRequest, TuneResult
-from tests.autoplan import plans
+from autoplan.requests import Candidate, CompareRequest, EstimateRequest, Event, TuneRequest, TuneResult
+from tests.autoplan import compared, plans
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = "import keras\nmodel = keras.Sequential()\nmodel.fit()\n"
@@ -294,6 +294,74 @@ def test_estimate_needs_hardware_and_known_words(folder):
     assert done.stderr.startswith("error: --precision bf16: expected one of float32, mixed_bfloat16")
     done = run("estimate", "train.py", "--hardware", "tpu-v4-8", "--remat", "ful")
     assert done.stderr == "error: --remat ful: expected one of none, activations, full; did you mean full?\n"
+
+
+# compare
+
+
+@pytest.fixture
+def compared_with(monkeypatch):
+    """What the planner was asked to compare; it answers with two rows."""
+    requests = []
+
+    def compare(request, watch):
+        requests.append(request)
+        watch(Event("stage", "forecasting"))
+        return compared.comparison(compared.row("a"), compared.row("b", samples_per_second=2.0))
+
+    monkeypatch.setattr(planner, "compare", compare)
+    return requests
+
+
+def test_compare_asks_with_the_documented_defaults_and_prints_a_table(folder, compared_with):
+    done = run("compare", "train.py")
+    assert done.exit_code == 0
+    assert compared_with == [CompareRequest(source=compared_with[0].source)]
+    assert "It fits on 2 of 2 kinds of hardware." in done.stdout
+    assert "forecasting" in done.stderr
+    assert "forecasting" not in done.stdout
+
+
+def test_every_option_of_compare_reaches_the_planner(folder, compared_with):
+    done = run(
+        *("compare", "train.py", "--hardware", "tpu-v5e-4,gpu-t4", "--hardware", "mine.yaml", "--cost", "--fit", "2"),
+        *("--evidence", "compiled", "--effective-batch", "64..128", "--fix", "precision=float32", "--backend", "jax"),
+        *("--headroom", "10%", "--format", "json", "--", "--small"),
+    )
+    document = json.loads(done.stdout)
+    assert [one["hardware"] for one in document["rows"]] == ["a", "b"]
+    request = compared_with[0]
+    assert (request.source.fit_index, request.source.args) == (2, ["--small"])
+    assert request == CompareRequest(
+        source=request.source,
+        hardware=("tpu-v5e-4", "gpu-t4", "mine.yaml"),
+        backend="jax",
+        effective_batch=(64, 128),
+        fix={"precision": "float32"},
+        headroom=0.1,
+        by_cost=True,
+        compile=True,
+    )
+    run("compare", "train.py", "--family", "tpu,amd")
+    assert compared_with[1].families == ("tpu", "amd")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--evidence", "measured"], "--evidence measured: expected one of analytic, compiled"),
+        (["--hardware", ","], "--hardware ',': expected names of hardware with commas between"),
+        (["--fix", "precison=float32"], "--fix precison: no such key (did you mean precision?)"),
+        (["--hardware", "tpu-v99-8"], "unknown hardware 'tpu-v99-8'"),
+        (["--family", "tpus"], "unknown family 'tpus'; expected tpu, gpu, nvidia, amd, cpu or all"),
+        (["--family", "tpu", "--hardware", "gpu-t4"], "--hardware and --family are both given"),
+        (["--family", "tpu", "--evidence", "compiled"], "--evidence compiled asks the compiler of each hardware"),
+    ],
+)
+def test_bad_words_of_compare_are_one_message(folder, words, message):
+    done = run("compare", "train.py", *words)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"error: {message}")
 
 
 # train

@@ -129,6 +129,13 @@ def test_words_that_name_nothing_are_not_taken_for_all(texts):
         cli_values.names(texts)
 
 
+@pytest.mark.parametrize(("option", "like"), [("--hardware", "tpu-v5e-4,gpu-h100-80gb"), ("--family", "tpu,nvidia")])
+def test_an_option_of_names_says_what_it_names(option, like):
+    assert cli_values.names([like], option) == tuple(like.split(","))
+    with pytest.raises(ConfigError, match=f"^{option} ',': expected .* with commas between, such as {like}$"):
+        cli_values.names([","], option)
+
+
 def test_choices_name_what_is_near():
     assert cli_values.choice("--precision", "mixed_float16", ("float32", "mixed_float16")) == "mixed_float16"
     with pytest.raises(ConfigError) as caught:

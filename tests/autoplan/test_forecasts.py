@@ -7,7 +7,7 @@ import pytest
 
 from autoplan.bench import Bench, Clock
 from autoplan.errors import HardwareError, SourceError, WorkloadError
-from autoplan.forecasts import LOCAL_BATCHES_TRACED, LONGEST_REASON, survey, without_forecasts
+from autoplan.forecasts import LOCAL_BATCHES_TRACED, LONGEST_REASON, Tracer, survey, without_forecasts
 from autoplan.jobs import JobKind, JobResult, SourceSpec
 from autoplan.plan import FailureKind
 from autoplan.space import legal_configs
@@ -75,6 +75,19 @@ def test_forecasts_are_the_cost_models_estimates():
     workload = Workload.from_dict(client._answer(client.jobs[0])["workload"])
     for own, forecast in found.forecasts.items():
         assert forecast.estimate == estimate(workload, own, cluster(), headroom=0.08).to_dict()
+
+
+def test_a_tracer_traces_each_structure_once_at_the_batch_it_was_given():
+    client, here = FakeClient(), cluster(kind="gpu")
+    bench = Bench(client, SOURCE, "jax", here, Clock.start(None), baseline=config())
+    halved, mixed = config(32, 2), config(16, precision="mixed_bfloat16")
+    with Tracer(bench, local_batch=8) as tracer:
+        tracer.start([mixed])
+        found = [(workload.precision, list(group)) for workload, group in tracer.workloads([config(), halved, mixed])]
+        again = [workload.local_batch for workload, _ in tracer.workloads([config(16), mixed])]
+    assert found == [("float32", [config(), halved]), ("mixed_bfloat16", [mixed])]
+    assert again == [8, 8]
+    assert sorted(one.precision.value for one in client.of_kind(JobKind.TRACE)) == ["float32", "mixed_bfloat16"]
 
 
 def test_the_shortlist_begins_with_the_best_and_the_best_of_each_mesh():

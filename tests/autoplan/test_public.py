@@ -16,7 +16,9 @@ def test_every_public_name_is_there_and_is_what_its_home_says():
     assert autoplan.Failure is autoplan.plan.Failure
     assert autoplan.AutoplanError is autoplan.errors.AutoplanError
     assert autoplan.load_plan is autoplan.planfile.load_plan
-    assert all(callable(getattr(autoplan, name)) for name in ("optimize", "rebuild", "scope", "compile", "fit"))
+    assert all(
+        callable(getattr(autoplan, name)) for name in ("optimize", "compare", "rebuild", "scope", "compile", "fit")
+    )
 
 
 def test_dir_lists_exactly_the_public_names():
@@ -54,6 +56,22 @@ def test_bad_input_is_an_error_of_the_tree(arguments, message):
         autoplan.optimize(**arguments)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"builder": 3}, "the builder is a int"),
+        ({"builder": "no-such-script.py"}, "there is no file no-such-script.py"),
+        ({"builder": dict, "hardware": "tpu-v99-8"}, "unknown hardware 'tpu-v99-8'"),
+        ({"builder": dict, "hardware": 3.0}, r"not a float. Data are one argument: compare\(model, \(x, y\)\)"),
+        ({"builder": dict, "family": ["tpus"]}, "unknown family 'tpus'"),
+        ({"builder": dict, "evidence": "measured"}, "evidence measured: expected one of analytic, compiled"),
+    ],
+)
+def test_bad_input_of_compare_is_an_error_of_the_tree(arguments, message):
+    with pytest.raises(autoplan.AutoplanError, match=message):
+        autoplan.compare(**arguments)
+
+
 BY_MAIN = """
     import autoplan
     import keras
@@ -71,16 +89,21 @@ BY_MAIN = """
         return model
 
     x = np.ones((1024, 16), "float32")
-    plan = autoplan.optimize(build_model, (x, x[:, :1]), hardware="tpu-v4-8", headroom=0.1)
+    plan = autoplan.optimize(build_model, (x, x[:, :1]), hardware="tpu-v4-8", headroom=0.1, measure=False)
     print(plan.evidence.value, plan.source.kind, plan.source.fit.samples, plan.hardware.name)
+    found = autoplan.compare(build_model, (x, x[:, :1]), ["gpu-t4", "tpu-v4-8"])
+    print(sorted((row.hardware, row.verdict.value, row.config.batch.effective) for row in found.rows))
 """
 
 
 def test_a_builder_of_main_with_a_layer_of_its_own_is_planned(tmp_path):
-    """Nothing is measured for hardware that is not here; the worker still rebuilds the model, and XLA:TPU compiles it."""
+    """Nothing is measured for hardware that is not here; a worker rebuilds the model, and XLA:TPU compiles it."""
     (tmp_path / "notebook.py").write_text(textwrap.dedent(BY_MAIN))
     done = subprocess.run([sys.executable, "notebook.py"], cwd=tmp_path, capture_output=True, text=True)
-    assert done.stdout == "compiled callable 1024 tpu-v4-8\n", done.stderr
+    assert done.stdout.splitlines() == [
+        "compiled callable 1024 tpu-v4-8",
+        "[('gpu-t4', 'trains', 32), ('tpu-v4-8', 'trains', 32)]",
+    ], done.stderr
 
 
 LIVE = """

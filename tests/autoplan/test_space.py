@@ -231,6 +231,17 @@ def test_what_a_source_holds_is_not_turned_and_is_named_once_with_the_reason():
     assert held.figures == {"configurations": 4}
 
 
+def test_state_is_split_only_where_that_is_asked_and_somebody_shares_it():
+    plain, sharing = space(devices=4), space(devices=4, shard_state=True)
+    assert values(plain, lambda c: c.layout.shard_state) == {False}
+    split = {c for c in sharing.configs if c.layout.shard_state}
+    assert {c.mesh.data for c in split} == {2, 4}
+    assert set(sharing.configs) - split == set(plain.configs)
+    assert {c.with_(layout=c.layout.__class__()) for c in split} == {c for c in plain.configs if c.mesh.data > 1}
+    own = config(64, mesh={"data": 4}, layout={"shard_state": True})
+    assert values(space(own, devices=4, shard_state=True), lambda c: c.layout.shard_state) == {True}
+
+
 def test_what_is_held_is_named_only_where_it_would_have_been_turned():
     assert not [one for one in space(facts={"held": HELD}, only=["batch"]).rejected if one.stage == "held"]
     [held] = [one for one in space(facts={"held": HELD}).rejected if one.stage == "held"]

@@ -19,6 +19,13 @@ COMPONENTS = [
 ]
 
 
+def test_chips_of_a_kind_need_the_same_and_other_kinds_their_own():
+    workload, one = dense(K, N, slots=2), config()
+    faster = cluster("gpu", 2)
+    assert memory(workload, one, GPU) == memory(workload, one, faster)
+    assert memory(workload, one, cluster("tpu")).total_high != memory(workload, one, GPU).total_high
+
+
 def config(local=8, data=1, accumulation=1, **more):
     return TrainConfig(Batch(local, data, accumulation), mesh=Mesh(data), **more)
 
