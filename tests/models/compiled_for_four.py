@@ -1,6 +1,6 @@
 """Prints, as JSON, compiled training steps for four simulated devices of this machine and what their traces say.
 
-    python -m tests.models.compiled_for_four        (with --xla_force_host_platform_device_count=4 in XLA_FLAGS)
+python -m tests.models.compiled_for_four        (with --xla_force_host_platform_device_count=4 in XLA_FLAGS)
 """
 
 import json
