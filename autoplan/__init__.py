@@ -79,6 +79,8 @@ def optimize(
     headroom: float = 0.08,
     output: str | Path | None = None,
     measure: bool = True,
+    memory_limit: int | str | None = None,
+    witnesses: int | None = None,
     watch: Watch | None = None,
 ) -> Plan:
     """What `autoplan tune` does, from Python: the best verified plan for training this model on this hardware.
@@ -93,6 +95,8 @@ def optimize(
     effective_batch  "keep", or samples an update that may be tried: "64..4096" or (64, 4096)
     fix, only        knobs that are set, as {"precision": "float32"}, and the ones that may be tuned, as ["batch"]
     headroom         fraction of the device's memory that stays free
+    memory_limit     bytes that the training may take at most, or a size with a unit: "2GiB"
+    witnesses        for hardware that is not here, so many configurations are compiled at most; None: a few
     watch            is told of every autoplan.requests.Event on the way
 
     Raises an AutoplanError for whatever its caller can mend. Runs anywhere: scripts, notebooks, `__main__`.
@@ -117,6 +121,8 @@ def optimize(
         headroom=headroom,
         output=None if output is None else Path(output),
         measure=measure,
+        memory_limit_bytes=cli_values.size_bytes(memory_limit) if isinstance(memory_limit, str) else memory_limit,
+        witnesses=witnesses,
     )
     result = planner.tune(request, watch or planner.silent)
     return cast("Plan", result.plan)  # None for a dry run only, which this is not

@@ -271,8 +271,7 @@ class Bench:
         }
         bench = self._tracing()
         result = bench._ask(JobKind.LOWER, alone, options, name, limit_seconds, on_phase)
-        if result.failure is not None and "compile" not in result.phases:
-            # Some code looks at the values of its weights while it builds.
+        if _before_compiling(result):  # some code looks at the values of its weights while it builds
             again = bench._ask(JobKind.LOWER, alone, {**options, "abstract": False}, name, limit_seconds, on_phase)
             result = result if again.failure is not None else again
         return _what_the_compiler_said(result)
@@ -364,6 +363,12 @@ class Bench:
             return int(hardware.memory_bytes() * COMPILER_SHARE)
         on_this_cpu = self.cluster.local and self.cluster.chip.kind == "cpu"
         return self.usable_bytes() if on_this_cpu and kind is not JobKind.TRACE else None
+
+
+def _before_compiling(result: JobResult) -> bool:
+    """Whether a job failed, rather than waited too long, before its compiler was asked."""
+    failure = result.failure
+    return failure is not None and failure.kind is not FailureKind.TIMEOUT and "compile" not in result.phases
 
 
 def _what_the_compiler_said(result: JobResult) -> CompilerEvidence | Failure:

@@ -53,6 +53,16 @@ Backend = Annotated[
     str | None,
     typer.Option(metavar="NAME", help="jax, tensorflow or torch; else what the script runs on.", show_default=False),
 ]
+AnyBackend = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", help="jax, tensorflow, torch, or auto to have it tuned; else the script's.", show_default=False
+    ),
+]
+WitnessCount = Annotated[
+    int | None,
+    typer.Option(min=0, metavar="N", help="For hardware not here: have its compiler check N.", show_default=False),
+]
 EffectiveBatch = Annotated[
     str, typer.Option(metavar="keep|LO..HI", help="Samples an update: as they are, or searched between.")
 ]
@@ -82,14 +92,7 @@ def tune(
     context: typer.Context,
     source: Source,
     hardware: Annotated[str, typer.Option(help="local, a name of `autoplan hardware list`, or a YAML file.")] = "local",
-    backend: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="jax, tensorflow, torch, or auto to have it tuned; else the script's.",
-            show_default=False,
-        ),
-    ] = None,
+    backend: AnyBackend = None,
     devices: Annotated[int | None, typer.Option(min=1, metavar="N", help="Simulate N devices on this CPU.")] = None,
     trials: Annotated[int, typer.Option(min=1, metavar="N", help="Configurations to try at most.")] = 20,
     budget: Annotated[str | None, typer.Option(metavar="TIME", help="Time to spend at most, such as 10m.")] = None,
@@ -103,10 +106,7 @@ def tune(
     output: Annotated[Path, typer.Option(metavar="FILE", help="Where the plan is written.")] = Path("plan.yaml"),
     scratch: Annotated[bool, typer.Option("--scratch", help="Run trials in an empty working directory.")] = False,
     no_measure: Annotated[bool, typer.Option("--no-measure", help="Plan by arithmetic alone; run no trial.")] = False,
-    witness: Annotated[
-        int | None,
-        typer.Option(min=0, metavar="N", help="For hardware not here: have its compiler check N.", show_default=False),
-    ] = None,
+    witness: WitnessCount = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be tried, and stop.")] = False,
     format_: Output = Format.TEXT,
 ) -> None:

@@ -109,6 +109,8 @@ def _exchanged(collectives: Sequence[Mapping[str, Any]]) -> list[RenderableType]
 def _told(compiler: Mapping[str, Any]) -> list[RenderableType]:
     options = [f"{name}={value}" for name, value in compiler["compiler_options"].items()]
     told = [f"It was compiled with {figures.listed(options)}."] if options else []
+    if compiler["estimated_cycles"] is not None:
+        told.append(f"The compiler's own guess is {compiler['estimated_cycles']:,} cycles a micro-step.")
     return [*told, *compiler["notes"]]
 
 

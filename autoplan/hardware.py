@@ -26,7 +26,7 @@ from cost_models.hardware import Chip, Cluster, Link, cluster, from_mapping, sha
 
 LOCAL = "local"
 _PROFILE_SCHEMA = 1
-_VERSIONS = ("jax", "jaxlib", "tensorflow", "torch", "keras")
+_VERSIONS = ("jax", "jaxlib", "tensorflow", "tensorflow-cpu", "torch", "keras")
 _SETTINGS = ("CUDA_VISIBLE_DEVICES", "JAX_PLATFORMS", "XLA_FLAGS", "XLA_CLIENT_MEM_FRACTION", "OMP_NUM_THREADS")
 
 

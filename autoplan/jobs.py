@@ -33,6 +33,7 @@ from autoplan.endings import Ending, Watched
 from autoplan.job_output import JobOutput
 from autoplan.plan import Failure, FailureKind, Value
 from autoplan.source import SourceSpec as SourceSpec  # what a job is about; its home is below this module
+from autoplan.temporary import HeldFolder
 
 PRELOADABLE = ("tensorflow", "torch", "scipy", "pandas", "sklearn", "h5py")
 """What a source may import that takes seconds and starts no thread: once one job did, the server imports it for all."""
@@ -204,9 +205,9 @@ class Client:
         Raises SourceError (ScriptFailed, NeverFits) when the source itself is at fault in a job that only looks
         (observe, trace); everything else that can go wrong is a Failure.
         """
-        with JobOutput(log) as output:
+        with JobOutput(log) as output, _temporary_files() as folder:
             running = _Running(time.monotonic(), output)
-            with self._channel(job, output) as channel:
+            with self._channel(job, output, folder) as channel:
                 try:
                     for event in self._events(channel, running, time_limit_seconds, memory_limit_bytes):
                         self._take(event, running, on_phase)
@@ -245,11 +246,11 @@ class Client:
         return -code if code is not None and code < 0 else None
 
     @contextlib.contextmanager
-    def _channel(self, job: Job, output: JobOutput) -> Iterator[socket.socket]:
+    def _channel(self, job: Job, output: JobOutput, folder: str | None) -> Iterator[socket.socket]:
         """Hand the job to the server and yield our end of its channel."""
         ours, theirs = socket.socketpair()
         with ours, theirs:
-            options = {**job.options, "preload": sorted(self._preload)}
+            options = {**job.options, "preload": sorted(self._preload), "temporary": folder}
             message = job.model_copy(update={"options": options}).model_dump_json().encode() + b"\n"
             self._send(message, theirs.fileno(), output.writer)
             theirs.close()
@@ -377,6 +378,23 @@ class Client:
                 running.error = getattr(errors, event["error"])(_with_output(event["message"], said))
             case "exit":
                 running.status = event["status"]
+
+
+@contextlib.contextmanager
+def _temporary_files() -> Iterator[str | None]:
+    """Where a job leaves its temporary files: it may be killed, and never ends as a program does that tidies up.
+
+    None where there is no room for a folder.
+    """
+    try:
+        folder = HeldFolder()
+    except OSError:
+        yield None
+        return
+    try:
+        yield str(folder.path)
+    finally:
+        folder.remove()
 
 
 def _sources(channel: socket.socket, output: JobOutput) -> list[socket.socket | JobOutput]:

@@ -32,25 +32,34 @@ _MODULES = {"jax": "jax", "tensorflow": "tensorflow", "torch": "torch"}
 
 @dataclass(frozen=True)
 class Named:
-    """A backend, who names it, and whether that can be overruled where the backend is not installed."""
+    """A backend, who names it, and whether that can be overruled where the backend is not installed.
+
+    chosen  somebody chose it: Keras itself writes its default into keras.json
+    """
 
     name: str
     by: str
     firm: bool
+    chosen: bool = True
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """The backend to run on, and what its user should know of the choice."""
+    """The backend to run on, and what its user should know of the choice.
+
+    instead_of  the default that was passed over for it
+    """
 
     name: str
     notes: tuple[str, ...] = ()
+    instead_of: str | None = None
 
 
-def choose(asked: str | None = None, script: str | Path | None = None) -> Chosen:
+def choose(asked: str | None = None, script: str | Path | None = None, *, prefer: str | None = None) -> Chosen:
     """The backend to run on: the one asked for, else the one that the plain script would run on.
 
     script  the file of the training, parsed for an assignment of KERAS_BACKEND; None where there is no file
+    prefer  taken in place of Keras's default, where nobody chose a backend
 
     ConfigError, before anything is started, for a backend that is unknown or not installed. Where nothing but a
     default names one that is not installed, an installed one is taken, and a note says so.
@@ -58,6 +67,10 @@ def choose(asked: str | None = None, script: str | Path | None = None) -> Chosen
     named = _named(asked, script)
     if named.name not in RUNNABLE:
         raise ConfigError(f"unknown backend {named.name!r} ({named.by}); expected {_listed()}")
+    if prefer is not None and not named.chosen and named.name != prefer and installed(prefer):
+        told = f"{named.by} names {named.name} and nobody chose a backend, so the plan is for {prefer}"
+        advice = f"set {_VARIABLE}={prefer} when you run the script by itself, or give --backend {named.name}"
+        return Chosen(prefer, (f"{told}: {advice}",), named.name if installed(named.name) else None)
     if installed(named.name):
         return Chosen(named.name, _overrules(asked, named, script))
     others = [name for name in RUNNABLE if installed(name)]
@@ -118,8 +131,8 @@ def _named(asked: str | None, script: str | Path | None) -> Named:
         return written
     configured = _configured()
     if configured is not None:
-        return Named(configured, "keras.json", firm=False)
-    return Named(KERAS_DEFAULT, "Keras's default", firm=False)
+        return Named(configured, "keras.json", firm=False, chosen=configured != KERAS_DEFAULT)
+    return Named(KERAS_DEFAULT, "Keras's default", firm=False, chosen=False)
 
 
 def _overrules(asked: str | None, named: Named, script: str | Path | None) -> tuple[str, ...]:

@@ -127,7 +127,8 @@ def first_line(plan: Plan) -> str:
     devices = f"{hardware.devices}{' simulated' if hardware.simulated else ''} device"
     devices += "s" if hardware.devices != 1 else ""
     if plan.evidence is not Evidence.MEASURED:
-        return f"Nothing was measured for this plan: its figures are {plan.evidence}, for {hardware.name} ({devices})."
+        done = "run" if plan.evidence is Evidence.COMPILED else "measured"
+        return f"Nothing was {done} for this plan: its figures are {plan.evidence}, for {hardware.name} ({devices})."
     return f"An autoplan plan, measured on {hardware.name} ({devices})."
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
-from autoplan import compilers, hardware, keras_backend, planfile
+from autoplan import hardware, keras_backend, planfile
 from autoplan.bench import TRACED_ON, Bench, Clock, replaced_once, temporary_folder
-from autoplan.comparing import compared, sought
+from autoplan.comparing import Sought, compared, sought
 from autoplan.compiled import compiled_document
 from autoplan.elsewhere import Place, widened
-from autoplan.errors import ConfigError, HardwareError, WorkerError, WorkloadError
+from autoplan.errors import ConfigError, HardwareError, NoFeasibleConfiguration, SourceError, WorkerError, WorkloadError
 from autoplan.evidence import MOST_PAIRS, PAIRS, Verified, Verifier, verification_seconds
 from autoplan.forecasts import Findings, survey, versions_of, without_forecasts
 from autoplan.jobs import Client, Job, JobKind, Observation
@@ -26,8 +27,7 @@ from autoplan.study_identity import identity, known_at_once, stem
 from autoplan.study_place import StudyPlace, study_name
 from autoplan.trials import Reference, Runner, Tried
 from autoplan.verify import Timed, exactness_expected
-from autoplan.witness import WITNESSES, Witness, Witnessed
-from cost_models.compilers import compiler_target
+from autoplan.witness import WITNESSES, Witnessed, why_not_here, witnessed
 from cost_models.config import Batch, Layout, Mesh, Precision, Remat, RematMode, TrainConfig
 from cost_models.estimate import estimate as estimate_workload
 from cost_models.hardware import Cluster, limited
@@ -48,6 +48,7 @@ __all__ = [
     "tune",
 ]
 
+Answer = TypeVar("Answer")
 VERIFICATION_ATTEMPTS = 2
 PROBE_SECONDS = 600.0
 TRIAL_SECONDS = 12.0
@@ -67,7 +68,11 @@ def tune(request: TuneRequest, watch: Watch = silent) -> TuneResult:
     clock = Clock.start(request.budget_seconds)
     if request.output is not None:
         planfile.ensure_writable(request.output)
-    chosen = _backend(request)
+    afar = not hardware.is_here(request.hardware)
+    return _on_a_backend(request, watch, lambda chosen: _tune(request, chosen, clock, watch), afar=afar)
+
+
+def _tune(request: TuneRequest, chosen: keras_backend.Chosen, clock: Clock, watch: Watch) -> TuneResult:
     with ExitStack() as stack:
         stack.enter_context(keras_backend.explaining(chosen))
         workers = Workers(stack)
@@ -133,7 +138,12 @@ def compare(request: CompareRequest, watch: Watch = silent) -> Comparison:
     Raises an AutoplanError for whatever the user can mend; what is wrong with one kind of hardware stands in its row.
     """
     wanted = sought(request)
-    chosen = _backend(request)
+    return _on_a_backend(request, watch, lambda chosen: _compare(request, wanted, chosen, watch), afar=True)
+
+
+def _compare(
+    request: CompareRequest, wanted: Sequence[Sought], chosen: keras_backend.Chosen, watch: Watch
+) -> Comparison:
     with ExitStack() as stack:
         workers = Workers(stack)
         looks = stack.enter_context(temporary_folder())
@@ -155,10 +165,10 @@ def compare(request: CompareRequest, watch: Watch = silent) -> Comparison:
         )
 
         def ask(there: Bench, findings: Findings) -> Witnessed:
-            why_not = _why_no_compiler(there)
+            why_not = why_not_here(there)
             if why_not is not None:
                 raise HardwareError(why_not)
-            return _witnessed(request, None, there, findings, watch, WITNESSES)[1]
+            return _said(request, None, there, findings, watch, WITNESSES)[1]
 
         return compared(request, bench, wanted, find, ask, watch)
 
@@ -186,7 +196,30 @@ class Workers(dict[str, Client]):
         return self[TRACED_ON] if keras_backend.installed(TRACED_ON) else None
 
 
-def _backend(request: TuneRequest | CompareRequest) -> keras_backend.Chosen:
+def _on_a_backend(
+    request: TuneRequest | CompareRequest,
+    watch: Watch,
+    run: Callable[[keras_backend.Chosen], Answer],
+    *,
+    afar: bool,
+) -> Answer:
+    """Run on the chosen backend; where that was only preferred and the source does not run on it, on the default.
+
+    afar  for hardware that is not here JAX is preferred to a default: its compilers can be asked
+    """
+    chosen = _backend(request, prefer=TRACED_ON if afar else None)
+    try:
+        return run(chosen)
+    except SourceError:
+        if chosen.instead_of is None:
+            raise
+        watch(
+            Event("note", f"the training does not get to its fit on {chosen.name}: going on with {chosen.instead_of}")
+        )
+        return run(keras_backend.Chosen(chosen.instead_of))
+
+
+def _backend(request: TuneRequest | CompareRequest, prefer: str | None) -> keras_backend.Chosen:
     """The backend of the baseline: what `--backend` or `--fix backend=` says, else the script's own.
 
     ConfigError when the two differ, and for a backend that is not there.
@@ -197,7 +230,7 @@ def _backend(request: TuneRequest | CompareRequest) -> keras_backend.Chosen:
         raise ConfigError(f"--backend {asked} and --fix backend={fixed}: keep one of them")
     source = request.source
     script = source.path if source.kind in ("script", "builder") else None
-    return keras_backend.choose(None if asked == keras_backend.AUTO else asked or fixed, script)
+    return keras_backend.choose(None if asked == keras_backend.AUTO else asked or fixed, script, prefer=prefer)
 
 
 def _places(request: TuneRequest, bench: Bench, workers: Workers, watch: Watch) -> dict[str, Place]:
@@ -220,7 +253,15 @@ def _found(request: TuneRequest, bench: Bench, watch: Watch) -> Findings:
     """What there is to know before a trial, of the training on one backend."""
     observation = bench.observe(abstract=not _measured_here(request, bench))
     space = _space(request, observation, bench.cluster)
-    return _survey(request, bench.with_(baseline=space.baseline), observation, space, watch)
+    bench = bench.with_(baseline=space.baseline)
+    try:
+        return _survey(request, bench, observation, space, watch)
+    except NoFeasibleConfiguration:
+        split = _space(request, observation, bench.cluster, shard_state=True)
+        if split.configs == space.configs:
+            raise
+        watch(Event("note", "nothing fits with the whole state on each device; looking at state that is split"))
+        return _survey(request, bench, observation, split, watch)
 
 
 def _cluster(workers: Workers, name: str, backend: str, devices: int | None, watch: Watch) -> Cluster:
@@ -257,7 +298,7 @@ def _probed(client: Client, backend: str, devices: int | None) -> dict[str, Any]
     return result.value
 
 
-def _space(request: TuneRequest, observation: Observation, cluster: Cluster) -> Space:
+def _space(request: TuneRequest, observation: Observation, cluster: Cluster, *, shard_state: bool = False) -> Space:
     return legal_configs(
         observation,
         cluster,
@@ -265,6 +306,7 @@ def _space(request: TuneRequest, observation: Observation, cluster: Cluster) -> 
         fix=request.fix,
         only=request.only,
         effective_batch=request.effective_batch,
+        shard_state=shard_state,
     )
 
 
@@ -315,7 +357,7 @@ def _planned_from_afar(request: TuneRequest, bench: Bench, findings: Findings, w
     most = WITNESSES if request.witnesses is None else request.witnesses
     if not request.measure and request.witnesses is None:
         most = 0
-    why_not = None if most == 0 else _why_no_compiler(bench)
+    why_not = None if most == 0 else why_not_here(bench)
     if why_not is not None and request.witnesses:
         raise HardwareError(why_not)
     if most == 0 or why_not is not None:
@@ -325,41 +367,18 @@ def _planned_from_afar(request: TuneRequest, bench: Bench, findings: Findings, w
     return _compile(request, bench, findings, watch, most)
 
 
-def _why_no_compiler(bench: Bench) -> str | None:
-    """Why the compiler of this hardware cannot be asked what a training needs; None where it can."""
-    if bench.backend != TRACED_ON:
-        return f"what {bench.backend} runs is not what XLA compiles for JAX"
-    try:
-        target = compiler_target(bench.cluster)
-    except HardwareError as error:
-        return str(error)
-    return compilers.missing(target)
-
-
 def _compile(request: TuneRequest, bench: Bench, findings: Findings, watch: Watch, most: int) -> TuneResult:
     """Compile the best predictions until the winner is a compiled one."""
-    place, witnessed = _witnessed(request, request.study, bench, findings, watch, most)
-    result = _finish(request, compiled_plan(request, findings, witnessed), findings, watch)
-    return replace(result, study_path=str(place), interrupted=witnessed.interrupted)
+    place, said = _said(request, request.study, bench, findings, watch, most)
+    result = _finish(request, compiled_plan(request, findings, said), findings, watch)
+    return replace(result, study_path=str(place), interrupted=said.interrupted)
 
 
-def _witnessed(
-    request: TuneRequest | CompareRequest,
-    study: str | None,
-    bench: Bench,
-    findings: Findings,
-    watch: Watch,
-    most: int,
+def _said(
+    request: TuneRequest | CompareRequest, study: str | None, bench: Bench, findings: Findings, watch: Watch, most: int
 ) -> tuple[StudyPlace, Witnessed]:
-    """What the compiler of the bench's cluster says, kept in a study. HardwareError where it is not here."""
-    target = compiler_target(bench.cluster)
-    versions = compilers.versions(target)
-    key = {**identity(bench, findings), "compiler": target.name, **versions}
-    place = StudyPlace.choose(study, study_name(stem(request.source), key))
-    choices = knob_choices([findings.space.baseline, *findings.space.configs])
-    watch(Event("stage", f"compiling the best predictions with {target.name}"))
-    with Study(place, findings.shortlist, choices, key) as kept:
-        return place, Witness(bench.with_(logs=place.folder), kept, findings, watch, most).run()
+    own, name = identity(bench, findings), stem(request.source)
+    return witnessed(bench, findings, watch, most, study=study, name=name, identity=own)
 
 
 def _measure(request: TuneRequest, bench: Bench, findings: Findings, watch: Watch) -> TuneResult:

@@ -29,7 +29,17 @@ PREDICTED_FIRST = 5
 
 _OPTUNAS_FIRST = {"studies", "version_info"}
 """Tables of a study that hang on no others: whatever was being made when a process was killed, one of them is there."""
-_SEARCHED = ("backend", "precision", "global", "accumulation", "data", "remat", "steps_per_execution", "jit_compile")
+_SEARCHED = (
+    "backend",
+    "precision",
+    "global",
+    "accumulation",
+    "data",
+    "shard_state",
+    "remat",
+    "steps_per_execution",
+    "jit_compile",
+)
 
 
 def knob_choices(configs: Sequence[TrainConfig]) -> dict[str, list[Any]]:

@@ -70,11 +70,17 @@ def legal_configs(
     _check_held(observation, baseline, wishes.pins)
     knobs = {name: _allowed(name, values, wishes) for name, values in _single_knobs(baseline, wishes.free).items()}
     _check_unmovable(baseline, wishes)
+    pinned = wishes.pins.get("shard_state")
     splits = [
         (batch, mesh, layout)
         for batch, mesh in _batch_splits(observation, baseline, cluster, wishes)
-        for layout in _layouts(baseline, mesh, shard_state=shard_state)
+        for layout in _layouts(baseline, mesh, pinned, shard_state=shard_state and "layout" not in observation.held)
     ]
+    if not splits:
+        raise ConfigError(
+            "--fix layout.shard_state=true: one device has nobody to share its state with; "
+            "name hardware with more, or leave the mesh free"
+        )
     drops: dict[str, tuple[KnownIssue, list[TrainConfig]]] = {}
     legal = [
         config
@@ -163,7 +169,6 @@ def _check_unmovable(baseline: TrainConfig, wishes: Wishes) -> None:
     own = {
         "backend": baseline.backend,
         "model": baseline.mesh.model,
-        "shard_state": baseline.layout.shard_state,
     }
     for name, value in own.items():
         if wishes.pins.get(name, value) != value:
@@ -295,9 +300,11 @@ def _no_split(every: list[tuple[Batch, Mesh]], baseline: TrainConfig, meshes: li
     return f"{said}: no batch of this training is split so{kept}; legal here are {legal}"
 
 
-def _layouts(baseline: TrainConfig, mesh: Mesh, *, shard_state: bool) -> list[Layout]:
+def _layouts(baseline: TrainConfig, mesh: Mesh, pinned: bool | None, *, shard_state: bool) -> list[Layout]:
     """The baseline's own; one device has nobody to share its state with."""
     own = baseline.layout
+    if pinned is not None:
+        return [Layout(pinned)] if mesh.data > 1 or not pinned else []
     return [own, Layout(shard_state=True)] if shard_state and mesh.data > 1 and not own.shard_state else [own]
 
 

@@ -6,21 +6,24 @@ is compiled next. Each compilation is a trial of the study, kept there and never
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
-from autoplan import figures
-from autoplan.bench import Bench
-from autoplan.errors import StudyError
+from autoplan import compilers, figures
+from autoplan.bench import TRACED_ON, Bench
+from autoplan.errors import HardwareError, StudyError
 from autoplan.forecasts import Findings
 from autoplan.hardware import processors
 from autoplan.plan import CompilerEvidence, Evidence, Failure, FailureKind, Rejection, TrialRecord
 from autoplan.prune import Forecast, would_fit
 from autoplan.requests import Event, Watch
-from autoplan.search import Study
+from autoplan.search import Study, knob_choices
+from autoplan.study_place import StudyPlace, study_name
+from cost_models.compilers import compiler_target
 from cost_models.config import TrainConfig
 
 WITNESSES = 5
@@ -102,13 +105,24 @@ class Witness:
             self._compile(ahead[: min(at_once(), self.most - self._compiled)])
 
     def _ahead(self) -> list[TrainConfig]:
-        """What ranks before the best that has been compiled."""
-        found = []
+        """What ranks before the best that has been compiled.
+
+        Where a correction leaves nothing that may fit, and nothing that was compiled does: what needs least, for a
+        correction may be wrong where only a compiler can tell.
+        """
+        found: list[TrainConfig] = []
         for one in self._ranked():
             if self._evidence(one.config) is not None:
-                break
+                return found
             found.append(one.config)
-        return found
+        return found or self._least()
+
+    def _least(self) -> list[TrainConfig]:
+        """What needs least of all that has not been compiled and that the prediction alone does not rule out."""
+        known = self._known()
+        left = [one for one in self.findings.forecasts.values() if self._legal(one.config) and one.config not in known]
+        left = [one for one in left if one.may_fit]
+        return [one.config for one in sorted(left, key=lambda one: self._corrected(one).least_bytes or 0)[:1]]
 
     def _ranked(self) -> list[Forecast]:
         """What may fit, best first, as far as the compiler has corrected it. What it refused is not there."""
@@ -262,6 +276,42 @@ class Witness:
                 )
             )
         return found
+
+
+def why_not_here(bench: Bench) -> str | None:
+    """Why the compiler of this hardware cannot be asked what a training needs; None where it can."""
+    if bench.backend != TRACED_ON:
+        return f"what {bench.backend} runs is not what XLA compiles for JAX"
+    try:
+        target = compiler_target(bench.cluster)
+    except HardwareError as error:
+        return str(error)
+    return compilers.missing(target)
+
+
+def witnessed(
+    bench: Bench,
+    findings: Findings,
+    watch: Watch,
+    most: int,
+    *,
+    study: str | None,
+    name: str,
+    identity: Mapping[str, Any],
+) -> tuple[StudyPlace, Witnessed]:
+    """What the compiler of the bench's cluster says, kept in a study. HardwareError where it is not here.
+
+    study     where it is kept; None: at the usual place under `name`
+    identity  what the study is of, to which the compiler is added
+    """
+    target = compiler_target(bench.cluster)
+    versions = compilers.versions(target)
+    key = {**identity, "compiler": target.name, **versions}
+    place = StudyPlace.choose(study, study_name(name, key))
+    choices = knob_choices([findings.space.baseline, *findings.space.configs])
+    watch(Event("stage", f"compiling the best predictions with {target.name}"))
+    with Study(place, findings.shortlist, choices, key) as kept:
+        return place, Witness(bench.with_(logs=place.folder), kept, findings, watch, most).run()
 
 
 def at_once() -> int:

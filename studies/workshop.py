@@ -6,6 +6,7 @@ how many updates each of its fits made: the number that `autoplan train` has to 
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import math
 import os
@@ -33,6 +34,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = ROOT / "tests/models/scripts"
 _UPDATES = re.compile(r"fit (\d+): .*?(\d+) updates")
 _TAIL_LINES = 12
+_SAMPLE_SECONDS = 0.1
 
 
 class StudyFailed(Exception):
@@ -104,6 +106,39 @@ def shown(value: Any) -> str:
     if value is None:
         return "not known"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def held_bytes(root: psutil.Process) -> int:
+    """Proportional set size of a process and its descendants, in bytes; those that just ended count nothing."""
+    total = 0
+    with contextlib.suppress(psutil.Error):
+        for process in (root, *root.children(recursive=True)):
+            with contextlib.suppress(psutil.Error):
+                total += process.memory_full_info().pss
+    return total
+
+
+def watched(
+    command: Sequence[str], folder: Path, environment: Mapping[str, str] | None = None
+) -> tuple[float, int, str]:
+    """A command in an empty folder, from cold -> seconds, the most bytes that its processes held, what it printed.
+
+    StudyFailed with the end of what it said where it fails.
+    """
+    variables = {**os.environ, "XDG_CACHE_HOME": str(folder), **(environment or {})}
+    # To files: a pipe that nobody reads while sampling could fill up.
+    with (folder / "answer").open("wb") as answer, (folder / "said").open("wb") as said:
+        started = time.perf_counter()
+        running = subprocess.Popen(command, stdout=answer, stderr=said, env=variables, cwd=folder)
+        root, peak = psutil.Process(running.pid), 0
+        while running.poll() is None:
+            peak = max(peak, held_bytes(root))
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                running.wait(_SAMPLE_SECONDS)
+        seconds = time.perf_counter() - started
+    if running.returncode != 0:
+        raise StudyFailed((folder / "said").read_text(errors="replace")[-2000:])
+    return seconds, peak, (folder / "answer").read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True)

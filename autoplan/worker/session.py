@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
@@ -34,6 +35,7 @@ from cost_models.config import TrainConfig
 
 _LOOKS = (JobKind.OBSERVE, JobKind.TRACE)
 _TRAINS_NOTHING = (*_LOOKS, JobKind.LOWER)
+_LONGEST_FOLDER = 64
 _READ_DATA = tuple(f"autoplan/runtime/{name}.py" for name in ("batching", "stream", "loader_batches", "peek"))
 
 
@@ -41,6 +43,7 @@ def run_job(job: Job, channel: Channel) -> None:
     """Answer one job and leave the process. Never returns."""
     os.environ["AUTOPLAN_TRIAL"] = "1"
     os.environ["MPLBACKEND"] = "Agg"  # a window with a figure would wait, in every trial, for somebody to close it
+    _keep_temporary_files_together(job.options.get("temporary"))
     channel.started()
     try:
         Session(job, channel).run()
@@ -61,6 +64,15 @@ def run_job(job: Job, channel: Channel) -> None:
         cause = error.__cause__ if isinstance(error, rebuild.InsideFit) and error.__cause__ is not None else error
         _leave_if_disk_is_full(channel, cause)
         channel.failure(*_classified(job, cause))
+
+
+def _keep_temporary_files_together(folder: str | None) -> None:
+    """Where the client removes them: AutoGraph's code and the sockets of loading processes outlive a job's end.
+
+    A socket's name is at most 107 bytes long, those of `multiprocessing` need some 40 of them.
+    """
+    if folder is not None and len(folder) <= _LONGEST_FOLDER:
+        os.environ["TMPDIR"] = tempfile.tempdir = folder
 
 
 class Session:

@@ -9,18 +9,12 @@ pages by their share) of the command and all its descendants, sampled every 0.1 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import workshop
@@ -28,37 +22,14 @@ import workshop
 HERE = Path(__file__).resolve().parent
 TARGET_SECONDS = 15.0
 TARGET_BYTES = 3 * 2**29
-SAMPLE_SECONDS = 0.1
 QUESTION = ("--hardware", "tpu-v4-8", "--batch-size", "512", "--format", "json")
-
-
-def held_bytes(root: psutil.Process) -> int:
-    """Proportional set size of a process and its descendants, in bytes; those that just ended count nothing."""
-    total = 0
-    with contextlib.suppress(psutil.Error):
-        for process in (root, *root.children(recursive=True)):
-            with contextlib.suppress(psutil.Error):
-                total += process.memory_full_info().pss
-    return total
 
 
 def estimate(folder: Path) -> tuple[float, int, dict[str, Any]]:
     """One command from cold -> seconds, peak bytes, and its answer."""
     command = [sys.executable, "-m", "autoplan", "estimate", str(HERE / "resnet50.py"), *QUESTION]
-    environment = {**os.environ, "XDG_CACHE_HOME": str(folder)}
-    # To files: a pipe that nobody reads while sampling could fill up.
-    with (folder / "answer").open("wb") as answer, (folder / "said").open("wb") as said:
-        started = time.perf_counter()
-        running = subprocess.Popen(command, stdout=answer, stderr=said, env=environment, cwd=folder)
-        root, peak = psutil.Process(running.pid), 0
-        while running.poll() is None:
-            peak = max(peak, held_bytes(root))
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                running.wait(SAMPLE_SECONDS)
-        seconds = time.perf_counter() - started
-    if running.returncode != 0:
-        raise workshop.StudyFailed((folder / "said").read_text(errors="replace"))
-    return seconds, peak, json.loads((folder / "answer").read_text(encoding="utf-8"))
+    seconds, peak, answer = workshop.watched(command, folder)
+    return seconds, peak, json.loads(answer)
 
 
 def main() -> None:

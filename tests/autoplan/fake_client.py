@@ -39,6 +39,7 @@ class FakeClient:
     facts: Observation = field(default_factory=observation)
     seconds: Callable[[TrainConfig], float] = micro_step_seconds
     losses: Callable[[TrainConfig, int, int], list[float]] = equal_losses
+    compiler: Callable[[TrainConfig], dict[str, Any]] = lambda config: compiled(2**20)
     plant: Callable[[Job], JobResult | Failure | None] = lambda job: None
     jobs: list[Job] = field(default_factory=list)
 
@@ -76,6 +77,8 @@ class FakeClient:
                 return {"observation": self._observed(job.backend), "workload": _workload(config)}
             case JobKind.MEASURE:
                 return self._measured(config, job)
+            case JobKind.LOWER:
+                return self.compiler(TrainConfig.from_dict(job.options["lowered"]))
             case _:
                 losses = self.losses(config, job.options["seed"], job.options["updates"])
                 return {"losses": losses, "deterministic_model": True, "seed": job.options["seed"]}
@@ -98,6 +101,23 @@ def _workload(config: TrainConfig) -> dict[str, Any]:
     made = dense(64, 64, batch=config.batch.local)
     changed = {"precision": config.precision.value, "remat": config.remat.mode.value, "backend": config.backend}
     return dataclasses.replace(made, **changed).to_dict()
+
+
+def compiled(total_bytes: int, micro_step_seconds: float | None = None, accumulation: int = 1) -> dict[str, Any]:
+    """A program as a worker reports it that needs so much; its time only where one is given."""
+    memory = {"argument_bytes": 0, "output_bytes": 0, "alias_bytes": 0}
+    time = None
+    if micro_step_seconds is not None:
+        time = {"micro_step_seconds": micro_step_seconds, "update_seconds": micro_step_seconds * accumulation}
+    evidence = {
+        "target": "XLA:TPU v5e:2x2",
+        "versions": {"jax": "0.10.2"},
+        "lower_seconds": 0.5,
+        "compile_seconds": 1.5,
+        "memory": {**memory, "temporary_bytes": total_bytes, "total_bytes": total_bytes},
+        "time": time,
+    }
+    return {"evidence": evidence}
 
 
 def failure(kind: FailureKind = FailureKind.OOM, message: str = "too large") -> Failure:

@@ -119,16 +119,16 @@ def test_version_and_help():
 
 
 def test_from_a_script_to_a_plan_to_its_training(folder):
-    """Planned for the catalogue's processor, so that no trial is run: measuring is tested with the planner."""
+    """Planned for the catalogue's processor, so that no trial is run: this machine's compiler stands for its own."""
     script = ROOT / "tests" / "models" / "scripts" / "mlp.py"
     shutil.copy(script, "mlp.py")
     settings = {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"}
     planned = process("tune", "mlp.py", "--hardware", "cpu", "--format", "json", settings=settings)
     assert planned.returncode == 0, planned.stderr
     plan = Plan.model_validate(json.loads(planned.stdout))
-    assert plan.evidence == "analytic"
+    assert plan.evidence == "compiled"
     assert planfile.read("plan.yaml").config == plan.config
-    assert Path("plan.yaml").read_text().startswith("# Nothing was measured for this plan: ")
+    assert Path("plan.yaml").read_text().startswith("# Nothing was run for this plan: ")
     trained = process("train", "mlp.py", "--plan", "plan.yaml", settings=settings)
     assert trained.returncode == 0, trained.stderr
     assert f"fit 1: {report.describe(plan.config)}; {plan.source.fit.updates} updates" in trained.stderr

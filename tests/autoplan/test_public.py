@@ -47,6 +47,7 @@ def test_asking_for_a_plan_imports_no_framework():
         ({"builder": dict, "budget": "soon"}, "soon: expected a time with units"),
         ({"builder": dict, "effective_batch": "big"}, "big: expected `keep`"),
         ({"builder": dict, "hardware": "tpu-v99-8"}, "tpu-v99"),
+        ({"builder": dict, "memory_limit": "2"}, "2: expected a size with a unit"),
         ({"builder": dict, "hardware": [1, 2]}, r"the hardware is a list; .* optimize\(model, \(x, y\)\)"),
     ],
 )
@@ -96,11 +97,11 @@ BY_MAIN = """
 
 
 def test_a_builder_of_main_with_a_layer_of_its_own_is_planned(tmp_path):
-    """Nothing is measured for hardware that is not here; the worker still rebuilds the model and traces its step."""
+    """Nothing is measured for hardware that is not here; a worker rebuilds the model, and XLA:TPU compiles it."""
     (tmp_path / "notebook.py").write_text(textwrap.dedent(BY_MAIN))
     done = subprocess.run([sys.executable, "notebook.py"], cwd=tmp_path, capture_output=True, text=True)
     assert done.stdout.splitlines() == [
-        "analytic callable 1024 tpu-v4-8",
+        "compiled callable 1024 tpu-v4-8",
         "[('gpu-t4', 'trains', 32), ('tpu-v4-8', 'trains', 32)]",
     ], done.stderr
 

@@ -188,7 +188,7 @@ def test_what_gains_nothing_may_be_pinned():
         ({"fix": {"batch.effective": "128"}}, "legal here are effective: 64"),
         ({"fix": {"mesh": "data=3"}}, "a machine has 4 device(s); the data axis can be 1, 2, 4 (see --devices)"),
         ({"fix": {"mesh": "data=4", "batch": "2"}}, "legal here are global: 4, 8, 16, 32, 64"),
-        ({"fix": {"layout.shard_state": "true"}}, "not tuned; this training has layout.shard_state=False"),
+        ({"fix": {"layout.shard_state": "true", "mesh": "data=1"}}, "one device has nobody to share its state with"),
         ({"fix": {"backend": "torch"}}, "not tuned; this training has backend=jax"),
         ({"effective_batch": (100, 110)}, "--effective-batch 100..110: no power of two lies in it"),
         ({"effective_batch": (0, 64)}, "--effective-batch 0..64: expected 1 <= LO <= HI"),
@@ -254,3 +254,16 @@ def test_a_held_knob_may_be_pinned_to_what_it_is_and_to_nothing_else():
         space(facts={"held": HELD}, fix={"precision": "mixed_bfloat16"})
     with pytest.raises(ConfigError, match=r"--fix mesh.data=2: it stays 1 here, because a live model"):
         space(devices=2, facts={"held": HELD}, fix={"mesh": "data=2"})
+
+
+def test_state_is_split_where_that_is_pinned_or_asked_for():
+    pinned = space(config(64), devices=4, fix={"layout.shard_state": "true"}).configs
+    assert {one.layout.shard_state for one in pinned} == {True}
+    assert {one.mesh.data for one in pinned} == {2, 4}
+    both = space(config(64), devices=4, shard_state=True).configs
+    assert {(one.mesh.data > 1, one.layout.shard_state) for one in both} == {
+        (False, False),
+        (True, False),
+        (True, True),
+    }
+    assert not any(one.layout.shard_state for one in space(config(64), devices=4).configs)

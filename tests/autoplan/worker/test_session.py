@@ -1,6 +1,7 @@
 """Jobs as the planner asks them: every source kind observed, traced, measured and compared, each in a real process."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -129,3 +130,21 @@ def test_a_mesh_that_is_not_there_is_unsupported(ask):
     result = ask(JobKind.MEASURE, "mlp.py", changes=wide, baseline=own, **QUICK)
     assert result.failure.kind is FailureKind.UNSUPPORTED
     assert "needs 16 devices" in result.failure.message
+
+
+def test_temporary_files_of_a_job_are_gone_with_it(ask, tmp_path, monkeypatch):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import keras, numpy as np, os, subprocess, tempfile\n"
+        "kept = tempfile.mkstemp()[1]\n"
+        "there = subprocess.run(['mktemp'], capture_output=True, text=True).stdout.strip()\n"
+        "open('told', 'w').write(f'{kept}\\n{there}')\n"
+        "model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])\n"
+        "model.compile('sgd', 'mse')\n"
+        "model.fit(np.zeros((8, 2)), np.zeros((8, 1)))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    observed(ask(JobKind.OBSERVE, script))
+    told = [Path(line) for line in (tmp_path / "told").read_text().splitlines()]
+    assert len({path.parent for path in told}) == 1
+    assert not any(path.exists() or path.parent.exists() for path in told)
