@@ -380,8 +380,8 @@ def _notes(baseline: TrainConfig, rows: Sequence[Row], observation: Observation)
         notes.append(f"{told}; --fix precision={baseline.precision.value} keeps the precision")
     if any(config.layout.shard_state for config in best) and not baseline.layout.shard_state:
         notes.append(
-            "sharded state: weights, gradients and optimizer state are split over the devices (ZeRO-3), because "
-            "nothing fits without; a plan may say so (config.layout.shard_state), and `autoplan tune` does not try it"
+            "sharded state: weights, gradients and optimizer state are split over the devices (ZeRO-3) where nothing "
+            "fits without"
         )
     if any(row.hardware == "local" for row in rows):
         notes.append("local: memory is that of the training alone, without what the process holds besides")

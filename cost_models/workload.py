@@ -6,11 +6,9 @@ A micro-step is what Keras's `fit` runs for one batch: forward, loss, backward, 
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from functools import cached_property
 from typing import Any
@@ -190,17 +188,19 @@ class Workload:
     unknown_ops: tuple[UnknownOp, ...] = ()
     notes: tuple[str, ...] = ()
 
-    @cached_property
-    def structure(self) -> str:
-        """A stable hash of everything in it: the key of caches."""
-        text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()
-
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Workload) and self.structure == other.structure
+        return self is other or (isinstance(other, Workload) and self._values() == other._values())
 
     def __hash__(self) -> int:
-        return hash(self.structure)
+        return self._hash
+
+    def _values(self) -> tuple[Any, ...]:
+        return tuple(getattr(self, item.name) for item in fields(self))
+
+    @cached_property
+    def _hash(self) -> int:
+        """Of enough to tell workloads apart: it is the key of every cache, and a step has thousands of operations."""
+        return hash((self.local_batch, self.precision, self.remat, len(self.ops), self.outputs, self.tensors))
 
     def check_batch(self, local_batch: int) -> None:
         """WorkloadError when nothing is known about this batch."""

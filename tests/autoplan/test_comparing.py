@@ -245,10 +245,10 @@ def said_of(one, total_bytes, time=TIME):
 @pytest.fixture
 def witnessed(compare, monkeypatch):
     """Compare one kind of hardware with a compiler that answers as told, from the findings that it gets."""
-    monkeypatch.setattr(planner, "_why_no_compiler", lambda bench: None)
+    monkeypatch.setattr(planner, "why_not_here", lambda bench: None)
 
     def run(answer, client=None):
-        monkeypatch.setattr(planner, "_witnessed", lambda *asked: (None, answer(asked[3])))
+        monkeypatch.setattr(planner, "_said", lambda *asked: (None, answer(asked[3])))
         (row,) = compare(client or training(), "tpu-v5e-1", compile=True).rows
         return row
 
