@@ -184,12 +184,13 @@ def test_a_file_and_this_machine_stand_beside_the_catalogue(compare, tmp_path, m
     resolve = planner._cluster
 
     def find(workers, name, *rest):
-        return machine() if name == "local" else resolve(workers, name, *rest)
+        return dataclasses.replace(machine(), name="local") if name == "local" else resolve(workers, name, *rest)
 
     monkeypatch.setattr(planner, "_cluster", find)
     found = compare(training(), "mine.yaml", "local", "gpu-t4")
     by_name = {row.hardware: row for row in found.rows}
-    assert by_name.keys() == {"mine", "a machine", "gpu-t4"}
+    assert by_name.keys() == {"mine", "local", "gpu-t4"}
+    assert found.notes[-1].startswith("local: memory is that of the training alone")
     assert (by_name["mine"].offers, by_name["mine"].chips) == ((), None)
     assert by_name["mine"].notes[0].startswith("left out: no figure is known for the link within a host of mine")
 
