@@ -184,3 +184,26 @@ def test_what_has_nothing_to_do_with_the_backend_is_left_as_it_is(chosen, error)
     with pytest.raises(type(error)) as caught, keras_backend.explaining(chosen):
         raise error
     assert caught.value is error
+
+
+def test_another_is_preferred_to_a_default_that_nobody_chose(have, script, monkeypatch, tmp_path):
+    found = keras_backend.choose(prefer="jax")
+    assert (found.name, found.instead_of) == ("jax", "tensorflow")
+    assert found.notes[0].startswith(
+        "Keras's default names tensorflow and nobody chose a backend, so the plan is for jax"
+    )
+    (tmp_path / "keras.json").write_text(json.dumps({"backend": "tensorflow"}))  # Keras itself writes that
+    assert keras_backend.choose(prefer="jax").name == "jax"
+    (tmp_path / "keras.json").write_text(json.dumps({"backend": "torch"}))
+    assert keras_backend.choose(prefer="jax") == Chosen("torch")
+    assert keras_backend.choose(script=script(SOFT), prefer="jax").name == "torch"
+    assert keras_backend.choose("tensorflow", prefer="jax").name == "tensorflow"
+    monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
+    assert keras_backend.choose(prefer="jax") == Chosen("tensorflow")
+
+
+def test_what_is_not_installed_is_not_preferred(have):
+    have("tensorflow")
+    assert keras_backend.choose(prefer="jax") == Chosen("tensorflow")
+    have("jax")
+    assert keras_backend.choose(prefer="jax").instead_of is None

@@ -226,6 +226,25 @@ def test_a_dry_run_lists_and_measures_nothing(tune, tmp_path):
     assert not (tmp_path / ".autoplan").exists()
 
 
+def test_for_hardware_that_is_not_here_a_default_yields_to_jax_unless_the_source_needs_it(tune, monkeypatch):
+    monkeypatch.setattr(keras_backend, "installed", lambda name: True)
+    monkeypatch.setattr(keras_backend, "_live", lambda: None)
+    monkeypatch.setattr(keras_backend, "_configured", lambda: None)
+    monkeypatch.delenv("KERAS_BACKEND")
+    there = cluster(4, kind="tpu", local=False)
+    plan = tune(fake(), here=there, hardware="tpu-v5e-4", only=()).plan
+    assert plan.config["backend"] == "jax"
+    assert any("nobody chose a backend, so the plan is for jax" in note for note in plan.notes)
+
+    def needs_tensorflow(job):
+        return (
+            failure(FailureKind.CRASH, "it calls tf") if job.backend == "jax" and job.kind is JobKind.OBSERVE else None
+        )
+
+    plan = tune(fake(plant=needs_tensorflow), here=there, hardware="tpu-v5e-4", only=()).plan
+    assert plan.config["backend"] == "tensorflow"
+
+
 def test_hardware_that_is_not_here_gives_an_analytic_plan(tune):
     client = fake()
     plan = tune(client, here=cluster(4, kind="tpu", local=False), only=()).plan
