@@ -111,17 +111,15 @@ def optimize(
         backend=backend,
         devices=devices,
         trials=trials,
-        budget_seconds=cli_values.duration_seconds(budget) if isinstance(budget, str) else budget,
-        effective_batch=(
-            cli_values.batch_range(effective_batch) if isinstance(effective_batch, str) else effective_batch
-        ),
+        budget_seconds=_read(budget, cli_values.duration_seconds),
+        effective_batch=_read(effective_batch, cli_values.batch_range),
         fix={key: str(value) for key, value in (fix or {}).items()},
         only=tuple(only),
         study=study,
         headroom=headroom,
         output=None if output is None else Path(output),
         measure=measure,
-        memory_limit_bytes=cli_values.size_bytes(memory_limit) if isinstance(memory_limit, str) else memory_limit,
+        memory_limit_bytes=_read(memory_limit, cli_values.size_bytes),
         witnesses=witnesses,
     )
     result = planner.tune(request, watch or planner.silent)
@@ -167,9 +165,7 @@ def compare(
         hardware=_names(hardware),
         families=_names(family),
         backend=backend,
-        effective_batch=(
-            cli_values.batch_range(effective_batch) if isinstance(effective_batch, str) else effective_batch
-        ),
+        effective_batch=(_read(effective_batch, cli_values.batch_range)),
         fix={key: str(value) for key, value in (fix or {}).items()},
         headroom=headroom,
         by_cost=by_cost,
@@ -267,6 +263,11 @@ def _source(builder: Any, data: Any) -> SourceSpec:
         instances = importlib.import_module("autoplan.runtime.instances")
         return cast("SourceSpec", instances.pack(builder, data))
     return source.from_callable(builder, data)
+
+
+def _read(value: Any, read: Callable[[str], Any]) -> Any:
+    """What is written as on the command line, as a value; a value as it is."""
+    return read(value) if isinstance(value, str) else value
 
 
 def _names(names: Any) -> tuple[str, ...]:

@@ -154,6 +154,7 @@ def plain_plan(**changes: Any) -> dict[str, Any]:
             "failure": None,
         },
         "predicted": estimate(),
+        "compiled": None,
         "measured": measurement(),
         "verification": {
             "pairs": 5,
@@ -175,6 +176,7 @@ def plain_plan(**changes: Any) -> dict[str, Any]:
                 "predicted_update_seconds": None,
                 "outcome": "measured",
                 "measurement": measurement(0.0625, size=32, accumulation=4, compile_seconds=None),
+                "compiled": None,
                 "failure": None,
             },
             {
@@ -183,6 +185,7 @@ def plain_plan(**changes: Any) -> dict[str, Any]:
                 "predicted_update_seconds": 0.0035,
                 "outcome": "measured",
                 "measurement": measurement(),
+                "compiled": None,
                 "failure": None,
             },
             {
@@ -191,6 +194,7 @@ def plain_plan(**changes: Any) -> dict[str, Any]:
                 "predicted_update_seconds": 0.004,
                 "outcome": "failed",
                 "measurement": None,
+                "compiled": None,
                 "failure": {
                     "kind": "nan",
                     "message": "the loss was NaN\nafter 3 updates",
@@ -198,6 +202,8 @@ def plain_plan(**changes: Any) -> dict[str, Any]:
                     "wall_seconds": 4.5,
                     "held_bytes": None,
                     "outside": False,
+                    "needed_bytes": None,
+                    "available_bytes": None,
                 },
             },
         ],
