@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import signal
+import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import psutil
@@ -17,6 +19,8 @@ from autoplan.plan import FailureKind
 
 SCARCE_BYTES = 2**27
 """With less than this left the kernel is about to kill somebody, and not always who took the memory."""
+WATCHING_SHARE = 0.02
+"""Share of a job's time that weighing its processes may take."""
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 """Signals that somebody sends; the others follow from what a process does."""
 
@@ -36,6 +40,8 @@ class Watched:
     free: int
     held: int = 0
     peak: int = 0
+    _weights: dict[int, int] = field(default_factory=dict)
+    _weigh_at: float = 0.0
     _seen: dict[int, psutil.Process] = field(default_factory=dict)
 
     @classmethod
@@ -48,10 +54,20 @@ class Watched:
         """How things stand now with the job whose first process is `pid`."""
         found = processes.tree(pid)
         self._seen.update((process.pid, process) for process in found)
-        self.held = sum(processes.proportional_bytes(process.pid) for process in found)
-        others = sum(processes.proportional_bytes(process.pid) for process in found if process.pid != pid)
-        self.peak = max(self.peak, processes.alone_bytes(pid, ever=True) + others)
         self.free = processes.free_bytes()
+        pids = [process.pid for process in found]
+        if time.monotonic() >= self._weigh_at or self.scarce or any(one not in self._weights for one in pids):
+            self._weigh(pids)
+        self.held = sum(self._weights[one] for one in pids)
+        others = sum(self._weights[one] for one in pids if one != pid)
+        self.peak = max(self.peak, processes.alone_bytes(pid, ever=True) + others)
+
+    def _weigh(self, pids: Iterable[int]) -> None:
+        """What processes hold now. The kernel walks all their pages, and they wait meanwhile: not too often."""
+        started = time.monotonic()
+        self._weights = {pid: processes.proportional_bytes(pid) for pid in pids}
+        ended = time.monotonic()
+        self._weigh_at = ended + (ended - started) / WATCHING_SHARE
 
     def end(self, pid: int) -> None:
         """End the job: its tree, its group, and what was seen of it before it slipped out of both."""

@@ -27,7 +27,7 @@ from typing import Any
 
 import psutil
 
-from autoplan import planfile
+from autoplan import planfile, processes
 from autoplan.plan import Plan
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -110,12 +110,9 @@ def shown(value: Any) -> str:
 
 def held_bytes(root: psutil.Process) -> int:
     """Proportional set size of a process and its descendants, in bytes; those that just ended count nothing."""
-    total = 0
     with contextlib.suppress(psutil.Error):
-        for process in (root, *root.children(recursive=True)):
-            with contextlib.suppress(psutil.Error):
-                total += process.memory_full_info().pss
-    return total
+        return sum(processes.proportional_bytes(one.pid) for one in (root, *root.children(recursive=True)))
+    return 0
 
 
 def watched(
@@ -132,9 +129,12 @@ def watched(
         running = subprocess.Popen(command, stdout=answer, stderr=said, env=variables, cwd=folder)
         root, peak = psutil.Process(running.pid), 0
         while running.poll() is None:
+            looked = time.perf_counter()
             peak = max(peak, held_bytes(root))
+            # The kernel walks all pages for a look, and their processes wait meanwhile: it may take 2% of their time.
+            pause = max(_SAMPLE_SECONDS, 50 * (time.perf_counter() - looked))
             with contextlib.suppress(subprocess.TimeoutExpired):
-                running.wait(_SAMPLE_SECONDS)
+                running.wait(pause)
         seconds = time.perf_counter() - started
     if running.returncode != 0:
         raise StudyFailed((folder / "said").read_text(errors="replace")[-2000:])
