@@ -85,10 +85,9 @@ def optimize(
 ) -> Plan:
     """What `autoplan tune` does, from Python: the best verified plan for training this model on this hardware.
 
-    builder          a compiled `keras.Model`; or a function without arguments that builds and compiles one; or what
-                     `autoplan tune` takes. A live model stays as it is. A Functional or Sequential one is built again
-                     from its config for each trial; of a subclassed one batch, accumulation, steps_per_execution and
-                     jit_compile are tuned, and a function is what it takes to tune precision, remat and mesh too
+    builder          a compiled `keras.Model`, a function that builds and compiles one, or what `autoplan tune` takes. A
+                     live model stays as it is; a Functional or Sequential one is built again from its config for each
+                     trial; of a subclassed one precision, remat and mesh are not tuned: a function is what they take
     data             what `fit` takes: (x, y), a dict of its arguments such as {"x": x, "y": y, "batch_size": 64}, or a
                      function that makes either; None trains on synthetic batches
     budget           seconds, or a time with units: "10m"
@@ -96,7 +95,7 @@ def optimize(
     fix, only        knobs that are set, as {"precision": "float32"}, and the ones that may be tuned, as ["batch"]
     headroom         fraction of the device's memory that stays free
     memory_limit     bytes that the training may take at most, or a size with a unit: "2GiB"
-    witnesses        for hardware that is not here, so many configurations are compiled at most; None: a few
+    witnesses        for hardware that is not here, so many are compiled at most
     watch            is told of every autoplan.requests.Event on the way
 
     Raises an AutoplanError for whatever its caller can mend. Runs anywhere: scripts, notebooks, `__main__`.
