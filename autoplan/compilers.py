@@ -5,6 +5,7 @@ Nothing is imported: what is installed is read off its metadata.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, requires, version
 
 from packaging.requirements import Requirement
@@ -55,19 +56,22 @@ def _compiler(target: CompilerTarget) -> dict[str, str | None]:
             f"({' and '.join(groups[0])}); pip install 'autoplan[{EXTRA}]'"
         )
     for name in installed:
-        wanted, there = _wanted_by_jax(name), _installed(name)
+        asker, wanted, there = *_wanted(name, ("jax", *installed)), _installed(name)
         if wanted is not None and there is not None and not wanted.specifier.contains(there, prereleases=True):
             raise HardwareError(
-                f"{target.name}: {name} {there} is installed, and jax {_installed('jax')} works with "
+                f"{target.name}: {name} {there} is installed, and {asker} {_installed(asker)} works with "
                 f"{name}{wanted.specifier}; pip install --upgrade 'autoplan[{EXTRA}]'"
             )
     return {name: _installed(name) for name in (*installed, *_ASSEMBLERS[target.platform])}
 
 
-def _wanted_by_jax(name: str) -> Requirement | None:
-    """What the installed JAX asks of a package, in whichever of its extras; None where it does not say."""
-    wanted = (Requirement(line) for line in requires("jax") or ())
-    return next((one for one in wanted if one.name == name), None)
+def _wanted(name: str, askers: Sequence[str]) -> tuple[str, Requirement | None]:
+    """The first of the installed packages that asks for `name` and what it asks, in whichever of its extras."""
+    for asker in askers:
+        wanted = (Requirement(line) for line in requires(asker) or ())
+        if found := next((one for one in wanted if one.name == name), None):
+            return asker, found
+    return askers[0], None
 
 
 def _installed(name: str) -> str | None:
