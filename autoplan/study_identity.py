@@ -18,6 +18,7 @@ def known_at_once(bench: Bench) -> dict[str, Any]:
     source = bench.source
     return {
         "source": source.sha256,
+        "function": source.function,
         "arguments": list(source.args),
         "fit": source.fit_index,
         "hardware": hardware.identity(bench.cluster),

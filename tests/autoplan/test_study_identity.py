@@ -25,6 +25,7 @@ def made(source=SOURCE, here=None, only=("batch",), **facts):
     [
         {"source": SOURCE.model_copy(update={"sha256": "1" * 64})},
         {"source": SOURCE.model_copy(update={"args": ["--large"]})},
+        {"source": SOURCE.model_copy(update={"function": "build_another"})},
         {"source": SOURCE.model_copy(update={"fit_index": 2})},
         {"here": cluster(usable_bytes=2**30)},
         {"here": cluster(2)},
