@@ -44,9 +44,11 @@ _NO_ASSEMBLER = ("libdevice not found", "No PTX compilation provider", "ptxas to
 _LONGEST_REASON = 500
 _UNITS = {"": 1, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SIZE = r"([\d.]+)([KMGT]?)i?B?"
-_TOO_LARGE = re.compile(rf"Used {_SIZE} of {_SIZE} \w+")
+_TOO_LARGE = re.compile(rf"Used {_SIZE} of {_SIZE} (?i:hbm)")
 _TEMPORARIES_TOO_LARGE = re.compile(rf"temporaries \({_SIZE}\) exceeds available \w+ \({_SIZE}\)")
 """XLA:TPU gives up on temporaries alone where they exceed the device; state and batch come on top of them."""
+_ON_CHIP = re.compile(r"\b(vmem|smem|[Ss]hared memory)\b")
+"""A kernel may ask for more of these than a core has: that says nothing of the memory that a training must fit."""
 Place = NamedSharding
 
 
@@ -195,7 +197,7 @@ def _compiled(program: Any, target: CompilerTarget) -> tuple[Any, dict[str, Any]
     try:
         return program.compile(), {}
     except jax.errors.JaxRuntimeError as error:
-        if target.platform != "cuda" or _OUT_OF_MEMORY in str(error):
+        if target.platform != "cuda" or _ran_out(str(error)):
             raise
         return program.compile(compiler_options=_WITHOUT_TRITON), dict(_WITHOUT_TRITON)
 
@@ -210,10 +212,15 @@ def _why(error: Exception, target: CompilerTarget, argument_bytes: int) -> TooLa
         temporary, available = _sizes(found)
         return TooLarge(found.group(0), temporary + argument_bytes, available)
     reason = " ".join(message.split())[:_LONGEST_REASON]
-    if _OUT_OF_MEMORY in message:
+    if _ran_out(message):
         return TooLarge(reason, None, None)
     hint = f"; pip install 'autoplan[{EXTRA}]'" if any(words in message for words in _NO_ASSEMBLER) else ""
     return Refused(f"{target.name} does not compile this training program ({reason}){hint}")
+
+
+def _ran_out(message: str) -> bool:
+    """Whether it is the device's own memory that a compiler finds too small."""
+    return _OUT_OF_MEMORY in message and _ON_CHIP.search(message) is None
 
 
 def _sizes(found: re.Match[str]) -> tuple[int, int]:

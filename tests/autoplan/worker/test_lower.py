@@ -13,11 +13,14 @@ from autoplan.errors import HardwareError
 from autoplan.jobs import Client
 from autoplan.plan import CompilerEvidence, FailureKind
 from autoplan.source import resolve
+from autoplan.worker import lower
+from cost_models.compilers import CompilerTarget
 from cost_models.config import Batch, Layout, Mesh, Precision, TrainConfig
 
 MODELS = ("convolutional", "attention")
 TARGETS = ("tpu-v4-8", "tpu-v5e-4", "tpu-v6e-4", "gpu-a100-80gb-x2", "gpu-h100-80gb-x2")
 BATCH = 32
+ONE_CHIP = CompilerTarget("tpu", "v5e:1x1", 1)
 
 
 @pytest.fixture(scope="module")
@@ -135,3 +138,29 @@ def test_a_compiler_that_hangs(bench):
 def test_hardware_that_no_compiler_was_described_for(bench):
     with pytest.raises(HardwareError, match="XLA:GPU cannot be told what NVIDIA T4"):
         bench("dense", "gpu-t4").witness(config())
+
+
+@pytest.mark.parametrize(
+    ("message", "needed"),
+    [
+        ("XLA:TPU compile permanent error. Ran out of memory in memory space hbm. Used 33.27G of 30.75G hbm.", 33.27),
+        ("Out of memory while trying to allocate 100 bytes", None),
+    ],
+)
+def test_what_a_device_lacks_is_told_as_far_as_the_compiler_tells_it(message, needed):
+    found = lower._why(RuntimeError(f"RESOURCE_EXHAUSTED: {message}"), ONE_CHIP, 0)
+    assert isinstance(found, lower.TooLarge)
+    assert found.needed_bytes == (None if needed is None else round(needed * 2**30))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "Ran out of memory in memory space vmem. Used 18.62M of 16.00M vmem. Exceeded vmem capacity by 2.62M.",
+        "Scoped allocation with size 17.22M and limit 16.00M exceeded scoped vmem limit by 1.22M.",
+        "Shared memory size limit exceeded: requested 200000, available 101376",
+    ],
+)
+def test_what_a_kernel_lacks_on_the_chip_is_no_word_on_the_memory_of_the_device(message):
+    found = lower._why(RuntimeError(f"RESOURCE_EXHAUSTED: {message}"), ONE_CHIP, 0)
+    assert isinstance(found, lower.Refused)
