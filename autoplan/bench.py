@@ -373,7 +373,8 @@ def _before_compiling(result: JobResult) -> bool:
 
 def _what_the_compiler_said(result: JobResult) -> CompilerEvidence | Failure:
     if result.value is None:
-        return result.failure or Failure(kind=FailureKind.CRASH, message="it left without an answer")
+        failure = result.failure or Failure(kind=FailureKind.CRASH, message="it left without an answer")
+        return _of_this_machine(failure) if failure.out_of_memory else failure
     refused, too_large = result.value.get("refused"), result.value.get("too_large")
     if refused is not None:
         return Failure(kind=FailureKind.UNSUPPORTED, message=refused, wall_seconds=result.wall_seconds)
@@ -386,6 +387,12 @@ def _what_the_compiler_said(result: JobResult) -> CompilerEvidence | Failure:
         needed_bytes=too_large["needed_bytes"],
         available_bytes=too_large["available_bytes"],
     )
+
+
+def _of_this_machine(failure: Failure) -> Failure:
+    """Memory ran out where the compiler ran, which says nothing of the device that it compiles for."""
+    message = f"compiling takes more memory than this machine has ({failure.message})"
+    return failure.model_copy(update={"kind": FailureKind.CRASH, "message": message, "outside": True})
 
 
 def _value(result: JobResult) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any
 
 from autoplan import corrections
+from autoplan.errors import NoFeasibleConfiguration
 from autoplan.evidence import Verified, unverified
 from autoplan.explanation import contributions, measured_rates, predicted_rates, scaling
 from autoplan.forecasts import Findings
@@ -29,7 +30,7 @@ from autoplan.plan import (
     TrialRecord,
     Verification,
 )
-from autoplan.prune import changes
+from autoplan.prune import changes, nothing_fits
 from autoplan.repeats import Spread, restated, spread
 from autoplan.requests import TuneRequest
 from autoplan.source import DEFAULT_FUNCTION, SourceSpec
@@ -51,8 +52,13 @@ class Choice:
 
 
 def analytic_plan(request: TuneRequest, findings: Findings) -> Plan:
-    """The best by arithmetic alone: nothing was measured, and the plan says so."""
+    """The best by arithmetic alone: nothing was measured, and the plan says so.
+
+    NoFeasibleConfiguration where it is not sure to fit: only a compiler or a run could tell.
+    """
     best = findings.shortlist[0]
+    if not findings.forecasts[best].fits:
+        raise NoFeasibleConfiguration(nothing_fits(list(findings.forecasts.values())))
     why = f"best of {len(findings.forecasts)} configurations by prediction; nothing was measured"
     untried = _untried(findings.space.baseline, best)
     return _plan(
@@ -66,15 +72,21 @@ def analytic_plan(request: TuneRequest, findings: Findings) -> Plan:
 
 
 def compiled_plan(request: TuneRequest, findings: Findings, witnessed: Witnessed) -> Plan:
-    """The best that the target's compiler found to fit; the best by arithmetic where it found none, and why."""
+    """The best that the target's compiler found to fit; where it found none, the best that it has not refused.
+
+    NoFeasibleConfiguration where it found everything too large.
+    """
     winner = witnessed.winner
-    best = findings.shortlist[0] if winner is None else TrainConfig.from_dict(winner.config)
+    best = witnessed.instead if winner is None else TrainConfig.from_dict(winner.config)
+    if best is None:
+        raise NoFeasibleConfiguration(_all_too_large(witnessed))
     compiled = [record for record in witnessed.records if record.compiled is not None]
     if winner is None:
         why = (
             f"best of {len(findings.forecasts)} configurations by prediction; none that was compiled was found to fit "
             f"({witnessed.ended}), so no compiler stands behind it"
         )
+        why += "" if findings.forecasts[best].fits else "; whether it fits is not sure"
     else:
         why = (
             f"best of {len(findings.forecasts)} configurations by prediction, corrected by what the compiler said of "
@@ -90,6 +102,18 @@ def compiled_plan(request: TuneRequest, findings: Findings, witnessed: Witnessed
         trials=list(witnessed.records),
         left_out=witnessed.rejected,
         notes=[why, *witnessed.notes, *_untried(findings.space.baseline, best), *_notes(findings, best)],
+    )
+
+
+def _all_too_large(witnessed: Witnessed) -> str:
+    """The least that the compiler found needed, of those whose need it told."""
+    told = [one for one in witnessed.rejected if one.figures["needed_bytes"] is not None]
+    least = min(told, key=lambda one: int(one.figures["needed_bytes"] or 0), default=None)
+    what = "" if least is None else f", the least {TrainConfig.from_dict(least.config).describe()}: {least.reason}"
+    return (
+        f"none of the configurations that the compiler was asked about fits ({len(witnessed.rejected)} are too large"
+        f"{what}), and nothing else may. What would fit: larger devices or more of them, a smaller --effective-batch, "
+        "or fewer pins (--fix, --only)"
     )
 
 

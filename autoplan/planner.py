@@ -27,7 +27,7 @@ from autoplan.study_identity import identity, known_at_once, stem
 from autoplan.study_place import StudyPlace, study_name
 from autoplan.trials import Reference, Runner, Tried
 from autoplan.verify import Timed, exactness_expected
-from autoplan.witness import WITNESSES, Witnessed, why_not_here, witnessed
+from autoplan.witness import Witnessed, why_not_here, witnessed
 from cost_models.config import Batch, Layout, Mesh, Precision, Remat, RematMode, TrainConfig
 from cost_models.estimate import estimate as estimate_workload
 from cost_models.hardware import Cluster, limited
@@ -165,10 +165,10 @@ def _compare(
         )
 
         def ask(there: Bench, findings: Findings) -> Witnessed:
-            why_not = why_not_here(there)
+            why_not = why_not_here(there, findings.space)
             if why_not is not None:
                 raise HardwareError(why_not)
-            return _said(request, None, there, findings, watch, WITNESSES)[1]
+            return _said(request, None, there, findings, watch)[1]
 
         return compared(request, bench, wanted, find, ask, watch)
 
@@ -251,17 +251,20 @@ def _measured_here(request: TuneRequest, bench: Bench) -> bool:
 
 def _found(request: TuneRequest, bench: Bench, watch: Watch) -> Findings:
     """What there is to know before a trial, of the training on one backend."""
-    observation = bench.observe(abstract=not _measured_here(request, bench))
+    here = _measured_here(request, bench)
+    observation = bench.observe(abstract=not here)
     space = _space(request, observation, bench.cluster)
     bench = bench.with_(baseline=space.baseline)
     try:
-        return _survey(request, bench, observation, space, watch)
+        return _survey(request, bench, observation, space, watch, decided=here)
     except NoFeasibleConfiguration:
         split = _space(request, observation, bench.cluster, shard_state=True)
-        if split.configs == space.configs:
+        asked = not here and request.most_compiled > 0 and why_not_here(bench, space) is None
+        if split.configs != space.configs:
+            watch(Event("note", "nothing fits with the whole state on each device; looking at state that is split"))
+        elif not asked:
             raise
-        watch(Event("note", "nothing fits with the whole state on each device; looking at state that is split"))
-        return _survey(request, bench, observation, split, watch)
+        return _survey(request, bench, observation, split, watch, decided=here or asked)
 
 
 def _cluster(workers: Workers, name: str, backend: str, devices: int | None, watch: Watch) -> Cluster:
@@ -310,20 +313,24 @@ def _space(request: TuneRequest, observation: Observation, cluster: Cluster, *, 
     )
 
 
-def _survey(request: TuneRequest, bench: Bench, observation: Observation, space: Space, watch: Watch) -> Findings:
-    """Forecasts and shortlist; where the step cannot be traced, and can be measured here, the shortlist alone."""
+def _survey(
+    request: TuneRequest, bench: Bench, observation: Observation, space: Space, watch: Watch, *, decided: bool
+) -> Findings:
+    """Forecasts and shortlist; where nothing can be traced the shortlist alone.
+
+    `decided`: trials or a compiler will tell what fits, where forecasts are not sure.
+    """
     watch(Event("stage", f"forecasting {len(space.configs)} configurations"))
     versions = versions_of(observation, bench.cluster)
     try:
-        remat_asked = "remat" in request.only
         return survey(
             bench,
             observation,
             space,
             versions,
             headroom=request.headroom,
-            remat_asked=remat_asked,
-            measurable=_measured_here(request, bench),
+            remat_asked="remat" in request.only,
+            measurable=decided,
         )
     except WorkloadError as error:
         if not _measured_here(request, bench):
@@ -354,30 +361,30 @@ def _exact(findings: Findings) -> bool:
 
 def _planned_from_afar(request: TuneRequest, bench: Bench, findings: Findings, watch: Watch) -> TuneResult:
     """For hardware that is not here: its compiler is asked where it can be; else arithmetic alone."""
-    most = WITNESSES if request.witnesses is None else request.witnesses
-    if not request.measure and request.witnesses is None:
-        most = 0
-    why_not = None if most == 0 else why_not_here(bench)
+    why_not = why_not_here(bench, findings.space) if request.most_compiled else None
+    if request.most_compiled and why_not is None:
+        try:
+            return _compile(request, bench, findings, watch)
+        except HardwareError as error:  # it is here, and does not take this hardware
+            why_not = str(error)
     if why_not is not None and request.witnesses:
         raise HardwareError(why_not)
-    if most == 0 or why_not is not None:
-        notes = () if why_not is None else (f"no compiler was asked: {why_not}",)
-        findings = replace(findings, notes=(*notes, *findings.notes))
-        return _finish(request, analytic_plan(request, findings), findings, watch)
-    return _compile(request, bench, findings, watch, most)
+    if why_not is not None:
+        findings = replace(findings, notes=(f"no compiler was asked: {why_not}", *findings.notes))
+    return _finish(request, analytic_plan(request, findings), findings, watch)
 
 
-def _compile(request: TuneRequest, bench: Bench, findings: Findings, watch: Watch, most: int) -> TuneResult:
+def _compile(request: TuneRequest, bench: Bench, findings: Findings, watch: Watch) -> TuneResult:
     """Compile the best predictions until the winner is a compiled one."""
-    place, said = _said(request, request.study, bench, findings, watch, most)
+    place, said = _said(request, request.study, bench, findings, watch)
     result = _finish(request, compiled_plan(request, findings, said), findings, watch)
     return replace(result, study_path=str(place), interrupted=said.interrupted)
 
 
 def _said(
-    request: TuneRequest | CompareRequest, study: str | None, bench: Bench, findings: Findings, watch: Watch, most: int
+    request: TuneRequest | CompareRequest, study: str | None, bench: Bench, findings: Findings, watch: Watch
 ) -> tuple[StudyPlace, Witnessed]:
-    own, name = identity(bench, findings), stem(request.source)
+    own, name, most = identity(bench, findings), stem(request.source), request.most_compiled
     return witnessed(bench, findings, watch, most, study=study, name=name, identity=own)
 
 

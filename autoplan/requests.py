@@ -10,6 +10,9 @@ from typing import Any
 from autoplan.jobs import SourceSpec
 from autoplan.plan import CompilerEvidence, Failure, Measurement, Plan, Rejection
 
+WITNESSES = 5
+"""So many configurations are compiled unless told otherwise."""
+
 
 @dataclass(frozen=True)
 class TuneRequest:
@@ -37,6 +40,13 @@ class TuneRequest:
     witnesses: int | None = None
     dry_run: bool = False
     scratch: bool = False
+
+    @property
+    def most_compiled(self) -> int:
+        """So many configurations a compiler may be asked about: none where arithmetic alone was asked for."""
+        if self.witnesses is not None:
+            return self.witnesses
+        return WITNESSES if self.measure else 0
 
 
 @dataclass(frozen=True)
@@ -75,6 +85,11 @@ class CompareRequest:
     headroom: float = 0.08
     by_cost: bool = False
     compile: bool = False
+
+    @property
+    def most_compiled(self) -> int:
+        """So many configurations the compiler of each hardware may be asked about."""
+        return WITNESSES
 
 
 @dataclass(frozen=True)

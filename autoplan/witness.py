@@ -20,14 +20,13 @@ from autoplan.forecasts import Findings
 from autoplan.hardware import processors
 from autoplan.plan import CompilerEvidence, Evidence, Failure, FailureKind, Rejection, TrialRecord
 from autoplan.prune import Forecast, would_fit
-from autoplan.requests import Event, Watch
+from autoplan.requests import WITNESSES, Event, Watch
 from autoplan.search import Study, knob_choices
+from autoplan.space import Space
 from autoplan.study_place import StudyPlace, study_name
 from cost_models.compilers import compiler_target
 from cost_models.config import TrainConfig
 
-WITNESSES = 5
-"""So many configurations are compiled unless told otherwise."""
 NOTHING_LEFT = "nothing that may fit is left to compile"
 """Why compiling ends where the compiler finds everything too large."""
 CARRIED = 0.05
@@ -44,6 +43,7 @@ class Witnessed:
     records      its trials
     rejected     what it found too large, with its figures
     ended        why no more was compiled
+    instead      the best that it has not found too large, where there is no winner; None where there is none such
     """
 
     winner: TrialRecord | None
@@ -51,6 +51,7 @@ class Witnessed:
     rejected: tuple[Rejection, ...]
     ended: str
     interrupted: bool = False
+    instead: TrainConfig | None = None
 
     @property
     def notes(self) -> list[str]:
@@ -89,7 +90,8 @@ class Witness:
         self.watch(Event("stage", f"compiling ended: {ended}"))
         ranked = [one for one in self._ranked() if self._evidence(one.config) is not None]
         winner = next((self.study.outcome(one.config) for one in ranked), None)
-        return Witnessed(winner, tuple(self.study.records), tuple(self._too_large()), ended, interrupted)
+        instead = self._instead() if winner is None else None
+        return Witnessed(winner, tuple(self.study.records), tuple(self._too_large()), ended, interrupted, instead)
 
     def _until_the_best_is_compiled(self) -> str:
         while True:
@@ -124,6 +126,16 @@ class Witness:
         left = [one for one in left if one.may_fit]
         return [one.config for one in sorted(left, key=lambda one: self._corrected(one).least_bytes or 0)[:1]]
 
+    def _instead(self) -> TrainConfig | None:
+        """The best of the shortlist that fits by all that is known; else what would be compiled next."""
+        for config in self.findings.shortlist:
+            forecast, record = self.findings.forecasts.get(config), self.study.outcome(config)
+            if forecast is None or (record is not None and _is_too_large(record, forecast)):
+                continue
+            if self._corrected(forecast).fits:
+                return config
+        return next(iter(self._ahead()), None)
+
     def _ranked(self) -> list[Forecast]:
         """What may fit, best first, as far as the compiler has corrected it. What it refused is not there."""
         corrected = [self._corrected(one) for one in self.findings.forecasts.values() if self._legal(one.config)]
@@ -131,7 +143,9 @@ class Witness:
         return sorted(hopeful, key=lambda one: one.seconds_per_sample)
 
     def _legal(self, config: TrainConfig) -> bool:
-        if not config.jit_compile or config.steps_per_execution != self._grouped or config not in self._space:
+        if config.backend != self.bench.backend or config not in self._space:  # nobody asks for another backend
+            return False
+        if not config.jit_compile or config.steps_per_execution != self._grouped:
             return False
         record = self.study.outcome(config)
         return record is None or record.failure is None
@@ -195,22 +209,38 @@ class Witness:
 
     def _compile(self, configs: Sequence[TrainConfig]) -> None:
         first = self.study.next_number
-        for number, config in enumerate(configs, first):
-            self.study.begin(config)
-            self.watch(Event("trial_started", config.describe(), number=number, config=config.to_dict()))
+        try:
+            for number, config in enumerate(configs, first):
+                self.study.begin(config)
+                self.watch(Event("trial_started", config.describe(), number=number, config=config.to_dict()))
+        except StudyError as error:
+            self._without_study(error)
+            return
         pool = ThreadPoolExecutor(len(configs))
         try:
             outcomes = list(pool.map(self._ask, configs, range(first, first + len(configs))))
         except BaseException:
             for config in configs:
-                with suppress(StudyError):
-                    self.study.abandon(config)
+                self._give_back(config)
             raise
         finally:
             # Not waited for: after Ctrl-C the client ends the jobs, and with them the threads.
             pool.shutdown(wait=False, cancel_futures=True)
         for config, outcome in zip(configs, outcomes, strict=True):
-            self._record(config, outcome)
+            if isinstance(outcome, Failure) and self.bench.cut_short(outcome):
+                self._give_back(config)
+            else:
+                self._record(config, outcome)
+
+    def _give_back(self, config: TrainConfig) -> None:
+        """A trial that says nothing may be asked for again; what cannot be told is ended when the study opens next."""
+        with suppress(StudyError):
+            self.study.abandon(config)
+
+    def _without_study(self, error: StudyError) -> None:
+        """The study cannot be stored any more: nothing further is compiled, and the plan is made of what is known."""
+        self._storage_failed = True
+        self.watch(Event("note", f"{error}; compiling ends here, and the plan is made of what is known"))
 
     def _ask(self, config: TrainConfig, number: int) -> CompilerEvidence | Failure:
         return self.bench.witness(
@@ -227,8 +257,7 @@ class Witness:
         try:
             record = self.study.tell(config, outcome, objective, forecast.update_seconds)
         except StudyError as error:
-            self._storage_failed = True
-            self.watch(Event("note", f"{error}; compiling ends here, and the plan is made of what is known"))
+            self._without_study(error)
             record = self.study.records[-1]
         best = next((one for one in self._ranked() if self._evidence(one.config) is not None), None)
         best_record = None if best is None else self.study.outcome(best.config)
@@ -278,10 +307,12 @@ class Witness:
         return found
 
 
-def why_not_here(bench: Bench) -> str | None:
+def why_not_here(bench: Bench, space: Space) -> str | None:
     """Why the compiler of this hardware cannot be asked what a training needs; None where it can."""
     if bench.backend != TRACED_ON:
         return f"what {bench.backend} runs is not what XLA compiles for JAX"
+    if not any(config.jit_compile for config in space.configs):
+        return "without jit_compile nothing is compiled"
     try:
         target = compiler_target(bench.cluster)
     except HardwareError as error:

@@ -246,7 +246,7 @@ def said_of(one, total_bytes, time=TIME):
 @pytest.fixture
 def witnessed(compare, monkeypatch):
     """Compare one kind of hardware with a compiler that answers as told, from the findings that it gets."""
-    monkeypatch.setattr(planner, "why_not_here", lambda bench: None)
+    monkeypatch.setattr(planner, "why_not_here", lambda bench, space: None)
 
     def run(answer, client=None):
         monkeypatch.setattr(planner, "_said", lambda *asked: (None, answer(asked[3])))

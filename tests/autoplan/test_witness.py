@@ -3,6 +3,7 @@ planted, so that they can be wrong on purpose. Real ones are asked in `worker/te
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -10,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from autoplan import compilers, planfile
-from autoplan.errors import HardwareError
+from autoplan import compilers, keras_backend, planfile, witness
+from autoplan.bench import Clock
+from autoplan.errors import HardwareError, NoFeasibleConfiguration, StudyError
 from autoplan.jobs import JobKind
 from autoplan.plan import Evidence, FailureKind
+from autoplan.search import Study
 from cost_models.config import Precision, TrainConfig
 from cost_models.hardware import cluster
 from tests.autoplan.fake_client import compiled, failure
@@ -29,7 +32,7 @@ def plan_for(tune, monkeypatch):
     monkeypatch.setattr(compilers, "versions", lambda target: {"jax": "0.10.2", "libtpu": "0.0.42"})
 
     def run(client, **wishes):
-        return tune(client, here=NAMED, **{"only": ("batch", "mesh"), **wishes})
+        return tune(client, **{"here": NAMED, "only": ("batch", "mesh"), **wishes})
 
     run.events = lambda: tune.events
     return run
@@ -178,6 +181,131 @@ def test_what_is_told_on_the_way(plan_for):
     assert kinds.count("trial_started") == kinds.count("trial_finished") == 1
     finished = next(event for event in plan_for.events() if event.kind == "trial_finished")
     assert finished.best_number == finished.number == 0
+
+
+def test_a_plan_is_never_what_the_compiler_found_too_large(plan_for):
+    """Also where no more may be compiled: what is left stands without a compiler behind it."""
+
+    def compiler(config):
+        return compiled(20 * GIB) if config.batch.local == 256 else compiled(2**20)
+
+    plan = plan_for(fake(own=OWN, compiler=compiler), witnesses=1, fix={"mesh.data": "1"}).plan
+    assert plan.evidence is Evidence.ANALYTIC
+    assert plan.config["batch"]["local"] < 256
+    assert plan.config not in [one.config for one in plan.rejected if one.figures.get("evidence") == "compiled"]
+
+
+def test_where_the_compiler_finds_everything_too_large_nothing_is_feasible(plan_for):
+    client = fake(own=OWN, compiler=lambda config: compiled((16 + config.batch.local) * GIB))
+    with pytest.raises(NoFeasibleConfiguration, match=r"needs 17.0 GiB of 14.5 GiB a device\), and nothing else may"):
+        plan_for(client, witnesses=99, fix={"mesh.data": "1"})
+
+
+def test_a_compilation_that_the_budget_cut_short_may_be_asked_for_again(plan_for, tmp_path, monkeypatch):
+    study = str(tmp_path / "study.db")
+
+    def cut_short(job):
+        if job.kind is not JobKind.LOWER:
+            return None
+        monkeypatch.setattr(Clock, "allows", lambda clock, seconds: False)
+        return failure(FailureKind.TIMEOUT, "not done after 3 s")
+
+    allows = Clock.allows
+    plan = plan_for(fake(own=OWN, plant=cut_short), study=study).plan
+    assert plan.evidence is Evidence.ANALYTIC
+    assert plan.trials == []
+    monkeypatch.setattr(Clock, "allows", allows)
+    again = plan_for(fake(own=OWN), study=study).plan
+    assert (again.evidence, again.config) == (Evidence.COMPILED, plan.config)
+
+
+def test_memory_that_runs_out_here_says_nothing_of_the_device(plan_for, tmp_path):
+    """The compiler's own process was ended: the configuration is not too large for that, and is asked again."""
+    study = str(tmp_path / "study.db")
+
+    def swollen(job):
+        return failure(FailureKind.COMPILE_OOM, "held 13.0 GiB of 12.0 GiB") if job.kind is JobKind.LOWER else None
+
+    plan = plan_for(fake(own=OWN, plant=swollen), study=study, witnesses=1).plan
+    assert plan.evidence is Evidence.ANALYTIC
+    assert [one for one in plan.rejected if one.figures.get("evidence") == "compiled"] == []
+    assert any("compiling takes more memory than this machine has (held 13.0 GiB" in note for note in plan.notes)
+    again = plan_for(fake(own=OWN), study=study, witnesses=1).plan
+    assert (again.evidence, again.config) == (Evidence.COMPILED, plan.config)
+
+
+def test_a_study_that_cannot_be_stored_ends_with_what_was_compiled(plan_for, monkeypatch):
+    begun, original = [], Study.begin
+
+    def begin(study, config):
+        begun.append(config)
+        if len(begun) == 2:
+            raise StudyError("the study cannot be written: the disk is full")
+        original(study, config)
+
+    monkeypatch.setattr(Study, "begin", begin)
+    plan = plan_for(fake(own=OWN, compiler=lambda config: compiled(20 * GIB)), fix={"mesh.data": "1"}).plan
+    assert [record.outcome for record in plan.trials] == ["compiled"]
+    assert any("the study cannot be stored" in note for note in plan.notes)
+
+
+def test_without_jit_compile_no_compiler_is_asked(plan_for):
+    client = fake(own=OWN)
+    plan = plan_for(client, fix={"jit_compile": "false"}).plan
+    assert asked(client) == []
+    assert "no compiler was asked: without jit_compile nothing is compiled" in plan.notes
+    with pytest.raises(HardwareError, match="without jit_compile"):
+        plan_for(fake(own=OWN), fix={"jit_compile": "false"}, witnesses=2)
+
+
+def test_a_compiler_that_does_not_take_the_hardware_does_not_stand_in_the_way(plan_for):
+    def refuse(config):
+        raise HardwareError("XLA:TPU v5e:2x2 is not taken by the compiler that is installed here")
+
+    plan = plan_for(fake(own=OWN, compiler=refuse)).plan
+    assert plan.evidence is Evidence.ANALYTIC
+    assert any(note.startswith("no compiler was asked: XLA:TPU v5e:2x2 is not taken") for note in plan.notes)
+    with pytest.raises(HardwareError, match="is not taken"):
+        plan_for(fake(own=OWN, compiler=refuse), witnesses=2)
+
+
+def test_what_another_backend_would_run_is_not_compiled(plan_for, monkeypatch):
+    """XLA compiles what Keras runs on JAX: no compiler stands behind a plan for PyTorch."""
+    monkeypatch.setattr(keras_backend, "installed", lambda name: name in ("jax", "torch"))
+    client = fake(own=OWN)
+    plan = plan_for(client, backend="auto", fix={"mesh.data": "1"}).plan
+    assert {config.backend for config in asked(client)} == {"jax"}
+    assert (plan.evidence, plan.config["backend"]) == (Evidence.COMPILED, "jax")
+
+
+def test_where_no_forecast_is_sure_the_compiler_decides(plan_for):
+    """A chip with less than the upper end of what is forecast, and more than the lower one."""
+    wishes = {"only": ("steps_per_execution",), "fix": {"mesh.data": "1"}}
+    sizes = plan_for(fake(own=OWN), witnesses=0, **wishes).plan.predicted["memory"]["per_device_bytes"]
+    low, high = sizes["total_low"], sizes["total_high"]
+    chip = dataclasses.replace(NAMED.chip, usable_memory_bytes=int((low + high) / 2 / 0.92))
+    small = dataclasses.replace(NAMED, chip=chip)
+    plan = plan_for(fake(own=OWN, compiler=lambda config: compiled(low)), here=small, **wishes).plan
+    assert (plan.evidence, plan.compiled.memory.total_bytes) == (Evidence.COMPILED, low)
+    with pytest.raises(NoFeasibleConfiguration, match="the compiler was asked about"):
+        plan_for(fake(own=OWN, compiler=lambda config: compiled(high)), here=small, **wishes)
+    with pytest.raises(NoFeasibleConfiguration, match="none of 1 configurations fits"):
+        plan_for(fake(own=OWN), here=small, witnesses=0, **wishes)
+
+
+def test_two_are_compiled_side_by_side_where_there_are_cores(plan_for, monkeypatch, tmp_path):
+    monkeypatch.setattr(witness, "processors", lambda: 4)
+    study = str(tmp_path / "study.db")
+    client = fake(own=OWN, compiler=lambda config: compiled(int(config.batch.local / 256 * 40 * GIB)))
+    plan = plan_for(client, fix={"mesh.data": "1"}, study=study).plan
+    told = [event for event in plan_for.events() if event.kind in ("trial_started", "trial_finished")]
+    assert [event.kind for event in told[:4]] == ["trial_started"] * 2 + ["trial_finished"] * 2
+    assert [event.config for event in told[:2]] == [event.config for event in told[2:4]]
+    assert [event.number for event in told[:4]] == [0, 1, 0, 1]
+    assert [record.number for record in plan.trials] == list(range(len(plan.trials)))
+    again = fake(own=OWN)
+    assert plan_for(again, fix={"mesh.data": "1"}, study=study).plan.trials == plan.trials
+    assert asked(again) == []
 
 
 @pytest.mark.parametrize("hardware", ["tpu-v5e-4", "gpu-a100-80gb-x8"])
