@@ -1,4 +1,4 @@
-"""Which compilers an installation is found to have: its versions are made up, what packages ask of each other is not."""
+"""Which compilers are found to be here: versions are made up, what packages ask of each other is not."""
 
 from importlib.metadata import PackageNotFoundError
 
