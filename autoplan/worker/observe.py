@@ -50,6 +50,7 @@ def observe(call: FitCall, facts: DataFacts, seen: Seen, backend: Backend) -> Ob
             type(one).__name__ for one in callbacks.as_list(arguments.get("callbacks")) if callbacks.writes(one)
         ],
         intercepted=list(seen.overridden),
+        held=_held(model),
         layer_kinds=model_facts.layer_kinds(model),
         setup_seconds=time.monotonic() - seen.started_at,
         devices=devices,
@@ -58,6 +59,12 @@ def observe(call: FitCall, facts: DataFacts, seen: Seen, backend: Backend) -> Ob
         environment=environment(backend),
         notes=_notes(call, facts, seen),
     )
+
+
+def _held(model: Any) -> dict[str, str]:
+    """Knobs that the model's own code does not let be turned: Keras refuses to compile some layers."""
+    kinds = sorted({type(layer).__name__ for layer in model._flatten_layers() if not layer.supports_jit})
+    return {"jit_compile": f"Keras compiles no layers of kind {', '.join(kinds)}"} if kinds else {}
 
 
 def environment(backend: Backend) -> dict[str, str]:

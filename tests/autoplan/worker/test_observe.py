@@ -10,14 +10,18 @@ from autoplan.runtime.intercept import FitCall, Seen
 from autoplan.worker.observe import observe
 
 
-def notes_of(*, strategy=None, **compiling):
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+def observed(*layers, strategy=None, **compiling):
+    model = keras.Sequential([keras.Input((4,)), *layers, keras.layers.Dense(1)])
     model.compile("sgd", "mse", **compiling)
     if strategy is not None:
         model._distribute_strategy = strategy
     arguments = {"x": np.zeros((64, 4), "float32"), "y": np.zeros((64, 1), "float32")}
     call = FitCall(1, model, arguments, type(model).fit)
-    return observe(call, data.describe(arguments), Seen(), backends.get("jax")).notes
+    return observe(call, data.describe(arguments), Seen(), backends.get("jax"))
+
+
+def notes_of(**wishes):
+    return observed(**wishes).notes
 
 
 def test_a_plain_fit_needs_no_notes():
@@ -34,3 +38,21 @@ def test_a_distribution_of_tensorflows_own_is_told():
     strategy = type("MirroredStrategy", (SimpleNamespace,), {})(num_replicas_in_sync=2)
     (note,) = notes_of(strategy=strategy)
     assert "MirroredStrategy with 2 replicas" in note
+
+
+class Uncompiled(keras.layers.Layer):
+    """As some of Keras's own that transform images."""
+
+    def __init__(self):
+        super().__init__()
+        self.supports_jit = False
+
+    def call(self, inputs):
+        return inputs
+
+
+def test_layers_that_keras_does_not_compile_hold_jit_compile():
+    found = observed(Uncompiled())
+    assert found.config["jit_compile"] is False
+    assert found.held == {"jit_compile": "Keras compiles no layers of kind Uncompiled"}
+    assert observed().held == {}
