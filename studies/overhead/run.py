@@ -8,7 +8,6 @@ Every trial of a script has another configuration, so none finds its training st
 from __future__ import annotations
 
 import argparse
-import math
 import statistics
 import sys
 from pathlib import Path
@@ -83,10 +82,9 @@ def parts_of(result: JobResult, measured: Measurement, steps_per_execution: int)
 
 
 def without_input_seconds(measured: Measurement, steps_per_execution: int) -> float:
-    """Micro-steps on the batch that is there already: four groups, and a shorter run before them."""
-    a_run = max(1, round(TARGET_GROUP_SECONDS / (2 * measured.group_seconds[-1])))
-    calls, calls_before = (math.ceil(steps / steps_per_execution) for steps in (a_run, min(a_run, 2)))
-    return (measured.compute_micro_step_seconds or 0.0) * a_run * (4 + calls_before / calls)
+    """Micro-steps on the batch that is there already: one call of the program, and four groups of whole calls."""
+    calls = max(1, round(TARGET_GROUP_SECONDS / (2 * measured.group_seconds[-1] * steps_per_execution)))
+    return (measured.compute_micro_step_seconds or 0.0) * steps_per_execution * (1 + 4 * calls)
 
 
 class Recorder:

@@ -89,7 +89,7 @@ BY_MAIN = """
         return model
 
     x = np.ones((1024, 16), "float32")
-    plan = autoplan.optimize(build_model, (x, x[:, :1]), hardware="tpu-v4-8", headroom=0.1, measure=False)
+    plan = autoplan.optimize(build_model, (x, x[:, :1]), hardware="tpu-v4-8", headroom=0.1)
     print(plan.evidence.value, plan.source.kind, plan.source.fit.samples, plan.hardware.name)
     found = autoplan.compare(build_model, (x, x[:, :1]), ["gpu-t4", "tpu-v4-8"])
     print(sorted((row.hardware, row.verdict.value, row.config.batch.effective) for row in found.rows))

@@ -127,7 +127,7 @@ def test_a_step_is_traced_in_the_precision_that_is_asked(ask, packed, observed):
 
 def test_what_cannot_be_built_again_keeps_what_is_set_before_building(packed):
     held = packed["subclassed"].held
-    assert set(held) == {"precision", "remat", "mesh"}
+    assert set(held) == {"precision", "remat", "mesh", "layout"}
     assert held["mesh"] == (
         "Subclassed is a subclassed model, whose __init__ cannot be run again; pass a function that builds and "
         "compiles the model to have them tuned"
@@ -330,7 +330,8 @@ def test_live_models_of_another_backend_travel_there(backend, root, tmp_path):
     (tmp_path / "main.py").write_text(textwrap.dedent(ELSEWHERE))
     environment = {**os.environ, "KERAS_BACKEND": backend, "PYTHONPATH": str(root)}
     done = subprocess.run([sys.executable, "main.py"], cwd=tmp_path, capture_output=True, text=True, env=environment)
-    assert done.stdout.splitlines() == ["functional", "sequential", "subclassed mesh precision remat"], done.stderr
+    told = done.stdout.splitlines()
+    assert told == ["functional", "sequential", "subclassed layout mesh precision remat"], done.stderr
 
 
 def test_a_model_that_travels_as_it_is_does_not_open_on_another_backend(root, tmp_path):
