@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from autoplan import compilers, figures, hardware, temporary
 from autoplan.errors import (
     FAILED_BY_ITSELF,
+    ConfigError,
     NoFeasibleConfiguration,
     OutputError,
     ScriptFailed,
@@ -180,7 +181,7 @@ class Bench:
         """Weights, or what else the source makes, as a look without values for them tells; "" when it cannot tell."""
         try:
             result = self._tracing()._look(JobKind.OBSERVE, None, {"abstract": True})
-        except (SourceError, WorkloadError):
+        except (ConfigError, SourceError, WorkloadError):
             return ""
         if result.value is not None:
             parameters = Observation.model_validate(result.value).parameters
@@ -291,7 +292,13 @@ class Bench:
         return result if result.failure is None or waited else self._look(kind, config, {})
 
     def _look(self, kind: JobKind, config: TrainConfig | None, options: dict[str, Any]) -> JobResult:
-        return self._ask(kind, config, options, kind.value, LOOK_SECONDS)
+        result = self._ask(kind, config, options, kind.value, LOOK_SECONDS)
+        if result.failure is not None and self.cut_short(result.failure):
+            raise ConfigError(
+                f"the budget of {self.clock.budget_seconds:.0f} s was spent while the training was looked at, before "
+                "anything could be planned; give more with --budget"
+            )
+        return result
 
     def _ask(
         self,

@@ -13,7 +13,7 @@ import pytest
 
 from autoplan import compilers, keras_backend, planfile, witness
 from autoplan.bench import Clock
-from autoplan.errors import HardwareError, NoFeasibleConfiguration, StudyError
+from autoplan.errors import ConfigError, HardwareError, NoFeasibleConfiguration, StudyError
 from autoplan.jobs import JobKind
 from autoplan.plan import Evidence, FailureKind
 from autoplan.search import Study
@@ -328,3 +328,11 @@ def test_the_command_ends_with_a_plan_that_the_real_compiler_stands_behind(tmp_p
     assert [record.outcome for record in plan.trials][-1] == "compiled"
     assert "measured" not in ran.stdout
     assert planfile.first_line(plan).startswith("Nothing was run for this plan: its figures are compiled, for ")
+
+
+def test_a_budget_that_ends_while_the_training_is_looked_at_is_told_as_such(plan_for):
+    def slow(job):
+        return failure(FailureKind.TIMEOUT, "not done after 1 s") if job.kind is JobKind.TRACE else None
+
+    with pytest.raises(ConfigError, match="was spent while the training was looked at"):
+        plan_for(fake(own=OWN, plant=slow), budget_seconds=0.5)
