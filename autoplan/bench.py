@@ -41,7 +41,8 @@ LOOK_SECONDS = 600.0
 COMPILE_SECONDS = 900.0
 """Limit of one question to a compiler."""
 COMPILER_SHARE = 0.8
-"""Share of this machine's memory that one compiler may take."""
+"""Share of this machine's memory that compilers may take, all together."""
+_CORES_FOR_TWO = 4
 SHORTEST_LIMIT_SECONDS = 60.0
 LONGEST_LIMIT_SECONDS = 1800.0
 SHORTEST_STEP_SECONDS = 1.0
@@ -94,6 +95,11 @@ class Clock:
 
 def _silent(text: str) -> None:
     """Nobody is told."""
+
+
+def compilers_at_once() -> int:
+    """Compilers that run side by side: each takes several cores, and gigabytes."""
+    return 2 if hardware.processors() >= _CORES_FOR_TWO else 1
 
 
 def replaced_once(run: Callable[[], JobResult], tell: Callable[[str], None] = _silent) -> JobResult:
@@ -367,7 +373,7 @@ class Bench:
         What a training may take is no limit for its analysis, which is not part of it.
         """
         if kind is JobKind.LOWER:
-            return int(hardware.memory_bytes() * COMPILER_SHARE)
+            return int(hardware.memory_bytes() * COMPILER_SHARE / compilers_at_once())
         on_this_cpu = self.cluster.local and self.cluster.chip.kind == "cpu"
         return self.usable_bytes() if on_this_cpu and kind is not JobKind.TRACE else None
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from autoplan import figures
 from autoplan.bench import Bench
-from autoplan.errors import ConfigError, HardwareError
+from autoplan.errors import ConfigError, HardwareError, StudyError
 from autoplan.forecasts import Findings, Tracer, versions_of
 from autoplan.jobs import Observation
 from autoplan.objective import PlannedFit
@@ -323,7 +323,7 @@ def _refined(look: Look, bench: Bench, ask: Ask, watch: Watch) -> Row:
     watch(Event("stage", f"asking the compiler of {row.hardware}"))
     try:
         said = ask(bench.with_(cluster=look.cluster), look.findings)
-    except HardwareError as error:
+    except (HardwareError, StudyError) as error:
         return replace(row, notes=(*row.notes, f"no compiler was asked: {error}"))
     if said.interrupted:
         raise KeyboardInterrupt

@@ -73,9 +73,9 @@ class Difference:
 
 def rows(plan: Plan) -> list[Row]:
     """Micro-step, samples/s, updates/s, memory, MFU and compile time of baseline and plan."""
-    baseline = _column(
-        _Side(plan.baseline.config, plan.baseline.measured, plan.baseline.predicted, plan.hardware.simulated)
-    )
+    compiled = plan.compiled if plan.config == plan.baseline.config else None  # of the same program
+    own, simulated = plan.baseline, plan.hardware.simulated
+    baseline = _column(_Side(own.config, own.measured, own.predicted, simulated, compiled))
     chosen = _column(_Side(plan.config, plan.measured, plan.predicted, plan.hardware.simulated, plan.compiled))
     if plan.baseline.failure is not None and plan.baseline.measured is None:
         baseline = _failed_column(plan.baseline)

@@ -14,10 +14,9 @@ from functools import cached_property
 from typing import Any
 
 from autoplan import compilers, figures
-from autoplan.bench import TRACED_ON, Bench
+from autoplan.bench import TRACED_ON, Bench, compilers_at_once
 from autoplan.errors import HardwareError, StudyError
 from autoplan.forecasts import Findings
-from autoplan.hardware import processors
 from autoplan.plan import CompilerEvidence, Evidence, Failure, FailureKind, Rejection, TrialRecord
 from autoplan.prune import Forecast, would_fit
 from autoplan.requests import WITNESSES, Event, Watch
@@ -32,7 +31,6 @@ NOTHING_LEFT = "nothing that may fit is left to compile"
 CARRIED = 0.05
 """What a corrected prediction may be off by: from one compiled batch to others the worst seen was 5%."""
 _STATE = ("parameters", "non_trainable", "optimizer", "accumulators", "inputs")
-_CORES_FOR_TWO = 4
 
 
 @dataclass(frozen=True)
@@ -104,7 +102,7 @@ class Witness:
                 return "the budget is spent"
             if self._storage_failed:
                 return "the study cannot be stored"
-            self._compile(ahead[: min(at_once(), self.most - self._compiled)])
+            self._compile(ahead[: min(compilers_at_once(), self.most - self._compiled)])
 
     def _ahead(self) -> list[TrainConfig]:
         """What ranks before the best that has been compiled.
@@ -343,11 +341,6 @@ def witnessed(
     watch(Event("stage", f"compiling the best predictions with {target.name}"))
     with Study(place, findings.shortlist, choices, key) as kept:
         return place, Witness(bench.with_(logs=place.folder), kept, findings, watch, most).run()
-
-
-def at_once() -> int:
-    """Compilers that run side by side: each takes several cores, and gigabytes."""
-    return 2 if processors() >= _CORES_FOR_TWO else 1
 
 
 def _within_headroom(forecast: Forecast) -> bool:
