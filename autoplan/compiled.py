@@ -42,7 +42,7 @@ def compiled_document(
         "memory": {
             **_limits(memory),
             "per_device_bytes": _parts(found),
-            "fits": found.memory.total_bytes <= usable,
+            "fits": found.memory.must_fit_bytes <= usable,
         },
         "time": found.time,
         "compiler": to_plain(found),

@@ -32,6 +32,7 @@ TIME_PARTS = {
 }
 
 
+ON_CHIP = "Part of it lives in on-chip memory, which the total leaves out and the compiler's peak counts:"
 COMPILED_PARTS = {
     "argument": "state and batch, as the program receives them",
     "output": "state and logs, as it hands them back",
@@ -65,6 +66,7 @@ def _compiled(estimate: Mapping[str, Any], *, explain: bool) -> RenderableType:
     memory, analytic = estimate["memory"], estimate["analytic"]
     compiler = estimate.get("compiler")
     total, estimated_total = memory["per_device_bytes"]["total"], analytic["memory"]["per_device_bytes"]["total"]
+    peak = memory["per_device_bytes"].get("peak") or 0
     said = f"{_config(estimate)} on {estimate['hardware']}. "
     if compiler is None:
         return Group(
@@ -81,7 +83,8 @@ def _compiled(estimate: Mapping[str, Any], *, explain: bool) -> RenderableType:
         f"{said}{compiler['target']} compiled the training program in {took}; nothing was run.",
         heading("Memory, a device (compiled)"),
         table,
-        _fits({**memory, "per_device_bytes": {**memory["per_device_bytes"], "total_high": total}}),
+        _fits({**memory, "per_device_bytes": {**memory["per_device_bytes"], "total_high": max(total, peak)}}),
+        *([f"{ON_CHIP} {figures.size(peak)}."] if peak > total else []),
         f"Estimated were {figures.size(estimated_total)} (analytic).",
         *_compiled_time(estimate, explain),
         *_exchanged(compiler["collectives"]),

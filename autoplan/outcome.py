@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
-from autoplan import corrections
+from autoplan import corrections, figures
 from autoplan.errors import NoFeasibleConfiguration
 from autoplan.evidence import Verified, unverified
 from autoplan.explanation import contributions, measured_rates, predicted_rates, scaling
@@ -67,7 +67,7 @@ def analytic_plan(request: TuneRequest, findings: Findings) -> Plan:
         config=best,
         evidence=Evidence.ANALYTIC,
         baseline=_baseline(findings, None),
-        notes=[why, *untried, *_notes(findings, best)],
+        notes=[why, *_baseline_too_large(findings), *untried, *_notes(findings, best)],
     )
 
 
@@ -82,9 +82,10 @@ def compiled_plan(request: TuneRequest, findings: Findings, witnessed: Witnessed
         raise NoFeasibleConfiguration(_all_too_large(witnessed))
     compiled = [record for record in witnessed.records if record.compiled is not None]
     if winner is None:
+        found = "none that was compiled was found to fit" if witnessed.records else "none was compiled"
         why = (
-            f"best of {len(findings.forecasts)} configurations by prediction; none that was compiled was found to fit "
-            f"({witnessed.ended}), so no compiler stands behind it"
+            f"best of {len(findings.forecasts)} configurations by prediction; {found} ({witnessed.ended}), so no "
+            "compiler stands behind it"
         )
         why += "" if findings.forecasts[best].fits else "; whether it fits is not sure"
     else:
@@ -101,8 +102,25 @@ def compiled_plan(request: TuneRequest, findings: Findings, witnessed: Witnessed
         compiled=None if winner is None else winner.compiled,
         trials=list(witnessed.records),
         left_out=witnessed.rejected,
-        notes=[why, *witnessed.notes, *_untried(findings.space.baseline, best), *_notes(findings, best)],
+        notes=[
+            why,
+            *witnessed.notes,
+            *_baseline_too_large(findings),
+            *_untried(findings.space.baseline, best),
+            *_notes(findings, best),
+        ],
     )
+
+
+def _baseline_too_large(findings: Findings) -> list[str]:
+    """Figures of a baseline stand beside the plan's, though on this hardware it may not run at all."""
+    own = findings.forecasts.get(findings.space.baseline)
+    if own is None or own.fits:
+        return []
+    hope = "may not fit" if own.may_fit else "does not fit"
+    needs, there = figures.size(own.needed_bytes), figures.size(own.usable_bytes)
+    where = findings.cluster.name
+    return [f"your own configuration {hope} on {where}: it needs up to {needs} of {there} a device (analytic)"]
 
 
 def _all_too_large(witnessed: Witnessed) -> str:

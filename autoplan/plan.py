@@ -89,6 +89,11 @@ class CompiledMemory(Value):
     host_bytes: int | None = None
     code_bytes: int | None = None
 
+    @property
+    def must_fit_bytes(self) -> int:
+        """What is held against a device: the larger of total and peak, for the total leaves on-chip memory out."""
+        return max(self.total_bytes, self.peak_bytes or 0)
+
 
 class CompilerEvidence(Value):
     """What the target's real compiler said of one configuration, with no device present. Evidence: compiled.

@@ -38,7 +38,11 @@ def tuned(result: TuneResult, path: Path | None = None) -> RenderableType:
     if result.interrupted:
         parts.insert(0, "Interrupted: this is the best plan so far.")
     if where is not None:
-        parts += [Text(f"\nThe plan is in {where}. Next:"), _Verbatim("  " + planfile.train_command(plan, where))]
+        there = "" if plan.measured is not None else f", on {plan.hardware.name}"
+        parts += [
+            Text(f"\nThe plan is in {where}. Next{there}:"),
+            _Verbatim("  " + planfile.train_command(plan, where)),
+        ]
     return Group(*parts)
 
 

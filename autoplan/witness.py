@@ -18,7 +18,7 @@ from autoplan.bench import TRACED_ON, Bench, compilers_at_once
 from autoplan.errors import HardwareError, StudyError
 from autoplan.forecasts import Findings
 from autoplan.plan import CompilerEvidence, Evidence, Failure, FailureKind, Rejection, TrialRecord
-from autoplan.prune import Forecast, would_fit
+from autoplan.prune import Forecast, distance, would_fit
 from autoplan.requests import WITNESSES, Event, Watch
 from autoplan.search import Study, knob_choices
 from autoplan.space import Space
@@ -28,6 +28,8 @@ from cost_models.config import TrainConfig
 
 NOTHING_LEFT = "nothing that may fit is left to compile"
 """Why compiling ends where the compiler finds everything too large."""
+TIE = 1.05
+"""Predictions this near to the best are taken to be as good."""
 CARRIED = 0.05
 """What a corrected prediction may be off by: from one compiled batch to others the worst seen was 5%."""
 _STATE = ("parameters", "non_trainable", "optimizer", "accumulators", "inputs")
@@ -126,19 +128,29 @@ class Witness:
 
     def _instead(self) -> TrainConfig | None:
         """The best of the shortlist that fits by all that is known; else what would be compiled next."""
+        fitting = []
         for config in self.findings.shortlist:
             forecast, record = self.findings.forecasts.get(config), self.study.outcome(config)
             if forecast is None or (record is not None and _is_too_large(record, forecast)):
                 continue
-            if self._corrected(forecast).fits:
-                return config
+            if (corrected := self._corrected(forecast)).fits:
+                fitting.append(corrected)
+        if fitting:
+            return self._least_change_first(sorted(fitting, key=lambda one: one.seconds_per_sample))[0].config
         return next(iter(self._ahead()), None)
 
     def _ranked(self) -> list[Forecast]:
         """What may fit, best first, as far as the compiler has corrected it. What it refused is not there."""
         corrected = [self._corrected(one) for one in self.findings.forecasts.values() if self._legal(one.config)]
         hopeful = [one for one in corrected if one.may_fit and _within_headroom(one)]
-        return sorted(hopeful, key=lambda one: one.seconds_per_sample)
+        return self._least_change_first(sorted(hopeful, key=lambda one: one.seconds_per_sample))
+
+    def _least_change_first(self, ordered: list[Forecast]) -> list[Forecast]:
+        """What no prediction tells apart from the best stands by how little it changes of the script."""
+        own = self.findings.space.baseline
+        ties = [one for one in ordered if one.seconds_per_sample <= TIE * ordered[0].seconds_per_sample]
+        nearest = sorted(ties, key=lambda one: (*distance(own, one.config), one.seconds_per_sample))
+        return [*nearest, *ordered[len(ties) :]]
 
     def _legal(self, config: TrainConfig) -> bool:
         if config.backend != self.bench.backend or config not in self._space:  # nobody asks for another backend
@@ -165,8 +177,8 @@ class Witness:
             return replace(
                 forecast,
                 update_seconds=_update_seconds(own) or forecast.update_seconds,
-                needed_bytes=own.memory.total_bytes,
-                least_bytes=own.memory.total_bytes,
+                needed_bytes=own.memory.must_fit_bytes,
+                least_bytes=own.memory.must_fit_bytes,
             )
         known = self._nearest_known(forecast)
         if known is None:
@@ -196,7 +208,7 @@ class Witness:
         for record in self.study.records:
             config = TrainConfig.from_dict(record.config)
             if record.compiled is not None:
-                known[config] = record.compiled.memory.total_bytes, _update_seconds(record.compiled)
+                known[config] = record.compiled.memory.must_fit_bytes, _update_seconds(record.compiled)
             elif record.failure is not None and record.failure.needed_bytes is not None:
                 known[config] = record.failure.needed_bytes, None
         return known
@@ -360,7 +372,7 @@ def _is_too_large(record: TrialRecord, forecast: Forecast) -> bool:
 def _needed_bytes(record: TrialRecord) -> int | None:
     if record.failure is not None:
         return record.failure.needed_bytes
-    return None if record.compiled is None else record.compiled.memory.total_bytes
+    return None if record.compiled is None else record.compiled.memory.must_fit_bytes
 
 
 def _alike(one: TrainConfig, other: TrainConfig) -> bool:

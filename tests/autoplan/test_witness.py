@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from autoplan import compilers, keras_backend, planfile, witness
+from autoplan import compilers, hardware, keras_backend, planfile
 from autoplan.bench import Clock
 from autoplan.errors import ConfigError, HardwareError, NoFeasibleConfiguration, StudyError
 from autoplan.jobs import JobKind
@@ -294,7 +294,7 @@ def test_where_no_forecast_is_sure_the_compiler_decides(plan_for):
 
 
 def test_two_are_compiled_side_by_side_where_there_are_cores(plan_for, monkeypatch, tmp_path):
-    monkeypatch.setattr(witness, "processors", lambda: 4)
+    monkeypatch.setattr(hardware, "processors", lambda: 4)
     study = str(tmp_path / "study.db")
     client = fake(own=OWN, compiler=lambda config: compiled(int(config.batch.local / 256 * 40 * GIB)))
     plan = plan_for(client, fix={"mesh.data": "1"}, study=study).plan
@@ -308,10 +308,10 @@ def test_two_are_compiled_side_by_side_where_there_are_cores(plan_for, monkeypat
     assert asked(again) == []
 
 
-@pytest.mark.parametrize("hardware", ["tpu-v5e-4", "gpu-a100-80gb-x8"])
-def test_the_command_ends_with_a_plan_that_the_real_compiler_stands_behind(tmp_path, root, hardware):
+@pytest.mark.parametrize("name", ["tpu-v5e-4", "gpu-a100-80gb-x8"])
+def test_the_command_ends_with_a_plan_that_the_real_compiler_stands_behind(tmp_path, root, name):
     script = root / "tests/models/scripts/mlp.py"
-    command = [sys.executable, "-m", "autoplan", "tune", str(script), "--hardware", hardware]
+    command = [sys.executable, "-m", "autoplan", "tune", str(script), "--hardware", name]
     ran = subprocess.run(
         command,
         cwd=tmp_path,
@@ -336,3 +336,22 @@ def test_a_budget_that_ends_while_the_training_is_looked_at_is_told_as_such(plan
 
     with pytest.raises(ConfigError, match="was spent while the training was looked at"):
         plan_for(fake(own=OWN, plant=slow), budget_seconds=0.5)
+
+
+def test_what_predictions_do_not_tell_apart_stands_by_how_little_it_changes(plan_for):
+    """Launches cost more than arithmetic here: another precision would be a gain on paper alone."""
+    client = fake(own=BEST)
+    plan = plan_for(client, only=("precision",)).plan
+    assert plan.config == BEST.to_dict()
+    assert [one.precision for one in asked(client)] == [Precision.FLOAT32]
+
+
+def test_a_peak_above_the_total_is_what_must_fit(plan_for):
+    def compiler(config):
+        said = compiled(2**20)
+        said["evidence"]["memory"]["peak_bytes"] = config.batch.local * 2**27
+        return said
+
+    plan = plan_for(fake(own=OWN, compiler=compiler), fix={"mesh.data": "1"}).plan
+    assert plan.config["batch"]["local"] <= 64
+    assert plan.compiled.memory.must_fit_bytes <= NAMED.chip.usable_memory_bytes * 0.92

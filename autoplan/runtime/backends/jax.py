@@ -107,7 +107,7 @@ class JaxBackend:
         if len(found) < devices:
             raise ConfigError(
                 f"the plan's mesh needs {devices} devices and this machine has {len(found)}; "
-                f"use a mesh of at most {len(found)}, or --devices {devices} to simulate them on a CPU"
+                f"use a mesh of at most {len(found)}, or tune with --devices {devices} to simulate them on a CPU"
             )
         mesh = keras.distribution.DeviceMesh((devices,), ["data"], found[:devices])
         kind = _ShardedState if shard_state else keras.distribution.DataParallel
