@@ -28,7 +28,7 @@ def versions(target: CompilerTarget) -> dict[str, str]:
 
     HardwareError where they are missing, or are not those that the installed JAX works with.
     """
-    found = {name: _installed("jax") if name == "jax" else _installed(name) for name in ("jax", "jaxlib")}
+    found = {name: _installed(name) for name in ("jax", "jaxlib")}
     if found["jax"] is None:
         raise HardwareError(
             f"{target.name} is asked through JAX, which is not installed; pip install 'autoplan[{EXTRA}]'"

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
+from math import prod
 from typing import Any
 
 import yaml
@@ -25,7 +26,6 @@ _MEGACORE = frozenset({"tpu-v4", "tpu-v5p"})
 _TPU_NAMES = {"tpu-v7x": "TPU7x"}
 """Generations whose topologies libtpu spells otherwise."""
 _DIMENSIONS = 3
-_DEVICE_INFO = "gpu_device_info"
 
 
 @dataclass(frozen=True)
@@ -36,14 +36,12 @@ class CompilerTarget:
     topology   the name that tells targets apart: "v4:2x2x1", "1x1x8"
     devices    JAX devices that it has
     arguments  what else `get_topology_desc` is told
-    extra      which of this distribution's extras brings the compiler; "" where JAX alone does
     """
 
     platform: str
     topology: str
     devices: int
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    extra: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for job messages."""
@@ -52,7 +50,6 @@ class CompilerTarget:
             "topology": self.topology,
             "devices": self.devices,
             "arguments": dict(self.arguments),
-            "extra": self.extra,
         }
 
     @classmethod
@@ -116,10 +113,7 @@ def _tpu(found: Name) -> CompilerTarget:
         arguments["chip_config_name"] = "megacore"
     if part.hosts == 1:  # libtpu takes hosts of 2x2 chips for granted
         arguments["chips_per_host_bounds"] = [*part.topology, *[1] * (_DIMENSIONS - len(part.topology))]
-    chips = 1
-    for length in part.topology:
-        chips *= length
-    return CompilerTarget("tpu", topology, chips * found.row.devices_per_chip, arguments, extra=EXTRA)
+    return CompilerTarget("tpu", topology, prod(part.topology) * found.row.devices_per_chip, arguments)
 
 
 def _gpu(found: Name, cluster: Cluster) -> CompilerTarget:
@@ -135,7 +129,6 @@ def _gpu(found: Name, cluster: Cluster) -> CompilerTarget:
         topology=f"1x{found.hosts}x{found.chips_per_host}",
         devices=cluster.devices,
         arguments={"topology_name": key, "target_config": _target_config(described)},
-        extra=EXTRA,
     )
 
 
@@ -157,7 +150,7 @@ def _target_config(described: Mapping[str, Any]) -> str:
     runtime_major, runtime_minor = runtime["runtime_version"]
     return "\n".join(
         [
-            f"{_DEVICE_INFO} {{",
+            "gpu_device_info {",
             *lines,
             f"  cuda_compute_capability {{ major: {major} minor: {minor} }}",
             "}",

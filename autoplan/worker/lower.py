@@ -49,7 +49,6 @@ _TEMPORARIES_TOO_LARGE = re.compile(rf"temporaries \({_SIZE}\) exceeds available
 """XLA:TPU gives up on temporaries alone where they exceed the device; state and batch come on top of them."""
 _ON_CHIP = re.compile(r"\b(vmem|smem|[Ss]hared memory)\b")
 """A kernel may ask for more of these than a core has: that says nothing of the memory that a training must fit."""
-Place = NamedSharding
 
 
 class Refused(Exception):
@@ -177,7 +176,7 @@ class _Places:
         over_data = NamedSharding(self._mesh, PartitionSpec("data"))
         return jax.tree.map(lambda _: over_data, shapes)
 
-    def _of_variable(self, variable: Any) -> Place:
+    def _of_variable(self, variable: Any) -> NamedSharding:
         axis = split_axis(variable.shape, self._split)
         names = () if axis is None else (*[None] * axis, "data")
         return NamedSharding(self._mesh, PartitionSpec(*names))
