@@ -15,6 +15,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from cost_models.affine import Affine
 from cost_models.columns import structure_batch
 from cost_models.fusion import Kernel, kernels_of
 from cost_models.lowering import lower
@@ -171,6 +172,8 @@ class _Liveness:
 
     def schedule(self, batch: int) -> Schedule:
         self._run(self.kernels)
+        if self.target.stacks_early:
+            self._allocate_stacks()
         self._keep_outputs()
         self._donate()
         self._share()
@@ -206,6 +209,15 @@ class _Liveness:
         for write in kernel.writes:
             self.birth.setdefault(write, place)
             self.death.setdefault(write, place)
+
+    def _allocate_stacks(self) -> None:
+        """Arrays into which a loop writes an element an iteration are zeros first, which wait for nothing."""
+        loops = (kernel for kernel in self.flat if kernel.op.kind is Kind.LOOP and kernel.op.phase is Phase.FORWARD)
+        for kernel in loops:
+            for write in kernel.writes:
+                shape = self.workload.tensors[write].shape
+                if write in self.birth and shape and shape[0] == Affine(kernel.op.repeat):
+                    self.birth[write] = 0
 
     def _keep_outputs(self) -> None:
         last = len(self.labels) - 1

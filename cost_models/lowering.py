@@ -16,7 +16,7 @@ from cost_models.targets import Target
 from cost_models.widening import widened
 from cost_models.workload import Kind, Op, Phase, Role, Tensor, Workload
 
-_RELU = "max"
+_AGAINST_ZERO = frozenset({"max", "gt"})  # with a constant: ReLU, ELU and their like
 _PRODUCTS = frozenset({Kind.DOT, Kind.CONV})
 _ADDITIONS = frozenset({"add", "add_any"})
 _Shape = tuple[str, tuple[Affine, ...]]
@@ -30,7 +30,7 @@ def lower(workload: Workload, target: Target) -> Workload:
         workload = _with_copied_kernels(workload)
     if target.scatters_pooling and any(op.kind is Kind.POOL_GRADIENT for op in workload.ops):
         workload = _Pooling(workload, target.writes_iota).lowered()
-    return widened(workload, target.narrow, target.native) if target.widens else workload
+    return widened(workload, target.narrow, target.native, target.products_widen) if target.widens else workload
 
 
 def _with_copied_kernels(workload: Workload) -> Workload:
@@ -94,7 +94,7 @@ class _Pooling:
         for index, op in enumerate(ops):
             if op.kind is Kind.POOL_GRADIENT:
                 into_sum = [ops[reader].primitive in _ADDITIONS for reader in readers.get(op.writes[0], ())] == [True]
-                relu = op.reads[1] in made_by and ops[made_by[op.reads[1]]].primitive == _RELU
+                relu = op.reads[1] in made_by and ops[made_by[op.reads[1]]].primitive == "max"
                 self._replace(index, op, into_sum=into_sum, of_relu=made_by.get(op.reads[1]) if relu else None)
         return replace(self.workload, tensors=tuple(self.tensors), ops=tuple(self._ops()))
 
@@ -136,10 +136,10 @@ class _Pooling:
         return next(relus, scatter)
 
     def _is_relu(self, op: Op, key: _Shape) -> bool:
-        if op.primitive != _RELU or op.phase is not Phase.FORWARD:
+        if op.primitive not in _AGAINST_ZERO or op.phase is not Phase.FORWARD or len(op.reads) != 1:
             return False
-        result = self.workload.tensors[op.writes[0]]
-        return (result.dtype, result.shape) == key
+        compared = self.workload.tensors[op.reads[0]]
+        return (compared.dtype, compared.shape) == key
 
     def _shared(self, zeros: int) -> bool:
         like = self.tensors[zeros]

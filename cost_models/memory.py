@@ -88,7 +88,7 @@ def memory(workload: Workload, config: TrainConfig, cluster: Cluster) -> MemoryC
     batch it does not hold for).
     """
     check(workload, config)
-    return _on_target(workload, config, target_of(cluster.chip.kind, config.jit_compile, config.backend))
+    return _on_target(workload, config, target_for(config, cluster))
 
 
 @lru_cache(maxsize=16384)
@@ -131,9 +131,15 @@ def check_origin(workload: Workload, config: TrainConfig) -> None:
     workload.check_batch(config.batch.local)
 
 
+def target_for(config: TrainConfig, cluster: Cluster) -> Target:
+    """What turns this configuration into kernels there."""
+    chip = cluster.chip
+    return target_of(chip.kind, config.jit_compile, config.backend, chip.compute_capability)
+
+
 def plan_of(workload: Workload, config: TrainConfig, cluster: Cluster) -> Schedule:
     """The schedule that this configuration runs."""
-    target = target_of(cluster.chip.kind, config.jit_compile, config.backend)
+    target = target_for(config, cluster)
     return schedule(workload, target, updates_of(config), config.batch.local)
 
 

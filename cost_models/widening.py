@@ -16,18 +16,20 @@ from cost_models.workload import Kind, Op, Tensor, Workload, walk
 WIDE = "float32"
 _CONVERT = "convert_element_type"
 _ARITHMETIC = frozenset({Kind.ELEMENTWISE, Kind.EXPENSIVE, Kind.REDUCE, Kind.POOL})
+_PRODUCTS = frozenset({Kind.DOT, Kind.CONV})
 _HALVES = frozenset({"bfloat16", "float16"})
 
 
-def widened(workload: Workload, narrow: frozenset[str], native: frozenset[str]) -> Workload:
+def widened(workload: Workload, narrow: frozenset[str], native: frozenset[str], products: bool = False) -> Workload:
     """The workload with narrow arithmetic in float32, and conversions where narrow values are read.
 
     narrow  dtypes in which only the primitives of `native` run; in other dtypes all do, but for long chains (erfc),
             which are expanded in float32 whatever the dtype
+    products  products and convolutions run in float32, too, and read float32 from memory
     """
     if not any(tensor.dtype in _HALVES for tensor in workload.tensors):
         return workload
-    widening = _Widening(workload, narrow, native)
+    widening = _Widening(workload, narrow, native, products)
     ops = tuple(widening.rewritten(workload.ops))
     lasting = {*workload.outputs, *(v.result for v in workload.variables)}
     return replace(workload, tensors=tuple(widening.tensors), ops=_without_idle_conversions(ops, lasting))
@@ -36,9 +38,9 @@ def widened(workload: Workload, narrow: frozenset[str], native: frozenset[str]) 
 class _Widening:
     """`wide` names the float32 value of which a narrow one is the rounding."""
 
-    def __init__(self, workload: Workload, narrow: frozenset[str], native: frozenset[str]) -> None:
+    def __init__(self, workload: Workload, narrow: frozenset[str], native: frozenset[str], products: bool) -> None:
         self.tensors: list[Tensor] = list(workload.tensors)
-        self.narrow, self.native = narrow, native
+        self.narrow, self.native, self.products = narrow, native, products
         self.wide: dict[int, int] = {}
 
     def rewritten(self, ops: Sequence[Op]) -> Iterator[Op]:
@@ -47,6 +49,10 @@ class _Widening:
                 yield self._conversion(op)
             elif op.kind in _ARITHMETIC:
                 yield from self._arithmetic(op)
+            elif op.kind in _PRODUCTS and self.products:
+                for read in dict.fromkeys(op.reads):
+                    yield from self._raised(op, read)
+                yield from self._in_float32(op)
             elif op.body:
                 yield replace(op, body=tuple(self.rewritten(op.body)))
             else:
@@ -62,9 +68,20 @@ class _Widening:
         return op
 
     def _arithmetic(self, op: Op) -> Iterator[Op]:
-        if not self._runs_wide(op):
+        if self._runs_wide(op):
+            yield from self._in_float32(op)
+        else:
             yield op
-            return
+
+    def _raised(self, op: Op, read: int) -> Iterator[Op]:
+        """A conversion up of what is in memory in a narrow dtype."""
+        tensor = self.tensors[read]
+        if tensor.dtype in _HALVES and read not in self.wide:
+            self.wide[read] = len(self.tensors)
+            self.tensors.append(replace(tensor, dtype=WIDE))
+            yield Op(Kind.ELEMENTWISE, _CONVERT, (read,), (self.wide[read],), phase=op.phase, layer=op.layer)
+
+    def _in_float32(self, op: Op) -> Iterator[Op]:
         rounded = [write for write in op.writes if self.tensors[write].dtype in _HALVES]
         for write in rounded:
             self.wide[write] = len(self.tensors)

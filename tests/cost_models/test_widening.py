@@ -77,6 +77,18 @@ def test_comparisons_of_narrow_values_read_what_their_operands_are_the_rounding_
     assert finite.reads == product.writes
 
 
+def test_where_products_run_in_float32_they_read_it():
+    step = Step()
+    x, w = step.input(B, X, dtype="float16"), step.weight("w", X, X, dtype="float16")
+    end = step.op(Kind.DOT, (x, w), (B, X), dtype="float16", primitive="dot_general")
+    assert told(widened(step.workload(end), frozenset(), frozenset(), products=True)) == [
+        ("convert_element_type", "float16", "float32"),
+        ("convert_element_type", "float16", "float32"),
+        ("dot_general", "float32", "float32", "float32"),
+        ("convert_element_type", "float32", "float16"),
+    ]
+
+
 def test_bodies_of_loops_are_widened_too():
     step = Step()
     x = step.input(B, X, dtype="bfloat16")
