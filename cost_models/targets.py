@@ -17,6 +17,12 @@ class Target:
     absorbing           kinds that take fusible producers in, though their own results are written
     epilogues           what an elementwise operation makes of a product's result is written instead of that result
     product_dtype       products round float32 operands to this dtype, and what only products read is kept in it
+    widens              operations that a narrow dtype lacks run in float32, and what is kept of them is (`widening.py`)
+    narrow              dtypes that lack all operations but those of `native`; all narrow ones lack long chains
+    native              see above
+    column_blocks       reductions over columns that run on fewer blocks than this leave much of the device idle: what
+                        they would compute of narrow values is computed before them (0: no such thing)
+    copies_kernels      weights of convolutions are copied into another layout
     keeps_long_chains   random bits and the like are computed once when several kernels read them
     weighs_traffic      a value is kept where reading its sources again would move more bytes; else where more than
                         `copies` kernels would compute it
@@ -45,6 +51,11 @@ class Target:
     absorbing: frozenset[Kind]
     epilogues: bool
     product_dtype: str | None
+    widens: bool
+    narrow: frozenset[str]
+    native: frozenset[str]
+    column_blocks: int
+    copies_kernels: bool
     keeps_long_chains: bool
     weighs_traffic: bool
     copies: int
@@ -72,12 +83,23 @@ _COSTLY = frozenset(
     | {"sin", "cos", "tan", "atan2", "sinh", "cosh"}
 )
 
+_NATIVE_ON_GPU = frozenset(
+    {"max", "min", "abs", "neg", "exp", "log", "select_n", "reduce_max", "reduce_min", "argmax", "argmin"}
+    | {"eq", "ne", "lt", "le", "gt", "ge", "eq_to", "lt_to", "le_to"}
+)
+"""What XLA leaves in bfloat16 on GPUs before Hopper, as its optimised text shows (jax 0.10.2, A100)."""
+
 _GPU = Target(
     name="gpu",
     fusible=_FUSIBLE,
     absorbing=frozenset({Kind.REDUCE, Kind.POOL, Kind.POOL_GRADIENT}),
     epilogues=False,
     product_dtype=None,
+    widens=True,
+    narrow=frozenset({"bfloat16"}),
+    native=_NATIVE_ON_GPU,
+    column_blocks=288,  # A100: 256 were computed apart, 317 were not (jax 0.10.2)
+    copies_kernels=True,  # cuDNN takes them with output channels first
     keeps_long_chains=True,
     weighs_traffic=True,
     copies=0,
@@ -103,6 +125,11 @@ _TPU = Target(
     absorbing=frozenset({Kind.REDUCE, Kind.DOT, Kind.CONV}),
     epilogues=True,
     product_dtype="bfloat16",
+    widens=False,
+    narrow=frozenset(),
+    native=frozenset(),
+    column_blocks=0,
+    copies_kernels=False,
     keeps_long_chains=False,
     weighs_traffic=True,
     copies=0,
@@ -125,6 +152,9 @@ _TPU = Target(
 _CPU = replace(
     _GPU,
     name="cpu",
+    native=frozenset(),
+    column_blocks=0,
+    copies_kernels=False,
     absorbing=frozenset({Kind.REDUCE}),
     weighs_traffic=False,
     copies=2,
@@ -164,6 +194,8 @@ def target_of(chip_kind: str, jit_compile: bool = True, backend: str = "jax") ->
     return replace(
         target,
         name=f"{target.name} eager",
+        widens=False,
+        copies_kernels=False,
         fusible=frozenset(),
         absorbing=frozenset(),
         epilogues=False,
