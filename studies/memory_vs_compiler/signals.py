@@ -32,8 +32,8 @@ def bidirectional() -> Any:
 
 
 def dlrm() -> Any:
-    dense = keras.Input((13,), name="dense")
-    sparse = keras.Input((16,), dtype="int32", name="sparse")
+    dense = keras.Input((13,), name="numbers")
+    sparse = keras.Input((16,), dtype="int32", name="categories")
     x = layers.Dense(64, "relu")(layers.Dense(256, "relu")(layers.Dense(512, "relu")(dense)))
     rows = layers.Embedding(200_000, 64)(sparse)
     vectors = layers.Concatenate(axis=1)([layers.Reshape((1, 64))(x), rows])

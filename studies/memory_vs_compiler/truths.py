@@ -87,7 +87,7 @@ def _compiled(point: Point) -> list[str]:
     gc.collect()
     try:
         found = with_model(point, _asked).evidence
-    except (lower.TooLarge, lower.Refused, AutoplanError) as error:
+    except (lower.TooLarge, lower.Refused, AutoplanError, ValueError) as error:
         return [*point.plain(), *[""] * 8, " ".join(str(error).split())[:160]]
     said = found.memory
     figures = (
