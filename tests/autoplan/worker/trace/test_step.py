@@ -134,6 +134,23 @@ def test_lines_through_two_batches_hold_for_a_third(build):
     assert [op.primitive for op in line.ops] == [op.primitive for op in far.ops]
 
 
+def test_a_batch_of_one_is_on_the_lines_through_two_and_four():
+    """At one sample some operations differ (squeezes, broadcasts), which says nothing about other batches."""
+    line, two = traced(zoo.attention, 1), traced(zoo.attention, 2)
+    assert not line.batch_exact
+    assert line.tensors == two.tensors
+    assert [op.primitive for op in line.ops] == [op.primitive for op in two.ops]
+
+
+def test_a_model_of_one_sample_alone_is_known_at_one_sample():
+    inputs = keras.Input(batch_shape=(1, 10))
+    model = keras.Model(inputs, keras.layers.Reshape((10,))(keras.ops.reshape(inputs, (1, 10))))
+    model.compile(optimizer="sgd", loss="mse")
+    workload = trace_train_step(model, synthetic_specs(model, 1), local_batch=1)
+    assert workload.batch_exact
+    assert workload.local_batch == 1
+
+
 @pytest.mark.parametrize("build", [zoo.mlp, zoo.image_classifier, zoo.decoder, zoo.recurrent, zoo.two_inputs])
 def test_every_operation_is_known(build):
     assert traced(build).unknown_ops == ()
