@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -33,7 +34,7 @@ def trace_train_step(
     if getattr(model, "optimizer", None) is None:
         raise WorkloadError("the model has no optimizer, so it has no training step; call model.compile(...) first")
     build_for(model, sized(batch, local_batch))
-    with _every_micro_step_updates(model.optimizer):
+    with _every_micro_step_updates(model.optimizer), _uncollected():
         local_batch, one, combined = _lines(model, batch, local_batch)
     state_size = sum(map(len, state_of(model)))
     return Workload(
@@ -85,6 +86,18 @@ def _every_micro_step_updates(optimizer: Any) -> Iterator[None]:
         yield
     finally:
         inner.gradient_accumulation_steps = steps
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without the garbage collector, which would walk the millions of objects of a large step again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _inner_optimizer(optimizer: Any) -> Any:
