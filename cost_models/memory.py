@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from cost_models.config import TrainConfig
 from cost_models.errors import WorkloadError
@@ -19,6 +20,9 @@ from cost_models.liveness import Purpose, Schedule, Updates, schedule
 from cost_models.targets import Target, target_of
 from cost_models.tiles import storage
 from cost_models.workload import Role, Workload
+
+Bytes = TypeVar("Bytes", int, npt.NDArray[np.int64])
+"""Of one configuration, or of many in an array."""
 
 _SHARDED = ("parameters", "gradients", "optimizer", "accumulators")
 
@@ -103,7 +107,7 @@ def _on_target(workload: Workload, config: TrainConfig, target: Target) -> Memor
         components["workspace"] += round((plan.packing - 1.0) * temporary_bytes)
     components["collective_buffers"] = 0
     if config.layout.shard_state and config.mesh.data > 1:
-        components = _sharded(workload, components, config)
+        components = sharded(workload, components, config.mesh.data)
     total = sum(components.values())
     below, above = (round(share * temporary_bytes) for share in target.uncertainty)
     return MemoryCost(**components, host=0, total=total, total_low=total - below, total_high=total + above)
@@ -199,18 +203,19 @@ def _at_peak(plan: Schedule, at: int, batch: int) -> dict[str, int]:
     return {name.value: round(float(sizes[purpose == name.value].sum())) for name in Purpose}
 
 
-def _sharded(workload: Workload, components: dict[str, int], config: TrainConfig) -> dict[str, int]:
-    """ZeRO-3 (Rajbhandari et al. 2020, section 5.3): state and gradients split over the data axis.
+def sharded(workload: Workload, components: dict[str, Bytes], devices: int) -> dict[str, Bytes]:
+    """ZeRO-3 (Rajbhandari et al. 2020, section 5.3): state and gradients split over the data axis. Numbers or arrays.
 
     Two layers are held whole: the one at work and the next one, gathered ahead; their copies in the compute dtype are
     counted under `weight_copies` where the step makes such copies.
     """
     for name in _SHARDED:
-        components[name] = -(-components[name] // config.mesh.data)
-    components["collective_buffers"] = 2 * _largest_layer_bytes(workload)
+        components[name] = -(-components[name] // devices)
+    components["collective_buffers"] += 2 * _largest_layer_bytes(workload)
     return components
 
 
+@lru_cache(maxsize=64)
 def _largest_layer_bytes(workload: Workload) -> int:
     layers: dict[str, float] = {}
     for variable in workload.variables:

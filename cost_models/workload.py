@@ -6,6 +6,8 @@ A micro-step is what Keras's `fit` runs for one batch: forward, loss, backward, 
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -265,6 +267,11 @@ class Workload:
             "unknown_ops": [op.to_dict() for op in self.unknown_ops],
             "notes": list(self.notes),
         }
+
+    def digest(self) -> str:
+        """SHA-256 of the canonical JSON form, in hexadecimal: equal workloads have equal digests, in every process."""
+        text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"), allow_nan=False)
+        return hashlib.sha256(text.encode()).hexdigest()
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Workload:

@@ -14,11 +14,12 @@ from cost_models.workload import UNEVEN_PAD, Kind, Phase
 
 _INLINED = frozenset(
     {"jit", "pjit", "closed_call", "core_call", "call", "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
+    | {"custom_jvp_call_jaxpr", "custom_vmap_call", "custom_partitioning", "composite"}
     | {"custom_lin", "shard_map", "remat2", "checkpoint", "remat", "run_state"}
 )
 _CONVOLUTION = "conv_general_dilated"
 _REMAT = frozenset({"remat2", "checkpoint", "remat"})
-_BODIES = ("jaxpr", "call_jaxpr", "fun_jaxpr")
+_BODIES = ("jaxpr", "call_jaxpr", "fun_jaxpr", "call")
 _TRANSFORM = re.compile(r"(transpose|jvp|vmap|rematted_computation|checkpoint)\(?|\)")
 
 

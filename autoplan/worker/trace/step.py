@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -26,16 +27,15 @@ def trace_train_step(
     local_batch  samples on one device
     precision, remat   the configuration's names for how the model was built; None asks the model's layers
 
-    Nothing is computed and no variable needs a value. The step is traced at `local_batch` and twice that; where the
-    two differ in structure, the workload holds for `local_batch` alone. WorkloadError for a model that is not
+    Nothing is computed and no variable needs a value. The step is traced at `local_batch` (at least 2) and twice that;
+    where the two differ in structure, the workload holds for `local_batch` alone. WorkloadError for a model that is not
     compiled.
     """
     if getattr(model, "optimizer", None) is None:
         raise WorkloadError("the model has no optimizer, so it has no training step; call model.compile(...) first")
     build_for(model, sized(batch, local_batch))
-    with _every_micro_step_updates(model.optimizer):
-        one = _record(model, batch, local_batch)
-        combined = _combine(model, batch, local_batch, one)
+    with _every_micro_step_updates(model.optimizer), _uncollected():
+        local_batch, one, combined = _lines(model, batch, local_batch)
     state_size = sum(map(len, state_of(model)))
     return Workload(
         local_batch=local_batch,
@@ -88,8 +88,37 @@ def _every_micro_step_updates(optimizer: Any) -> Iterator[None]:
         inner.gradient_accumulation_steps = steps
 
 
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without the garbage collector, which would walk the millions of objects of a large step again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 def _inner_optimizer(optimizer: Any) -> Any:
     return getattr(optimizer, "inner_optimizer", optimizer)
+
+
+def _lines(model: Any, batch: Any, local_batch: int) -> tuple[int, Recording, Combined]:
+    """(samples at the first of two recordings, that recording, the lines through both).
+
+    Dimensions of one are squeezed and broadcast in ways of their own, so a batch of one says little about others: lines
+    go through 2 and 4 where they can.
+    """
+    if local_batch == 1:
+        try:
+            found = _lines(model, batch, 2)
+        except (ValueError, TypeError):  # a model with a fixed batch
+            found = None
+        if found is not None and not found[2].reason:
+            return found
+    one = _record(model, batch, local_batch)
+    return local_batch, one, _combine(model, batch, local_batch, one)
 
 
 def _combine(model: Any, batch: Any, local_batch: int, one: Recording) -> Combined:

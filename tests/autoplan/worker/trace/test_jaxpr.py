@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 from autoplan.worker.trace.jaxpr import record
 from cost_models.workload import Kind, Phase
@@ -30,6 +31,34 @@ def test_calls_are_inlined_whatever_they_are():
     first, second = recording.ops
     assert second.reads == first.writes
     assert recording.outputs == list(second.writes)
+
+
+@jax.custom_batching.custom_vmap
+def batched_by_hand(x):
+    return jnp.tanh(x)
+
+
+batched_by_hand.def_vmap(lambda size, batched, x: (batched_by_hand(x), batched[0]))
+
+
+@pytest.mark.parametrize(
+    "fn", [batched_by_hand, jax.lax.composite(jnp.tanh, "my.tanh")], ids=["custom_vmap", "composite"]
+)
+def test_functions_with_rules_of_their_own_are_what_they_contain(fn):
+    recording = recorded(lambda x: fn(x) + 1.0, X)
+    assert primitives(recording) == ["tanh", "add"]
+    assert not recording.unknown
+
+
+def test_calls_out_of_the_program_are_counted_by_their_bytes_and_named():
+    def host(x):
+        return jax.pure_callback(lambda a: a, X, x)
+
+    recording = recorded(host, X)
+    (call,) = recording.ops
+    assert call.kind is Kind.UNKNOWN
+    assert (call.reads, call.writes) == (tuple(recording.inputs), tuple(recording.outputs))
+    assert recording.unknown["pure_callback", "no rule: counted by the bytes that it reads and writes"] == 1
 
 
 def test_what_nobody_needs_is_dropped():

@@ -1,6 +1,11 @@
 """Keras's real training step as a Workload: FLOPs by hand, state by role, structure that holds for every batch."""
 
+import json
+import os
+import subprocess
+import sys
 from functools import cache
+from pathlib import Path
 
 import jax
 import keras
@@ -10,14 +15,16 @@ import pytest
 from autoplan.worker.synthetic import synthetic_specs
 from autoplan.worker.trace.abstract import abstract_variables
 from autoplan.worker.trace.step import trace_train_step
-from cost_models import Batch, TrainConfig, memory
+from cost_models import Batch, TrainConfig, estimate, memory
 from cost_models.affine import Affine
 from cost_models.errors import WorkloadError
+from cost_models.hardware import cluster as catalogued
 from cost_models.workload import Kind, Phase, Role, Workload, walk
 from tests.cost_models.made import cluster
 from tests.models import zoo
 
 BATCH = 6
+ROOT = Path(__file__).resolve().parents[4]
 
 
 def trace(model, batch=BATCH, **how):
@@ -132,6 +139,23 @@ def test_lines_through_two_batches_hold_for_a_third(build):
     assert [t.bytes.at(64) for t in line.tensors] == [t.bytes.at(64) for t in far.tensors]
     assert line.flops.at(64) == pytest.approx(far.flops.at(64))
     assert [op.primitive for op in line.ops] == [op.primitive for op in far.ops]
+
+
+def test_a_batch_of_one_is_on_the_lines_through_two_and_four():
+    """At one sample some operations differ (squeezes, broadcasts), which says nothing about other batches."""
+    line, two = traced(zoo.attention, 1), traced(zoo.attention, 2)
+    assert not line.batch_exact
+    assert line.tensors == two.tensors
+    assert [op.primitive for op in line.ops] == [op.primitive for op in two.ops]
+
+
+def test_a_model_of_one_sample_alone_is_known_at_one_sample():
+    inputs = keras.Input(batch_shape=(1, 10))
+    model = keras.Model(inputs, keras.layers.Reshape((10,))(keras.ops.reshape(inputs, (1, 10))))
+    model.compile(optimizer="sgd", loss="mse")
+    workload = trace_train_step(model, synthetic_specs(model, 1), local_batch=1)
+    assert workload.batch_exact
+    assert workload.local_batch == 1
 
 
 @pytest.mark.parametrize("build", [zoo.mlp, zoo.image_classifier, zoo.decoder, zoo.recurrent, zoo.two_inputs])
@@ -315,6 +339,51 @@ def test_a_model_without_an_optimizer_has_no_training_step():
 def test_the_workload_survives_its_journey_to_the_planner():
     workload = traced(zoo.decoder)
     assert Workload.from_dict(workload.to_dict()) == workload
+
+
+def test_a_stored_workload_is_estimated_where_no_framework_can_be_imported(tmp_path):
+    workload = traced(zoo.decoder)
+    stored = tmp_path / "workload.json"
+    stored.write_text(json.dumps(workload.to_dict()))
+    code = f"""
+import sys
+sys.modules.update(dict.fromkeys(("keras", "jax", "jaxlib", "tensorflow", "torch", "optuna", "pydantic", "psutil")))
+import json
+from cost_models import Batch, TrainConfig, Workload, estimate
+from cost_models.hardware import cluster
+workload = Workload.from_dict(json.load(open({str(stored)!r})))
+found = estimate(workload, TrainConfig(Batch(32)), cluster("gpu-a100-80gb"))
+print(json.dumps([workload.digest(), found.memory.total, found.time.micro_step_seconds]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    here = estimate(workload, TrainConfig(Batch(32)), catalogued("gpu-a100-80gb"))
+    assert json.loads(done.stdout) == [workload.digest(), here.memory.total, here.time.micro_step_seconds]
+
+
+TRACE = """
+import keras
+from autoplan.worker.synthetic import synthetic_specs
+from autoplan.worker.trace.step import trace_train_step
+from tests.models import zoo
+model = zoo.image_classifier()
+print(trace_train_step(model, synthetic_specs(model, 4), local_batch=4).digest())
+"""
+
+
+def test_two_processes_trace_the_same_workload():
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", TRACE],
+            env={**os.environ, "KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu", "PYTHONHASHSEED": seed},
+            stdout=subprocess.PIPE,
+            cwd=ROOT,
+        )
+        for seed in ("1", "2")
+    ]
+    first, second = (one.communicate()[0].split() for one in running)
+    assert first == second
+    assert len(first) == 1
 
 
 COMPILED = [(zoo.mlp, 512), (zoo.image_classifier, 64), (zoo.decoder, 32), (zoo.recurrent, 128), (zoo.two_inputs, 256)]
