@@ -25,11 +25,13 @@ class Efficiency:
     """Shares of published rates, and what a core is.
 
     product     of the best-shaped product, of its dtype's peak
+    product_float32   the same in float32, where it differs; 0: it does not
     bandwidth   of long streams, of the memory bandwidth
     overlap     how much of the shorter of arithmetic and traffic hides behind the longer one
     vector      elementwise operations a second, as a share of float32's peak, where cores are not known
     thin        depthwise convolutions, as a share of the peak of products, where cores are not known
-    attention   (forward, backward) of fused attention, of the peak of products; None: not run fused
+    attention   of fused attention: (share of the peak over both passes at long sequences, the length at which it is
+                half of that)
     tiles       (m, n) of the blocks in which a core works; depth: elements of k at a time
     cores       0: not known, then tiles are not dealt out in waves
     lanes, clock_hz   float32 units of a core and their clock
@@ -41,10 +43,11 @@ class Efficiency:
     overlap: float
     vector: float
     thin: float
-    attention: tuple[float, float]
+    attention: tuple[float, int]
     tiles: tuple[tuple[int, int], ...]
     depth: int
     l2_over_memory: float
+    product_float32: float = 0.0
     cores: int = 0
     lanes: int = 0
     clock_hz: float = 0.0

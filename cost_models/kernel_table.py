@@ -57,7 +57,18 @@ class KernelTable:
     dtype: npt.NDArray[np.int64]
     dtypes: tuple[str, ...]
     attention: AttentionRows | None = None
-    is_update: npt.NDArray[np.bool_] | None = None
+    convolutions: npt.NDArray[np.bool_] | None = None
+    updates: npt.NDArray[np.bool_] | None = None
+
+    @property
+    def is_convolution(self) -> npt.NDArray[np.bool_]:
+        """Rows that are convolutions, as far as that is known."""
+        return np.zeros(len(self.runs), np.bool_) if self.convolutions is None else self.convolutions
+
+    @property
+    def is_update(self) -> npt.NDArray[np.bool_]:
+        """Rows that belong to the optimizer and the metrics, as far as that is known."""
+        return np.zeros(len(self.runs), np.bool_) if self.updates is None else self.updates
 
     @property
     def item_bytes(self) -> Floats:
@@ -82,8 +93,12 @@ def kernel_table(workload: Workload, target: Target, updates: Updates) -> Kernel
     rows: list[tuple[Kernel, float]] = []
     plan = schedule(workload, target, updates)
     _flatten(plan.kernels, 1.0, rows)
+    shared = _shared_reads([kernel for kernel, _ in rows])
     moved = [
-        (row, tensor, times) for row, (kernel, _) in enumerate(rows) for tensor, times in _traffic(plan.tensors, kernel)
+        (row, tensor, times)
+        for row, (kernel, _) in enumerate(rows)
+        for tensor, times in _traffic(plan.tensors, kernel)
+        if (row, tensor) not in shared
     ]
     gemm = np.zeros((len(rows), 4)), np.zeros((len(rows), 4))
     for row, (kernel, _) in enumerate(rows):
@@ -108,7 +123,8 @@ def kernel_table(workload: Workload, target: Target, updates: Updates) -> Kernel
         dtype=np.array([dtypes.index(name) for name in arithmetic], np.int64),
         dtypes=dtypes,
         attention=_attention_rows(attention, rows, moved),
-        is_update=np.array([kernel.op.phase is Phase.UPDATE for kernel, _ in rows], np.bool_),
+        convolutions=np.array([kernel.op.kind is Kind.CONV for kernel, _ in rows], np.bool_),
+        updates=np.array([kernel.op.phase is Phase.UPDATE for kernel, _ in rows], np.bool_),
     )
 
 
@@ -128,6 +144,24 @@ def _attention_rows(
         causal=found.causal,
         fusible=found.of_library and not found.dropout,
     )
+
+
+def _shared_reads(kernels: Sequence[Kernel]) -> set[tuple[int, int]]:
+    """(row, tensor) of reads that cost nothing: independent reductions of a layer over one tensor are one kernel.
+
+    XLA:GPU fuses siblings that share an operand (its multi-output fusion), and libraries' normalisations sum once.
+    """
+    shared: set[tuple[int, int]] = set()
+    seen: dict[tuple[str, Phase, int, int], set[int]] = {}
+    for row, kernel in enumerate(kernels):
+        if kernel.op.kind is not Kind.REDUCE:
+            continue
+        for read in kernel.reads:
+            made = seen.setdefault((kernel.op.layer, kernel.op.phase, kernel.op.region, read), set())
+            if made and not made & set(kernel.reads):
+                shared.add((row, read))
+            made.update(kernel.writes)
+    return shared
 
 
 def _groups(kernel: Kernel) -> float:

@@ -39,7 +39,8 @@ def product_flops_share(
         filled = groups * m * n * k / (blocks * tile_m * tile_n * depth)
         share = filled * _of_cache(tile_m, tile_n, peak, item_bytes, memory_bytes_per_second, efficiency)
         best = np.maximum(best, share * _of_waves(blocks, k, efficiency.cores))
-    return np.asarray(best * efficiency.product, np.float64)
+    most = np.where(item_bytes == 4, efficiency.product_float32 or efficiency.product, efficiency.product)
+    return np.asarray(best * most, np.float64)
 
 
 def _of_cache(

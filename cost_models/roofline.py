@@ -171,6 +171,7 @@ def kernel_seconds(
     peaks = np.array([peak_rate(chip, dtype) for dtype in table.dtypes])[table.dtype]
     gemm = table.gemm_at(batch)
     memory_rate = chip.memory_bytes_per_second
+    peaks = _as_the_backend_calculates(peaks, table, config, efficiency)
     rates = peaks * product_flops_share(gemm, peaks, table.item_bytes, memory_rate, efficiency)
     vector = efficiency.vector_operations_per_second or peak_rate(chip, "float32") * efficiency.vector
     rates = np.where(table.is_gemm, rates, vector)
@@ -179,6 +180,17 @@ def kernel_seconds(
     if fused and table.attention is not None:
         flops, rates = _fused(table.attention, gemm, flops, rates, peaks, efficiency)
     return flops / (rates * share), moved / (memory_rate * share * efficiency.bandwidth)
+
+
+def _as_the_backend_calculates(
+    peaks: Floats, table: KernelTable, config: TrainConfig, efficiency: Efficiency
+) -> Floats:
+    """Peaks of products by the backend's default for float32: PyTorch keeps its matrix products off TF32, not its
+    convolutions (`torch.backends.cuda.matmul.allow_tf32`, False since 1.12); JAX and TensorFlow take TF32 for both."""
+    if config.backend != "torch" or not efficiency.cores:
+        return peaks
+    exact = table.is_gemm & ~table.is_convolution & (table.item_bytes == 4)
+    return np.where(exact, np.minimum(peaks, 2 * efficiency.vector_operations_per_second), peaks)
 
 
 def runs_fused(table: KernelTable, config: TrainConfig, cluster: Cluster) -> bool:
@@ -199,14 +211,14 @@ def _fused(
 ) -> tuple[Floats, Floats]:
     """(FLOPs, FLOP/s) where attention is one kernel: its backward pass makes the scores again, a fifth product beside
     four, and of masked pairs whole blocks are skipped."""
-    block = efficiency.tiles[0][1]
+    most, half_length = efficiency.attention
     length = np.maximum(gemm[:, 1:].max(axis=1, initial=1.0), 1.0)
+    block = min(n for _, n in efficiency.tiles)
     needed = np.minimum(1.0, (length + block) / (2 * length)) if rows.causal else np.ones(len(flops))
     worked = np.where(rows.vector, 0.0, flops)
     worked = np.where(rows.forward, flops * needed, np.where(rows.backward, 1.25 * flops * needed, worked))
-    forward, backward = efficiency.attention
-    rates = np.where(rows.forward, peaks * forward, np.where(rows.backward, peaks * backward, rates))
-    return worked, rates
+    reached = peaks * most * length / (length + half_length)
+    return worked, np.where(rows.forward | rows.backward, reached, rates)
 
 
 def slower_of(compute: Floats, traffic: Floats, efficiency: Efficiency) -> Floats:

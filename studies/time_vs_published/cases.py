@@ -46,6 +46,7 @@ class Case:
     nchw      convolutions get channels first, which tensor cores do not take
     gather_bytes, reduce_bytes   an element's bytes when weights are gathered and gradients are reduced
     measured_seconds             of one micro-step
+    exact_float32                PyTorch's own default: no TF32 in matrix products (NVIDIA's containers change it)
     peak_bytes                   what the device held at most, by the row; 0 where it does not say
     """
 
@@ -69,6 +70,7 @@ class Case:
     measured_seconds: float
     peak_bytes: float = 0.0
     outcome: str = "ok"
+    exact_float32: bool = False
 
 
 @dataclass(frozen=True)
@@ -250,7 +252,7 @@ def _measured(row: dict[str, Any], traced: Traced, accumulation: int = 1) -> Cas
     return replace(
         _plain(row, traced, family),
         devices=devices,
-        devices_per_host=min(16, devices),
+        devices_per_host=min(16 if "dgx2" in row["hw"] else 8, devices),
         batch=batch,
         accumulation=accumulation,
         layers=json.loads(traced.options)["arch"]["layers"] if family == "transformer" else 0,
@@ -297,7 +299,8 @@ def _keras_bench(row: dict[str, Any], out: Any) -> Case | Excluded:
         return out("generation, low-rank adaptation with most weights frozen, or a model of other packages")
     case = _measured(row, _encoder("base", 512, "float32", "adamw", "class"))
     stacks = {"keras3-jax": "xla", "keras3-tf": "xla", "keras2-tf": "xla", "native-pytorch-compiled": "compiled"}
-    return replace(case, stack=stacks.get(row["framework"], "layers"))
+    exact = row["framework"] in ("native-pytorch-eager", "keras3-torch-eager")
+    return replace(case, stack=stacks.get(row["framework"], "layers"), exact_float32=exact)
 
 
 def _hf(row: dict[str, Any], out: Any) -> Case | Excluded:

@@ -70,10 +70,7 @@ def resnet(depth: int, image: int, *, base: int = 64, groups: int = 1, deep: boo
     """ResNet v1.5 and its variants: `base` is the width of a group's 3x3 in the first stage over all groups."""
     options |= {"groups": groups, "basic": depth in (18, 34)}
     inputs = x = layers.Input((image, image, 3))
-    if deep:
-        x = _conv(_conv(_conv(x, 32, 3, stride=2), 32, 3), 64, 3)
-    else:
-        x = _conv(x, 64, 7, stride=2)
+    x = _conv(_conv(_conv(x, 32, 3, stride=2), 32, 3), 64, 3) if deep else _conv(x, 64, 7, stride=2)
     if options.pop("striding_stem", False):
         x = _conv(x, 64, 3, stride=2)
     else:

@@ -15,7 +15,7 @@ from cost_models import Batch, Precision, Remat, RematMode, TrainConfig, Workloa
 from cost_models.communication import all_gather, all_reduce, reduce_scatter
 from cost_models.hardware import Cluster
 from cost_models.kernel_table import kernel_table
-from cost_models.memory import updates_of
+from cost_models.memory import memory, updates_of
 from cost_models.roofline import kernel_seconds, overhead_of, slower_of
 from cost_models.targets import target_of
 from cost_models.workload import Kind, Op, Phase
@@ -89,14 +89,16 @@ def _prepared(what: Traced, folder: Path, stack: str) -> Workload:
 
 
 @lru_cache(maxsize=4096)
-def _cached(what: Traced, folder: Path, stack: str, chip: str, batch: int, flash: bool, nchw: bool, lib: bool) -> Parts:
+def _cached(what: Traced, folder: Path, stack: str, chip: str, batch: int, *flags: bool) -> Parts:
+    flash, nchw, flash_2, exact = flags
     place = chips.machine(chip, 1, 1) if not chip.startswith("tpu") else chips.machine(chip, 4, 1)
     model = _prepared(what, folder, stack)
     remat = RematMode.FULL if model.remat == "full" else RematMode.NONE
     config = TrainConfig(Batch(batch), precision=Precision(what.precision), remat=Remat(remat))
+    calculating = replace(config, backend="torch") if exact else config
     table = kernel_table(model, target_of(place.chip.kind), updates_of(config))
-    efficiency = chips.efficiency(chip, place, flash_2=lib)
-    compute, traffic = kernel_seconds(table, config, place, efficiency, fused_attention=flash)
+    efficiency = chips.efficiency(chip, place, flash_2=flash_2)
+    compute, traffic = kernel_seconds(table, calculating, place, efficiency, fused_attention=flash)
     if nchw:
         traffic = traffic + np.where(table.is_gemm, 2 * traffic, 0.0)
     seconds = slower_of(compute, traffic, efficiency)
@@ -113,7 +115,8 @@ def _cached(what: Traced, folder: Path, stack: str, chip: str, batch: int, flash
 
 
 def _parts(what: Traced, case: Case, place: Cluster, folder: Path) -> Parts:
-    return _cached(what, folder, case.stack, case.chip, case.batch, case.flash, case.nchw, case.source == "llm-foundry")
+    flash_2, exact = case.source == "llm-foundry", case.exact_float32
+    return _cached(what, folder, case.stack, case.chip, case.batch, case.flash, case.nchw, flash_2, exact)
 
 
 def layer_by_layer(found: Workload) -> Workload:
@@ -133,3 +136,18 @@ def layer_by_layer(found: Workload) -> Workload:
 
 def _owner(op: Op) -> tuple[str, Phase]:
     return op.layer, op.phase
+
+
+def predict_memory(case: Case, folder: Path) -> tuple[float, bool]:
+    """(bytes at the peak, whether they fit) of a row on one device, by the memory model for Keras on JAX."""
+    place = chips.machine(case.chip, 1, 1)
+    config = TrainConfig(Batch(case.batch), precision=Precision(case.traced.precision))
+    if not case.layers:
+        cost = memory(workload(case.traced, folder), config, place)
+        total, high = float(cost.total), float(cost.total_high)
+    else:
+        one, two = (memory(workload(case.traced.with_layers(n), folder), config, place) for n in (1, 2))
+        more = case.layers - 1
+        total = one.total + more * (two.total - one.total)
+        high = one.total_high + more * (two.total_high - one.total_high)
+    return total, bool(high <= place.chip.memory_bytes)

@@ -40,7 +40,7 @@ def workload(what: Traced, folder: Path) -> Workload:
     """The workload, from the folder or traced now. Nothing is computed and no variable has a value."""
     place = folder / f"{what.name}.pickle"
     if place.exists():
-        return pickle.loads(place.read_bytes())  # type: ignore[no-any-return]
+        return pickle.loads(place.read_bytes())  # type: ignore[no-any-return]  # noqa: S301 -- its own file
     traced = _trace(what)
     folder.mkdir(parents=True, exist_ok=True)
     place.write_bytes(pickle.dumps(traced))
