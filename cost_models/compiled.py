@@ -25,9 +25,9 @@ from cost_models.config import TrainConfig
 from cost_models.errors import WorkloadError
 from cost_models.executed import Compiled, Exchange
 from cost_models.hardware import Cluster
+from cost_models.kernel_table import KernelTable
 from cost_models.memory import check_origin
-from cost_models.roofline import KernelTable, TimeCost, kernel_seconds, overhead_of, peak_rate, share_of
-from cost_models.targets import target_of
+from cost_models.roofline import TimeCost, kernel_seconds, overhead_of, peak_rate, share_of
 from cost_models.tiles import Storage
 from cost_models.workload import Kind, Op, Phase, Workload
 
@@ -81,8 +81,7 @@ def compiled_time(
 def _parts(workload: Workload, config: TrainConfig, cluster: Cluster, overlap: float | None) -> dict[str, float]:
     """The four parts of a micro-step, in seconds."""
     rows, table = _rows(workload), _table(workload)
-    target = target_of(cluster.chip.kind, config.jit_compile, config.backend)
-    compute, traffic = kernel_seconds(table, config, cluster, target)
+    compute, traffic = kernel_seconds(table, config, cluster)
     slower = np.maximum(compute, traffic)
     runs = np.maximum(table.runs, 1.0)
     timeline = _Timeline(zip((compute / runs).tolist(), (traffic / runs).tolist(), strict=True), cluster)

@@ -6,9 +6,7 @@ Roofline: Williams, Waterman, Patterson 2009. Kernels are those of `fusion.py`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -16,15 +14,15 @@ import numpy.typing as npt
 
 from cost_models.communication import all_gather, all_reduce, reduce_scatter
 from cost_models.config import TrainConfig
+from cost_models.efficiency import Efficiency, efficiency_of
 from cost_models.errors import HardwareError
-from cost_models.fusion import Kernel
 from cost_models.hardware import Chip, Cluster
-from cost_models.liveness import Updates, schedule
-from cost_models.memory import check, updates_of
+from cost_models.kernel_table import AttentionRows, KernelTable, kernel_table
+from cost_models.memory import check, target_for, updates_of
+from cost_models.products import product_flops_share
 from cost_models.sharding import collectives
-from cost_models.targets import Target, target_of
-from cost_models.tiles import Storage
-from cost_models.workload import Kind, Phase, Role, Tensor, Workload
+from cost_models.targets import target_of
+from cost_models.workload import Role, Workload
 
 Floats = npt.NDArray[np.float64]
 Seconds = float | Floats
@@ -109,34 +107,6 @@ class DeviceTime:
     launches: Seconds
 
 
-@dataclass(frozen=True)
-class KernelTable:
-    """Every kernel as a row of numbers: FLOPs are fixed + batch x per_sample, in `dtypes[dtype]`.
-
-    moved_by, moved_tensor, moved_times   that row moves that tensor's bytes so often
-    """
-
-    flops_fixed: Floats
-    flops_per_sample: Floats
-    moved_by: npt.NDArray[np.int64]
-    moved_tensor: npt.NDArray[np.int64]
-    moved_times: Floats
-    stored: Storage
-    runs: Floats
-    gemm_fixed: Floats
-    gemm_per_sample: Floats
-    is_gemm: npt.NDArray[np.bool_]
-    is_grouped: npt.NDArray[np.bool_]
-    is_backward: npt.NDArray[np.bool_]
-    dtype: npt.NDArray[np.int64]
-    dtypes: tuple[str, ...]
-
-    def bytes_at(self, batch: int) -> Floats:
-        """Bytes read and written by each kernel at a local batch, padding included."""
-        sizes = self.stored.at(batch)[self.moved_tensor] * self.moved_times
-        return np.asarray(np.bincount(self.moved_by, sizes, len(self.runs)), np.float64)
-
-
 def step_time(
     workload: Workload, config: TrainConfig, cluster: Cluster, *, overlap: float = DEFAULT_OVERLAP
 ) -> TimeCost:
@@ -166,10 +136,9 @@ def step_time(
 
 def device_time(workload: Workload, config: TrainConfig, cluster: Cluster) -> DeviceTime:
     """What a device spends in the kernels of one micro-step: of the mesh, the batches' sizes matter and no more."""
-    target = target_of(cluster.chip.kind, config.jit_compile, config.backend)
-    table = kernel_table(workload, target, updates_of(config))
-    compute, traffic = kernel_seconds(table, config, cluster, target)
-    slower = np.maximum(compute, traffic)
+    table = kernel_table(workload, target_for(config, cluster), updates_of(config))
+    compute, traffic = kernel_seconds(table, config, cluster)
+    slower = slower_of(compute, traffic, efficiency_of(cluster))
     of_compute = float(slower[compute >= traffic].sum())
     return DeviceTime(
         compute_seconds=of_compute,
@@ -222,32 +191,85 @@ def share_of(config: TrainConfig, cluster: Cluster) -> float:
     return cluster.devices / config.mesh.devices if cluster.simulated else 1.0
 
 
-def kernel_seconds(table: KernelTable, config: TrainConfig, cluster: Cluster, target: Target) -> tuple[Floats, Floats]:
-    """(seconds of arithmetic, seconds of memory traffic) of each row, however often it runs."""
-    batch, chip = config.batch.local, cluster.chip
-    share = share_of(config, cluster)
+def kernel_seconds(
+    table: KernelTable,
+    config: TrainConfig,
+    cluster: Cluster,
+    efficiency: Efficiency | None = None,
+    *,
+    fused_attention: bool | None = None,
+) -> tuple[Floats, Floats]:
+    """(seconds of arithmetic, seconds of memory traffic) of each row, however often it runs.
+
+    efficiency       None takes that of the cluster's chip
+    fused_attention  None asks whether the backend runs it fused
+    """
+    efficiency = efficiency or efficiency_of(cluster)
+    batch, chip, share = config.batch.local, cluster.chip, share_of(config, cluster)
+    fused = runs_fused(table, config, cluster) if fused_attention is None else fused_attention
+    moved = table.bytes_at(batch, fused_attention=fused) * table.runs
     flops = (table.flops_fixed + batch * table.flops_per_sample) * table.runs
-    moved = table.bytes_at(batch) * table.runs
-    rates = np.array([peak_rate(chip, dtype) for dtype in table.dtypes])[table.dtype] * share
-    achieved = 1.0 if cluster.local else target.product_efficiency
-    filled = _filling(table.gemm_fixed + batch * table.gemm_per_sample, target)
-    efficiency = np.where(table.is_gemm, achieved * filled, target.vector_efficiency)
-    thin = table.is_grouped & (table.gemm_fixed[:, 2] < target.product_tile[1])
-    efficiency[thin] = target.thin_efficiency
-    return flops / (rates * efficiency), moved / _bandwidth(config, cluster)
+    peaks = np.array([peak_rate(chip, dtype) for dtype in table.dtypes])[table.dtype]
+    gemm = table.gemm_at(batch)
+    memory_rate = chip.memory_bytes_per_second
+    peaks = _as_the_backend_calculates(peaks, table, config, efficiency)
+    rates = peaks * product_flops_share(gemm, peaks, table.item_bytes, memory_rate, efficiency)
+    vector = efficiency.vector_operations_per_second or peak_rate(chip, "float32") * efficiency.vector
+    rates = np.where(table.is_gemm, rates, vector)
+    thin = table.is_grouped & (table.gemm_fixed[:, 2] < efficiency.thinnest)
+    rates[thin] = efficiency.thin_flops(peaks[thin], table.item_bytes[thin])
+    if fused and table.attention is not None:
+        flops, rates = _fused(table.attention, gemm, flops, rates, peaks, efficiency)
+    return flops / (rates * share), moved / (memory_rate * share * efficiency.bandwidth)
+
+
+def _as_the_backend_calculates(
+    peaks: Floats, table: KernelTable, config: TrainConfig, efficiency: Efficiency
+) -> Floats:
+    """Peaks of products by the backend's default for float32: PyTorch keeps its matrix products off TF32, not its
+    convolutions (`torch.backends.cuda.matmul.allow_tf32`, False since 1.12); JAX and TensorFlow take TF32 for both."""
+    if config.backend != "torch" or not efficiency.cores:
+        return peaks
+    exact = table.is_gemm & ~table.is_convolution & (table.item_bytes == 4)
+    return np.where(exact, np.minimum(peaks, 2 * efficiency.vector_operations_per_second), peaks)
+
+
+def runs_fused(table: KernelTable, config: TrainConfig, cluster: Cluster) -> bool:
+    """Whether JAX replaces Keras's attention by one kernel: TPUs always, GPUs from Ampere on in 16 bits.
+
+    Keras 3.15, `ops.dot_product_attention` with `flash_attention=None`; chips that calculate in bfloat16 are those
+    from Ampere on.
+    """
+    if table.attention is None or not table.attention.fusible or config.backend != "jax" or cluster.local:
+        return False
+    half = config.precision.compute_dtype in ("float16", "bfloat16")
+    kind = cluster.chip.kind
+    return kind == "tpu" or (kind == "gpu" and half and "bfloat16" in cluster.chip.peak_flops_per_second)
+
+
+def _fused(
+    rows: AttentionRows, gemm: Floats, flops: Floats, rates: Floats, peaks: Floats, efficiency: Efficiency
+) -> tuple[Floats, Floats]:
+    """(FLOPs, FLOP/s) where attention is one kernel: its backward pass makes the scores again, a fifth product beside
+    four, and of masked pairs whole blocks are skipped."""
+    most, half_length = efficiency.attention
+    length = np.maximum(gemm[:, 1:].max(axis=1, initial=1.0), 1.0)
+    block = min(n for _, n in efficiency.tiles)
+    needed = np.minimum(1.0, (length + block) / (2 * length)) if rows.causal else np.ones(len(flops))
+    worked = np.where(rows.vector, 0.0, flops)
+    worked = np.where(rows.forward, flops * needed, np.where(rows.backward, 1.25 * flops * needed, worked))
+    reached = peaks * most * length / (length + half_length)
+    return worked, np.where(rows.forward | rows.backward, reached, rates)
+
+
+def slower_of(compute: Floats, traffic: Floats, efficiency: Efficiency) -> Floats:
+    """Seconds of each row: the longer of both, and what of the shorter one does not hide behind it."""
+    return np.maximum(compute, traffic) + (1 - efficiency.overlap) * np.minimum(compute, traffic)
 
 
 def _bandwidth(config: TrainConfig, cluster: Cluster) -> float:
     """Bytes a second that long streams reach."""
-    achieved = 1.0 if cluster.local else target_of(cluster.chip.kind).bandwidth_efficiency
-    return cluster.chip.memory_bytes_per_second * share_of(config, cluster) * achieved
-
-
-def _filling(gemm: Floats, target: Target) -> Floats:
-    """Share of the matrix unit that a (groups, m, n, k) product fills: each dimension is rounded up to whole tiles."""
-    tiles = np.asarray(target.product_tile, np.float64)
-    sizes = np.maximum(gemm[:, 1:], 1.0)
-    return np.asarray((sizes / (np.ceil(sizes / tiles) * tiles)).prod(axis=1), np.float64)
+    return cluster.chip.memory_bytes_per_second * share_of(config, cluster) * efficiency_of(cluster).bandwidth
 
 
 def _communication(workload: Workload, config: TrainConfig, cluster: Cluster) -> tuple[float, float]:
@@ -292,65 +314,3 @@ def _accumulation_seconds(workload: Workload, config: TrainConfig, cluster: Clus
     parameters = workload.variable_bytes(Role.TRAINABLE)
     moved = 3 * parameters + 2 * (parameters + workload.variable_bytes(Role.SLOT))
     return moved / _bandwidth(config, cluster)
-
-
-@lru_cache(maxsize=64)
-def kernel_table(workload: Workload, target: Target, updates: Updates) -> KernelTable:
-    """The kernels of a micro-step as rows, bodies of loops with how often they run."""
-    rows: list[tuple[Kernel, float]] = []
-    plan = schedule(workload, target, updates)
-    _flatten(plan.kernels, 1.0, rows)
-    moved = [
-        (row, tensor, times) for row, (kernel, _) in enumerate(rows) for tensor, times in _traffic(plan.tensors, kernel)
-    ]
-    gemm = np.zeros((len(rows), 4)), np.zeros((len(rows), 4))
-    for row, (kernel, _) in enumerate(rows):
-        for column, size in enumerate(kernel.op.gemm):
-            gemm[0][row, column], gemm[1][row, column] = size.fixed, size.per_sample
-    arithmetic = [_rate_dtype(plan.tensors, kernel) for kernel, _ in rows]
-    dtypes = tuple(sorted(set(arithmetic)))
-    return KernelTable(
-        flops_fixed=np.array([kernel.flops.fixed for kernel, _ in rows], np.float64),
-        flops_per_sample=np.array([kernel.flops.per_sample for kernel, _ in rows], np.float64),
-        moved_by=np.array([row for row, _, _ in moved], np.int64),
-        moved_tensor=np.array([tensor for _, tensor, _ in moved], np.int64),
-        moved_times=np.array([times for _, _, times in moved], np.float64),
-        stored=plan.stored,
-        runs=np.array([runs for _, runs in rows], np.float64),
-        gemm_fixed=gemm[0],
-        gemm_per_sample=gemm[1],
-        is_gemm=np.array([bool(kernel.op.gemm) for kernel, _ in rows], np.bool_),
-        is_grouped=np.array([kernel.op.kind is Kind.CONV and _groups(kernel) > 1 for kernel, _ in rows], np.bool_),
-        is_backward=np.array([kernel.op.phase is Phase.BACKWARD for kernel, _ in rows], np.bool_),
-        dtype=np.array([dtypes.index(name) for name in arithmetic], np.int64),
-        dtypes=dtypes,
-    )
-
-
-def _groups(kernel: Kernel) -> float:
-    return kernel.op.gemm[0].fixed if kernel.op.gemm else 1.0
-
-
-def _flatten(kernels: Sequence[Kernel], runs: float, rows: list[tuple[Kernel, float]]) -> None:
-    for kernel in kernels:
-        if kernel.body:
-            _flatten(kernel.body, runs * kernel.op.repeat, rows)
-        else:
-            rows.append((kernel, runs))
-
-
-def _traffic(tensors: Sequence[Tensor], kernel: Kernel) -> list[tuple[int, float]]:
-    """(tensor, how often as many bytes as it has are moved)."""
-    picked = dict(kernel.picked)
-    reads = [picked.get(read, read) for read in kernel.reads]
-    if kernel.op.kind is Kind.SCATTER:
-        # In place: what is scattered is read, and as much of the target is read and written back.
-        written = [tensors[write].shape for write in kernel.writes]
-        scattered = [(read, 3.0) for read in reads if tensors[read].shape not in written]
-        return scattered or [(read, 2.0) for read in reads]
-    return [(end, 1.0) for end in (*reads, *kernel.writes)]
-
-
-def _rate_dtype(tensors: Sequence[Tensor], kernel: Kernel) -> str:
-    dtype = tensors[kernel.op.reads[0]].dtype if kernel.op.gemm and kernel.op.reads else "float32"
-    return dtype if "float" in dtype else "float32"

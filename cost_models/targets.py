@@ -11,7 +11,7 @@ from cost_models.workload import Kind
 
 @dataclass(frozen=True)
 class Target:
-    """How programs become kernels and buffers, and what share of published rates they reach.
+    """How programs become kernels and buffers.
 
     fusible             kinds whose results need not reach memory
     products_compute    products take short elementwise chains of one operand in (XLA's Triton products)
@@ -43,11 +43,6 @@ class Target:
     host_apart          the host prepares the next micro-step while the device works
     uncertainty         where the compiler's figure may lie (below, above), as shares of the temporaries: what was seen
                         when whole training steps of a dozen models were compiled with jax 0.10.2 (A100, TPU v5e, CPU)
-    product_tile        (m, n, k) to which matrix units round a product up
-    product_efficiency  share of the peak that large products reach
-    thin_efficiency     share of the peak of products that depthwise and thin grouped convolutions reach
-    vector_efficiency   elementwise arithmetic, as a share of the peak of products
-    bandwidth_efficiency   share of the memory bandwidth that long streams reach
     """
 
     name: str
@@ -77,11 +72,6 @@ class Target:
     scatters_pooling: bool
     host_apart: bool
     uncertainty: tuple[float, float]
-    product_tile: tuple[int, int, int]
-    product_efficiency: float
-    thin_efficiency: float
-    vector_efficiency: float
-    bandwidth_efficiency: float
 
 
 _FUSIBLE = frozenset({Kind.ELEMENTWISE, Kind.EXPENSIVE, Kind.RANDOM, Kind.BROADCAST, Kind.MOVE, Kind.GATHER})
@@ -127,11 +117,6 @@ _GPU = Target(
     scatters_pooling=True,
     host_apart=True,
     uncertainty=(0.1, 0.12),
-    product_tile=(64, 64, 32),
-    product_efficiency=0.80,  # best shapes: A100 0.81 to 0.87, H100 0.80 (stas00/ml-engineering, MAMF)
-    thin_efficiency=0.06,  # half of the vector units, that is what they run on
-    vector_efficiency=0.125,  # A100: 19.5 TFLOP/s of vector float32 beside 156 of TF32 (data sheet)
-    bandwidth_efficiency=0.90,  # H100: an addition of 2^30 elements at 0.94 (jax-ml/scaling-book, gpus.md)
 )
 _TPU = Target(
     name="tpu",
@@ -161,11 +146,6 @@ _TPU = Target(
     scatters_pooling=False,
     host_apart=True,
     uncertainty=(0.25, 0.15),
-    product_tile=(8, 128, 128),
-    product_efficiency=0.83,  # v7x, large squares in bfloat16: 0.82 to 0.83 (AI-Hypercomputer/tpu-recipes)
-    thin_efficiency=1 / 128,  # half of the vector unit
-    vector_efficiency=1 / 64,  # v5p: about 7e12 vector operations a second beside 4.6e14 (jax-ml/scaling-book, tpus.md)
-    bandwidth_efficiency=0.85,  # v6e 0.83, v7x 0.87 for copies of 128 MB and more (AI-Hypercomputer/tpu-recipes)
 )
 _CPU = replace(
     _GPU,
@@ -186,11 +166,6 @@ _CPU = replace(
     scatters_pooling=True,
     host_apart=False,
     uncertainty=(0.35, 0.6),
-    product_tile=(4, 16, 1),  # register blocks of vectorised kernels
-    product_efficiency=0.7,
-    thin_efficiency=0.002,  # XLA:CPU loops over them: measured in MobileNetV2 at 96x96, jax 0.10.2
-    vector_efficiency=0.25,
-    bandwidth_efficiency=0.8,
 )
 _BY_CAPABILITY = (
     (

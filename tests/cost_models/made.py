@@ -110,3 +110,30 @@ def cluster(kind="gpu", devices=1, *, link=None, simulated=False, local=False, *
     inner = link or Link("switch", 1e11, 0.0)
     made = chip(kind, **changes)
     return Cluster(f"made-{kind}", made, devices, inner_link=inner, simulated=simulated, local=local)
+
+
+HEADS, HEAD = 8, 64
+
+
+def attention(length, *, library, causal=False, dropout=False):
+    """softmax(q k) v of one layer in bfloat16, forward alone, under the library's scope or under another."""
+    step = Step()
+    step.layer = "attention/BTNH,BSNH->BNTS" if library else "attention"
+    query, key, value = (step.input(B, HEADS, length, HEAD, dtype="bfloat16") for _ in range(3))
+    pairs = (B, HEADS, length, length)
+    flops = Affine(0, 2 * HEADS * length * length * HEAD)
+    groups = Affine(0, HEADS)
+    gemm = (groups, Affine(length), Affine(length), Affine(HEAD))
+    scores = step.op(Kind.DOT, (query, key), pairs, dtype="bfloat16", flops=flops, gemm=gemm)
+    if causal:
+        ends = [step.op(Kind.BROADCAST, (), (length, length), dtype="int32", primitive="iota") for _ in range(2)]
+        mask = step.op(Kind.ELEMENTWISE, ends, (length, length), dtype="bool", primitive="ge")
+        scores = step.op(Kind.ELEMENTWISE, (mask, scores), pairs, dtype="bfloat16", primitive="select_n")
+    largest = step.op(Kind.REDUCE, (scores,), (B, HEADS, length), dtype="bfloat16")
+    weights = step.op(Kind.ELEMENTWISE, (scores, largest), pairs, dtype="bfloat16", primitive="exp")
+    if dropout:
+        bits = step.op(Kind.RANDOM, (), pairs, dtype="uint32")
+        weights = step.op(Kind.ELEMENTWISE, (weights, bits), pairs, dtype="bfloat16", primitive="select_n")
+    gemm = (groups, Affine(length), Affine(HEAD), Affine(length))
+    shape = (B, HEADS, length, HEAD)
+    return step.workload(step.op(Kind.DOT, (weights, value), shape, dtype="bfloat16", flops=flops, gemm=gemm))

@@ -2,26 +2,29 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from cost_models.affine import Affine
 from cost_models.communication import all_gather, all_reduce, reduce_scatter
 from cost_models.config import Batch, Layout, Mesh, Precision, TrainConfig
+from cost_models.efficiency import efficiency_of
 from cost_models.errors import HardwareError
+from cost_models.hardware import cluster as published
 from cost_models.hardware import share
+from cost_models.kernel_table import kernel_table
 from cost_models.liveness import Updates
 from cost_models.roofline import (
     EAGER_SECONDS,
     LOOP_SECONDS,
     SECONDS_PER_VARIABLE,
-    kernel_table,
+    kernel_seconds,
     peak_rate,
+    runs_fused,
     step_time,
 )
 from cost_models.targets import target_of
 from cost_models.workload import Kind, Op
-from tests.cost_models.made import B, Step, chip, cluster, dense
+from tests.cost_models.made import HEAD, HEADS, B, Step, attention, chip, cluster, dense
 
 PEAK, BANDWIDTH = 1e14, 1e12
 K = N = 4096
@@ -142,17 +145,15 @@ def shaped(kind, groups, m, n, k):
 
 
 def test_tiles_that_are_not_filled_cost_as_if_they_were():
-    tile_m, tile_n, tile_k = target_of("gpu").product_tile
-    assert shaped(Kind.DOT, 1, 8 * tile_m, 8 * tile_n, 8 * tile_k) == pytest.approx(1e12 / PEAK)
-    assert shaped(Kind.DOT, 1, 8 * tile_m, tile_n // 4, 8 * tile_k) == pytest.approx(4 * 1e12 / PEAK)
-    assert shaped(Kind.DOT, 1, tile_m + 1, tile_n, tile_k) == pytest.approx(1e12 / PEAK * 2 * tile_m / (tile_m + 1))
+    smallest = min(n for _, n in efficiency_of(LOCAL).tiles)
+    assert shaped(Kind.DOT, 1, 1024, 1024, 1024) == pytest.approx(1e12 / PEAK)
+    assert shaped(Kind.DOT, 1, 1024, smallest // 4, 1024) == pytest.approx(4 * 1e12 / PEAK)
+    assert shaped(Kind.DOT, 1, 1024, smallest + 1, 1024) == pytest.approx(1e12 / PEAK * 2 * smallest / (smallest + 1))
 
 
 def test_depthwise_convolutions_do_not_run_on_matrix_units():
-    target = target_of("gpu")
-    assert shaped(Kind.CONV, 512, 4096, 1, 9) == pytest.approx(1e12 / PEAK / target.thin_efficiency)
-    wide = shaped(Kind.CONV, 2, 64 * target.product_tile[0], target.product_tile[1], 64 * target.product_tile[2])
-    assert wide == pytest.approx(1e12 / PEAK)
+    assert shaped(Kind.CONV, 512, 4096, 1, 9) == pytest.approx(1e12 / PEAK / efficiency_of(LOCAL).thin)
+    assert shaped(Kind.CONV, 2, 4096, 128, 4096) == pytest.approx(1e12 / PEAK)
 
 
 def test_a_loop_costs_its_body_as_often_as_it_runs():
@@ -235,14 +236,42 @@ def test_published_rates_are_not_reached_in_full():
         step_time(one_product(), config(4096), cluster("gpu", local=local)).micro_step_seconds
         for local in (False, True)
     )
-    assert published == pytest.approx(measured / target_of("gpu").product_efficiency)
+    shares = efficiency_of(cluster("gpu"))
+    moved = 4 * (4096 * K + K * N + 4096 * N) / BANDWIDTH / shares.bandwidth
+    assert published == pytest.approx(measured / shares.product + (1 - shares.overlap) * moved)
 
 
-def test_the_table_has_a_row_a_kernel():
-    table = kernel_table(dense(K, N), target_of("gpu"), Updates.AT_ONCE)
-    assert len(table.runs) == 5
-    assert np.all(table.runs == 1)
-    assert table.dtypes == ("float32",)
+def test_pytorch_keeps_float32_products_off_the_tensor_units():
+    a100 = published("gpu-a100-40gb")
+    jax, torch = (
+        step_time(one_product(), config(4096, backend=backend), a100).compute_seconds for backend in ("jax", "torch")
+    )
+    assert torch / jax == pytest.approx(156 / 19.5, rel=0.01)
+
+
+def test_attention_of_the_library_is_one_kernel_where_the_backend_has_one():
+    table = kernel_table(attention(4096, library=True), target_of("gpu"), Updates.AT_ONCE)
+    half = config(2, precision=Precision.MIXED_BFLOAT16)
+    assert runs_fused(table, half, published("gpu-a100-40gb"))
+    assert runs_fused(table, half, published("tpu-v4-8"))
+    assert not runs_fused(table, half, published("gpu-v100-16gb"))
+    assert not runs_fused(table, config(2), published("gpu-a100-40gb"))
+    own = kernel_table(attention(4096, library=False), target_of("gpu"), Updates.AT_ONCE)
+    assert not runs_fused(own, half, published("gpu-a100-40gb"))
+
+
+def test_fused_attention_moves_no_scores_and_reaches_its_own_share_of_the_peak():
+    length, batch, place = 4096, 2, published("gpu-a100-40gb")
+    table = kernel_table(attention(length, library=True), target_of("gpu"), Updates.AT_ONCE)
+    half = config(batch, precision=Precision.MIXED_BFLOAT16)
+    compute, traffic = kernel_seconds(table, half, place, fused_attention=True)
+    most, half_length = efficiency_of(place).attention
+    flops = 2 * 2 * batch * HEADS * length * length * HEAD
+    assert compute.sum() == pytest.approx(flops / 312e12 / most * (length + half_length) / length, rel=1e-6)
+    operands = 4 * batch * HEADS * length * HEAD * 2  # queries, keys and values in, the mixture out
+    assert traffic.sum() == pytest.approx(operands / 1555e9 / efficiency_of(place).bandwidth, rel=0.01)
+    apart = kernel_seconds(table, half, place, fused_attention=False)
+    assert apart[1].sum() > 10 * traffic.sum()
 
 
 def test_a_scatter_moves_what_is_scattered_and_not_the_table():

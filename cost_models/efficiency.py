@@ -1,0 +1,103 @@
+"""What share of its published rates a chip reaches: curves and constants of `devices/efficiency.yaml`, as values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import yaml
+
+from cost_models.errors import HardwareError
+from cost_models.hardware import Cluster
+
+Floats = npt.NDArray[np.float64]
+
+_LOCAL_BYTES_PER_CLOCK = 128  # shared memory of one multiprocessor (Volta to Hopper, NVIDIA tuning guides)
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """Shares of published rates, and what a core is.
+
+    product     of the best-shaped product, of its dtype's peak
+    product_float32   the same in float32, where it differs; 0: it does not
+    bandwidth   of long streams, of the memory bandwidth
+    overlap     how much of the shorter of arithmetic and traffic hides behind the longer one
+    vector      elementwise operations a second, as a share of float32's peak, where cores are not known
+    thin        depthwise convolutions, as a share of the peak of products, where cores are not known
+    attention   of fused attention: (share of the peak over both passes at long sequences, the length at which it is
+                half of that)
+    tiles       (m, n) of the blocks in which a core works; depth: elements of k at a time
+    cores       0: not known, then tiles are not dealt out in waves
+    lanes, clock_hz   float32 units of a core and their clock
+    l2_over_memory    bandwidth of the cache beside the cores, as a multiple of the memory's
+    """
+
+    product: float
+    bandwidth: float
+    overlap: float
+    vector: float
+    thin: float
+    attention: tuple[float, int]
+    tiles: tuple[tuple[int, int], ...]
+    depth: int
+    l2_over_memory: float
+    product_float32: float = 0.0
+    cores: int = 0
+    lanes: int = 0
+    clock_hz: float = 0.0
+
+    @property
+    def thinnest(self) -> int:
+        """Output channels a group below which a grouped convolution leaves the matrix units: half a block of theirs."""
+        return min(n for _, n in self.tiles) // 2
+
+    def thin_flops(self, peak: Floats, item_bytes: Floats) -> Floats:
+        """FLOP/s of depthwise and thin grouped convolutions by operand size: on vector units, which the local memory
+        of a core feeds with 128 bytes a clock; a share of the peak where cores are not known."""
+        if not self.cores:
+            return peak * self.thin
+        fed = np.minimum(float(self.lanes), _LOCAL_BYTES_PER_CLOCK / item_bytes)
+        return np.asarray(2 * self.cores * self.clock_hz * fed, np.float64)
+
+    @property
+    def vector_operations_per_second(self) -> float:
+        """Elementwise float32 operations of the whole chip; 0 where its cores are not known."""
+        return self.cores * self.lanes * self.clock_hz
+
+
+def efficiency_of(cluster: Cluster) -> Efficiency:
+    """What kernels reach on this cluster's chip. A measured machine's figures are what it reaches already.
+
+    HardwareError for a kind of chip that nobody described.
+    """
+    found = _of_chip(cluster.chip.name, cluster.chip.kind)
+    return replace(found, product=1.0, bandwidth=1.0, overlap=1.0) if cluster.local else found
+
+
+@cache
+def _of_chip(name: str, kind: str) -> Efficiency:
+    data = _data()
+    if kind not in data["kinds"]:
+        raise HardwareError(f"no efficiencies for a {kind!r} device; known kinds are {', '.join(data['kinds'])}")
+    values = {key: figure["value"] for key, figure in data["kinds"][kind].items()}
+    own = {key: value for key, value in data["chips"].get(name, {}).items() if key != "source"}
+    side = own.pop("matrix", None)
+    if side:
+        own |= {"tiles": [[side, side]], "depth": side}
+    values |= own
+    values["tiles"] = tuple((int(m), int(n)) for m, n in values["tiles"])
+    values["attention"] = tuple(values["attention"])
+    return Efficiency(**values)
+
+
+@cache
+def _data() -> Mapping[str, Any]:
+    text = (files("cost_models") / "devices" / "efficiency.yaml").read_text(encoding="utf-8")
+    read: Mapping[str, Any] = yaml.safe_load(text)
+    return read

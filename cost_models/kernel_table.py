@@ -1,0 +1,193 @@
+"""Every kernel of a micro-step as a row of numbers, so that a price for all of them is a few array operations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from cost_models.attention import Attention, find_attention
+from cost_models.fusion import Kernel
+from cost_models.liveness import Updates, schedule
+from cost_models.targets import Target
+from cost_models.tiles import Storage
+from cost_models.workload import ITEM_BYTES, Kind, Phase, Tensor, Workload
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class AttentionRows:
+    """Which rows are attention, and which of the tensors that rows move are scores (one flag a `moved_by`).
+
+    fusible   the library's attention without dropout: what a backend can run as one kernel
+    """
+
+    forward: npt.NDArray[np.bool_]
+    backward: npt.NDArray[np.bool_]
+    vector: npt.NDArray[np.bool_]
+    moved_scores: npt.NDArray[np.bool_]
+    causal: bool
+    fusible: bool
+
+
+@dataclass(frozen=True)
+class KernelTable:
+    """Every kernel as a row of numbers: FLOPs are fixed + batch x per_sample, in `dtypes[dtype]`.
+
+    moved_by, moved_tensor, moved_times   that row moves that tensor's bytes so often
+    attention                             None where there is none, or where the compiler decided about it already
+    """
+
+    flops_fixed: Floats
+    flops_per_sample: Floats
+    moved_by: npt.NDArray[np.int64]
+    moved_tensor: npt.NDArray[np.int64]
+    moved_times: Floats
+    stored: Storage
+    runs: Floats
+    gemm_fixed: Floats
+    gemm_per_sample: Floats
+    is_gemm: npt.NDArray[np.bool_]
+    is_grouped: npt.NDArray[np.bool_]
+    is_backward: npt.NDArray[np.bool_]
+    dtype: npt.NDArray[np.int64]
+    dtypes: tuple[str, ...]
+    attention: AttentionRows | None = None
+    convolutions: npt.NDArray[np.bool_] | None = None
+    updates: npt.NDArray[np.bool_] | None = None
+
+    @property
+    def is_convolution(self) -> npt.NDArray[np.bool_]:
+        """Rows that are convolutions, as far as that is known."""
+        return np.zeros(len(self.runs), np.bool_) if self.convolutions is None else self.convolutions
+
+    @property
+    def is_update(self) -> npt.NDArray[np.bool_]:
+        """Rows that belong to the optimizer and the metrics, as far as that is known."""
+        return np.zeros(len(self.runs), np.bool_) if self.updates is None else self.updates
+
+    @property
+    def item_bytes(self) -> Floats:
+        """Bytes of an element of what each row calculates with."""
+        return np.array([ITEM_BYTES[name] for name in self.dtypes])[self.dtype]
+
+    def gemm_at(self, batch: int) -> Floats:
+        """(groups, m, n, k) of each row's product at a local batch; zeros where it is none."""
+        return self.gemm_fixed + batch * self.gemm_per_sample
+
+    def bytes_at(self, batch: int, *, fused_attention: bool = False) -> Floats:
+        """Bytes read and written by each kernel at a local batch, padding included."""
+        sizes = self.stored.at(batch)[self.moved_tensor] * self.moved_times
+        if fused_attention and self.attention is not None:
+            sizes = np.where(self.attention.moved_scores, 0.0, sizes)
+        return np.asarray(np.bincount(self.moved_by, sizes, len(self.runs)), np.float64)
+
+
+@lru_cache(maxsize=64)
+def kernel_table(workload: Workload, target: Target, updates: Updates) -> KernelTable:
+    """The kernels of a micro-step as rows, bodies of loops with how often they run."""
+    rows: list[tuple[Kernel, float]] = []
+    plan = schedule(workload, target, updates)
+    _flatten(plan.kernels, 1.0, rows)
+    shared = _shared_reads([kernel for kernel, _ in rows])
+    moved = [
+        (row, tensor, times)
+        for row, (kernel, _) in enumerate(rows)
+        for tensor, times in _traffic(plan.tensors, kernel)
+        if (row, tensor) not in shared
+    ]
+    gemm = np.zeros((len(rows), 4)), np.zeros((len(rows), 4))
+    for row, (kernel, _) in enumerate(rows):
+        for column, size in enumerate(kernel.op.gemm):
+            gemm[0][row, column], gemm[1][row, column] = size.fixed, size.per_sample
+    attention = find_attention([kernel for kernel, _ in rows], plan.tensors, workload.ops)
+    arithmetic = [_rate_dtype(plan.tensors, kernel) for kernel, _ in rows]
+    dtypes = tuple(sorted(set(arithmetic)))
+    return KernelTable(
+        flops_fixed=np.array([kernel.flops.fixed for kernel, _ in rows], np.float64),
+        flops_per_sample=np.array([kernel.flops.per_sample for kernel, _ in rows], np.float64),
+        moved_by=np.array([row for row, _, _ in moved], np.int64),
+        moved_tensor=np.array([tensor for _, tensor, _ in moved], np.int64),
+        moved_times=np.array([times for _, _, times in moved], np.float64),
+        stored=plan.stored,
+        runs=np.array([runs for _, runs in rows], np.float64),
+        gemm_fixed=gemm[0],
+        gemm_per_sample=gemm[1],
+        is_gemm=np.array([bool(kernel.op.gemm) for kernel, _ in rows], np.bool_),
+        is_grouped=np.array([kernel.op.kind is Kind.CONV and _groups(kernel) > 1 for kernel, _ in rows], np.bool_),
+        is_backward=np.array([kernel.op.phase is Phase.BACKWARD for kernel, _ in rows], np.bool_),
+        dtype=np.array([dtypes.index(name) for name in arithmetic], np.int64),
+        dtypes=dtypes,
+        attention=_attention_rows(attention, rows, moved),
+        convolutions=np.array([kernel.op.kind is Kind.CONV for kernel, _ in rows], np.bool_),
+        updates=np.array([kernel.op.phase is Phase.UPDATE for kernel, _ in rows], np.bool_),
+    )
+
+
+def _attention_rows(
+    found: Attention, rows: Sequence[tuple[Kernel, float]], moved: Sequence[tuple[int, int, float]]
+) -> AttentionRows | None:
+    if not found.scores:
+        return None
+    products = np.array([row in found.products for row in range(len(rows))], np.bool_)
+    backward = np.array([kernel.op.phase is Phase.BACKWARD for kernel, _ in rows], np.bool_)
+    vector = np.array([row in found.vector for row in range(len(rows))], np.bool_)
+    return AttentionRows(
+        forward=products & ~backward,
+        backward=products & backward,
+        vector=vector,
+        moved_scores=np.array([vector[row] or tensor in found.scores for row, tensor, _ in moved], np.bool_),
+        causal=found.causal,
+        fusible=found.of_library and not found.dropout,
+    )
+
+
+def _shared_reads(kernels: Sequence[Kernel]) -> set[tuple[int, int]]:
+    """(row, tensor) of reads that cost nothing: independent reductions of a layer over one tensor are one kernel.
+
+    XLA:GPU fuses siblings that share an operand (its multi-output fusion), and libraries' normalisations sum once.
+    """
+    shared: set[tuple[int, int]] = set()
+    seen: dict[tuple[str, Phase, int, int], set[int]] = {}
+    for row, kernel in enumerate(kernels):
+        if kernel.op.kind is not Kind.REDUCE:
+            continue
+        for read in kernel.reads:
+            made = seen.setdefault((kernel.op.layer, kernel.op.phase, kernel.op.region, read), set())
+            if made and not made & set(kernel.reads):
+                shared.add((row, read))
+            made.update(kernel.writes)
+    return shared
+
+
+def _groups(kernel: Kernel) -> float:
+    return kernel.op.gemm[0].fixed if kernel.op.gemm else 1.0
+
+
+def _flatten(kernels: Sequence[Kernel], runs: float, rows: list[tuple[Kernel, float]]) -> None:
+    for kernel in kernels:
+        if kernel.body:
+            _flatten(kernel.body, runs * kernel.op.repeat, rows)
+        else:
+            rows.append((kernel, runs))
+
+
+def _traffic(tensors: Sequence[Tensor], kernel: Kernel) -> list[tuple[int, float]]:
+    """(tensor, how often as many bytes as it has are moved)."""
+    picked = dict(kernel.picked)
+    reads = [picked.get(read, read) for read in kernel.reads]
+    if kernel.op.kind is Kind.SCATTER:
+        # In place: what is scattered is read, and as much of the target is read and written back.
+        written = [tensors[write].shape for write in kernel.writes]
+        scattered = [(read, 3.0) for read in reads if tensors[read].shape not in written]
+        return scattered or [(read, 2.0) for read in reads]
+    return [(end, 1.0) for end in (*reads, *kernel.writes)]
+
+
+def _rate_dtype(tensors: Sequence[Tensor], kernel: Kernel) -> str:
+    dtype = tensors[kernel.op.reads[0]].dtype if kernel.op.gemm and kernel.op.reads else "float32"
+    return dtype if "float" in dtype else "float32"

@@ -1,0 +1,153 @@
+"""Seconds of a published row, from the traced model and cited curves alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+import chips
+import numpy as np
+from cases import Case
+from traces import Traced, workload
+
+from cost_models import Batch, Precision, Remat, RematMode, TrainConfig, Workload
+from cost_models.communication import all_gather, all_reduce, reduce_scatter
+from cost_models.hardware import Cluster
+from cost_models.kernel_table import kernel_table
+from cost_models.memory import memory, updates_of
+from cost_models.roofline import kernel_seconds, overhead_of, slower_of
+from cost_models.targets import target_of
+from cost_models.workload import Kind, Op, Phase
+
+CONTENTION = 0.1256
+"""How much slower kernels of a GPU run beside a collective (Galvatron's coefficient, 1.1256)."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Seconds on one device, and what has to be exchanged. Everything is linear in the number of blocks."""
+
+    forward: float
+    backward: float
+    update: float
+    overhead: float
+    parameters: float
+    flops: float
+
+    def extended(self, longer: Parts, blocks: int) -> Parts:
+        """With this one of one block and `longer` of two: that of `blocks`."""
+        one, two = np.array(list(vars(self).values())), np.array(list(vars(longer).values()))
+        return Parts(*(one + (blocks - 1) * (two - one)).tolist())
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """What the model says of a row."""
+
+    seconds: float
+    exposed_seconds: float
+    model_flops: float
+    parameters: float
+
+
+def predict(case: Case, folder: Path) -> Predicted:
+    """Seconds of a micro-step; an update's share of it where gradients are accumulated."""
+    place = chips.machine(case.chip, case.devices, case.devices_per_host)
+    parts = _parts(case.traced if not case.layers else case.traced.with_layers(1), case, place, folder)
+    if case.layers:
+        parts = parts.extended(_parts(case.traced.with_layers(2), case, place, folder), case.layers)
+    update = parts.update / (case.devices if case.shard_state else 1) / case.accumulation
+    device = parts.forward + parts.backward + update + parts.overhead
+    exposed = _exposed(parts, case, place) if case.devices > 1 else 0.0
+    return Predicted(device + exposed, exposed, parts.flops, parts.parameters)
+
+
+def _exposed(parts: Parts, case: Case, place: Cluster) -> float:
+    """Seconds of collectives beyond what they hide behind, and what they slow down meanwhile.
+
+    Weights of a sharded state are gathered before each pass, and gradients scattered; the next layer's while this one's
+    is at work. Gradients of copies are reduced once an update while the backward pass runs.
+    """
+    gathered, reduced = round(parts.parameters * case.gather_bytes), round(parts.parameters * case.reduce_bytes)
+    count = case.devices
+    if case.shard_state:
+        gather = all_gather(gathered, place, count).seconds
+        scatter = reduce_scatter(reduced, place, count).seconds
+        forward, backward = gather, gather + scatter
+    else:
+        forward, backward = 0.0, all_reduce(reduced, place, count).seconds / case.accumulation
+    hidden = min(forward, parts.forward) + min(backward, parts.backward)
+    waits = max(0.0, forward - parts.forward) + max(0.0, backward - parts.backward)
+    return waits + (CONTENTION * hidden if place.chip.kind == "gpu" else 0.0)
+
+
+@lru_cache(maxsize=64)
+def _prepared(what: Traced, folder: Path, stack: str) -> Workload:
+    found = workload(what, folder)
+    return layer_by_layer(found) if stack == "layers" else found
+
+
+@lru_cache(maxsize=4096)
+def _cached(what: Traced, folder: Path, stack: str, chip: str, batch: int, *flags: bool) -> Parts:
+    flash, nchw, flash_2, exact = flags
+    place = chips.machine(chip, 1, 1) if not chip.startswith("tpu") else chips.machine(chip, 4, 1)
+    model = _prepared(what, folder, stack)
+    remat = RematMode.FULL if model.remat == "full" else RematMode.NONE
+    config = TrainConfig(Batch(batch), precision=Precision(what.precision), remat=Remat(remat))
+    calculating = replace(config, backend="torch") if exact else config
+    table = kernel_table(model, target_of(place.chip.kind), updates_of(config))
+    efficiency = chips.efficiency(chip, place, flash_2=flash_2)
+    compute, traffic = kernel_seconds(table, calculating, place, efficiency, fused_attention=flash)
+    if nchw:
+        traffic = traffic + np.where(table.is_gemm, 2 * traffic, 0.0)
+    seconds = slower_of(compute, traffic, efficiency)
+    updating = table.is_update
+    launches = float(table.runs.sum())
+    return Parts(
+        forward=float(seconds[~table.is_backward & ~updating].sum()),
+        backward=float(seconds[table.is_backward].sum()),
+        update=float(seconds[updating].sum()),
+        overhead=overhead_of(model, launches, float(seconds.sum()), config, place),
+        parameters=float(model.parameters),
+        flops=model.model_flops.at(batch),
+    )
+
+
+def _parts(what: Traced, case: Case, place: Cluster, folder: Path) -> Parts:
+    flash_2, exact = case.source == "llm-foundry", case.exact_float32
+    return _cached(what, folder, case.stack, case.chip, case.batch, case.flash, case.nchw, flash_2, exact)
+
+
+def layer_by_layer(found: Workload) -> Workload:
+    """The workload as a library runs it that has a kernel for each layer: what goes from layer to layer is written.
+
+    A fence around every value that another layer reads: nothing fuses across it.
+    """
+    layer_of = {write: _owner(op) for op in found.ops for write in op.writes}
+    crossing: dict[int, None] = {}
+    for op in found.ops:
+        for read in op.reads:
+            if read in layer_of and layer_of[read] != _owner(op) and op.phase is not Phase.UPDATE:
+                crossing[read] = None
+    fence = Op(Kind.BARRIER, "layers", tuple(crossing), (), phase=Phase.BACKWARD)
+    return replace(found, ops=(*found.ops, fence))
+
+
+def _owner(op: Op) -> tuple[str, Phase]:
+    return op.layer, op.phase
+
+
+def predict_memory(case: Case, folder: Path) -> tuple[float, bool]:
+    """(bytes at the peak, whether they fit) of a row on one device, by the memory model for Keras on JAX."""
+    place = chips.machine(case.chip, 1, 1)
+    config = TrainConfig(Batch(case.batch), precision=Precision(case.traced.precision))
+    if not case.layers:
+        cost = memory(workload(case.traced, folder), config, place)
+        total, high = float(cost.total), float(cost.total_high)
+    else:
+        one, two = (memory(workload(case.traced.with_layers(n), folder), config, place) for n in (1, 2))
+        more = case.layers - 1
+        total = one.total + more * (two.total - one.total)
+        high = one.total_high + more * (two.total_high - one.total_high)
+    return total, bool(high <= place.chip.memory_bytes)

@@ -1,0 +1,163 @@
+"""Errors of the predictions: by source and family, raw, with one factor a source, in order; beside a trivial predictor."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from chips import machine
+
+from cost_models.roofline import peak_rate
+
+Row = dict[str, Any]
+_LEFT_OUT = 3
+
+
+def ratio(row: Row) -> float:
+    """Predicted over measured seconds."""
+    return float(row["predicted_seconds"]) / float(row["measured_seconds"])
+
+
+def error(ratios: Sequence[float]) -> float:
+    """Mean absolute error in percent."""
+    return 100 * statistics.mean(abs(one - 1) for one in ratios)
+
+
+def scaled(rows: Sequence[Row], of: Callable[[Row], float] = ratio) -> list[float]:
+    """Ratios after one factor from three rows, which are then left out: those whose names have the smallest hashes."""
+    ordered = sorted(rows, key=lambda row: hashlib.sha256(row["row"].encode()).hexdigest())
+    chosen, rest = ordered[:_LEFT_OUT], ordered[_LEFT_OUT:]
+    factor = statistics.geometric_mean(map(of, chosen))
+    return [of(row) / factor for row in rest]
+
+
+def tau(rows: Sequence[Row]) -> float:
+    """Kendall's tau between measured and predicted seconds a sample."""
+    measured, predicted = (
+        np.array([float(row[f"{which}_seconds"]) / int(row["batch"]) for row in rows])
+        for which in ("measured", "predicted")
+    )
+    signs = np.sign(measured[:, None] - measured) * np.sign(predicted[:, None] - predicted)
+    return float(signs.sum() / (len(rows) * (len(rows) - 1)))
+
+
+def trivial(rows: Sequence[Row]) -> list[float]:
+    """Ratios of one constant MFU a source, chip and precision, fitted to these very rows (their median)."""
+    groups: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for row in rows:
+        groups[row["chip"], row["precision"]].append(_at_full_rate(row) / float(row["measured_seconds"]))
+    return [one / statistics.median(group) for group in groups.values() for one in group]
+
+
+def _at_full_rate(row: Row) -> float:
+    chip = machine(row["chip"], 4 if row["chip"].startswith("tpu") else 1, 1).chip
+    return float(row["model_flops"]) / peak_rate(chip, row["precision"].removeprefix("mixed_"))
+
+
+def groups_of(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
+    """Rows by source and family; the memory layouts of timm apart, as two tables were published."""
+    groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    for row in rows:
+        source = row["source"] + (" (channels first)" if "first" in row["stack"] else "")
+        groups[source, row["family"]].append(row)
+    return dict(sorted(groups.items()))
+
+
+def summary(rows: Sequence[Row]) -> None:
+    """The tables of README.md."""
+    print("| source | family | rows | raw MAPE | median ratio | with one factor | tau | constant MFU, fitted |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    for (source, family), chosen in groups_of(rows).items():
+        _line(source, family, chosen)
+    for family in ("transformer", "convolutional"):
+        _line("all", family, [row for row in rows if row["family"] == family])
+    _scaling(rows)
+    _memory(rows)
+    _outliers(rows)
+
+
+def _line(source: str, family: str, rows: Sequence[Row]) -> None:
+    ratios = list(map(ratio, rows))
+    enough = len(rows) > 2 * _LEFT_OUT and source != "all"
+    after = f"{error(scaled(rows)):.1f}%" if enough else ""
+    order = f"{tau(rows):.2f}" if enough else ""
+    if source == "all":
+        parts = [one for one in groups_of(rows).values() if len(one) > 2 * _LEFT_OUT]
+        after = f"{error([r for part in parts for r in scaled(part)]):.1f}%"
+    flat = f"{error(trivial(rows)):.1f}%" if source != "all" else ""
+    middle = statistics.median(ratios)
+    print(f"| {source} | {family} | {len(rows)} | {error(ratios):.1f}% | {middle:.2f} | {after} | {order} | {flat} |")
+
+
+def _scaling(rows: Sequence[Row]) -> None:
+    """ResNet-50 on eight devices against one: throughput a device, predicted and published."""
+    print("\n| ResNet-50, 8 devices against 1 | published | predicted |\n| --- | --- | --- |")
+    chosen = [row for row in rows if row["model"].startswith("resnet50") and row["source"] != "timm"]
+    alike: dict[tuple[str, ...], dict[str, Row]] = defaultdict(dict)
+    for row in chosen:
+        key = tuple(row[name] for name in ("source", "chip", "precision", "batch", "stack"))
+        alike[key].setdefault(row["devices"], row)
+    for key, by_devices in sorted(alike.items()):
+        if {"1", "8"} <= set(by_devices) and ("v100" in key[1] or "a100" in key[1]):
+            one, eight = by_devices["1"], by_devices["8"]
+            published, predicted = (
+                100 * float(one[f"{which}_seconds"]) / float(eight[f"{which}_seconds"])
+                for which in ("measured", "predicted")
+            )
+            print(f"| {', '.join(key)} | {published:.1f}% | {predicted:.1f}% |")
+
+
+def _memory(rows: Sequence[Row]) -> None:
+    known = [row for row in rows if row["measured_gib"]]
+    if not known:
+        return
+    print("\n| memory of | rows | MAPE | median ratio | said to fit |\n| --- | --- | --- | --- | --- |")
+    groups: dict[tuple[str, str, str], list[Row]] = defaultdict(list)
+    for row in known:
+        groups[row["source"], row["model"], row["precision"]].append(row)
+    for key, chosen in sorted(groups.items()):
+        ratios = [float(row["predicted_gib"]) / float(row["measured_gib"]) for row in chosen]
+        fits = sum(row["fits"] == "True" for row in chosen)
+        print(f"| {', '.join(key)} | {len(chosen)} | {error(ratios):.0f}% | {statistics.median(ratios):.2f} | {fits} |")
+
+
+def _outliers(rows: Sequence[Row], worst: int = 12) -> None:
+    """Models whose predictions lie farthest from their source's middle."""
+    print("\n| far off | rows | ratio to the source's middle |\n| --- | --- | --- |")
+    far: list[tuple[float, str, int]] = []
+    for (source, _), chosen in groups_of(rows).items():
+        middle = statistics.median(map(ratio, chosen))
+        models: dict[str, list[float]] = defaultdict(list)
+        for row in chosen:
+            models[row["model"]].append(ratio(row) / middle)
+        far += [(statistics.median(found), f"{source}: {name}", len(found)) for name, found in models.items()]
+    for value, name, count in sorted(far, key=lambda one: -abs(math.log(one[0])))[:worst]:
+        print(f"| {name} | {count} | {value:.2f} |")
+
+
+def figure(rows: Sequence[Row], place: Path) -> None:
+    """Predicted against measured seconds a micro-step, by source. Needs matplotlib."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    drawing, axes = pyplot.subplots(figsize=(6, 5))
+    for source in sorted({row["source"] for row in rows}):
+        chosen = [row for row in rows if row["source"] == source]
+        measured, predicted = (
+            [float(row[f"{which}_seconds"]) for row in chosen] for which in ("measured", "predicted")
+        )
+        axes.scatter(measured, predicted, s=7, label=source, alpha=0.6)
+    axes.set(xscale="log", yscale="log", xlabel="published seconds", ylabel="predicted seconds")
+    ends = [0.01, 60]
+    axes.plot(ends, ends, color="black", linewidth=0.7)
+    axes.legend(fontsize=7)
+    drawing.tight_layout()
+    drawing.savefig(place, dpi=90)

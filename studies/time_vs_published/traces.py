@@ -1,0 +1,65 @@
+"""Workloads of the models, traced once and kept in a folder: tracing is most of this study's time."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pickle
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cost_models import Workload
+
+_BATCH = 2  # at which transformers are traced; sizes are lines in the batch
+
+
+@dataclass(frozen=True)
+class Traced:
+    """What a workload depends on. `size` is the image's side or the sequence's length."""
+
+    kind: str
+    size: int
+    precision: str
+    optimizer: str
+    options: str = field(default="{}")
+    batch: int = _BATCH
+
+    @property
+    def name(self) -> str:
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:20]
+
+    def with_layers(self, layers: int) -> Traced:
+        """The same transformer with another number of blocks."""
+        options = json.loads(self.options)
+        options["arch"]["layers"] = layers
+        return Traced(self.kind, self.size, self.precision, self.optimizer, json.dumps(options), self.batch)
+
+
+def workload(what: Traced, folder: Path) -> Workload:
+    """The workload, from the folder or traced now. Nothing is computed and no variable has a value."""
+    place = folder / f"{what.name}.pickle"
+    if place.exists():
+        return pickle.loads(place.read_bytes())  # type: ignore[no-any-return]  # noqa: S301 -- its own file
+    traced = _trace(what)
+    folder.mkdir(parents=True, exist_ok=True)
+    place.write_bytes(pickle.dumps(traced))
+    return traced
+
+
+def _trace(what: Traced) -> Workload:
+    import keras
+    import zoo
+
+    from autoplan.worker.synthetic import synthetic_specs
+    from autoplan.worker.trace.abstract import abstract_variables
+    from autoplan.worker.trace.step import trace_train_step
+
+    options: dict[str, Any] = json.loads(what.options)
+    keras.backend.clear_session()  # which forgets the policy too
+    keras.config.set_dtype_policy(what.precision)
+    remat = "full" if options.get("remat") else "none"
+    with abstract_variables():
+        model = zoo.build(what.kind, what.size, what.optimizer, options)
+        specs = synthetic_specs(model, what.batch)
+        return trace_train_step(model, specs, local_batch=what.batch, precision=what.precision, remat=remat)

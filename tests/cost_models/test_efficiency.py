@@ -1,0 +1,54 @@
+"""The file of efficiencies: every share is one, every figure has a source, every chip is in the catalogue."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from cost_models.efficiency import _data, efficiency_of
+from cost_models.errors import HardwareError
+from cost_models.hardware import CHIP_KINDS, known
+from cost_models.hardware import cluster as published
+from tests.cost_models.made import cluster
+
+
+@pytest.mark.parametrize("kind", CHIP_KINDS)
+def test_every_kind_of_chip_has_shares_that_are_shares(kind):
+    found = efficiency_of(cluster(kind))
+    for share in (found.product, found.bandwidth, found.overlap, found.vector, found.thin, found.attention[0]):
+        assert 0 < share <= 1
+
+
+def test_chips_are_the_catalogues_and_name_their_sources():
+    data = _data()
+    keys = {row.key for row in known()}
+    for name, figures in data["chips"].items():
+        assert name in keys
+        assert set(figures["source"].split(", ")) <= set(data["sources"])
+    for figures in data["kinds"].values():
+        assert all(figure["source"] in data["sources"] for figure in figures.values())
+
+
+@pytest.mark.parametrize("name", ["gpu-v100-16gb", "gpu-a100-40gb", "gpu-h100-80gb", "gpu-rtx-3090"])
+def test_vector_units_make_the_float32_rate_of_the_data_sheets(name):
+    expected = {"gpu-v100-16gb": 15.7e12, "gpu-a100-40gb": 19.5e12, "gpu-h100-80gb": 67e12, "gpu-rtx-3090": 35.6e12}
+    assert 2 * efficiency_of(published(name)).vector_operations_per_second == pytest.approx(expected[name], rel=0.01)
+
+
+def test_depthwise_products_are_fed_by_a_cores_local_memory():
+    a100 = efficiency_of(published("gpu-a100-40gb"))
+    half, single = a100.thin_flops(np.full(2, 312e12), np.array([2.0, 4.0]))
+    assert half == pytest.approx(2 * 108 * 64 * 1.41e9)
+    assert single == pytest.approx(half / 2)
+
+
+def test_a_measured_machine_reaches_its_own_figures():
+    local = efficiency_of(cluster("cpu", local=True))
+    assert (local.product, local.bandwidth, local.overlap) == (1, 1, 1)
+
+
+def test_an_undescribed_kind_is_an_error_that_lists_the_known():
+    strange = cluster("gpu")
+    object.__setattr__(strange.chip, "kind", "npu")
+    with pytest.raises(HardwareError, match="'npu' device; known kinds are gpu, tpu, cpu"):
+        efficiency_of(replace(strange))

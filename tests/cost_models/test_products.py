@@ -1,0 +1,59 @@
+"""Shares of the peak against hand arithmetic: a chip of ten cores whose blocks are 128 by 128."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from cost_models.efficiency import efficiency_of
+from cost_models.products import product_flops_share
+from tests.cost_models.made import cluster
+
+PEAK, BANDWIDTH = 1e14, 1e12
+TEN = replace(efficiency_of(cluster("gpu")), product=0.8, cores=10, tiles=((128, 128),), depth=32, l2_over_memory=100)
+
+
+def share(*gemm, efficiency=TEN, item_bytes=2.0):
+    arrays = np.array([gemm], float), np.array([PEAK]), np.array([item_bytes])
+    return product_flops_share(*arrays, BANDWIDTH, efficiency)[0]
+
+
+def test_blocks_that_fill_all_cores_reach_what_the_best_product_reaches():
+    assert share(1, 1280, 1280, 4096) == pytest.approx(0.8)
+    assert share(10, 128, 128, 4096) == pytest.approx(0.8)
+
+
+def test_the_last_wave_costs_as_much_as_a_full_one():
+    assert share(1, 11 * 128, 128, 512) == pytest.approx(0.8 * 11 / 20)
+
+
+def test_a_long_sum_is_split_over_the_cores():
+    assert share(1, 128, 128, 512) == pytest.approx(0.8 / 10)
+    assert share(1, 128, 128, 512 * 8) == pytest.approx(0.8 * 8 / 10)
+
+
+def test_a_block_that_is_not_filled_costs_as_a_full_one():
+    assert share(10, 64, 128, 4096) == pytest.approx(0.4)
+    assert share(10, 128, 128, 33) == pytest.approx(0.8 * 33 / 64)
+
+
+def test_small_blocks_wait_for_the_cache():
+    small = replace(TEN, tiles=((32, 32),), l2_over_memory=2.5)
+    flops_per_byte = 2 * 32 * 32 / (64 * 2)
+    assert share(1, 320, 320, 4096, efficiency=small) == pytest.approx(0.8 * flops_per_byte * 2.5 * BANDWIDTH / PEAK)
+
+
+def test_where_cores_are_not_known_only_filling_counts():
+    unknown = replace(TEN, cores=0)
+    assert share(1, 128, 128, 32, efficiency=unknown) == pytest.approx(0.8)
+
+
+def test_the_library_picks_the_blocks_that_end_first():
+    several = replace(TEN, tiles=((128, 128), (128, 32)))
+    assert share(10, 128, 32, 4096, efficiency=several) > share(10, 128, 32, 4096)
+
+
+def test_float32_has_a_share_of_its_own_where_one_is_known():
+    volta = replace(TEN, product_float32=0.75)
+    assert share(1, 1280, 1280, 4096, efficiency=volta, item_bytes=4.0) == pytest.approx(0.75)
+    assert share(1, 1280, 1280, 4096, efficiency=volta) == pytest.approx(0.8)
