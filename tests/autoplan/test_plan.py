@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from autoplan.plan import CompiledMemory, Plan
 from tests.autoplan import plans
 
