@@ -38,7 +38,7 @@ class MemoryCost:
     accumulators        sums of gradients over the micro-steps of an update
     weight_copies       parameters cast to the compute dtype, alive at the peak
     activations         everything else that a micro-step makes, alive at the peak
-    workspace           scratch of library kernels at the peak
+    workspace           scratch of library kernels at the peak, and gaps between the buffers of the compiler's heap
     inputs              the batch, and arrays that the program closes over
     collective_buffers  parameters gathered from other devices
     host                memory of the host that the device's program uses
@@ -92,17 +92,19 @@ def memory(workload: Workload, config: TrainConfig, cluster: Cluster) -> MemoryC
     batch it does not hold for).
     """
     check(workload, config)
-    return _on_target(workload, config, target_of(cluster.chip.kind, config.jit_compile, config.backend))
+    return _on_target(workload, config, target_for(config, cluster))
 
 
 @lru_cache(maxsize=16384)
 def _on_target(workload: Workload, config: TrainConfig, target: Target) -> MemoryCost:
     """Every chip of a kind takes the same: who compares many of them asks the same again."""
-    plan = schedule(workload, target, updates_of(config))
+    plan = schedule(workload, target, updates_of(config), config.batch.local)
     components = _state(workload, target, config.batch.accumulation)
     components["inputs"] = _inputs(workload, target, config.batch.local)
     temporary_bytes, at = plan.peak(config.batch.local)
     components |= _at_peak(plan, at, config.batch.local)
+    if target.fusible:
+        components["workspace"] += round((plan.packing - 1.0) * temporary_bytes)
     components["collective_buffers"] = 0
     if config.layout.shard_state and config.mesh.data > 1:
         components = sharded(workload, components, config.mesh.data)
@@ -133,10 +135,16 @@ def check_origin(workload: Workload, config: TrainConfig) -> None:
     workload.check_batch(config.batch.local)
 
 
+def target_for(config: TrainConfig, cluster: Cluster) -> Target:
+    """What turns this configuration into kernels there."""
+    chip = cluster.chip
+    return target_of(chip.kind, config.jit_compile, config.backend, chip.compute_capability)
+
+
 def plan_of(workload: Workload, config: TrainConfig, cluster: Cluster) -> Schedule:
     """The schedule that this configuration runs."""
-    target = target_of(cluster.chip.kind, config.jit_compile, config.backend)
-    return schedule(workload, target, updates_of(config))
+    target = target_for(config, cluster)
+    return schedule(workload, target, updates_of(config), config.batch.local)
 
 
 def updates_of(config: TrainConfig) -> Updates:

@@ -31,6 +31,10 @@ ITEM_BYTES: Mapping[str, float] = {
 """Bytes an element. `key` is a typed random key: two 32-bit words (threefry)."""
 
 
+UNEVEN_PAD = "pad_unevenly"
+"""The primitive of padding that adds more at one end than at the other; even padding is `pad`."""
+
+
 class Kind(StrEnum):
     """What an operation is to a compiler: the coarsest distinction that changes its cost."""
 
