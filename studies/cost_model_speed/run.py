@@ -7,8 +7,7 @@ trace   a decoder of 69 billion parameters (`decoder.py`), traced from cold in a
 table   a million candidates of one model: every precision, rematerialization and mesh, with many batches and
         accumulations, priced in columns; rows drawn at random are held against `memory` and `step_time`
 
-Whether a bound is met is decided by CPU seconds, of all threads: what else a machine does is not counted. Seconds by the
-clock stand beside them.
+"met by CPU seconds" counts those of all threads, and not what else the machine does; seconds by the clock stand beside.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ def traced_row() -> dict[str, Any]:
         "parameters": found["parameters"],
         "operations": found["operations"],
         "unknown operations": found["unknown operations"],
-        "met": found["CPU seconds"] < MOST_TRACE_SECONDS and peak < MOST_TRACE_BYTES,
+        "met by CPU seconds": found["CPU seconds"] < MOST_TRACE_SECONDS and peak < MOST_TRACE_BYTES,
         **workshop.provenance(),
     }
 
@@ -127,7 +126,7 @@ def table_row(hardware: str, workloads: Sequence[Workload]) -> dict[str, Any]:
         "rows": len(table),
         "rows compared": COMPARED,
         "rows that differ": wrong,
-        "met": priced < MOST_TABLE_SECONDS and len(table) >= ROWS and len(kinds) >= 200 and not wrong,
+        "met by CPU seconds": priced < MOST_TABLE_SECONDS and len(table) >= ROWS and len(kinds) >= 200 and not wrong,
         **workshop.provenance(),
     }
 
