@@ -7,7 +7,7 @@ of lines: computed once for a structure, evaluated for any number of batch sizes
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property, lru_cache
@@ -279,14 +279,26 @@ def _purposes(workload: Workload) -> dict[int, Purpose]:
     from_variables = {v.tensor for v in workload.variables}
     found: dict[int, Purpose] = {}
     backward: set[int] = set()
+    renamed: dict[int, int] = {}
     for op in workload.ops:
         if op.phase is Phase.UPDATE:
-            found.update({read: Purpose.GRADIENTS for read in op.reads if read in backward})
+            for read in backward.intersection(op.reads):
+                found.update(dict.fromkeys(_names(read, renamed), Purpose.GRADIENTS))
         else:
             _note_copies(workload, op, from_variables, found)
         if op.phase is Phase.BACKWARD:
             backward.update(write for write in op.writes if workload.tensors[write].shape in shapes)
+            if op.kind is Kind.VIEW or op.primitive == "transpose":  # a product gives a kernel's gradient transposed
+                renamed[op.writes[0]] = op.reads[0]
     return found
+
+
+def _names(tensor: int, renamed: dict[int, int]) -> Iterator[int]:
+    """A tensor, and what it is a view or a transpose of."""
+    yield tensor
+    while tensor in renamed:
+        tensor = renamed[tensor]
+        yield tensor
 
 
 def _note_copies(workload: Workload, op: Op, from_variables: set[int], found: dict[int, Purpose]) -> None:

@@ -70,7 +70,8 @@ def test_a_list_of_configurations_keeps_its_order_and_its_repetitions():
 
 
 def test_what_fits_is_decided_by_the_upper_end_against_capacity_less_headroom():
-    small = cluster("gpu", usable_memory_bytes=2 * 2**20)
+    middle = memory(WORKLOAD, TrainConfig(Batch(2000)), cluster()).total_high
+    small = cluster("gpu", usable_memory_bytes=round(middle / 0.75))
     candidates = Candidates.grid([TrainConfig(Batch(1))], range(1, 4000, 50), [1])
     table = price([WORKLOAD], candidates, small, headroom=0.25)
     expected = [estimate(WORKLOAD, candidates.config(row), small, headroom=0.25).fits for row in range(len(table))]

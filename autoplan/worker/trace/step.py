@@ -16,6 +16,9 @@ from cost_models.config import Precision
 from cost_models.errors import WorkloadError
 from cost_models.workload import Role, UnknownOp, Variable, Workload
 
+_LISTS = {"_accumulated_gradients": Role.ACCUMULATOR, "_model_variables_moving_average": Role.EMA}
+"""Where a Keras optimizer keeps what is no slot."""
+
 
 def trace_train_step(
     model: Any, batch: Any, *, local_batch: int, precision: str | None = None, remat: str | None = None
@@ -80,12 +83,15 @@ def remat_of(model: Any) -> str:
 @contextmanager
 def _every_micro_step_updates(optimizer: Any) -> Iterator[None]:
     """Trace the step without accumulation: what that adds is arithmetic, and one trace serves every accumulation."""
-    inner = _inner_optimizer(optimizer)
-    steps, inner.gradient_accumulation_steps = inner.gradient_accumulation_steps, None
+    every = _all_optimizers(optimizer)
+    steps = [one.gradient_accumulation_steps for one in every]
+    for one in every:
+        one.gradient_accumulation_steps = None
     try:
         yield
     finally:
-        inner.gradient_accumulation_steps = steps
+        for one, own in zip(every, steps, strict=True):
+            one.gradient_accumulation_steps = own
 
 
 @contextmanager
@@ -102,6 +108,12 @@ def _uncollected() -> Iterator[None]:
 
 def _inner_optimizer(optimizer: Any) -> Any:
     return getattr(optimizer, "inner_optimizer", optimizer)
+
+
+def _all_optimizers(optimizer: Any) -> list[Any]:
+    """The one that updates weights, and those among which a `MultiOptimizer` shares them out."""
+    inner = _inner_optimizer(optimizer)
+    return [inner, *getattr(inner, "_inner_optimizers", ())]
 
 
 def _lines(model: Any, batch: Any, local_batch: int) -> tuple[int, Recording, Combined]:
@@ -172,8 +184,9 @@ def _variables(model: Any, recording: Recording) -> tuple[Variable, ...]:
 
 
 def _optimizer_roles(optimizer: Any) -> Mapping[int, Role]:
-    inner = _inner_optimizer(optimizer)
-    roles = {id(v): Role.ACCUMULATOR for v in getattr(inner, "_accumulated_gradients", None) or () if v is not None}
-    roles |= {id(v): Role.EMA for v in getattr(inner, "_model_variables_moving_average", None) or () if v is not None}
+    roles: dict[int, Role] = {}
+    for one in _all_optimizers(optimizer):
+        for name, role in _LISTS.items():
+            roles |= {id(v): role for v in getattr(one, name, None) or () if v is not None}
     scale = (getattr(optimizer, name, None) for name in ("step_counter", "dynamic_scale"))
     return roles | {id(v): Role.LOSS_SCALE for v in scale if v is not None}
