@@ -26,6 +26,7 @@ class Row:
     total: float
     low: float
     high: float
+    peak: int | None = None
 
     @property
     def error(self) -> float:
@@ -41,8 +42,9 @@ class Row:
 def show() -> None:
     """Print every table, in Markdown."""
     truths = {one.point: int(one.total_bytes or 0) for one in compiled()}
+    peaks = {one.point: one.peak_bytes for one in compiled()}
     costs = {point: cost for point, cost in read().items() if point in truths}
-    raw = [Row(p, truths[p], c["total"], c["total_low"], c["total_high"]) for p, c in costs.items()]
+    raw = [Row(p, truths[p], c["total"], c["total_low"], c["total_high"], peaks[p]) for p, c in costs.items()]
     _tables("Estimates", raw)
     _tables(f"Corrected by one compilation at b = {COMPILED_AT} x the smallest batch", _corrected(costs, truths))
     _print_models(raw)
@@ -61,15 +63,19 @@ def _tables(title: str, rows: Sequence[Row]) -> None:
 
 
 def _print_errors(rows: Sequence[Row]) -> None:
-    print("| target | rows | MAPE | median | worst under | worst over | inside | median half-width |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    print(
+        "| target | rows | MAPE | MAPE to XLA's peak | median | worst under | worst over | inside | median half-width |"
+    )
+    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for target, chosen in _by_target(rows):
         errors = [100 * row.error for row in chosen]
         inside = 100 * statistics.mean(row.low <= row.truth <= row.high for row in chosen)
         width = 100 * statistics.median(row.half_width for row in chosen)
         under, over = _named(min(chosen, key=_error)), _named(max(chosen, key=_error))
         mape, median = statistics.mean(map(abs, errors)), statistics.median(errors)
-        columns = f"{mape:.1f}% | {median:+.1f}% | {under} | {over} | {inside:.0f}% | {width:.0f}%"
+        to_peak = [abs(row.total / row.peak - 1) for row in chosen if row.peak]
+        peak = f"{100 * statistics.mean(to_peak):.1f}%" if to_peak else ""
+        columns = f"{mape:.1f}% | {peak} | {median:+.1f}% | {under} | {over} | {inside:.0f}% | {width:.0f}%"
         print(f"| {target} | {len(chosen)} | {columns} |")
 
 

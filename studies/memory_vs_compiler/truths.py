@@ -27,6 +27,12 @@ class Truth:
     total_bytes: int | None
     figures: tuple[str, ...]
 
+    @property
+    def peak_bytes(self) -> int | None:
+        """XLA's own peak; on CPUs it is arguments and outputs alone, and so none."""
+        peak = self.figures[COLUMNS.index("peak_bytes") - COLUMNS.index("total_bytes")]
+        return int(peak) if peak and self.point.target != "CPU" else None
+
 
 def known() -> list[Truth]:
     """What `results.csv` holds, in its order."""
