@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 from cost_models.affine import Affine
 from cost_models.targets import Target
@@ -24,6 +25,7 @@ def leaves_idle(workload: Workload, op: Op, target: Target, batch: int) -> bool:
     return op.kind is Kind.REDUCE and bool(op.reads) and 0 < _blocks(workload, op, batch) < target.column_blocks
 
 
+@lru_cache(maxsize=4096)
 def structure_batch(workload: Workload, target: Target, batch: int) -> int:
     """The batch nearest to that of the trace at which the same reductions leave the device idle as at `batch`.
 
@@ -43,6 +45,7 @@ def structure_batch(workload: Workload, target: Target, batch: int) -> int:
     return far
 
 
+@lru_cache(maxsize=64)
 def _has_halves(workload: Workload) -> bool:
     return any(ITEM_BYTES.get(tensor.dtype, 0) == _HALF_BYTES for tensor in workload.tensors)
 

@@ -294,7 +294,7 @@ def _accumulation_seconds(workload: Workload, config: TrainConfig, cluster: Clus
     return moved / _bandwidth(config, cluster)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def kernel_table(workload: Workload, target: Target, updates: Updates) -> KernelTable:
     """The kernels of a micro-step as rows, bodies of loops with how often they run."""
     rows: list[tuple[Kernel, float]] = []
