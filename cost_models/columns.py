@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 from cost_models.affine import Affine
 from cost_models.targets import Target
-from cost_models.workload import ITEM_BYTES, Kind, Op, Workload
+from cost_models.workload import ITEM_BYTES, Kind, Op, Phase, Workload
 
 _WIDTH = 32
 _UNSPLIT = 4096
@@ -20,10 +21,16 @@ _HALF_BYTES = 2
 
 
 def leaves_idle(workload: Workload, op: Op, target: Target, batch: int) -> bool:
-    """Whether this operation is a reduction over columns that does not fill the device at a local batch."""
-    return op.kind is Kind.REDUCE and bool(op.reads) and 0 < _blocks(workload, op, batch) < target.column_blocks
+    """Whether this operation is a reduction over columns that does not fill the device at a local batch.
+
+    Of the forward pass: what the backward pass computes before one is gone again soon after.
+    """
+    if op.kind is not Kind.REDUCE or op.phase is not Phase.FORWARD or not op.reads:
+        return False
+    return 0 < _blocks(workload, op, batch) < target.column_blocks
 
 
+@lru_cache(maxsize=4096)
 def structure_batch(workload: Workload, target: Target, batch: int) -> int:
     """The batch nearest to that of the trace at which the same reductions leave the device idle as at `batch`.
 
@@ -43,6 +50,7 @@ def structure_batch(workload: Workload, target: Target, batch: int) -> int:
     return far
 
 
+@lru_cache(maxsize=64)
 def _has_halves(workload: Workload) -> bool:
     return any(ITEM_BYTES.get(tensor.dtype, 0) == _HALF_BYTES for tensor in workload.tensors)
 

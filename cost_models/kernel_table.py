@@ -87,7 +87,7 @@ class KernelTable:
         return np.asarray(np.bincount(self.moved_by, sizes, len(self.runs)), np.float64)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def kernel_table(workload: Workload, target: Target, updates: Updates) -> KernelTable:
     """The kernels of a micro-step as rows, bodies of loops with how often they run."""
     rows: list[tuple[Kernel, float]] = []

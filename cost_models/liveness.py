@@ -127,7 +127,7 @@ class Schedule:
         return np.cumsum(change)[:places]
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=64)
 def compiled(workload: Workload, target: Target, batch: int | None = None) -> tuple[Workload, tuple[Kernel, ...]]:
     """The workload as lowered for the target, and its kernels in program order, as they are at a local batch."""
     lowered = lower(workload, target)
@@ -144,7 +144,7 @@ def schedule(workload: Workload, target: Target, updates: Updates, batch: int | 
     return _schedule(workload, target, updates, own if batch is None else structure_batch(workload, target, batch))
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def _schedule(workload: Workload, target: Target, updates: Updates, batch: int) -> Schedule:
     workload, kernels = compiled(workload, target, batch)
     orders = [program_order(workload, kernels, together=updates is not Updates.AT_ONCE)]
