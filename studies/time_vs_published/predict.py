@@ -122,16 +122,21 @@ def _parts(what: Traced, case: Case, place: Cluster, folder: Path) -> Parts:
 def layer_by_layer(found: Workload) -> Workload:
     """The workload as a library runs it that has a kernel for each layer: what goes from layer to layer is written.
 
-    A fence around every value that another layer reads: nothing fuses across it.
+    A fence around every value that another layer reads, or the same layer's backward pass: an autograd keeps what
+    gradients need and computes nothing twice, and nothing fuses across a fence.
     """
-    layer_of = {write: op.layer for op in found.ops for write in op.writes}
+    layer_of = {write: _owner(op) for op in found.ops for write in op.writes}
     crossing: dict[int, None] = {}
     for op in found.ops:
         for read in op.reads:
-            if read in layer_of and layer_of[read] != op.layer and op.phase is not Phase.UPDATE:
+            if read in layer_of and layer_of[read] != _owner(op) and op.phase is not Phase.UPDATE:
                 crossing[read] = None
     fence = Op(Kind.BARRIER, "layers", tuple(crossing), (), phase=Phase.BACKWARD)
     return replace(found, ops=(*found.ops, fence))
+
+
+def _owner(op: Op) -> tuple[str, Phase]:
+    return op.layer, op.phase
 
 
 def predict_memory(case: Case, folder: Path) -> tuple[float, bool]:
