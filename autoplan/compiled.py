@@ -52,7 +52,7 @@ def compiled_document(
 
 def _parts(found: CompilerEvidence) -> dict[str, int | None]:
     plain = to_plain(found.memory)
-    return {name.removesuffix("_bytes"): size for name, size in plain.items()}
+    return {name.removesuffix("_bytes"): size for name, size in plain.items() if name.endswith("_bytes")}
 
 
 def _limits(memory: Mapping[str, Any]) -> dict[str, Any]:

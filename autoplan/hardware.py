@@ -12,6 +12,7 @@ import os
 import platform
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -156,6 +157,8 @@ def _local_accelerators(profile: Mapping[str, Any], devices: int | None) -> Clus
         raise HardwareError(f"{profile['device_kind']} does not tell its memory, and the catalogue does not know it")
     memory = max(usable, published.chip.memory_bytes if published else 0)
     chip = _measured_chip(profile, profile["device_kind"], memory=memory, usable=usable)
+    if published:
+        chip = replace(chip, compute_capability=published.chip.compute_capability)
     link = _measured_link(profile, count)
     if link is None and published and published.inner_link and not published.topology:
         link = published.inner_link

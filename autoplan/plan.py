@@ -76,8 +76,9 @@ class Measurement(Value):
 class CompiledMemory(Value):
     """What the compiler says that its program needs on one device, in bytes. None: it does not say.
 
-    total_bytes is what must fit: argument + output - alias + temporary. The compiler's own peak may be lower, where its
-    temporaries include what lives in faster memory, and never counts what is not alive at once.
+    total_bytes is argument + output - alias + temporary. What must fit is that, or the compiler's own peak where it is
+    larger; XLA:TPU's temporaries count what is not there at once (stacks of loops, on-chip memory) and it refuses what
+    is too large by itself, so that there the peak alone is held against the device.
     """
 
     argument_bytes: int
@@ -88,10 +89,13 @@ class CompiledMemory(Value):
     peak_bytes: int | None = None
     host_bytes: int | None = None
     code_bytes: int | None = None
+    held_by: Literal["total", "peak"] = Field("total", description="which of the two is held against the device")
 
     @property
     def must_fit_bytes(self) -> int:
-        """What is held against a device: the larger of total and peak, for the total leaves on-chip memory out."""
+        """What is held against a device."""
+        if self.held_by == "peak" and self.peak_bytes is not None:
+            return self.peak_bytes
         return max(self.total_bytes, self.peak_bytes or 0)
 
 

@@ -6,11 +6,13 @@ from cost_models.estimate import Estimate, estimate, estimate_many
 from cost_models.hardware import Chip, Cluster, Link
 from cost_models.memory import MemoryCost, memory
 from cost_models.roofline import TimeCost, step_time
+from cost_models.table import Candidates, Table, price
 from cost_models.workload import Op, Tensor, Variable, Workload
 
 __all__ = [
     "AutoplanError",
     "Batch",
+    "Candidates",
     "Chip",
     "Cluster",
     "ConfigError",
@@ -24,6 +26,7 @@ __all__ = [
     "Precision",
     "Remat",
     "RematMode",
+    "Table",
     "Tensor",
     "TimeCost",
     "TrainConfig",
@@ -33,5 +36,6 @@ __all__ = [
     "estimate",
     "estimate_many",
     "memory",
+    "price",
     "step_time",
 ]

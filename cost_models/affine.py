@@ -53,8 +53,9 @@ class Affine:
         return cls(fixed, per_sample)
 
     def to_plain(self) -> int | float | list[float]:
-        """A number where the batch does not matter, else [fixed, per_sample]."""
-        return self.fixed if self.constant else [self.fixed, self.per_sample]
+        """A number where the batch does not matter, else [fixed, per_sample]. Whole ones without a point."""
+        fixed, per_sample = (int(part) if part == int(part) else part for part in (self.fixed, self.per_sample))
+        return fixed if self.constant else [fixed, per_sample]
 
     @classmethod
     def from_plain(cls, value: object) -> Self:

@@ -97,7 +97,7 @@ def _parts(workload: Workload, config: TrainConfig, cluster: Cluster, overlap: f
         "compute": of_compute,
         "memory": of_memory,
         "communication": communication,
-        "overhead": overhead_of(workload, launches, device_seconds, config, cluster),
+        "overhead": float(overhead_of(workload, launches, device_seconds, config, cluster)),
     }
 
 

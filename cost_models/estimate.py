@@ -40,9 +40,8 @@ class Estimate:
 
     @property
     def capacity_bytes(self) -> int:
-        """What one device leaves usable; simulated devices that the mesh leaves idle give their share to the others."""
-        usable = self.cluster.chip.usable_memory_bytes
-        return usable * self.cluster.devices // self.config.mesh.devices if self.cluster.simulated else usable
+        """What one device leaves usable (see `capacity_of`)."""
+        return capacity_of(self.config, self.cluster)
 
     @property
     def fits(self) -> bool:
@@ -77,6 +76,18 @@ class Estimate:
         }
 
 
+def capacity_of(config: TrainConfig, cluster: Cluster) -> int:
+    """Bytes that a device leaves usable; simulated devices that the mesh leaves idle give their share to the others."""
+    usable = cluster.chip.usable_memory_bytes
+    return usable * cluster.devices // config.mesh.devices if cluster.simulated else usable
+
+
+def check_headroom(headroom: float) -> None:
+    """ConfigError for a headroom that is no share of the capacity."""
+    if not 0 <= headroom < 1:
+        raise ConfigError(f"headroom is {headroom:g}; expected a share of the capacity, at least 0 and below 1")
+
+
 def estimate(
     workload: Workload, config: TrainConfig, cluster: Cluster, *, headroom: float = DEFAULT_HEADROOM
 ) -> Estimate:
@@ -88,8 +99,7 @@ def estimate(
     mesh with a model axis); HardwareError for a figure that nobody published; ConfigError for
     a headroom that is no share.
     """
-    if not 0 <= headroom < 1:
-        raise ConfigError(f"headroom is {headroom:g}; expected a share of the capacity, at least 0 and below 1")
+    check_headroom(headroom)
     return Estimate(
         workload=workload,
         config=config,

@@ -18,13 +18,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from cost_models.affine import Affine
+from cost_models.columns import leaves_idle
 from cost_models.targets import Target
-from cost_models.workload import Kind, Op, Phase, Workload
+from cost_models.workload import UNEVEN_PAD, Kind, Op, Phase, Workload
 
 _TAKES_PADDING = frozenset({Kind.CONV, Kind.POOL})
 _PRODUCTS = frozenset({Kind.DOT, Kind.CONV})
 _PICKS = frozenset({"gather", "slice", "dynamic_slice"})
+_CONVERT = "convert_element_type"
 _LONG_CHAINS = frozenset({Kind.EXPENSIVE, Kind.RANDOM})
+_CHEAP = frozenset({"add", "sub", "mul", "max", "min", "neg", "abs"})
+_SHORT_CHAIN = 4  # operations: XLA's products take at most four parameters an operand
 _SMALL_SHARE = 1e-5  # of the largest tensor: what is read again for less than that is not worth a decision
 _MAX_VISITS = 64  # operations looked at upstream of one reader before giving up: fused groups are smaller
 
@@ -90,7 +94,8 @@ class Graph:
         """Pads that only convolutions and pooling read: these pad by themselves."""
         if not self.target.fusible:
             return set()
-        pads = {op.writes[0]: index for index, op in enumerate(self.ops) if op.primitive == "pad"}
+        taken = ("pad", UNEVEN_PAD) if self.target.pads_unevenly else ("pad",)
+        pads = {op.writes[0]: index for index, op in enumerate(self.ops) if op.primitive in taken}
         for op in self.ops:
             for read in op.reads if op.kind not in _TAKES_PADDING else ():
                 pads.pop(read, None)
@@ -110,6 +115,7 @@ class Fusion:
         self.fusible = [op.kind in self.target.fusible for op in graph.ops]
         self.must = self._must()
         self.products = self._with_epilogue()
+        self.before_columns = self._before_columns()
         self.exists = self._without_choice()
         for _ in range(2):  # readers depend on what is kept and the other way round: twice settles it
             self._settle()
@@ -219,9 +225,40 @@ class Fusion:
         graph = self.graph
         must = set(graph.fenced) | set(graph.outputs)
         for tensor, readers in graph.readers.items():
-            if any(not self._takes_producers(graph.ops[reader]) for reader in readers):
+            refusing = [reader for reader in readers if not self._takes_producers(graph.ops[reader])]
+            if refusing and not (self.target.products_compute and self._is_computed_by(refusing, tensor)):
                 must.add(tensor)
         return must
+
+    def _is_computed_by(self, readers: Sequence[int], tensor: int) -> bool:
+        """Whether all these readers are plain products, and the tensor a short chain of what is in memory anyway."""
+        plain = all(
+            (op := self.graph.ops[reader]).kind is Kind.DOT and op.gemm and op.gemm[0] == Affine(1)
+            for reader in readers
+        )
+        return plain and self._is_short_chain(tensor)
+
+    def _is_short_chain(self, tensor: int) -> bool:
+        """Cheap arithmetic of one operand of that size and dtype, the others being broadcast from next to nothing."""
+        like = self.workload.tensors[tensor]
+        for _ in range(_SHORT_CHAIN):
+            source = self.graph.producer.get(tensor)
+            if source is None or not self.fusible[source]:
+                return True
+            op = self.graph.ops[source]
+            if op.primitive not in _CHEAP or self.workload.tensors[tensor].dtype != like.dtype:
+                return False
+            large = [read for read in self.reads[source] if not self._is_broadcast(read)]
+            if len(large) != 1:
+                return False
+            tensor = large[0]
+        return False
+
+    def _is_broadcast(self, tensor: int) -> bool:
+        source = self.graph.producer.get(tensor)
+        if source is not None and self.graph.ops[source].kind is Kind.BROADCAST:
+            return True
+        return self.size[tensor] <= self.small or not self.workload.tensors[tensor].shape
 
     def _takes_producers(self, op: Op) -> bool:
         return op.kind in self.target.fusible or op.kind in self.target.absorbing
@@ -266,6 +303,8 @@ class Fusion:
         direct = self.graph.readers.get(tensor, ())
         if readers < 2 or not leaves:
             return False
+        if tensor in self.before_columns and self._made_of_narrow(tensor, leaves):
+            return True
         if len(direct) < 2 and (long or not self.target.weighs_traffic or self._shrinks(tensor, direct)):
             return False  # better cut further down the chain
         if (long and self.target.keeps_long_chains) or self._is_costly(tensor):
@@ -284,6 +323,43 @@ class Fusion:
             if extra > own_traffic:
                 return True
         return False
+
+    def _before_columns(self) -> frozenset[int]:
+        """What is computed before reductions over columns that have too few blocks to fill the device.
+
+        Of the chain that ends in such a reduction that is the nearest value which something else computes with, too.
+        """
+        found: set[int] = set()
+        for index, op in enumerate(self.graph.ops):
+            if leaves_idle(self.workload, op, self.target, self.batch):
+                found.update(self._nearest_shared(index))
+        return frozenset(found)
+
+    def _nearest_shared(self, reduction: int) -> Iterator[int]:
+        pending = [reduction]
+        while pending:
+            at = pending.pop()
+            for read in self.reads[at]:
+                source = self.graph.producer.get(read)
+                if source is None or not self.fusible[source] or self.size[read] < self.size[self.reads[reduction][0]]:
+                    continue
+                if self._is_shared(read, at) and self.graph.ops[source].primitive != _CONVERT:
+                    yield read
+                else:
+                    pending.append(source)
+
+    def _is_shared(self, tensor: int, reader: int) -> bool:
+        """Whether something beside this reader computes with it; a conversion is computed along with it."""
+        others = (self.graph.ops[other] for other in self.graph.readers[tensor] if other != reader)
+        return any(other.primitive != _CONVERT for other in others)
+
+    def _made_of_narrow(self, tensor: int, leaves: int) -> bool:
+        """Whether this is float32 and made of as many narrow values."""
+        made = self.workload.tensors[tensor]
+        if made.dtype != "float32":
+            return False
+        narrow = (leaf for leaf in _bits(leaves) if self.workload.tensors[leaf].item_bytes < made.item_bytes)
+        return sum(self.size[leaf] for leaf in narrow) >= 0.4 * self.size[tensor]
 
     def _is_costly(self, tensor: int) -> bool:
         return self.graph.ops[self.graph.producer[tensor]].primitive in self.target.costly

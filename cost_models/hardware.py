@@ -28,6 +28,7 @@ _CHIP = {
     "memory_bytes_per_second": number,
     "kernel_launch_seconds": number,
     "dispatch_seconds": number,
+    "compute_capability": optional(number),
     "sources": mapping,
 }
 _LINK_FIGURES = ("kind", "bytes_per_second", "latency_seconds")
@@ -64,6 +65,7 @@ class Chip:
     kernel_launch_seconds      what a kernel costs however small it is
     dispatch_seconds           the host's work to start one compiled program
     kind                       "tpu" | "gpu" | "cpu"
+    compute_capability         NVIDIA's number for what the chip can do (8.0: A100, 9.0: H100): compilers go by it
     sources                    where each figure comes from, by its field (and dtype)
 
     Published figures are peaks; those of a measured machine are what it achieved, and its `sources` say so. For
@@ -79,6 +81,7 @@ class Chip:
     kernel_launch_seconds: float
     dispatch_seconds: float
     sources: Mapping[str, str] = field(default_factory=dict)
+    compute_capability: float | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in CHIP_KINDS:
@@ -318,6 +321,7 @@ def _chip(row: Row) -> Chip:
     else:
         usable_figure = row.figures["usable_memory_fraction"]
         usable = int(memory * usable_figure.value)
+    capability = row.figures.get("compute_capability")
     sources = {f"peak_flops_per_second.{dtype}": figure.describe() for dtype, figure in row.peaks.items()}
     sources |= {key: figure.describe() for key, figure in row.figures.items()}
     return Chip(
@@ -330,6 +334,7 @@ def _chip(row: Row) -> Chip:
         kernel_launch_seconds=row.figures["kernel_launch_seconds"].value,
         dispatch_seconds=row.figures["dispatch_seconds"].value,
         sources={**sources, "usable_memory_bytes": usable_figure.describe()},
+        compute_capability=None if capability is None else capability.value,
     )
 
 

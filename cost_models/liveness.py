@@ -7,7 +7,7 @@ of lines: computed once for a structure, evaluated for any number of batch sizes
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property, lru_cache
@@ -15,9 +15,12 @@ from functools import cached_property, lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from cost_models.affine import Affine
+from cost_models.columns import structure_batch
 from cost_models.fusion import Kernel, kernels_of
 from cost_models.lowering import lower
 from cost_models.ordering import greedy_order, program_order
+from cost_models.packing import packing
 from cost_models.targets import Target
 from cost_models.tiles import Storage, storage
 from cost_models.workload import Kind, Op, Phase, Role, Tensor, Workload
@@ -66,8 +69,9 @@ class Temporaries:
 class Schedule:
     """Kernels in the order in which they run, and what is in memory at each.
 
-    labels   the layer of each kernel, kernels of loops included
-    stored   how the target stores the tensors that `temporaries` names
+    labels       the layer of each kernel, kernels of loops included
+    stored       how the target stores the tensors that `temporaries` names
+    local_batch  samples for which the kernels were found
     """
 
     kernels: tuple[Kernel, ...]
@@ -75,6 +79,12 @@ class Schedule:
     labels: tuple[str, ...] = field(repr=False)
     tensors: tuple[Tensor, ...] = field(repr=False)
     stored: Storage = field(repr=False)
+    local_batch: int = 1
+
+    @cached_property
+    def packing(self) -> float:
+        """Bytes of the compiler's heap over bytes alive at once; gaps grow with the batch as buffers do."""
+        return packing(self.sizes(self.local_batch), self.temporaries.birth, self.temporaries.death)
 
     def sizes(self, batch: int) -> Floats:
         """Bytes of every temporary at a local batch."""
@@ -118,22 +128,30 @@ class Schedule:
 
 
 @lru_cache(maxsize=16)
-def compiled(workload: Workload, target: Target) -> tuple[Workload, tuple[Kernel, ...]]:
-    """The workload as lowered for the target, and its kernels in program order."""
+def compiled(workload: Workload, target: Target, batch: int | None = None) -> tuple[Workload, tuple[Kernel, ...]]:
+    """The workload as lowered for the target, and its kernels in program order, as they are at a local batch."""
     lowered = lower(workload, target)
     outputs = frozenset(v.result for v in lowered.variables) | frozenset(lowered.outputs)
-    return lowered, tuple(kernels_of(lowered, lowered.ops, outputs, target, lowered.local_batch))
+    return lowered, tuple(kernels_of(lowered, lowered.ops, outputs, target, batch or lowered.local_batch))
+
+
+def schedule(workload: Workload, target: Target, updates: Updates, batch: int | None = None) -> Schedule:
+    """The micro-step on one device.
+
+    batch  samples on it: some kernels are others at other batches; None is the batch of the trace
+    """
+    own = workload.local_batch
+    return _schedule(workload, target, updates, own if batch is None else structure_batch(workload, target, batch))
 
 
 @lru_cache(maxsize=64)
-def schedule(workload: Workload, target: Target, updates: Updates) -> Schedule:
-    """The micro-step on one device."""
-    workload, kernels = compiled(workload, target)
+def _schedule(workload: Workload, target: Target, updates: Updates, batch: int) -> Schedule:
+    workload, kernels = compiled(workload, target, batch)
     orders = [program_order(workload, kernels, together=updates is not Updates.AT_ONCE)]
     if updates is Updates.AT_ONCE:
-        orders.append(greedy_order(workload, kernels, workload.local_batch))
-    schedules = [_Liveness(workload, target, updates, order).schedule() for order in orders]
-    return min(schedules, key=lambda candidate: candidate.peak(workload.local_batch)[0])
+        orders.append(greedy_order(workload, kernels, batch))
+    schedules = [_Liveness(workload, target, updates, order).schedule(batch) for order in orders]
+    return min(schedules, key=lambda candidate: candidate.peak(batch)[0])
 
 
 class _Liveness:
@@ -152,13 +170,22 @@ class _Liveness:
         self.resident = self.states | set(workload.inputs)
         self.purposes = _purposes(workload)
 
-    def schedule(self) -> Schedule:
+    def schedule(self, batch: int) -> Schedule:
         self._run(self.kernels)
+        if self.target.stacks_early:
+            self._allocate_stacks()
         self._keep_outputs()
         self._donate()
         self._share()
         stored = storage(self.workload, self.target)
-        return Schedule(tuple(self.kernels), self._temporaries(), tuple(self.labels), self.workload.tensors, stored)
+        return Schedule(
+            tuple(self.kernels),
+            self._temporaries(),
+            tuple(self.labels),
+            self.workload.tensors,
+            stored,
+            batch,
+        )
 
     def _run(self, kernels: Sequence[Kernel]) -> None:
         for kernel in kernels:
@@ -182,6 +209,15 @@ class _Liveness:
         for write in kernel.writes:
             self.birth.setdefault(write, place)
             self.death.setdefault(write, place)
+
+    def _allocate_stacks(self) -> None:
+        """Arrays into which a loop writes an element an iteration are zeros first, which wait for nothing."""
+        loops = (kernel for kernel in self.flat if kernel.op.kind is Kind.LOOP and kernel.op.phase is Phase.FORWARD)
+        for kernel in loops:
+            for write in kernel.writes:
+                shape = self.workload.tensors[write].shape
+                if write in self.birth and shape and shape[0] == Affine(kernel.op.repeat):
+                    self.birth[write] = 0
 
     def _keep_outputs(self) -> None:
         last = len(self.labels) - 1
@@ -243,14 +279,26 @@ def _purposes(workload: Workload) -> dict[int, Purpose]:
     from_variables = {v.tensor for v in workload.variables}
     found: dict[int, Purpose] = {}
     backward: set[int] = set()
+    renamed: dict[int, int] = {}
     for op in workload.ops:
         if op.phase is Phase.UPDATE:
-            found.update({read: Purpose.GRADIENTS for read in op.reads if read in backward})
+            for read in backward.intersection(op.reads):
+                found.update(dict.fromkeys(_names(read, renamed), Purpose.GRADIENTS))
         else:
             _note_copies(workload, op, from_variables, found)
         if op.phase is Phase.BACKWARD:
             backward.update(write for write in op.writes if workload.tensors[write].shape in shapes)
+            if op.kind is Kind.VIEW or op.primitive == "transpose":  # a product gives a kernel's gradient transposed
+                renamed[op.writes[0]] = op.reads[0]
     return found
+
+
+def _names(tensor: int, renamed: dict[int, int]) -> Iterator[int]:
+    """A tensor, and what it is a view or a transpose of."""
+    yield tensor
+    while tensor in renamed:
+        tensor = renamed[tensor]
+        yield tensor
 
 
 def _note_copies(workload: Workload, op: Op, from_variables: set[int], found: dict[int, Purpose]) -> None:

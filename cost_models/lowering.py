@@ -13,40 +13,46 @@ from dataclasses import dataclass, field, replace
 
 from cost_models.affine import Affine
 from cost_models.targets import Target
-from cost_models.workload import Kind, Op, Phase, Tensor, Workload
+from cost_models.widening import widened
+from cost_models.workload import Kind, Op, Phase, Role, Tensor, Workload
 
-_RELU = "max"
+_AGAINST_ZERO = frozenset({"max", "gt"})  # with a constant: ReLU, ELU and their like
 _PRODUCTS = frozenset({Kind.DOT, Kind.CONV})
-_NARROW = frozenset({"bfloat16", "float16"})
 _ADDITIONS = frozenset({"add", "add_any"})
 _Shape = tuple[str, tuple[Affine, ...]]
 
 
 def lower(workload: Workload, target: Target) -> Workload:
     """The workload as this target's compiler sees it when it starts to fuse."""
-    if target.keeps_long_chains:
-        workload = _widened(workload)
     if target.product_dtype:
         workload = _rounded(workload, target.product_dtype)
+    if target.copies_kernels:
+        workload = _with_copied_kernels(workload)
     if target.scatters_pooling and any(op.kind is Kind.POOL_GRADIENT for op in workload.ops):
         workload = _Pooling(workload, target.writes_iota).lowered()
-    return workload
+    return widened(workload, target.narrow, target.native, target.products_widen) if target.widens else workload
 
 
-def _widened(workload: Workload) -> Workload:
-    """Long chains (erfc) are expanded in float32 whatever the dtype asked for, and what is kept of them is that."""
-    narrow = {
-        write
-        for op in workload.ops
-        if op.kind is Kind.EXPENSIVE
-        for write in op.writes
-        if workload.tensors[write].dtype in _NARROW
-    }
-    tensors = (
-        replace(tensor, dtype="float32") if number in narrow else tensor
-        for number, tensor in enumerate(workload.tensors)
-    )
-    return replace(workload, tensors=tuple(tensors)) if narrow else workload
+def _with_copied_kernels(workload: Workload) -> Workload:
+    """The weights of convolutions are copied into the library's layout; forward and backward share the copy.
+
+    Weights that are converted anyway are laid out as they are converted.
+    """
+    named = {v.tensor: v.tensor for v in workload.variables if v.role is Role.TRAINABLE}
+    tensors = list(workload.tensors)
+    copies: dict[int, int] = {}
+    ops: list[Op] = []
+    for op in workload.ops:
+        if (op.kind is Kind.VIEW or op.primitive == "rev") and op.reads and op.reads[0] in named:
+            named[op.writes[0]] = named[op.reads[0]]
+        weights = [named[read] for read in op.reads if read in named] if op.kind is Kind.CONV else []
+        for weight in weights:
+            if weight not in copies:
+                copies[weight] = len(tensors)
+                tensors.append(tensors[weight])
+                ops.append(Op(Kind.COPY, "copy", (weight,), (copies[weight],), phase=op.phase, layer=op.layer))
+        ops.append(replace(op, reads=tuple(copies[named[r]] if r in named else r for r in op.reads)) if weights else op)
+    return replace(workload, tensors=tuple(tensors), ops=tuple(ops)) if copies else workload
 
 
 def _rounded(workload: Workload, dtype: str) -> Workload:
@@ -88,7 +94,7 @@ class _Pooling:
         for index, op in enumerate(ops):
             if op.kind is Kind.POOL_GRADIENT:
                 into_sum = [ops[reader].primitive in _ADDITIONS for reader in readers.get(op.writes[0], ())] == [True]
-                relu = op.reads[1] in made_by and ops[made_by[op.reads[1]]].primitive == _RELU
+                relu = op.reads[1] in made_by and ops[made_by[op.reads[1]]].primitive == "max"
                 self._replace(index, op, into_sum=into_sum, of_relu=made_by.get(op.reads[1]) if relu else None)
         return replace(self.workload, tensors=tuple(self.tensors), ops=tuple(self._ops()))
 
@@ -98,7 +104,7 @@ class _Pooling:
         found = self._positions(op, incoming, operand)
         target: tuple[int, ...] = ()
         if not into_sum:
-            zeros = self._zeros(self.tensors[op.writes[0]])
+            zeros = self._zeros(self.tensors[op.writes[0]], index)
             target = (self._copy(index if of_relu is None else of_relu, zeros),) if self._shared(zeros) else (zeros,)
         scatter = replace(op, kind=Kind.SCATTER, primitive="scatter", reads=(*target, incoming, *found.writes))
         self.before.setdefault(index, []).extend([found, scatter])
@@ -115,26 +121,25 @@ class _Pooling:
         self.before.setdefault(0, []).append(Op(Kind.BROADCAST, "iota", (), (made,), layer="positions for pooling"))
         return made
 
-    def _zeros(self, like: Tensor) -> int:
+    def _zeros(self, like: Tensor, index: int) -> int:
         key = like.dtype, like.shape
         if key not in self.zeros:
             self.zeros[key] = self._new(like)
-            self.before.setdefault(self._first_use(key), []).insert(
+            self.before.setdefault(self._first_use(key, index), []).insert(
                 0, Op(Kind.BROADCAST, "broadcast_in_dim", (), (self.zeros[key],), layer="zeros for pooling")
             )
         return self.zeros[key]
 
-    def _first_use(self, key: _Shape) -> int:
-        """The first ReLU of that shape, else the beginning of the backward pass."""
+    def _first_use(self, key: _Shape, scatter: int) -> int:
+        """The first ReLU of that shape, else the scatter into them."""
         relus = (index for index, op in enumerate(self.workload.ops) if self._is_relu(op, key))
-        backward = (index for index, op in enumerate(self.workload.ops) if op.phase is Phase.BACKWARD)
-        return next(relus, next(backward, 0))
+        return next(relus, scatter)
 
     def _is_relu(self, op: Op, key: _Shape) -> bool:
-        if op.primitive != _RELU or op.phase is not Phase.FORWARD:
+        if op.primitive not in _AGAINST_ZERO or op.phase is not Phase.FORWARD or len(op.reads) != 1:
             return False
-        result = self.workload.tensors[op.writes[0]]
-        return (result.dtype, result.shape) == key
+        compared = self.workload.tensors[op.reads[0]]
+        return (compared.dtype, compared.shape) == key
 
     def _shared(self, zeros: int) -> bool:
         like = self.tensors[zeros]

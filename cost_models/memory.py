@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from cost_models.config import TrainConfig
 from cost_models.errors import WorkloadError
@@ -19,6 +20,9 @@ from cost_models.liveness import Purpose, Schedule, Updates, schedule
 from cost_models.targets import Target, target_of
 from cost_models.tiles import storage
 from cost_models.workload import Role, Workload
+
+Bytes = TypeVar("Bytes", int, npt.NDArray[np.int64])
+"""Of one configuration, or of many in an array."""
 
 _SHARDED = ("parameters", "gradients", "optimizer", "accumulators")
 
@@ -34,7 +38,7 @@ class MemoryCost:
     accumulators        sums of gradients over the micro-steps of an update
     weight_copies       parameters cast to the compute dtype, alive at the peak
     activations         everything else that a micro-step makes, alive at the peak
-    workspace           scratch of library kernels at the peak
+    workspace           scratch of library kernels at the peak, and gaps between the buffers of the compiler's heap
     inputs              the batch, and arrays that the program closes over
     collective_buffers  parameters gathered from other devices
     host                memory of the host that the device's program uses
@@ -88,20 +92,22 @@ def memory(workload: Workload, config: TrainConfig, cluster: Cluster) -> MemoryC
     batch it does not hold for).
     """
     check(workload, config)
-    return _on_target(workload, config, target_of(cluster.chip.kind, config.jit_compile, config.backend))
+    return _on_target(workload, config, target_for(config, cluster))
 
 
 @lru_cache(maxsize=16384)
 def _on_target(workload: Workload, config: TrainConfig, target: Target) -> MemoryCost:
     """Every chip of a kind takes the same: who compares many of them asks the same again."""
-    plan = schedule(workload, target, updates_of(config))
+    plan = schedule(workload, target, updates_of(config), config.batch.local)
     components = _state(workload, target, config.batch.accumulation)
     components["inputs"] = _inputs(workload, target, config.batch.local)
     temporary_bytes, at = plan.peak(config.batch.local)
     components |= _at_peak(plan, at, config.batch.local)
+    if target.fusible:
+        components["workspace"] += round((plan.packing - 1.0) * temporary_bytes)
     components["collective_buffers"] = 0
     if config.layout.shard_state and config.mesh.data > 1:
-        components = _sharded(workload, components, config)
+        components = sharded(workload, components, config.mesh.data)
     total = sum(components.values())
     below, above = (round(share * temporary_bytes) for share in target.uncertainty)
     return MemoryCost(**components, host=0, total=total, total_low=total - below, total_high=total + above)
@@ -129,10 +135,16 @@ def check_origin(workload: Workload, config: TrainConfig) -> None:
     workload.check_batch(config.batch.local)
 
 
+def target_for(config: TrainConfig, cluster: Cluster) -> Target:
+    """What turns this configuration into kernels there."""
+    chip = cluster.chip
+    return target_of(chip.kind, config.jit_compile, config.backend, chip.compute_capability)
+
+
 def plan_of(workload: Workload, config: TrainConfig, cluster: Cluster) -> Schedule:
     """The schedule that this configuration runs."""
-    target = target_of(cluster.chip.kind, config.jit_compile, config.backend)
-    return schedule(workload, target, updates_of(config))
+    target = target_for(config, cluster)
+    return schedule(workload, target, updates_of(config), config.batch.local)
 
 
 def updates_of(config: TrainConfig) -> Updates:
@@ -191,18 +203,19 @@ def _at_peak(plan: Schedule, at: int, batch: int) -> dict[str, int]:
     return {name.value: round(float(sizes[purpose == name.value].sum())) for name in Purpose}
 
 
-def _sharded(workload: Workload, components: dict[str, int], config: TrainConfig) -> dict[str, int]:
-    """ZeRO-3 (Rajbhandari et al. 2020, section 5.3): state and gradients split over the data axis.
+def sharded(workload: Workload, components: dict[str, Bytes], devices: int) -> dict[str, Bytes]:
+    """ZeRO-3 (Rajbhandari et al. 2020, section 5.3): state and gradients split over the data axis. Numbers or arrays.
 
     Two layers are held whole: the one at work and the next one, gathered ahead; their copies in the compute dtype are
     counted under `weight_copies` where the step makes such copies.
     """
     for name in _SHARDED:
-        components[name] = -(-components[name] // config.mesh.data)
-    components["collective_buffers"] = 2 * _largest_layer_bytes(workload)
+        components[name] = -(-components[name] // devices)
+    components["collective_buffers"] += 2 * _largest_layer_bytes(workload)
     return components
 
 
+@lru_cache(maxsize=64)
 def _largest_layer_bytes(workload: Workload) -> int:
     layers: dict[str, float] = {}
     for variable in workload.variables:

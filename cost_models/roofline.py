@@ -18,13 +18,15 @@ from cost_models.efficiency import Efficiency, efficiency_of
 from cost_models.errors import HardwareError
 from cost_models.hardware import Chip, Cluster
 from cost_models.kernel_table import AttentionRows, KernelTable, kernel_table
-from cost_models.memory import check, updates_of
+from cost_models.memory import check, target_for, updates_of
 from cost_models.products import product_flops_share
 from cost_models.sharding import collectives
 from cost_models.targets import target_of
 from cost_models.workload import Role, Workload
 
 Floats = npt.NDArray[np.float64]
+Seconds = float | Floats
+"""Of one configuration, or of many in an array."""
 
 DEFAULT_OVERLAP = 0.5
 """Share of the backward pass behind which gradient all-reduces hide: XLA starts them early, but combines them late."""
@@ -91,6 +93,20 @@ class TimeCost:
         return asdict(self)
 
 
+@dataclass(frozen=True)
+class DeviceTime:
+    """Seconds that the kernels of one micro-step take on a device, and how many are started: numbers or arrays.
+
+    compute_seconds, memory_seconds   as in `TimeCost`, without what accumulation adds
+    backward_seconds                  of both, what the backward pass takes
+    """
+
+    compute_seconds: Seconds
+    memory_seconds: Seconds
+    backward_seconds: Seconds
+    launches: Seconds
+
+
 def step_time(
     workload: Workload, config: TrainConfig, cluster: Cluster, *, overlap: float = DEFAULT_OVERLAP
 ) -> TimeCost:
@@ -102,30 +118,55 @@ def step_time(
     rate at all.
     """
     check(workload, config)
-    target = target_of(cluster.chip.kind, config.jit_compile, config.backend)
-    table = kernel_table(workload, target, updates_of(config))
-    compute, traffic = kernel_seconds(table, config, cluster)
-    slower = slower_of(compute, traffic, efficiency_of(cluster))
-    of_compute = float(slower[compute >= traffic].sum())
-    of_memory = float(slower.sum()) - of_compute + _accumulation_seconds(workload, config, cluster)
-    communication = _communication(workload, config, cluster, overlap * float(slower[table.is_backward].sum()))
-    device_seconds = of_compute + of_memory + communication
-    overhead = overhead_of(workload, float(table.runs.sum()), device_seconds, config, cluster)
-    parts = {"compute": of_compute, "memory": of_memory, "communication": communication, "overhead": overhead}
-    seconds = sum(parts.values())
-    model_flops = workload.model_flops.at(config.batch.local)
-    peak = peak_rate(cluster.chip, config.precision.compute_dtype)
+    parts = parts_of(workload, config, cluster, device_time(workload, config, cluster), overlap)
+    of_each = {name: float(seconds) for name, seconds in parts.items()}
+    seconds = sum(of_each.values())
     return TimeCost(
         micro_step_seconds=seconds,
         update_seconds=seconds * config.batch.accumulation,
-        compute_seconds=of_compute,
-        memory_seconds=of_memory,
-        communication_seconds=communication,
-        overhead_seconds=overhead,
+        compute_seconds=of_each["compute"],
+        memory_seconds=of_each["memory"],
+        communication_seconds=of_each["communication"],
+        overhead_seconds=of_each["overhead"],
         samples_per_second=config.batch.global_size / seconds,
-        mfu=model_flops / (seconds * peak * share_of(config, cluster)),
-        bound=max(parts, key=lambda name: parts[name]),
+        mfu=workload.model_flops.at(config.batch.local) / (seconds * peak_of(config, cluster)),
+        bound=max(of_each, key=lambda name: of_each[name]),
     )
+
+
+def device_time(workload: Workload, config: TrainConfig, cluster: Cluster) -> DeviceTime:
+    """What a device spends in the kernels of one micro-step: of the mesh, the batches' sizes matter and no more."""
+    table = kernel_table(workload, target_for(config, cluster), updates_of(config))
+    compute, traffic = kernel_seconds(table, config, cluster)
+    slower = slower_of(compute, traffic, efficiency_of(cluster))
+    of_compute = float(slower[compute >= traffic].sum())
+    return DeviceTime(
+        compute_seconds=of_compute,
+        memory_seconds=float(slower.sum()) - of_compute,
+        backward_seconds=float(slower[table.is_backward].sum()),
+        launches=float(table.runs.sum()),
+    )
+
+
+def parts_of(
+    workload: Workload, config: TrainConfig, cluster: Cluster, device: DeviceTime, overlap: float
+) -> dict[str, Seconds]:
+    """Seconds of a micro-step's four parts. Where the figures of `device` are arrays, so are the answers."""
+    memory_seconds = device.memory_seconds + _accumulation_seconds(workload, config, cluster)
+    gradients, statistics = _communication(workload, config, cluster)
+    communication = np.maximum(0.0, gradients - overlap * device.backward_seconds) + statistics
+    busy = device.compute_seconds + memory_seconds + communication
+    return {
+        "compute": device.compute_seconds,
+        "memory": memory_seconds,
+        "communication": communication,
+        "overhead": overhead_of(workload, device.launches, busy, config, cluster),
+    }
+
+
+def peak_of(config: TrainConfig, cluster: Cluster) -> float:
+    """FLOP/s of a device at work in the compute dtype: the denominator of MFU."""
+    return peak_rate(cluster.chip, config.precision.compute_dtype) * share_of(config, cluster)
 
 
 def peak_rate(chip: Chip, dtype: str) -> float:
@@ -233,11 +274,11 @@ def _bandwidth(config: TrainConfig, cluster: Cluster) -> float:
     return cluster.chip.memory_bytes_per_second * share_of(config, cluster) * efficiency_of(cluster).bandwidth
 
 
-def _communication(workload: Workload, config: TrainConfig, cluster: Cluster, hidden: float) -> float:
-    """Exposed seconds: gradients and weights beyond what the backward pass hides, and every statistic in full."""
+def _communication(workload: Workload, config: TrainConfig, cluster: Cluster) -> tuple[float, float]:
+    """Seconds of what the backward pass may hide (gradients and weights), and of statistics, which nothing hides."""
     devices = config.mesh.data
     if devices == 1:
-        return 0.0
+        return 0.0, 0.0
     needed = collectives(workload)
     if config.layout.shard_state:  # ZeRO-3: parameters gathered forward and backward, gradients scattered
         gathers = 2 * all_gather(workload.variable_bytes(Role.TRAINABLE), cluster, devices).seconds
@@ -245,13 +286,13 @@ def _communication(workload: Workload, config: TrainConfig, cluster: Cluster, hi
     else:
         gradients = all_reduce(needed.gradient_bytes, cluster, devices).seconds
     statistics = sum(count * all_reduce(size, cluster, devices).seconds for size, count in needed.statistics_bytes)
-    return max(0.0, gradients - hidden) + statistics
+    return gradients, statistics
 
 
 def overhead_of(
-    workload: Workload, launches: float, device_seconds: float, config: TrainConfig, cluster: Cluster
-) -> float:
-    """Launches, and the host's work as far as the device has to wait for it."""
+    workload: Workload, launches: Seconds, device_seconds: Seconds, config: TrainConfig, cluster: Cluster
+) -> Seconds:
+    """Launches, and the host's work as far as the device has to wait for it. Numbers or arrays."""
     chip, target = cluster.chip, target_of(cluster.chip.kind)
     launching = launches * chip.kernel_launch_seconds
     elsewhere = _OFF_JAX.get(config.backend)
@@ -262,9 +303,10 @@ def overhead_of(
     if not config.jit_compile:
         return launching + workload.dispatches * (chip.dispatch_seconds + EAGER_SECONDS)
     host = chip.dispatch_seconds + LOOP_SECONDS + SECONDS_PER_VARIABLE * len(workload.variables)
-    if target.host_apart:  # the host prepares the next micro-step while the device works
-        host = max(chip.dispatch_seconds, host - device_seconds)
-    return launching + host
+    if not target.host_apart:
+        return launching + host
+    # The host prepares the next micro-step while the device works.
+    return launching + np.maximum(chip.dispatch_seconds, host - device_seconds)
 
 
 def _accumulation_seconds(workload: Workload, config: TrainConfig, cluster: Cluster) -> float:

@@ -14,9 +14,19 @@ class Target:
     """How programs become kernels and buffers.
 
     fusible             kinds whose results need not reach memory
+    products_compute    products take short elementwise chains of one operand in (XLA's Triton products)
     absorbing           kinds that take fusible producers in, though their own results are written
     epilogues           what an elementwise operation makes of a product's result is written instead of that result
     product_dtype       products round float32 operands to this dtype, and what only products read is kept in it
+    widens              operations that a narrow dtype lacks run in float32, and what is kept of them is (`widening.py`)
+    narrow              dtypes that lack all operations but those of `native`; all narrow ones lack long chains
+    native              see above
+    products_widen      products of narrow values run in float32, and read float32 from memory
+    column_blocks       reductions over columns that run on fewer blocks than this leave much of the device idle: what
+                        they would compute of narrow values is computed before them (0: no such thing)
+    pads_unevenly       convolutions and windows add more padding at one end by themselves
+    stacks_early        what loops stack up is there from the start of the program
+    copies_kernels      weights of convolutions are copied into another layout
     keeps_long_chains   random bits and the like are computed once when several kernels read them
     weighs_traffic      a value is kept where reading its sources again would move more bytes; else where more than
                         `copies` kernels would compute it
@@ -38,8 +48,17 @@ class Target:
     name: str
     fusible: frozenset[Kind]
     absorbing: frozenset[Kind]
+    products_compute: bool
     epilogues: bool
     product_dtype: str | None
+    widens: bool
+    narrow: frozenset[str]
+    native: frozenset[str]
+    products_widen: bool
+    column_blocks: int
+    copies_kernels: bool
+    stacks_early: bool
+    pads_unevenly: bool
     keeps_long_chains: bool
     weighs_traffic: bool
     copies: int
@@ -62,12 +81,29 @@ _COSTLY = frozenset(
     | {"sin", "cos", "tan", "atan2", "sinh", "cosh"}
 )
 
+_NATIVE_ON_GPU = frozenset(
+    {"max", "min", "abs", "neg", "exp", "log", "select_n", "reduce_max", "reduce_min", "argmax", "argmin"}
+    | {"eq", "ne", "lt", "le", "gt", "ge", "eq_to", "lt_to", "le_to"}
+)
+"""What XLA leaves in bfloat16 on GPUs before Hopper, as its optimised text shows (jax 0.10.2, A100)."""
+
+_CUBLAS_BYTES = 4 * 2**20  # as XLA gives it before Hopper
+
 _GPU = Target(
     name="gpu",
     fusible=_FUSIBLE,
     absorbing=frozenset({Kind.REDUCE, Kind.POOL, Kind.POOL_GRADIENT}),
+    products_compute=True,
     epilogues=False,
     product_dtype=None,
+    widens=True,
+    narrow=frozenset({"bfloat16"}),
+    native=_NATIVE_ON_GPU,
+    products_widen=False,
+    column_blocks=288,  # A100: 256 were computed apart, 317 were not (jax 0.10.2)
+    stacks_early=True,
+    pads_unevenly=False,  # cuDNN pads both ends alike
+    copies_kernels=True,  # cuDNN takes them with output channels first
     keeps_long_chains=True,
     weighs_traffic=True,
     copies=0,
@@ -76,18 +112,27 @@ _GPU = Target(
     free_transposes=True,
     tile_row_bytes=0,
     tile_lanes=0,
-    dot_workspace_bytes=4 * 2**20,  # cuBLAS before Hopper, as XLA gives it
+    dot_workspace_bytes=0,  # Triton's products need none
     reuses_operands=False,
     scatters_pooling=True,
     host_apart=True,
-    uncertainty=(0.1, 0.2),
+    uncertainty=(0.1, 0.12),
 )
 _TPU = Target(
     name="tpu",
     fusible=_FUSIBLE,
     absorbing=frozenset({Kind.REDUCE, Kind.DOT, Kind.CONV}),
+    products_compute=False,
     epilogues=True,
     product_dtype="bfloat16",
+    widens=False,
+    narrow=frozenset(),
+    native=frozenset(),
+    products_widen=False,
+    column_blocks=0,
+    copies_kernels=False,
+    stacks_early=False,
+    pads_unevenly=True,
     keeps_long_chains=False,
     weighs_traffic=True,
     copies=0,
@@ -105,7 +150,13 @@ _TPU = Target(
 _CPU = replace(
     _GPU,
     name="cpu",
+    native=frozenset(),
+    products_widen=True,
+    column_blocks=0,
+    copies_kernels=False,
     absorbing=frozenset({Kind.REDUCE}),
+    products_compute=False,
+    pads_unevenly=True,
     weighs_traffic=False,
     copies=2,
     costly=_COSTLY,
@@ -116,15 +167,30 @@ _CPU = replace(
     host_apart=False,
     uncertainty=(0.35, 0.6),
 )
+_BY_CAPABILITY = (
+    (
+        9.0,
+        replace(
+            _GPU, name="gpu hopper", native=_NATIVE_ON_GPU | {"add", "add_any", "sub", "mul", "integer_pow", "square"}
+        ),
+    ),
+    (8.0, _GPU),
+    (0.0, replace(_GPU, name="gpu volta", products_compute=False, dot_workspace_bytes=_CUBLAS_BYTES)),
+)
+"""From the newest on: Hopper has arithmetic in bfloat16, and before Ampere products are the library's, which computes
+nothing of its operands and wants scratch."""
 _ON_ANOTHER_BACKEND = (0.5, 1.0)
 """No compiler's figures were held against these: half as much or twice as much of the temporaries is possible."""
 _TARGETS: Mapping[str, Target] = {"gpu": _GPU, "tpu": _TPU, "cpu": _CPU}
 
 
-def target_of(chip_kind: str, jit_compile: bool = True, backend: str = "jax") -> Target:
+def target_of(
+    chip_kind: str, jit_compile: bool = True, backend: str = "jax", compute_capability: float | None = None
+) -> Target:
     """What compiles for this kind of chip; without a compiler every operation is a kernel that writes its result.
 
-    backend  workloads are traced on JAX: what another backend keeps alive of the same step is less certain
+    backend             workloads are traced on JAX: what another backend keeps alive of the same step is less certain
+    compute_capability  of an NVIDIA chip; None is taken for an A100's
 
     HardwareError for a kind that nobody described.
     """
@@ -132,6 +198,8 @@ def target_of(chip_kind: str, jit_compile: bool = True, backend: str = "jax") ->
         known = ", ".join(_TARGETS)
         raise HardwareError(f"no compiler rules for a {chip_kind!r} device; known kinds are {known}")
     target = _TARGETS[chip_kind]
+    if chip_kind == "gpu" and compute_capability is not None:
+        target = next(made for least, made in _BY_CAPABILITY if compute_capability >= least)
     if backend != "jax":
         target = replace(target, name=f"{chip_kind} {backend}", uncertainty=_ON_ANOTHER_BACKEND)
     if jit_compile:
@@ -139,8 +207,12 @@ def target_of(chip_kind: str, jit_compile: bool = True, backend: str = "jax") ->
     return replace(
         target,
         name=f"{target.name} eager",
+        widens=False,
+        copies_kernels=False,
+        stacks_early=False,
         fusible=frozenset(),
         absorbing=frozenset(),
+        products_compute=False,
         epilogues=False,
         product_dtype=None,
         free_transposes=False,

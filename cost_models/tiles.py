@@ -7,6 +7,7 @@ the other. The choice depends on the batch, so sizes on such targets are no line
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -26,14 +27,18 @@ _LAID_OUT = frozenset({Kind.CONV, Kind.POOL, Kind.POOL_GRADIENT})
 class Storage:
     """Sizes of all tensors of a workload. Bytes without padding are fixed + batch x per_sample.
 
-    dims_fixed, dims_per_sample   one row a tensor, one column a dimension; absent dimensions are 1
-    allowed   which (minor, second-minor) pairs of dimensions may lie in tiles, by tensor; empty without tiles
-    rows      elements down a tile, by tensor
+    Tensors that are laid out alike share a form: a step has thousands of tensors and a hundred forms.
+
+    form      of each tensor
+    dims_fixed, dims_per_sample   one row a form, one column a dimension; absent dimensions are 1
+    allowed   which (minor, second-minor) pairs of dimensions may lie in tiles, by form; empty without tiles
+    rows      elements down a tile, by form
     lanes     elements across a tile
     """
 
     fixed: Floats
     per_sample: Floats
+    form: npt.NDArray[np.int64]
     dims_fixed: Floats
     dims_per_sample: Floats
     allowed: npt.NDArray[np.bool_]
@@ -46,7 +51,8 @@ class Storage:
         """Sizes in bytes that hold as they are, padding included."""
         none = np.zeros((len(sizes), 0))
         allowed = np.zeros((len(sizes), 0, 0), np.bool_)
-        return cls(sizes, np.zeros(len(sizes)), none, none, allowed, np.ones(len(sizes)), lanes=0)
+        form = np.arange(len(sizes))
+        return cls(sizes, np.zeros(len(sizes)), form, none, none, allowed, np.ones(len(sizes)), lanes=0)
 
     def at(self, batch: int) -> Floats:
         """Bytes of every tensor at a local batch, padding included. Not to be written to: it is kept."""
@@ -68,7 +74,7 @@ class Storage:
             pair = self.allowed[:, minor, second]
             waste = lane_waste[pair, minor] * row_waste[pair, second]
             least[pair] = np.minimum(least[pair], waste)
-        return unpadded * np.where(np.isinf(least), 1.0, least)
+        return unpadded * np.where(np.isinf(least), 1.0, least)[self.form]
 
 
 @lru_cache(maxsize=32)
@@ -77,27 +83,43 @@ def storage(workload: Workload, target: Target) -> Storage:
     tensors = workload.tensors
     sizes = workload.sizes
     rank = max((len(tensor.shape) for tensor in tensors), default=0)
-    dims = [[*tensor.shape, *[Affine(1)] * (rank - len(tensor.shape))] for tensor in tensors]
-    rows = [max(1, int(target.tile_row_bytes // max(tensor.item_bytes, 1))) for tensor in tensors]
+    shapes = _convolutional_shapes(workload)
+    forms: dict[_Form, int] = {}
+    form = [forms.setdefault(_form(tensor, target, shapes), len(forms)) for tensor in tensors]
+    dims = [[*one.shape, *[Affine(1)] * (rank - len(one.shape))] for one in forms]
     return Storage(
         fixed=np.array([size.fixed for size in sizes], np.float64),
         per_sample=np.array([size.per_sample for size in sizes], np.float64),
-        dims_fixed=np.array([[dim.fixed for dim in row] for row in dims]).reshape(len(tensors), rank),
-        dims_per_sample=np.array([[dim.per_sample for dim in row] for row in dims]).reshape(len(tensors), rank),
-        allowed=_allowed(workload, rank) if target.tile_lanes else np.zeros((len(tensors), 0, 0), np.bool_),
-        rows=np.array(rows, np.float64),
+        form=np.array(form, np.int64),
+        dims_fixed=np.array([[dim.fixed for dim in row] for row in dims]).reshape(len(forms), rank),
+        dims_per_sample=np.array([[dim.per_sample for dim in row] for row in dims]).reshape(len(forms), rank),
+        allowed=_allowed(list(forms), rank) if target.tile_lanes else np.zeros((len(forms), 0, 0), np.bool_),
+        rows=np.array([one.rows for one in forms], np.float64),
         lanes=target.tile_lanes,
     )
 
 
-def _allowed(workload: Workload, rank: int) -> npt.NDArray[np.bool_]:
-    shapes = _convolutional_shapes(workload)
-    allowed = np.zeros((len(workload.tensors), rank, rank), np.bool_)
-    for number, tensor in enumerate(workload.tensors):
-        last = len(tensor.shape) - 1
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """What padding depends on: the shape, elements down a tile, and whether a convolution or a pooling touches it."""
+
+    shape: tuple[Affine, ...]
+    rows: int
+    convolutional: bool
+
+
+def _form(tensor: Tensor, target: Target, convolutional: set[tuple[Affine, ...]]) -> _Form:
+    rows = max(1, int(target.tile_row_bytes // max(tensor.item_bytes, 1)))
+    return _Form(tensor.shape, rows, tensor.shape in convolutional)
+
+
+def _allowed(forms: Sequence[_Form], rank: int) -> npt.NDArray[np.bool_]:
+    allowed = np.zeros((len(forms), rank, rank), np.bool_)
+    for number, form in enumerate(forms):
+        last = len(form.shape) - 1
         if last < 1:
             continue
-        if tensor.shape in shapes and not _single(tensor.shape[last]):
+        if form.convolutional and not _single(form.shape[last]):
             allowed[number, last, 0] = allowed[number, 0, last] = True
         else:
             allowed[number, : last + 1, : last + 1] = ~np.eye(last + 1, dtype=np.bool_)

@@ -6,6 +6,8 @@ A micro-step is what Keras's `fit` runs for one batch: forward, loss, backward, 
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -27,6 +29,10 @@ ITEM_BYTES: Mapping[str, float] = {
     "float64": 8, "complex64": 8, "complex128": 16, "key": 8, "token": 0,
 }  # fmt: skip
 """Bytes an element. `key` is a typed random key: two 32-bit words (threefry)."""
+
+
+UNEVEN_PAD = "pad_unevenly"
+"""The primitive of padding that adds more at one end than at the other; even padding is `pad`."""
 
 
 class Kind(StrEnum):
@@ -261,6 +267,11 @@ class Workload:
             "unknown_ops": [op.to_dict() for op in self.unknown_ops],
             "notes": list(self.notes),
         }
+
+    def digest(self) -> str:
+        """SHA-256 of the canonical JSON form, in hexadecimal: equal workloads have equal digests, in every process."""
+        text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"), allow_nan=False)
+        return hashlib.sha256(text.encode()).hexdigest()
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Workload:

@@ -246,6 +246,7 @@ def _memory(figures: Any, target: CompilerTarget) -> CompiledMemory:
         peak_bytes=getattr(figures, "peak_memory_in_bytes", None) or None,
         host_bytes=host or None,
         code_bytes=figures.generated_code_size_in_bytes or None,
+        held_by="peak" if target.platform == "tpu" else "total",
     )
 
 

@@ -253,7 +253,7 @@ CASES = {
         3, r"error: .*memory", faults("step", "memory", "always"), SMALL, plan=False
     ),
     "hang in the script": Case(
-        BAD_INPUT, r"error: .*timeout: not done after \d+ s; it was in phase setup",
+        BAD_INPUT, r"error: the budget of .* was spent while the training was looked at",
         faults("script", "hang", "always"), SHORT, plan=False,
     ),
     "hang in compilation": Case(PLAN, r"trial \d failed, .*it was in phase compile", faults("compile", "hang")),

@@ -5,7 +5,7 @@ import pytest
 from cost_models.affine import Affine
 from cost_models.fusion import kernels_of
 from cost_models.targets import target_of
-from cost_models.workload import Kind, Op, Phase
+from cost_models.workload import UNEVEN_PAD, Kind, Op, Phase
 from tests.cost_models.made import B, Step
 
 X = 1024
@@ -198,3 +198,40 @@ def test_an_update_that_waits_for_a_sum_over_the_others_does_not_join_them():
     norm = step.op(Kind.REDUCE, (new_m,), ())
     new_w = step.op(Kind.ELEMENTWISE, (w, new_m, norm), (X,))
     assert [kernel.writes for kernel in kernels(step, new_m, new_w)] == [(new_m,), (norm,), (new_w,)]
+
+
+def relu_between_products(*, groups=1, primitive="max", dtype="float32"):
+    """x W, a bias and an activation, and a product that reads it."""
+    step = Step()
+    x, w, bias = step.input(B, X), step.weight("w", X, X), step.weight("b", X)
+    shape = (B, X)
+    h = step.op(Kind.DOT, (x, w), shape, primitive="dot_general", gemm=(Affine(groups), Affine(0, 1), X, X))
+    wide = step.op(Kind.BROADCAST, (bias,), shape, primitive="broadcast_in_dim")
+    shifted = step.op(Kind.ELEMENTWISE, (h, wide), shape, primitive="add")
+    active = step.op(Kind.ELEMENTWISE, (shifted,), shape, primitive=primitive, dtype=dtype)
+    end = step.op(Kind.DOT, (active, w), shape, primitive="dot_general", gemm=(Affine(groups), Affine(0, 1), X, X))
+    return step, h, active, end
+
+
+def test_products_compute_short_chains_of_their_operand_from_ampere_on():
+    step, h, active, end = relu_between_products()
+    assert active not in written(step, end)
+    assert h in kernels(step, end)[-1].reads
+    assert active in written(step, end, target=target_of("gpu", compute_capability=7.5))
+
+
+@pytest.mark.parametrize(
+    "other", [{"groups": 8}, {"primitive": "tanh"}, {"primitive": "convert_element_type", "dtype": "bfloat16"}]
+)
+def test_products_in_groups_and_what_is_dear_or_rounded_read_from_memory(other):
+    step, _, active, end = relu_between_products(**other)
+    assert active in written(step, end)
+
+
+def test_uneven_padding_is_written_where_libraries_pad_both_ends_alike():
+    step = Step()
+    padded = step.op(Kind.MOVE, (step.input(B, X),), (B, X + 1), primitive=UNEVEN_PAD)
+    end = step.op(Kind.CONV, (padded, step.weight("w", 3, X)), (B, X))
+    assert padded in written(step, end)
+    assert padded not in written(step, end, target=TPU)
+    assert padded not in written(step, end, target=CPU)

@@ -23,3 +23,11 @@ def test_without_a_compiler_nothing_is_fused():
 def test_an_undescribed_kind_is_an_error_that_lists_the_known():
     with pytest.raises(HardwareError, match="'npu' device; known kinds are gpu, tpu, cpu"):
         target_of("npu")
+
+
+def test_what_compiles_for_a_gpu_depends_on_what_the_chip_can_do():
+    volta, ampere, hopper = (target_of("gpu", compute_capability=version) for version in (7.0, 8.6, 9.0))
+    assert not volta.products_compute
+    assert ampere == target_of("gpu")
+    assert "add" in hopper.native - ampere.native
+    assert {target.name for target in (volta, ampere, hopper)} == {"gpu volta", "gpu", "gpu hopper"}

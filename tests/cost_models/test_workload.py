@@ -1,5 +1,9 @@
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -8,6 +12,7 @@ from cost_models.errors import WorkloadError
 from cost_models.workload import Kind, Op, Phase, Role, Tensor, UnknownOp, Workload, walk
 from tests.cost_models.made import B, Step, dense
 
+ROOT = Path(__file__).resolve().parents[2]
 K, N = 96, 40
 
 
@@ -28,6 +33,41 @@ def test_a_workload_survives_json(workload):
     assert hash(again) == hash(workload)
     assert again.ops == workload.ops
     assert again.tensors == workload.tensors
+
+
+@pytest.mark.parametrize("workload", [dense(K, N), looping()], ids=["dense", "loop"])
+def test_a_digest_outlives_json_and_tells_workloads_apart(workload):
+    assert Workload.from_dict(json.loads(json.dumps(workload.to_dict()))).digest() == workload.digest()
+    assert replace(workload, ops=workload.ops[:-1]).digest() != workload.digest()
+    assert replace(workload, local_batch=9).digest() != workload.digest()
+
+
+def test_equal_workloads_have_equal_digests_whatever_their_numbers_are_written_as():
+    whole, written = (replace(dense(K, N), tensors=(Tensor("float32", (Affine(size),)),), ops=()) for size in (2, 2.0))
+    assert whole.digest() == written.digest()
+
+
+def test_a_digest_is_the_same_in_every_process(tmp_path):
+    """Whatever order sets of strings have there."""
+    stored = tmp_path / "workload.json"
+    stored.write_text(json.dumps(looping().to_dict()))
+    code = f"""
+import json
+from cost_models import Workload
+print(Workload.from_dict(json.load(open({str(stored)!r}))).digest())
+"""
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+        for seed in ("1", "2")
+    }
+    assert found == {looping().digest()}
 
 
 def test_workloads_are_equal_where_everything_in_them_is_and_keys_of_caches():

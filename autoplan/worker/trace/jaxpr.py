@@ -10,14 +10,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from autoplan.worker.trace.rules import Cost, rule_for
-from cost_models.workload import Kind, Phase
+from cost_models.workload import UNEVEN_PAD, Kind, Phase
 
 _INLINED = frozenset(
     {"jit", "pjit", "closed_call", "core_call", "call", "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
+    | {"custom_jvp_call_jaxpr", "custom_vmap_call", "custom_partitioning", "composite"}
     | {"custom_lin", "shard_map", "remat2", "checkpoint", "remat", "run_state"}
 )
+_CONVOLUTION = "conv_general_dilated"
 _REMAT = frozenset({"remat2", "checkpoint", "remat"})
-_BODIES = ("jaxpr", "call_jaxpr", "fun_jaxpr")
+_BODIES = ("jaxpr", "call_jaxpr", "fun_jaxpr", "call")
 _TRANSFORM = re.compile(r"(transpose|jvp|vmap|rematted_computation|checkpoint)\(?|\)")
 
 
@@ -100,6 +102,7 @@ class _Walker:
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
         self.place = _Place()
+        self.padded: dict[tuple[int, tuple[tuple[int, int], ...], int], int] = {}
         self._structured: Mapping[str, Callable[[Any, dict[Any, int], Phase, str], list[RawOp]]] = {
             "scan": self._scan,
             "while": self._while,
@@ -130,6 +133,8 @@ class _Walker:
                 return self._structured[name](eqn, env, phase, layer)
             if name in _INLINED and (inner := _inner_jaxpr(eqn)) is not None:
                 return self._inline(eqn, inner, env, phase, layer)
+            if name == _CONVOLUTION and (padding := _uneven_padding(eqn)):
+                return self._padded_convolution(eqn, env, padding, phase, layer)
             return [self._plain(eqn, env, phase, layer)]
         finally:
             self.place.scope = outer
@@ -163,7 +168,28 @@ class _Walker:
         kind, cost = (rule.kind, rule.price(eqn)) if rule else (Kind.UNKNOWN, Cost())
         if name == "convert_element_type" and _same_bytes(eqn):
             kind, cost = Kind.VIEW, Cost()
+        if name == "pad" and any(low != high for low, high, _ in eqn.params["padding_config"]):
+            name = UNEVEN_PAD
         return RawOp(kind, name, self._reads(eqn, env), self._writes(eqn, env), cost, phase, layer, self.place.region)
+
+    def _padded_convolution(
+        self, eqn: Any, env: dict[Any, int], padding: tuple[tuple[int, int], ...], phase: Phase, layer: str
+    ) -> list[RawOp]:
+        """A convolution with uneven padding, as padding and a convolution: some libraries can not pad so themselves.
+
+        The gradient of its weights pads the same input in the same way; both read one padded array.
+        """
+        source, ops = self.read(env, eqn.invars[0]), []
+        key = source, padding, self.place.region
+        if key not in self.padded:
+            shape = tuple(
+                size + low + high for size, (low, high) in zip(eqn.invars[0].aval.shape, padding, strict=True)
+            )
+            self.recording.tensors.append((self.recording.tensors[source][0], shape))
+            self.padded[key] = len(self.recording.tensors) - 1
+            ops.append(self._step(Kind.MOVE, UNEVEN_PAD, source, self.padded[key], phase, layer))
+        plain = self._plain(eqn, env, phase, layer)
+        return [*ops, replace(plain, reads=(self.padded[key], *plain.reads[1:]))]
 
     def _inline(self, eqn: Any, inner: Any, env: dict[Any, int], phase: Phase, layer: str) -> list[RawOp]:
         closed_over, jaxpr = _open(inner)
@@ -207,7 +233,8 @@ class _Walker:
             local[var] = outer.add(var.aval)
             body.append(self._step(Kind.MOVE, "dynamic_slice", source, local[var], phase, layer))
         local |= self._constants(jaxpr, params["jaxpr"].consts)
-        body += self.walk(jaxpr, local)
+        inner = self._inner(jaxpr, local)
+        body += inner.ops
         for atom, target in zip(jaxpr.outvars[carries:], writes[carries:], strict=True):
             body.append(self._step(Kind.SCATTER, "dynamic_update_slice", self.read(local, atom), target, phase, layer))
         results = [self.read(local, atom) for atom in jaxpr.outvars[:carries]]
@@ -233,7 +260,9 @@ class _Walker:
         return [self._structure(Kind.LOOP, "while", reads, writes, phase, layer, inner)]
 
     def _inner(self, jaxpr: Any, local: dict[Any, int]) -> _Inner:
+        outside = dict(self.padded)
         body = self.walk(jaxpr, local)
+        self.padded = outside
         return _Inner(tuple(body), tuple(self.read(local, atom) for atom in jaxpr.outvars))
 
     def _cond(self, eqn: Any, env: dict[Any, int], phase: Phase, layer: str) -> list[RawOp]:
@@ -289,6 +318,18 @@ def _renamed(op: RawOp, names: Mapping[int, int]) -> RawOp:
 
 def _flops(ops: Sequence[RawOp]) -> int:
     return sum(op.cost.flops + op.repeat * _flops(op.body) for op in ops)
+
+
+def _uneven_padding(eqn: Any) -> tuple[tuple[int, int], ...]:
+    """(low, high) of each dimension of the input, where a convolution adds more at one end; else ()."""
+    params = eqn.params
+    spatial = params["padding"]
+    if any(size != 1 for size in params["lhs_dilation"]) or all(low == high for low, high in spatial):
+        return ()
+    padding = [(0, 0)] * (len(spatial) + 2)
+    for dim, ends in zip(params["dimension_numbers"].lhs_spec[2:], spatial, strict=True):
+        padding[dim] = ends
+    return tuple(padding)
 
 
 def _inner_jaxpr(eqn: Any) -> Any | None:

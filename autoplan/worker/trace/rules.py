@@ -82,7 +82,7 @@ def _picked(shape: tuple[int, ...], dims: Iterable[int]) -> int:
     *("mul", "mulhi", "ne", "neg", "nextafter", "not", "or", "population_count", "pow", "real", "reduce_precision"),
     *("rem", "round", "rsqrt", "select_n", "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign"),
     *("sin", "sinh", "sqrt", "square", "sub", "tan", "tanh", "xor", "acos", "acosh", "asin", "asinh", "atan", "atanh"),
-    "erf",
+    *("erf", "reciprocal", "stochastic_round"),
 )
 def _elementwise(eqn: Any) -> Cost:
     return Cost(output_elements(eqn))
@@ -116,14 +116,14 @@ def _random(eqn: Any) -> Cost:
     Kind.VIEW,
     *("reshape", "squeeze", "expand_dims", "bitcast_convert_type", "stop_gradient", "copy", "copy_p", "name"),
     *("sharding_constraint", "device_put", "random_seed", "random_wrap", "random_unwrap", "random_fold_in"),
-    *("random_split", "random_clone", "pvary", "mesh_cast", "reshard", "layout_constraint"),
+    *("random_split", "random_clone", "pvary", "mesh_cast", "reshard", "layout_constraint", "pin", "unpin"),
 )
 def _free(eqn: Any) -> Cost:
     return Cost()
 
 
-register(Kind.BROADCAST, "broadcast_in_dim", "iota", "empty", "full")(_free)
-register(Kind.MOVE, "transpose", "slice", "pad", "concatenate", "rev", "dynamic_slice", "split", "tile")(_free)
+register(Kind.BROADCAST, "broadcast_in_dim", "broadcast_to", "iota", "empty", "empty2", "full", "zeros_like")(_free)
+register(Kind.MOVE, "transpose", "slice", "pad", "concatenate", "rev", "dynamic_slice", "split", "tile", "roll")(_free)
 register(Kind.BARRIER, "optimization_barrier")(_free)
 register(Kind.GATHER, "gather")(_free)
 

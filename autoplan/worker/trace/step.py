@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +16,9 @@ from cost_models.config import Precision
 from cost_models.errors import WorkloadError
 from cost_models.workload import Role, UnknownOp, Variable, Workload
 
+_LISTS = {"_accumulated_gradients": Role.ACCUMULATOR, "_model_variables_moving_average": Role.EMA}
+"""Where a Keras optimizer keeps what is no slot."""
+
 
 def trace_train_step(
     model: Any, batch: Any, *, local_batch: int, precision: str | None = None, remat: str | None = None
@@ -26,16 +30,15 @@ def trace_train_step(
     local_batch  samples on one device
     precision, remat   the configuration's names for how the model was built; None asks the model's layers
 
-    Nothing is computed and no variable needs a value. The step is traced at `local_batch` and twice that; where the
-    two differ in structure, the workload holds for `local_batch` alone. WorkloadError for a model that is not
+    Nothing is computed and no variable needs a value. The step is traced at `local_batch` (at least 2) and twice that;
+    where the two differ in structure, the workload holds for `local_batch` alone. WorkloadError for a model that is not
     compiled.
     """
     if getattr(model, "optimizer", None) is None:
         raise WorkloadError("the model has no optimizer, so it has no training step; call model.compile(...) first")
     build_for(model, sized(batch, local_batch))
-    with _every_micro_step_updates(model.optimizer):
-        one = _record(model, batch, local_batch)
-        combined = _combine(model, batch, local_batch, one)
+    with _every_micro_step_updates(model.optimizer), _uncollected():
+        local_batch, one, combined = _lines(model, batch, local_batch)
     state_size = sum(map(len, state_of(model)))
     return Workload(
         local_batch=local_batch,
@@ -80,16 +83,54 @@ def remat_of(model: Any) -> str:
 @contextmanager
 def _every_micro_step_updates(optimizer: Any) -> Iterator[None]:
     """Trace the step without accumulation: what that adds is arithmetic, and one trace serves every accumulation."""
-    inner = _inner_optimizer(optimizer)
-    steps, inner.gradient_accumulation_steps = inner.gradient_accumulation_steps, None
+    every = _all_optimizers(optimizer)
+    steps = [one.gradient_accumulation_steps for one in every]
+    for one in every:
+        one.gradient_accumulation_steps = None
     try:
         yield
     finally:
-        inner.gradient_accumulation_steps = steps
+        for one, own in zip(every, steps, strict=True):
+            one.gradient_accumulation_steps = own
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without the garbage collector, which would walk the millions of objects of a large step again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _inner_optimizer(optimizer: Any) -> Any:
     return getattr(optimizer, "inner_optimizer", optimizer)
+
+
+def _all_optimizers(optimizer: Any) -> list[Any]:
+    """The one that updates weights, and those among which a `MultiOptimizer` shares them out."""
+    inner = _inner_optimizer(optimizer)
+    return [inner, *getattr(inner, "_inner_optimizers", ())]
+
+
+def _lines(model: Any, batch: Any, local_batch: int) -> tuple[int, Recording, Combined]:
+    """(samples at the first of two recordings, that recording, the lines through both).
+
+    Dimensions of one are squeezed and broadcast in ways of their own, so a batch of one says little about others: lines
+    go through 2 and 4 where they can.
+    """
+    if local_batch == 1:
+        try:
+            found = _lines(model, batch, 2)
+        except (ValueError, TypeError):  # a model with a fixed batch
+            found = None
+        if found is not None and not found[2].reason:
+            return found
+    one = _record(model, batch, local_batch)
+    return local_batch, one, _combine(model, batch, local_batch, one)
 
 
 def _combine(model: Any, batch: Any, local_batch: int, one: Recording) -> Combined:
@@ -143,8 +184,9 @@ def _variables(model: Any, recording: Recording) -> tuple[Variable, ...]:
 
 
 def _optimizer_roles(optimizer: Any) -> Mapping[int, Role]:
-    inner = _inner_optimizer(optimizer)
-    roles = {id(v): Role.ACCUMULATOR for v in getattr(inner, "_accumulated_gradients", None) or () if v is not None}
-    roles |= {id(v): Role.EMA for v in getattr(inner, "_model_variables_moving_average", None) or () if v is not None}
+    roles: dict[int, Role] = {}
+    for one in _all_optimizers(optimizer):
+        for name, role in _LISTS.items():
+            roles |= {id(v): role for v in getattr(one, name, None) or () if v is not None}
     scale = (getattr(optimizer, name, None) for name in ("step_counter", "dynamic_scale"))
     return roles | {id(v): Role.LOSS_SCALE for v in scale if v is not None}

@@ -2,9 +2,14 @@
 
 import jax
 import jax.numpy as jnp
+import keras
+import pytest
+from keras import layers
 
+from autoplan.worker.synthetic import synthetic_specs
 from autoplan.worker.trace.jaxpr import record
-from cost_models.workload import Kind, Phase
+from autoplan.worker.trace.step import trace_train_step
+from cost_models.workload import Kind, Phase, walk
 
 S = jax.ShapeDtypeStruct
 X = S((4, 8), "float32")
@@ -30,6 +35,34 @@ def test_calls_are_inlined_whatever_they_are():
     first, second = recording.ops
     assert second.reads == first.writes
     assert recording.outputs == list(second.writes)
+
+
+@jax.custom_batching.custom_vmap
+def batched_by_hand(x):
+    return jnp.tanh(x)
+
+
+batched_by_hand.def_vmap(lambda size, batched, x: (batched_by_hand(x), batched[0]))
+
+
+@pytest.mark.parametrize(
+    "fn", [batched_by_hand, jax.lax.composite(jnp.tanh, "my.tanh")], ids=["custom_vmap", "composite"]
+)
+def test_functions_with_rules_of_their_own_are_what_they_contain(fn):
+    recording = recorded(lambda x: fn(x) + 1.0, X)
+    assert primitives(recording) == ["tanh", "add"]
+    assert not recording.unknown
+
+
+def test_calls_out_of_the_program_are_counted_by_their_bytes_and_named():
+    def host(x):
+        return jax.pure_callback(lambda a: a, X, x)
+
+    recording = recorded(host, X)
+    (call,) = recording.ops
+    assert call.kind is Kind.UNKNOWN
+    assert (call.reads, call.writes) == (tuple(recording.inputs), tuple(recording.outputs))
+    assert recording.unknown["pure_callback", "no rule: counted by the bytes that it reads and writes"] == 1
 
 
 def test_what_nobody_needs_is_dropped():
@@ -154,3 +187,47 @@ def test_a_branchs_operations_write_its_outputs_themselves():
     assert branch.body[-1].writes[0] == branch.writes[0]
     assert branch.results[0] == branch.writes[0]
     assert branch.results[1] in branch.reads  # handed through as it is
+
+
+@jax.custom_vjp
+def clipped(x):
+    return jnp.tanh(x)
+
+
+clipped.defvjp(lambda x: (jnp.tanh(x), x), lambda x, upstream: (upstream * jnp.cos(x),))
+
+
+class Inside(layers.Layer):
+    """A dense layer inside of what `wrap` makes of it."""
+
+    def __init__(self, wrap, **kwargs):
+        super().__init__(**kwargs)
+        self.wrap, self.inner = wrap, layers.Dense(8, name="inner")
+
+    def call(self, x):
+        return self.wrap(self.inner, x)
+
+
+def test_every_operation_knows_its_layer_and_its_phase_whatever_it_stands_in():
+    """Nested models, a layer used twice, loops, branches, and derivatives of the user's own."""
+    scanned = Inside(lambda inner, x: jax.lax.scan(lambda c, _: (inner(c), None), x, None, length=3)[0], name="scanned")
+    chosen = Inside(lambda inner, x: keras.ops.cond(keras.ops.sum(x) > 0, lambda: inner(x), lambda: x), name="chosen")
+    own = Inside(lambda inner, x: clipped(inner(x)), name="own")
+    nested = keras.Sequential([keras.Input((8,)), layers.Dense(8, name="first"), layers.Dense(8)], name="nested")
+    shared = layers.Dense(8, name="shared")
+    inputs = keras.Input((8,))
+    model = keras.Model(inputs, layers.Dense(1, name="head")(shared(own(chosen(scanned(shared(nested(inputs))))))))
+    model.compile(optimizer="sgd", loss="mse")
+    workload = trace_train_step(model, synthetic_specs(model, 4), local_batch=4)
+    assert workload.unknown_ops == ()
+    products = [(op.layer, op.phase) for op in walk(workload.ops) if op.kind is Kind.DOT]
+    named = ("nested/first", "shared", "scanned/inner", "chosen/inner", "own/inner", "head")
+    for layer in named:
+        uses = 2 if layer == "shared" else 1
+        assert products.count((layer, Phase.FORWARD)) == uses
+        assert products.count((layer, Phase.BACKWARD)) == (1 if layer == "nested/first" else 2 * uses)
+    assert [op.phase for op in workload.ops if op.primitive == "cos"] == [Phase.BACKWARD]
+    loops = [op for op in workload.ops if op.kind is Kind.LOOP]
+    assert [(op.repeat, op.phase) for op in loops] == [(3, Phase.FORWARD), (3, Phase.BACKWARD)]
+    update = {op.layer for op in workload.ops if op.phase is Phase.UPDATE}
+    assert "sgd" in update

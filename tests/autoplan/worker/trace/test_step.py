@@ -1,6 +1,11 @@
 """Keras's real training step as a Workload: FLOPs by hand, state by role, structure that holds for every batch."""
 
+import json
+import os
+import subprocess
+import sys
 from functools import cache
+from pathlib import Path
 
 import jax
 import keras
@@ -10,14 +15,19 @@ import pytest
 from autoplan.worker.synthetic import synthetic_specs
 from autoplan.worker.trace.abstract import abstract_variables
 from autoplan.worker.trace.step import trace_train_step
-from cost_models import Batch, TrainConfig, memory
+from cost_models import Batch, Mesh, TrainConfig, estimate, memory
 from cost_models.affine import Affine
 from cost_models.errors import WorkloadError
+from cost_models.hardware import cluster as catalogued
+from cost_models.liveness import Updates, schedule
+from cost_models.targets import target_of
 from cost_models.workload import Kind, Phase, Role, Workload, walk
 from tests.cost_models.made import cluster
 from tests.models import zoo
+from tests.models.megatron import megatron
 
 BATCH = 6
+ROOT = Path(__file__).resolve().parents[4]
 
 
 def trace(model, batch=BATCH, **how):
@@ -134,6 +144,23 @@ def test_lines_through_two_batches_hold_for_a_third(build):
     assert [op.primitive for op in line.ops] == [op.primitive for op in far.ops]
 
 
+def test_a_batch_of_one_is_on_the_lines_through_two_and_four():
+    """At one sample some operations differ (squeezes, broadcasts), which says nothing about other batches."""
+    line, two = traced(zoo.attention, 1), traced(zoo.attention, 2)
+    assert not line.batch_exact
+    assert line.tensors == two.tensors
+    assert [op.primitive for op in line.ops] == [op.primitive for op in two.ops]
+
+
+def test_a_model_of_one_sample_alone_is_known_at_one_sample():
+    inputs = keras.Input(batch_shape=(1, 10))
+    model = keras.Model(inputs, keras.layers.Reshape((10,))(keras.ops.reshape(inputs, (1, 10))))
+    model.compile(optimizer="sgd", loss="mse")
+    workload = trace_train_step(model, synthetic_specs(model, 1), local_batch=1)
+    assert workload.batch_exact
+    assert workload.local_batch == 1
+
+
 @pytest.mark.parametrize("build", [zoo.mlp, zoo.image_classifier, zoo.decoder, zoo.recurrent, zoo.two_inputs])
 def test_every_operation_is_known(build):
     assert traced(build).unknown_ops == ()
@@ -188,10 +215,12 @@ def test_a_training_step_of_the_users_own_gets_what_fit_would_give_it():
     assert workload.parameters == 8 * 2 + 2
 
 
-OPTIMIZERS = {
+SLOTS = {
     "SGD": 0,
     "SGD momentum": 1,
     "RMSprop": 1,
+    "RMSprop centered": 2,
+    "RMSprop momentum": 2,
     "Adam": 2,
     "Adam amsgrad": 3,
     "AdamW": 2,
@@ -202,29 +231,86 @@ OPTIMIZERS = {
     "Ftrl": 2,
     "Lion": 1,
     "Lamb": 2,
+    "Adafactor": None,
+    "Muon": None,
+    "LossScaleOptimizer": 2,
+    "MultiOptimizer": 1,
+    "ScheduleFreeAdamW": 2,
 }
+"""Of each trainable parameter; None where they depend on the shape of the variable."""
 
 
 def made(name):
     kind, _, option = name.partition(" ")
-    arguments = {"momentum": {"momentum": 0.9}, "amsgrad": {"amsgrad": True}}.get(option, {})
+    arguments = {option: 0.9 if option == "momentum" else True} if option else {}
+    if kind == "LossScaleOptimizer":
+        arguments = {"inner_optimizer": keras.optimizers.Adam()}
+    if kind == "MultiOptimizer":
+        return several(momentum=0.9)
     return getattr(keras.optimizers, kind)(**arguments)
 
 
-@pytest.mark.parametrize(("name", "slots"), OPTIMIZERS.items())
-def test_slots_of_every_optimizer(name, slots):
-    workload = trace(zoo.mlp(optimizer=made(name)))
-    parameters = workload.variable_bytes(Role.TRAINABLE)
-    beside = 64  # iterations, learning rate and a few other scalars
-    assert slots * parameters <= workload.variable_bytes(Role.SLOT) <= slots * parameters + beside
+def several(**of_most):
+    """SGD for layers by the name of dense, Adam for others, of which there are none."""
+    most = {"dense.*": keras.optimizers.SGD(**of_most)}
+    return keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap(keras.optimizers.Adam(), most))
 
 
-@pytest.mark.parametrize("name", ["Adafactor", "Muon"])
-def test_optimizers_whose_slots_depend_on_shapes_are_what_they_build(name):
-    model = zoo.mlp(optimizer=getattr(keras.optimizers, name)())
+def test_accumulators_and_averages_of_several_optimizers_are_told_from_slots():
+    optimizer = several(use_ema=True, gradient_accumulation_steps=2)
+    workload, plain = trace(zoo.mlp(optimizer=optimizer)), trace(zoo.mlp(optimizer=several(use_ema=True)))
+    assert [op.primitive for op in workload.ops] == [op.primitive for op in plain.ops]
+    assert workload.variable_bytes(Role.EMA) == workload.variable_bytes(Role.TRAINABLE)
+    assert workload.variable_bytes(Role.SLOT) < 64
+    assert workload.variable_bytes(Role.ACCUMULATOR) == 0
+    assert optimizer.optimizers[0].gradient_accumulation_steps == 2
+
+
+def test_every_optimizer_of_keras_is_among_those_whose_slots_are_checked():
+    of_keras = {
+        name
+        for name, kind in vars(keras.optimizers).items()
+        if isinstance(kind, type) and issubclass(kind, keras.Optimizer) and kind is not keras.Optimizer
+    }
+    assert of_keras == {name.partition(" ")[0] for name in SLOTS}
+
+
+@pytest.mark.parametrize(("name", "slots"), SLOTS.items())
+def test_slots_of_every_optimizer_are_what_it_builds(name, slots):
+    model = zoo.mlp(optimizer=made(name))
     workload = trace(model)
-    built = sum(int(np.prod(v.shape)) * 4 for v in model.optimizer.variables)
-    assert workload.variable_bytes(Role.SLOT) == built
+    state = workload.variable_bytes(Role.SLOT, Role.LOSS_SCALE)
+    assert state == sum(int(np.prod(v.shape)) * np.dtype(v.dtype).itemsize for v in model.optimizer.variables)
+    assert {v.path for v in workload.variables if v.role in (Role.SLOT, Role.LOSS_SCALE)} == {
+        v.path for v in model.optimizer.variables
+    }
+    if slots is not None:
+        parameters = workload.variable_bytes(Role.TRAINABLE)
+        beside = 64  # iterations, learning rate and a few other scalars
+        assert slots * parameters <= state <= slots * parameters + beside
+
+
+def test_adam_in_float32_takes_16_bytes_a_parameter():
+    """Weight, gradient and two slots; all gradients are there at once where data parallelism reduces them together."""
+    workload = traced(zoo.mlp)
+    config = TrainConfig(Batch(1, data=2), mesh=Mesh(2))
+    cost = memory(workload, config, cluster("cpu", devices=2))
+    scalars = 8  # iterations and learning rate
+    assert cost.parameters + cost.gradients + cost.optimizer == 16 * workload.parameters + scalars
+
+
+def test_a_transformer_layer_without_fusion_keeps_what_korthikanti_count():
+    """s b h (34 + 5 a s / h) bytes (2205.05198, equation 1), and the row sums of the softmax, which they leave out:
+    what a second layer adds to the bytes alive where the forward pass ends."""
+    length, width, heads = 64, 128, 4
+    alive = []
+    for count in (1, 2):
+        workload = trace(megatron(count, length=length, width=width, heads=heads))
+        plan = schedule(workload, target_of("gpu", jit_compile=False), Updates.TOGETHER)
+        last = max(place for place, kernel in enumerate(plan.kernels) if kernel.op.phase is Phase.FORWARD)
+        alive.append(plan.lines[1][last])
+    row_sums = 2 * 2 * heads / width
+    assert (alive[1] - alive[0]) / (length * width) == 34 + 5 * heads * length / width + row_sums
 
 
 def test_averages_of_weights_are_told_from_slots():
@@ -315,6 +401,51 @@ def test_a_model_without_an_optimizer_has_no_training_step():
 def test_the_workload_survives_its_journey_to_the_planner():
     workload = traced(zoo.decoder)
     assert Workload.from_dict(workload.to_dict()) == workload
+
+
+def test_a_stored_workload_is_estimated_where_no_framework_can_be_imported(tmp_path):
+    workload = traced(zoo.decoder)
+    stored = tmp_path / "workload.json"
+    stored.write_text(json.dumps(workload.to_dict()))
+    code = f"""
+import sys
+sys.modules.update(dict.fromkeys(("keras", "jax", "jaxlib", "tensorflow", "torch", "optuna", "pydantic", "psutil")))
+import json
+from cost_models import Batch, TrainConfig, Workload, estimate
+from cost_models.hardware import cluster
+workload = Workload.from_dict(json.load(open({str(stored)!r})))
+found = estimate(workload, TrainConfig(Batch(32)), cluster("gpu-a100-80gb"))
+print(json.dumps([workload.digest(), found.memory.total, found.time.micro_step_seconds]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    here = estimate(workload, TrainConfig(Batch(32)), catalogued("gpu-a100-80gb"))
+    assert json.loads(done.stdout) == [workload.digest(), here.memory.total, here.time.micro_step_seconds]
+
+
+TRACE = """
+import keras
+from autoplan.worker.synthetic import synthetic_specs
+from autoplan.worker.trace.step import trace_train_step
+from tests.models import zoo
+model = zoo.image_classifier()
+print(trace_train_step(model, synthetic_specs(model, 4), local_batch=4).digest())
+"""
+
+
+def test_two_processes_trace_the_same_workload():
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", TRACE],
+            env={**os.environ, "KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu", "PYTHONHASHSEED": seed},
+            stdout=subprocess.PIPE,
+            cwd=ROOT,
+        )
+        for seed in ("1", "2")
+    ]
+    first, second = (one.communicate()[0].split() for one in running)
+    assert first == second
+    assert len(first) == 1
 
 
 COMPILED = [(zoo.mlp, 512), (zoo.image_classifier, 64), (zoo.decoder, 32), (zoo.recurrent, 128), (zoo.two_inputs, 256)]

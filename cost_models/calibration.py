@@ -1,0 +1,199 @@
+"""Correction factors from what was observed: how many times as much each part of a prediction takes on this machine.
+
+A prediction is a sum of parts (arithmetic, memory traffic, the host's work; state and temporaries), and an observation
+is one number. Factors are estimated in the logarithm, each from a prior around 1 that says how far the analytic tier
+is usually off (Bayesian linear regression on a linearised model; Bishop 2006, section 3.3). So one observation moves
+the parts that can explain it, three can tell arithmetic from traffic, and what no observation touches stays as it was,
+with all its uncertainty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from math import exp, isfinite, log, sqrt
+
+import numpy as np
+import numpy.typing as npt
+
+from cost_models.errors import ConfigError
+from cost_models.memory import MemoryCost
+from cost_models.roofline import TimeCost
+
+Floats = npt.NDArray[np.float64]
+
+INTERVAL = 1.645
+"""Standard deviations to either side of a 90% interval."""
+TIME_PRIOR = (log(1.5), log(1.5), log(2.0))
+"""Of compute, bandwidth, dispatch. Published efficiencies of one chip differ by up to 1.5 between shapes and sources
+(large products reach 0.5 to 0.9 of a peak); the host's speed by 2 between machines."""
+MEMORY_PRIOR = log(1.25)
+"""Of temporaries: the spread of compilers' figures around the rules of fusion before anything was compiled."""
+TIME_NOISE = 0.05
+"""Of one measured micro-step: what medians of short runs of one program differ by between processes."""
+MEMORY_NOISE = 0.02
+"""Of one compiled step: its factor carries to other batches within about this."""
+
+_TEMPORARIES = ("gradients", "weight_copies", "activations", "workspace")
+_MOST_STEPS = 100
+_SETTLED = 1e-10
+
+
+@dataclass(frozen=True)
+class TimePair:
+    """What was predicted of a configuration, and the seconds of a micro-step that were observed."""
+
+    predicted: TimeCost
+    observed_seconds: float
+
+
+@dataclass(frozen=True)
+class MemoryPair:
+    """What was predicted of a configuration, and the bytes that a device was observed to need."""
+
+    predicted: MemoryCost
+    observed_bytes: int
+
+
+@dataclass(frozen=True)
+class Factor:
+    """How many times the predicted amount is needed. `low`, `high`: where it lies with a probability of 90%."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Factors for seconds and bytes: above 1, the machine needs more than was predicted.
+
+    compute    seconds of kernels bound by arithmetic
+    bandwidth  seconds of kernels bound by memory traffic
+    dispatch   seconds of launches and of the host's work
+    memory     bytes of temporaries; state and inputs are known exactly
+    times, memories   how many pairs each came from
+    """
+
+    compute: Factor
+    bandwidth: Factor
+    dispatch: Factor
+    memory: Factor
+    times: int
+    memories: int
+
+    def time(self, cost: TimeCost) -> TimeCost:
+        """The prediction with its parts corrected; communication stays as predicted."""
+        parts = {
+            "compute": cost.compute_seconds * self.compute.value,
+            "memory": cost.memory_seconds * self.bandwidth.value,
+            "communication": cost.communication_seconds,
+            "overhead": cost.overhead_seconds * self.dispatch.value,
+        }
+        seconds = sum(parts.values())
+        ratio = seconds / cost.micro_step_seconds
+        return TimeCost(
+            micro_step_seconds=seconds,
+            update_seconds=cost.update_seconds * ratio,
+            compute_seconds=parts["compute"],
+            memory_seconds=parts["memory"],
+            communication_seconds=parts["communication"],
+            overhead_seconds=parts["overhead"],
+            samples_per_second=cost.samples_per_second / ratio,
+            mfu=None if cost.mfu is None else cost.mfu / ratio,
+            bound=max(parts, key=lambda name: parts[name]),
+        )
+
+    def bytes(self, cost: MemoryCost) -> MemoryCost:
+        """The prediction with its temporaries corrected; where memory was observed, so is the interval."""
+        before = _temporaries(cost)
+        corrected = {name: round(getattr(cost, name) * self.memory.value) for name in _TEMPORARIES}
+        now = sum(corrected.values())
+        total = cost.total - before + now
+        if self.memories:
+            low, high = (round(before * end) for end in (self.memory.low, self.memory.high))
+        else:
+            low, high = now - (cost.total - cost.total_low), now + (cost.total_high - cost.total)
+        rest = total - now
+        return replace(cost, **corrected, total=total, total_low=rest + low, total_high=rest + high)
+
+
+def calibrate(times: Iterable[TimePair] = (), memories: Iterable[MemoryPair] = ()) -> Calibration:
+    """Factors from pairs of predictions and observations, of any number of configurations of one machine.
+
+    Without pairs every factor is 1, as uncertain as the analytic tier is. ConfigError for an observation that is no
+    positive number.
+    """
+    times, memories = list(times), list(memories)
+    of_time = _time_factors(times)
+    return Calibration(*of_time, memory=_memory_factor(memories), times=len(times), memories=len(memories))
+
+
+def _time_factors(pairs: Sequence[TimePair]) -> tuple[Factor, Factor, Factor]:
+    costs = [pair.predicted for pair in pairs]
+    parts = [[cost.compute_seconds, cost.memory_seconds, cost.overhead_seconds] for cost in costs]
+    rest = [cost.communication_seconds for cost in costs]
+    observed = [_checked(pair.observed_seconds, "seconds") for pair in pairs]
+    compute, bandwidth, dispatch = _factors(parts, rest, observed, TIME_PRIOR, TIME_NOISE)
+    return compute, bandwidth, dispatch
+
+
+def _memory_factor(pairs: Sequence[MemoryPair]) -> Factor:
+    """The interval is of another batch, so it is wider than the factor's own by the noise of one step."""
+    parts = [[float(_temporaries(pair.predicted))] for pair in pairs]
+    rest = [float(pair.predicted.total - _temporaries(pair.predicted)) for pair in pairs]
+    observed = [_checked(pair.observed_bytes, "bytes") for pair in pairs]
+    (found,) = _factors(parts, rest, observed, (MEMORY_PRIOR,), MEMORY_NOISE)
+    deviation = log(found.high / found.value) / INTERVAL
+    return _factor(log(found.value), sqrt(deviation**2 + MEMORY_NOISE**2))
+
+
+def _temporaries(cost: MemoryCost) -> int:
+    return sum(getattr(cost, name) for name in _TEMPORARIES)
+
+
+def _checked(observed: float, unit: str) -> float:
+    if not (isfinite(observed) and observed > 0):
+        raise ConfigError(f"{observed!r} {unit} were observed; expected a positive number")
+    return float(observed)
+
+
+def _factors(
+    parts: Sequence[Sequence[float]],
+    rest: Sequence[float],
+    observed: Sequence[float],
+    prior: Sequence[float],
+    noise: float,
+) -> list[Factor]:
+    """Factors f of `observed = parts @ f + rest`: the most probable logarithms, by Gauss and Newton's method.
+
+    parts   (observations, factors)
+    prior   standard deviation of each factor's logarithm
+    noise   standard deviation of an observation's logarithm; larger where the observations contradict one another
+    """
+    amounts = np.asarray(parts, np.float64).reshape(-1, len(prior))
+    fixed, seen = np.asarray(rest, np.float64), np.log(np.asarray(observed, np.float64))
+    narrow = np.diag(1 / np.square(prior))
+    logs = np.zeros(len(prior))
+    for _ in range(_MOST_STEPS):
+        slopes, misses = _linear(amounts, fixed, seen, logs)
+        change = np.linalg.solve(slopes.T @ slopes / noise**2 + narrow, slopes.T @ misses / noise**2 - narrow @ logs)
+        logs = logs + np.clip(change, -1.0, 1.0)
+        if np.abs(change).max() < _SETTLED:
+            break
+    slopes, misses = _linear(amounts, fixed, seen, logs)
+    spare = len(seen) - len(prior)
+    spread = max(noise**2, float(misses @ misses) / spare) if spare > 0 else noise**2
+    covariance = np.linalg.inv(slopes.T @ slopes / spread + narrow)
+    return [_factor(float(at), sqrt(float(own))) for at, own in zip(logs, np.diag(covariance), strict=True)]
+
+
+def _linear(amounts: Floats, fixed: Floats, seen: Floats, logs: Floats) -> tuple[Floats, Floats]:
+    """How the logarithm of each prediction moves with each factor's, and by how much each misses."""
+    scaled = amounts * np.exp(logs)
+    total = scaled.sum(axis=1) + fixed
+    return scaled / total[:, None], seen - np.log(total)
+
+
+def _factor(at: float, deviation: float) -> Factor:
+    return Factor(exp(at), exp(at - INTERVAL * deviation), exp(at + INTERVAL * deviation))

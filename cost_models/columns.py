@@ -1,0 +1,67 @@
+"""Reductions over columns that run on too few blocks to fill a GPU, and at which batches they do.
+
+XLA gives a block 32 columns, and splits a reduction of more than 4,096 elements in two, each about the square root
+long (its tree reduction). What would be computed of narrow values inside a kernel that leaves most of the device idle
+is computed before it, by a kernel that does not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from cost_models.affine import Affine
+from cost_models.targets import Target
+from cost_models.workload import ITEM_BYTES, Kind, Op, Workload
+
+_WIDTH = 32
+_UNSPLIT = 4096
+_HALF_BYTES = 2
+
+
+def leaves_idle(workload: Workload, op: Op, target: Target, batch: int) -> bool:
+    """Whether this operation is a reduction over columns that does not fill the device at a local batch."""
+    return op.kind is Kind.REDUCE and bool(op.reads) and 0 < _blocks(workload, op, batch) < target.column_blocks
+
+
+def structure_batch(workload: Workload, target: Target, batch: int) -> int:
+    """The batch nearest to that of the trace at which the same reductions leave the device idle as at `batch`.
+
+    Kernels are found for that batch: they are the same at all batches with the same such reductions, and these become
+    fewer as the batch grows.
+    """
+    own = workload.local_batch
+    if not target.column_blocks or batch == own or not _has_halves(workload):
+        return own
+    wanted = _idle(workload, target, batch)
+    if _idle(workload, target, own) == wanted:
+        return own
+    near, far = own, batch
+    while abs(far - near) > 1:  # `far` has the wanted ones, `near` has others
+        middle = (near + far) // 2
+        near, far = (near, middle) if _idle(workload, target, middle) == wanted else (middle, far)
+    return far
+
+
+def _has_halves(workload: Workload) -> bool:
+    return any(ITEM_BYTES.get(tensor.dtype, 0) == _HALF_BYTES for tensor in workload.tensors)
+
+
+def _idle(workload: Workload, target: Target, batch: int) -> frozenset[int]:
+    return frozenset(index for index, op in enumerate(workload.ops) if leaves_idle(workload, op, target, batch))
+
+
+def _blocks(workload: Workload, op: Op, batch: int) -> float:
+    """Blocks of a reduction over columns; none where it reduces rows or everything."""
+    source, made = workload.tensors[op.reads[0]].shape, workload.tensors[op.writes[0]].shape
+    if not made or not source or source[-1] != made[-1] or source[: len(made)] == made:
+        return 0.0
+    results = _elements(made, batch)
+    rows = _elements(source, batch) / max(results, 1.0)
+    width = made[-1].at(batch)
+    blocks = results / max(width, 1.0) * math.ceil(width / _WIDTH)
+    return blocks * math.sqrt(rows) if rows > _UNSPLIT else blocks
+
+
+def _elements(shape: Sequence[Affine], batch: int) -> float:
+    return math.prod(dim.at(batch) for dim in shape)

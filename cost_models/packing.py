@@ -1,0 +1,62 @@
+"""How much more than the bytes alive at once a compiler's heap takes, because buffers keep their place while they live.
+
+XLA places buffers largest first, each into the smallest gap that is free for all of its life (best fit); it does so
+twice, by size and by length of life, and keeps the smaller heap (GlobalDecreasingSizeBestFitHeap).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Whole = npt.NDArray[np.int64]
+
+_COUNT = 600  # buffers that are placed: what is smaller fills gaps
+_SHARE = 1e-4  # of the peak: smaller buffers are not placed either
+
+
+def packing(sizes: Floats, birth: Whole, death: Whole) -> float:
+    """Bytes of the heap over bytes alive at the peak, at least 1.
+
+    sizes in bytes; birth and death are the first and last kernel of each buffer, both included.
+    """
+    peak = _peak(sizes, birth, death)
+    chosen = np.argsort(-sizes, kind="stable")[:_COUNT]
+    chosen = chosen[sizes[chosen] > _SHARE * peak]
+    if peak <= 0 or len(chosen) < 2:
+        return 1.0
+    sizes, birth, death = sizes[chosen], birth[chosen], death[chosen]
+    by_size = np.lexsort((birth - death, -sizes))
+    by_life = np.lexsort((-sizes, birth - death))
+    heap = min(_heap_bytes(order, sizes, birth, death) for order in (by_size, by_life))
+    return max(1.0, heap / _peak(sizes, birth, death))
+
+
+def _peak(sizes: Floats, birth: Whole, death: Whole) -> float:
+    places = int(death.max(initial=0)) + 2
+    change = np.bincount(birth, sizes, places) - np.bincount(np.maximum(death + 1, birth), sizes, places)
+    return float(np.cumsum(change).max(initial=0.0))
+
+
+def _heap_bytes(order: npt.NDArray[np.intp], sizes: Floats, birth: Whole, death: Whole) -> float:
+    """Bytes up to the end of the last buffer when they are placed in this order."""
+    sizes, birth, death = sizes[order], birth[order], death[order]
+    starts = np.zeros(len(order))
+    for index in range(len(order)):
+        beside = np.flatnonzero((birth[:index] <= death[index]) & (death[:index] >= birth[index]))
+        occupied = sorted(zip(starts[beside].tolist(), sizes[beside].tolist(), strict=True))
+        starts[index] = _best_fit(occupied, float(sizes[index]))
+    return float((starts + sizes).max())
+
+
+def _best_fit(occupied: Sequence[tuple[float, float]], size: float) -> float:
+    """Where the smallest gap is that holds `size`, else the end of what is occupied; (start, size) by start."""
+    end, best, least = 0.0, -1.0, np.inf
+    for start, length in occupied:
+        if size <= start - end < least:
+            best, least = end, start - end
+        end = max(end, start + length)
+    return best if best >= 0 else end

@@ -1,0 +1,95 @@
+"""What the arithmetic says of every compiled point: one row of `estimates.csv` each, made of traces that are kept."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import hashlib
+import json
+import time
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from points import TARGETS, Point
+from truths import compiled, with_model
+
+ESTIMATES = Path(__file__).resolve().parent / "estimates.csv"
+_POINT = ("target", "model", "precision", "optimizer", "batch", "accumulation")
+_TRACED_AT = 2
+"""As a multiple of a model's smallest batch. The step is traced there and at twice that."""
+
+
+def write(traces: Path | None) -> None:
+    """Estimate every compiled point anew. `traces`: where traces are kept; None: traced again."""
+    from cost_models import Batch, Precision, TrainConfig, memory
+    from cost_models.hardware import cluster
+
+    started, rows = time.monotonic(), []
+    for truth in sorted(compiled(), key=lambda one: (*one.point.trace, one.point.target, *one.point.plain()[4:])):
+        point = truth.point
+        workload = _workload(point.trace, traces)
+        config = TrainConfig(Batch(point.batch, accumulation=point.accumulation), precision=Precision(point.precision))
+        cost = memory(workload, config, cluster(TARGETS[point.target])).to_dict()
+        rows.append(
+            {**dict(zip(_POINT, point.plain(), strict=True)), **{f"{name}_bytes": size for name, size in cost.items()}}
+        )
+    with ESTIMATES.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    print(f"{len(rows)} points estimated in {time.monotonic() - started:.0f} s\n")
+
+
+def read() -> dict[Point, dict[str, int]]:
+    """Bytes by component, with `total`, `total_low` and `total_high`."""
+    with ESTIMATES.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    return {
+        _point(row): {name.removesuffix("_bytes"): int(size) for name, size in row.items() if name not in _POINT}
+        for row in rows
+    }
+
+
+def _point(row: dict[str, str]) -> Point:
+    *names, batch, accumulation = (row[name] for name in _POINT)
+    return Point(*names, int(batch), int(accumulation))
+
+
+@lru_cache(maxsize=1)
+def _workload(trace: tuple[str, str, str], traces: Path | None) -> Any:
+    """The Workload of one micro-step, traced or read from where an earlier run left it."""
+    from cost_models.workload import Workload
+
+    kept = None if traces is None else traces / f"{'-'.join(trace)}-{_rules()}.json.gz"
+    if kept is not None and kept.exists():
+        return Workload.from_dict(json.loads(gzip.decompress(kept.read_bytes())))
+    workload = with_model(Point("", *trace, 0), _traced)
+    if kept is not None:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_bytes(gzip.compress(json.dumps(workload.to_dict()).encode(), 1))
+    return workload
+
+
+@lru_cache(maxsize=1)
+def _rules() -> str:
+    """Of what makes a trace: models, tracing, and the form of a Workload."""
+    here = Path(__file__).resolve().parent
+    root = here.parents[1]
+    names = ("attention", "heads", "images", "models", "signals")
+    made_by = [*sorted((root / "autoplan/worker/trace").glob("*.py")), *(here / f"{name}.py" for name in names)]
+    made_by += [root / "autoplan/worker/synthetic.py", root / "cost_models/workload.py", root / "cost_models/affine.py"]
+    digest = hashlib.sha256()
+    for path in made_by:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def _traced(model: Any, point: Point) -> Any:
+    from models import MODELS
+
+    from autoplan.worker.synthetic import synthetic_specs
+    from autoplan.worker.trace.step import trace_train_step
+
+    batch = _TRACED_AT * MODELS[point.model].batch
+    return trace_train_step(model, synthetic_specs(model, batch), local_batch=batch, precision=point.precision)

@@ -1,0 +1,89 @@
+"""The models of the study: what people train with Keras, a few blocks of each, at sizes of maps, sequences and tables
+as people have them. Nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import attention
+import images
+import keras
+import signals
+
+
+@dataclass(frozen=True)
+class Case:
+    """One model as it is asked about.
+
+    batch      the smallest local batch; 2, 4 and 8 times it are asked too
+    optimizer  and precision: the first that is asked, at every batch
+    """
+
+    build: Callable[[], Any]
+    batch: int
+    optimizer: str
+    precision: str
+
+
+OPTIMIZERS: dict[str, Callable[..., Any]] = {
+    "sgd": partial(keras.optimizers.SGD, 0.01),
+    "momentum": partial(keras.optimizers.SGD, 0.01, momentum=0.9),
+    "adam": partial(keras.optimizers.Adam, 1e-3),
+    "adamw": partial(keras.optimizers.AdamW, 1e-3),
+    "rmsprop": partial(keras.optimizers.RMSprop, 1e-3),
+    "adafactor": partial(keras.optimizers.Adafactor, 1e-3),
+    "lion": partial(keras.optimizers.Lion, 1e-4),
+}
+
+MODELS: dict[str, Case] = {
+    "resnet50": Case(images.resnet50, 8, "momentum", "mixed_bfloat16"),
+    "vgg11": Case(images.vgg11, 8, "momentum", "float32"),
+    "densenet": Case(images.densenet, 8, "sgd", "float32"),
+    "mobilenetv2": Case(images.mobilenetv2, 8, "rmsprop", "float32"),
+    "efficientnet": Case(images.efficientnet, 8, "rmsprop", "mixed_bfloat16"),
+    "convnext": Case(images.convnext, 4, "adamw", "mixed_bfloat16"),
+    "decoder": Case(attention.decoder, 2, "adamw", "mixed_bfloat16"),
+    "decoder_tied": Case(attention.decoder_tied, 2, "adam", "mixed_bfloat16"),
+    "decoder_dropout": Case(attention.decoder_dropout, 4, "adam", "float32"),
+    "encoder": Case(attention.encoder, 4, "adamw", "mixed_float16"),
+    "vit": Case(attention.vit, 8, "adamw", "float32"),
+    "seq2seq": Case(attention.seq2seq, 4, "adafactor", "float32"),
+    "lstm": Case(signals.lstm, 8, "adam", "float32"),
+    "gru": Case(signals.gru, 16, "rmsprop", "mixed_float16"),
+    "bidirectional": Case(signals.bidirectional, 16, "sgd", "float32"),
+    "dlrm": Case(signals.dlrm, 512, "adafactor", "float32"),
+    "unet": Case(images.unet, 4, "adam", "float32"),
+    "resmlp_custom": Case(signals.resmlp_custom, 256, "lion", "mixed_bfloat16"),
+    "conv3d": Case(images.conv3d, 4, "momentum", "float32"),
+    "conv1d": Case(signals.conv1d, 16, "rmsprop", "mixed_bfloat16"),
+    "two_heads": Case(images.two_heads, 8, "adam", "mixed_float16"),
+    "mlp_mixer": Case(attention.mlp_mixer, 8, "lion", "float32"),
+    "autoencoder": Case(images.autoencoder, 16, "adam", "mixed_bfloat16"),
+    "groupnorm": Case(images.groupnorm, 8, "sgd", "mixed_float16"),
+    "mixture_of_experts": Case(attention.mixture_of_experts, 4, "adam", "mixed_float16"),
+    "wavenet": Case(signals.wavenet, 4, "adam", "float32"),
+    "inception": Case(images.inception, 8, "momentum", "mixed_float16"),
+    "siamese": Case(images.siamese, 8, "sgd", "float32"),
+    "mlp": Case(signals.mlp, 512, "momentum", "float32"),
+    "perceiver": Case(attention.perceiver, 4, "lion", "float32"),
+    "convlstm": Case(images.convlstm, 2, "adam", "float32"),
+}
+
+
+def held_out(name: str) -> bool:
+    """Whether no rule may be made with this model in view: the SHA-256 of its name is odd."""
+    return hashlib.sha256(name.encode()).digest()[-1] % 2 == 1
+
+
+def built(name: str, precision: str, optimizer: str, accumulation: int = 1) -> Any:
+    """The compiled model, for `autoplan.worker.trace.abstract.abstract_variables`."""
+    keras.config.set_dtype_policy(precision)
+    model, loss = MODELS[name].build()
+    steps = accumulation if accumulation > 1 else None
+    model.compile(optimizer=OPTIMIZERS[optimizer](gradient_accumulation_steps=steps), loss=loss)
+    return model

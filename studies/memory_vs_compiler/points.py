@@ -1,0 +1,91 @@
+"""What is asked: which model, precision, optimizer and batch, for which chip, in the order of importance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import astuple, dataclass, replace
+
+TARGETS = {
+    "A100": "gpu-a100-80gb",
+    "H100": "gpu-h100-80gb",
+    "TPU v4": "tpu-v4-8",
+    "TPU v5e": "tpu-v5e-1",
+    "TPU v6e": "tpu-v6e-1",
+    "CPU": "cpu",
+}
+"""Each as the catalogue names it; one device of it is used."""
+_QUICK, _SLOW = ("A100", "CPU"), ("TPU v5e",)  # XLA:TPU compiles for a minute where the others take seconds
+_FIRST, _SECOND = (*_QUICK, *_SLOW), ("H100", "TPU v4", "TPU v6e")
+PRECISIONS = ("float32", "mixed_bfloat16", "mixed_float16")
+COMPILED_AT = 2
+"""b, as a multiple of a model's smallest batch: its compilation corrects what is predicted of b/2, 2b and 4b."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One micro-step for one chip. `batch` in samples, `accumulation` in micro-steps an update."""
+
+    target: str
+    model: str
+    precision: str
+    optimizer: str
+    batch: int
+    accumulation: int = 1
+
+    @property
+    def trace(self) -> tuple[str, str, str]:
+        """What a trace depends on: one serves every chip and every batch."""
+        return self.model, self.precision, self.optimizer
+
+    def at(self, batch: int) -> Point:
+        """The same at another batch."""
+        return replace(self, batch=batch)
+
+    def plain(self) -> list[str]:
+        return [str(value) for value in astuple(self)]
+
+
+def points() -> Iterator[Point]:
+    """Every point, the most telling first: a compiler that is stopped early has been asked what matters."""
+    for targets, times in ((_QUICK, 8), (_SLOW, 8), (_QUICK, 2), (_SLOW, 2), (("H100",), 8)):
+        yield from _at(targets, times, 0)
+    for targets, times in ((_FIRST, 4), (_SECOND[1:], 8), (_QUICK, 1)):
+        yield from _at(targets, times, 0)
+    yield from _at(_FIRST, 4, 1)
+    yield from _at(_QUICK, 4, 2)
+    yield from _other_optimizer(_QUICK)
+    yield from _accumulating(_QUICK)
+    for targets, times in ((_SECOND, 2), (_SLOW, 1), (_SECOND, 4), (_SECOND, 1)):
+        yield from _at(targets, times, 0)
+    yield from _at(_SLOW, 4, 2)
+
+
+def _accumulating(targets: tuple[str, ...]) -> Iterator[Point]:
+    from models import MODELS
+
+    for name in list(MODELS)[::3]:
+        case = MODELS[name]
+        for target in targets:
+            yield Point(target, name, case.precision, case.optimizer, 2 * case.batch, accumulation=4)
+
+
+def _at(targets: tuple[str, ...], times: int, further: int) -> Iterator[Point]:
+    """further: 0 for a model's first precision, else the following ones."""
+    from models import MODELS
+
+    for name, case in MODELS.items():
+        first = PRECISIONS.index(case.precision)
+        precision = PRECISIONS[(first + further) % len(PRECISIONS)]
+        for target in targets:
+            yield Point(target, name, precision, case.optimizer, times * case.batch)
+
+
+def _other_optimizer(targets: tuple[str, ...]) -> Iterator[Point]:
+    from models import MODELS, OPTIMIZERS
+
+    names = list(OPTIMIZERS)
+    for name, case in MODELS.items():
+        other = names[(names.index(case.optimizer) + 1 + len(name)) % len(names)]
+        if other != case.optimizer:
+            for target in targets:
+                yield Point(target, name, case.precision, other, 2 * case.batch)

@@ -1,0 +1,139 @@
+"""Tables: how estimates and corrected estimates lie to what was compiled, for models in view and models held out."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+from estimates import read
+from models import MODELS, held_out
+from points import COMPILED_AT, TARGETS, Point
+from truths import compiled
+
+CAPACITIES = (0.8, 0.9, 1.0, 1.1, 1.25)
+"""Shares of what a step needs: for each, a device of that capacity is imagined and asked whether the step fits."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A point with what was compiled and what was predicted, in bytes of one device."""
+
+    point: Point
+    truth: int
+    total: float
+    low: float
+    high: float
+    peak: int | None = None
+
+    @property
+    def error(self) -> float:
+        """Signed, as a share of the truth."""
+        return self.total / self.truth - 1
+
+    @property
+    def half_width(self) -> float:
+        """Of the interval, as a share of the prediction."""
+        return (self.high - self.low) / 2 / self.total
+
+
+def show() -> None:
+    """Print every table, in Markdown."""
+    truths = {one.point: int(one.total_bytes or 0) for one in compiled()}
+    peaks = {one.point: one.peak_bytes for one in compiled()}
+    costs = {point: cost for point, cost in read().items() if point in truths}
+    raw = [Row(p, truths[p], c["total"], c["total_low"], c["total_high"], peaks[p]) for p, c in costs.items()]
+    _tables("Estimates", raw)
+    _tables(f"Corrected by one compilation at b = {COMPILED_AT} x the smallest batch", _corrected(costs, truths))
+    _print_models(raw)
+    missing = len(truths) - len(costs)
+    if missing:
+        print(f"\n{missing} compiled points have no estimate yet: --again makes them.")
+
+
+def _tables(title: str, rows: Sequence[Row]) -> None:
+    for name, part in (("developed on", False), ("held out", True)):
+        chosen = [row for row in rows if held_out(row.point.model) is part]
+        print(f"\n{title}, {name} ({len({row.point.model for row in chosen})} models)\n")
+        _print_errors(chosen)
+        print()
+        _print_fits(chosen)
+
+
+def _print_errors(rows: Sequence[Row]) -> None:
+    print(
+        "| target | rows | MAPE | MAPE to XLA's peak | median | worst under | worst over | inside | median half-width |"
+    )
+    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+    for target, chosen in _by_target(rows):
+        errors = [100 * row.error for row in chosen]
+        inside = 100 * statistics.mean(row.low <= row.truth <= row.high for row in chosen)
+        width = 100 * statistics.median(row.half_width for row in chosen)
+        under, over = _named(min(chosen, key=_error)), _named(max(chosen, key=_error))
+        mape, median = statistics.mean(map(abs, errors)), statistics.median(errors)
+        to_peak = [abs(row.total / row.peak - 1) for row in chosen if row.peak]
+        peak = f"{100 * statistics.mean(to_peak):.1f}%" if to_peak else ""
+        columns = f"{mape:.1f}% | {peak} | {median:+.1f}% | {under} | {over} | {inside:.0f}% | {width:.0f}%"
+        print(f"| {target} | {len(chosen)} | {columns} |")
+
+
+def _named(row: Row) -> str:
+    point = row.point
+    return f"{100 * row.error:+.0f}% ({point.model}, {point.precision.removeprefix('mixed_')}, {point.batch})"
+
+
+def _print_fits(rows: Sequence[Row]) -> None:
+    """`fits`: the upper end of the interval is at most the capacity."""
+    fitting, too_small = [share for share in CAPACITIES if share >= 1], [share for share in CAPACITIES if share < 1]
+    asked = [f'false "fits" at {share:g}' for share in too_small]
+    asked += [f'false "does not fit" at {share:g}' for share in fitting]
+    print(f"| target | {' | '.join(asked)} |")
+    print(f"| {' | '.join(['---'] * (len(asked) + 1))} |")
+    for target, chosen in _by_target(rows):
+        wrong = [sum(row.high <= share * row.truth for row in chosen) for share in too_small]
+        wrong += [sum(row.high > share * row.truth for row in chosen) for share in fitting]
+        print(f"| {target} | {' | '.join(f'{count} of {len(chosen)}' for count in wrong)} |")
+
+
+def _print_models(rows: Sequence[Row]) -> None:
+    """Of those in view alone: a rule is made with these, and none with the others."""
+    print("\nMean signed error of each model in view\n")
+    print(f"| model | {' | '.join(TARGETS)} |")
+    print(f"| {' | '.join(['---'] * (len(TARGETS) + 1))} |")
+    for name in (one for one in MODELS if not held_out(one)):
+        errors = (_mean_error(rows, name, target) for target in TARGETS)
+        print(f"| {name} | {' | '.join(errors)} |")
+
+
+def _mean_error(rows: Iterable[Row], model: str, target: str) -> str:
+    errors = [row.error for row in rows if (row.point.model, row.point.target) == (model, target)]
+    return f"{100 * statistics.mean(errors):+.1f}%" if errors else ""
+
+
+def _by_target(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
+    groups = [(target, [row for row in rows if row.point.target == target]) for target in TARGETS]
+    return [(target, chosen) for target, chosen in [*groups, ("all", list(rows))] if chosen]
+
+
+def _error(row: Row) -> float:
+    return row.error
+
+
+def _corrected(costs: dict[Point, dict[str, int]], truths: dict[Point, int]) -> list[Row]:
+    """What the product predicts of the other batches where one has been compiled."""
+    from autoplan.witness import CARRIED, _carried
+
+    found = []
+    for point, cost in costs.items():
+        at = COMPILED_AT * MODELS[point.model].batch
+        like = point.at(at)
+        if point.batch != at and like in costs:
+            total = _carried(_forecast(cost), _forecast(costs[like]), truths[like])
+            found.append(Row(point, truths[point], total, total * (1 - CARRIED), total * (1 + CARRIED)))
+    return found
+
+
+def _forecast(cost: dict[str, int]) -> Any:
+    return SimpleNamespace(estimate={"memory": {"per_device_bytes": cost}})

@@ -1,0 +1,126 @@
+"""What the compilers say: one row of `results.csv` for each compiled point, written as soon as it is known."""
+
+from __future__ import annotations
+
+import csv
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from points import TARGETS, Point
+
+RESULTS = Path(__file__).resolve().parent / "results.csv"
+COLUMNS = [
+    *("target", "model", "precision", "optimizer", "batch", "accumulation"),
+    *("total_bytes", "argument_bytes", "output_bytes", "alias_bytes", "temporary_bytes", "peak_bytes", "code_bytes"),
+    *("compiler_options", "refused"),
+]
+
+
+@dataclass(frozen=True)
+class Truth:
+    """A compiled point; `total_bytes` None where the compiler refused, `refused` says why."""
+
+    point: Point
+    total_bytes: int | None
+    figures: tuple[str, ...]
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """XLA's own peak; on CPUs it is arguments and outputs alone, and so none."""
+        peak = self.figures[COLUMNS.index("peak_bytes") - COLUMNS.index("total_bytes")]
+        return int(peak) if peak and self.point.target != "CPU" else None
+
+
+def known() -> list[Truth]:
+    """What `results.csv` holds, in its order."""
+    if not RESULTS.exists():
+        return []
+    with RESULTS.open(newline="") as file:
+        return [_read(line) for line in csv.reader(file) if line[0] != COLUMNS[0]]
+
+
+def compiled() -> list[Truth]:
+    """Without what was refused."""
+    return [one for one in known() if one.total_bytes is not None]
+
+
+def compile_missing(asked: Iterable[Point], seconds: float) -> None:
+    """Compile what is not known yet, in order, until so many seconds have passed."""
+    from autoplan.worker import lower
+    from cost_models.compilers import compiler_target
+    from cost_models.hardware import cluster
+
+    lower.prepare(compiler_target(cluster("cpu")))
+    started, there = time.monotonic(), {one.point for one in known()}
+    for point in asked:
+        if point in there:
+            continue
+        if time.monotonic() - started > seconds:
+            print("time is up", flush=True)
+            return
+        begun = time.monotonic()
+        row = _compiled(point)
+        _append(row)
+        print(f"{time.monotonic() - begun:6.1f} s  {','.join(row)}", flush=True)
+
+
+def _read(line: list[str]) -> Truth:
+    point = Point(*line[:4], int(line[4]), int(line[5]))
+    return Truth(point, int(line[6]) if line[6] else None, tuple(line[6:]))
+
+
+def _append(row: list[str]) -> None:
+    new = not RESULTS.exists()
+    with RESULTS.open("a", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerows([COLUMNS, row] if new else [row])
+
+
+def _compiled(point: Point) -> list[str]:
+    import gc
+
+    import jax
+    import keras
+
+    from autoplan.errors import AutoplanError
+    from autoplan.worker import lower
+
+    keras.backend.clear_session()
+    jax.clear_caches()
+    gc.collect()
+    try:
+        found = with_model(point, _asked).evidence
+    except (lower.TooLarge, lower.Refused, AutoplanError, ValueError) as error:
+        return [*point.plain(), *[""] * 8, " ".join(str(error).split())[:160]]
+    said = found.memory
+    figures = (
+        *(said.total_bytes, said.argument_bytes, said.output_bytes, said.alias_bytes),
+        *(said.temporary_bytes, said.peak_bytes, said.code_bytes),
+    )
+    options = " ".join(f"{name}={value}" for name, value in found.compiler_options.items())
+    return [*point.plain(), *["" if figure is None else str(figure) for figure in figures], options, ""]
+
+
+def _asked(model: Any, point: Point) -> Any:
+    from autoplan.worker import lower
+    from autoplan.worker.synthetic import synthetic_specs
+    from cost_models import Batch, Precision, TrainConfig
+    from cost_models.compilers import compiler_target
+    from cost_models.hardware import cluster
+
+    target = compiler_target(cluster(TARGETS[point.target]))
+    config = TrainConfig(Batch(point.batch, accumulation=point.accumulation), precision=Precision(point.precision))
+    return lower.lower(model, synthetic_specs(model, point.batch), config, target, {})
+
+
+def with_model(point: Point, use: Callable[[Any, Point], Any]) -> Any:
+    """What `use` makes of the point's model, whose weights need no memory."""
+    from autoplan.worker.trace.abstract import abstract_variables
+
+    with abstract_variables():
+        from models import built
+
+        return use(built(*point.trace, point.accumulation), point)

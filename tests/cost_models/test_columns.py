@@ -1,0 +1,75 @@
+"""When a reduction over columns leaves a GPU idle, and what that changes."""
+
+from dataclasses import replace
+
+import pytest
+
+from cost_models.columns import leaves_idle, structure_batch
+from cost_models.fusion import kernels_of
+from cost_models.targets import target_of
+from cost_models.workload import Kind
+from tests.cost_models.made import B, Step
+
+GPU, TPU = target_of("gpu"), target_of("tpu")
+SIDE, CHANNELS = 7, 256
+
+
+def normalised(dtype="bfloat16"):
+    """Batch normalisation's variance: centred values, summed as squares over batch and space, and read again."""
+    step = Step()
+    x = step.input(B, SIDE, SIDE, CHANNELS, dtype=dtype)
+    shape = (B, SIDE, SIDE, CHANNELS)
+    wide = step.op(Kind.ELEMENTWISE, (x,), shape, primitive="convert_element_type")
+    mean = step.op(Kind.REDUCE, (wide,), (CHANNELS,), primitive="reduce_sum")
+    centred = step.op(Kind.ELEMENTWISE, (wide, mean), shape, primitive="sub")
+    square = step.op(Kind.ELEMENTWISE, (centred,), shape, primitive="square")
+    variance = step.op(Kind.REDUCE, (square,), (CHANNELS,), primitive="reduce_sum")
+    end = step.op(Kind.ELEMENTWISE, (centred, variance), shape, dtype=dtype, primitive="mul")
+    return step.workload(end, batch=32), centred, end
+
+
+def written(workload, end, batch, target=GPU):
+    kernels = kernels_of(workload, workload.ops, frozenset({end}), target, batch)
+    return {write for kernel in kernels for write in kernel.writes}
+
+
+def test_rows_are_split_at_4096_and_then_fill_the_device():
+    workload, _, _ = normalised()
+    reduction = workload.ops[1]
+    last = 4096 // SIDE**2  # 256 channels: 8 blocks; split into about 64 by 64 rows: 512
+    assert leaves_idle(workload, reduction, GPU, last)
+    assert not leaves_idle(workload, reduction, GPU, last + 1)
+    assert not leaves_idle(workload, reduction, TPU, last)
+
+
+def test_reductions_over_rows_are_no_matter():
+    step = Step()
+    x = step.input(B, SIDE, CHANNELS)
+    step.op(Kind.REDUCE, (x,), (B, SIDE), primitive="reduce_sum")
+    everything = step.op(Kind.REDUCE, (x,), (), primitive="reduce_sum")
+    workload = step.workload(everything)
+    assert not any(leaves_idle(workload, op, GPU, 8) for op in workload.ops)
+
+
+def test_what_such_a_reduction_would_compute_of_narrow_values_is_kept():
+    workload, centred, end = normalised()
+    assert centred in written(workload, end, batch=32)
+    assert centred not in written(workload, end, batch=512)
+
+
+def test_of_float32_nothing_more_is_kept():
+    workload, centred, end = normalised("float32")
+    assert centred not in written(workload, end, batch=32)
+
+
+@pytest.mark.parametrize(("batch", "found"), [(1, 32), (32, 32), (83, 32), (84, 84), (4096, 84)])
+def test_kernels_are_found_for_the_nearest_batch_with_the_same_reductions(batch, found):
+    workload, _, _ = normalised()
+    assert structure_batch(workload, GPU, batch) == found
+
+
+def test_where_nothing_is_narrow_one_structure_serves_all():
+    workload, _, _ = normalised("float32")
+    assert structure_batch(workload, GPU, 4096) == 32
+    narrow, _, _ = normalised()
+    assert structure_batch(narrow, replace(GPU, column_blocks=0), 4096) == 32

@@ -1,0 +1,99 @@
+"""Which values XLA keeps in float32 of a step in a narrow dtype, on chains with one answer each."""
+
+import pytest
+
+from cost_models.targets import target_of
+from cost_models.widening import widened
+from cost_models.workload import Kind, Op
+from tests.cost_models.made import B, Step
+
+X = 256
+NARROW = frozenset({"bfloat16"})
+NATIVE = target_of("gpu").native
+
+
+def elementwise(step, reads, primitive, dtype="bfloat16"):
+    return step.op(Kind.ELEMENTWISE, reads, (B, X), dtype=dtype, primitive=primitive)
+
+
+def told(workload):
+    return [(op.primitive, *(workload.tensors[end].dtype for end in (*op.reads, *op.writes))) for op in workload.ops]
+
+
+def test_a_chain_carries_float32_and_only_what_a_product_reads_is_rounded():
+    step = Step()
+    x, w = step.input(B, X, dtype="bfloat16"), step.weight("w", X, X, dtype="bfloat16")
+    y = elementwise(step, (elementwise(step, (x, x), "mul"),), "tanh")
+    end = step.op(Kind.DOT, (y, w), (B, X), dtype="bfloat16", primitive="dot_general")
+    assert told(widened(step.workload(end), NARROW, NATIVE)) == [
+        ("mul", "bfloat16", "bfloat16", "float32"),
+        ("tanh", "float32", "float32"),
+        ("convert_element_type", "float32", "bfloat16"),
+        ("dot_general", "bfloat16", "bfloat16", "bfloat16"),
+    ]
+
+
+def test_down_and_up_again_is_the_value_that_was_there_before():
+    step = Step()
+    x = step.input(B, X)
+    down = elementwise(step, (x,), "convert_element_type")
+    up = elementwise(step, (down,), "convert_element_type", dtype="float32")
+    end = elementwise(step, (up,), "neg", dtype="float32")
+    view, negated = widened(step.workload(end), NARROW, NATIVE).ops  # nobody reads the rounded one
+    assert (view.kind, view.reads, negated.reads) == (Kind.VIEW, (x,), (up,))
+
+
+def test_what_the_device_has_units_for_stays_narrow():
+    step = Step()
+    end = elementwise(step, (x := step.input(B, X, dtype="bfloat16"), x), "max")
+    workload = step.workload(end)
+    assert widened(workload, NARROW, NATIVE) == workload
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_long_chains_are_expanded_in_float32_whatever_the_dtype(dtype):
+    step = Step()
+    x = step.input(B, X, dtype=dtype)
+    end = step.op(Kind.EXPENSIVE, (x,), (B, X), dtype=dtype, primitive="erfc")
+    assert told(widened(step.workload(end), NARROW, NATIVE)) == [
+        ("erfc", dtype, "float32"),
+        ("convert_element_type", "float32", dtype),
+    ]
+
+
+def test_float16_has_arithmetic_of_its_own():
+    step = Step()
+    end = elementwise(step, (x := step.input(B, X, dtype="float16"), x), "add", dtype="float16")
+    workload = step.workload(end)
+    assert widened(workload, NARROW, NATIVE) == workload
+
+
+def test_comparisons_of_narrow_values_read_what_their_operands_are_the_rounding_of():
+    step = Step()
+    x = step.input(B, X, dtype="bfloat16")
+    y = elementwise(step, (x, x), "mul")
+    end = elementwise(step, (y,), "is_finite", dtype="bool")
+    product, finite = widened(step.workload(end), NARROW, NATIVE).ops
+    assert finite.reads == product.writes
+
+
+def test_where_products_run_in_float32_they_read_it():
+    step = Step()
+    x, w = step.input(B, X, dtype="float16"), step.weight("w", X, X, dtype="float16")
+    end = step.op(Kind.DOT, (x, w), (B, X), dtype="float16", primitive="dot_general")
+    assert told(widened(step.workload(end), frozenset(), frozenset(), products=True)) == [
+        ("convert_element_type", "float16", "float32"),
+        ("convert_element_type", "float16", "float32"),
+        ("dot_general", "float32", "float32", "float32"),
+        ("convert_element_type", "float32", "float16"),
+    ]
+
+
+def test_bodies_of_loops_are_widened_too():
+    step = Step()
+    x = step.input(B, X, dtype="bfloat16")
+    end = elementwise(step, (x, x), "mul")
+    body = tuple(step.ops)
+    step.ops = [Op(Kind.LOOP, "scan", (x,), (end,), repeat=3, body=body, results=(end,))]
+    (found,) = widened(step.workload(end), NARROW, NATIVE).ops
+    assert [op.primitive for op in found.body] == ["mul", "convert_element_type"]
