@@ -213,9 +213,11 @@ def kernel_seconds(
     gemm = table.gemm_at(batch)
     memory_rate = chip.memory_bytes_per_second
     peaks = _as_the_backend_calculates(peaks, table, config, efficiency)
-    rates = peaks * product_flops_share(gemm, peaks, table.item_bytes, memory_rate, efficiency)
     vector = efficiency.vector_operations_per_second or peak_rate(chip, "float32") * efficiency.vector
-    rates = np.where(table.is_gemm, rates, vector)
+    rates = np.full(len(flops), vector)
+    at = table.is_gemm
+    share_of_peak = product_flops_share(gemm[at], peaks[at], table.item_bytes[at], memory_rate, efficiency)
+    rates[at] = peaks[at] * share_of_peak
     thin = table.is_grouped & (table.gemm_fixed[:, 2] < efficiency.thinnest)
     rates[thin] = efficiency.thin_flops(peaks[thin], table.item_bytes[thin])
     if fused and table.attention is not None:

@@ -1,4 +1,4 @@
-"""Published rows -> what to predict, or the reason why a row is left out. Decided from the row alone, before predicting."""
+"""Published rows -> what to predict, or why a row is left out: decided from the row alone, before predicting."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ def _maxtext(row: dict[str, Any], out: Any) -> Case | Excluded:
 
 
 def _maxtext_flops(arch: dict[str, Any], length: int) -> float:
-    """FLOPs of a sample as that code counts them: 6 a matrix parameter and token, 12 layers x width x length x token."""
+    """FLOPs of a sample as that code counts: 6 a matrix parameter and token, 12 layers x width x length a token."""
     heads = arch["heads"] * arch.get("head_dim", arch["d_model"] // arch["heads"])
     kv = heads * arch.get("kv_heads", arch["heads"]) // arch["heads"]
     layer = 3 * arch["d_model"] * arch["ffn"] + arch["d_model"] * (2 * heads + 2 * kv)
@@ -298,7 +298,7 @@ def _keras_bench(row: dict[str, Any], out: Any) -> Case | Excluded:
     if row["mode"] != "fit" or row["model"] != "bert-base":
         return out("generation, low-rank adaptation with most weights frozen, or a model of other packages")
     case = _measured(row, _encoder("base", 512, "float32", "adamw", "class"))
-    stacks = {"keras3-jax": "xla", "keras3-tf": "xla", "keras2-tf": "xla", "native-pytorch-compiled": "compiled"}
+    stacks = {"keras3-jax": "xla", "keras3-tf": "xla", "native-pytorch-compiled": "compiled"}
     exact = row["framework"] in ("native-pytorch-eager", "keras3-torch-eager")
     return replace(case, stack=stacks.get(row["framework"], "layers"), exact_float32=exact)
 

@@ -1,7 +1,7 @@
 """Convolutional networks of the published rows that `keras.applications` lacks, in plain Keras layers.
 
 Architectures follow their papers: He et al. 2015 (ResNet; v1.5 strides in the 3x3 convolution), Xie et al. 2017
-(ResNeXt), Hu et al. 2018 (SE), Radosavovic et al. 2020 (RegNet), Bello et al. 2021 (ResNet-RS), Ronneberger et al. 2015.
+(ResNeXt), Hu et al. 2018 (SE), Radosavovic et al. 2020 (RegNet), Bello et al. 2021 (ResNet-RS).
 """
 
 from __future__ import annotations

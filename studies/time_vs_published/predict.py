@@ -122,7 +122,8 @@ def _parts(what: Traced, case: Case, place: Cluster, folder: Path) -> Parts:
 def layer_by_layer(found: Workload) -> Workload:
     """The workload as a library runs it that has a kernel for each layer: what goes from layer to layer is written.
 
-    A fence around every value that another layer reads: nothing fuses across it.
+    A fence around every value that another layer reads, or the same layer's backward pass: an autograd keeps what
+    gradients need and computes nothing twice, and nothing fuses across a fence.
     """
     layer_of = {write: _owner(op) for op in found.ops for write in op.writes}
     crossing: dict[int, None] = {}

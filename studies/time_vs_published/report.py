@@ -1,4 +1,4 @@
-"""Errors of the predictions: by source and family, raw, with one factor a source, in order; beside a trivial predictor."""
+"""Errors of the predictions by source and family: raw, with one factor, in order; beside a trivial predictor."""
 
 from __future__ import annotations
 
@@ -146,9 +146,9 @@ def figure(rows: Sequence[Row], place: Path) -> None:
     import matplotlib as mpl
 
     mpl.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot as plt
 
-    drawing, axes = pyplot.subplots(figsize=(6, 5))
+    drawing, axes = plt.subplots(figsize=(6, 5))
     for source in sorted({row["source"] for row in rows}):
         chosen = [row for row in rows if row["source"] == source]
         measured, predicted = (
