@@ -25,9 +25,7 @@ def leaves_idle(workload: Workload, op: Op, target: Target, batch: int) -> bool:
 
     Of the forward pass: what the backward pass computes before one is gone again soon after.
     """
-    if op.kind is not Kind.REDUCE or op.phase is not Phase.FORWARD or not op.reads:
-        return False
-    return 0 < _blocks(workload, op, batch) < target.column_blocks
+    return _sums_columns(workload, op) and 0 < _blocks(workload, op, batch) < target.column_blocks
 
 
 @lru_cache(maxsize=4096)
@@ -38,7 +36,7 @@ def structure_batch(workload: Workload, target: Target, batch: int) -> int:
     fewer as the batch grows.
     """
     own = workload.local_batch
-    if not target.column_blocks or batch == own or not _has_halves(workload):
+    if not target.column_blocks or batch == own or not _candidates(workload):
         return own
     wanted = _idle(workload, target, batch)
     if _idle(workload, target, own) == wanted:
@@ -51,19 +49,29 @@ def structure_batch(workload: Workload, target: Target, batch: int) -> int:
 
 
 @lru_cache(maxsize=64)
-def _has_halves(workload: Workload) -> bool:
-    return any(ITEM_BYTES.get(tensor.dtype, 0) == _HALF_BYTES for tensor in workload.tensors)
+def _candidates(workload: Workload) -> tuple[Op, ...]:
+    """The reductions over columns of a step in half precision; of another none matters."""
+    if not any(ITEM_BYTES.get(tensor.dtype, 0) == _HALF_BYTES for tensor in workload.tensors):
+        return ()
+    return tuple(op for op in workload.ops if _sums_columns(workload, op))
 
 
 def _idle(workload: Workload, target: Target, batch: int) -> frozenset[int]:
-    return frozenset(index for index, op in enumerate(workload.ops) if leaves_idle(workload, op, target, batch))
+    candidates = enumerate(_candidates(workload))
+    return frozenset(number for number, op in candidates if leaves_idle(workload, op, target, batch))
+
+
+def _sums_columns(workload: Workload, op: Op) -> bool:
+    """Whether a reduction of the forward pass keeps the last dimension, and not the first ones alone."""
+    if op.kind is not Kind.REDUCE or op.phase is not Phase.FORWARD or not op.reads:
+        return False
+    source, made = workload.tensors[op.reads[0]].shape, workload.tensors[op.writes[0]].shape
+    return bool(made) and bool(source) and source[-1] == made[-1] and source[: len(made)] != made
 
 
 def _blocks(workload: Workload, op: Op, batch: int) -> float:
-    """Blocks of a reduction over columns; none where it reduces rows or everything."""
+    """Blocks of a reduction over columns."""
     source, made = workload.tensors[op.reads[0]].shape, workload.tensors[op.writes[0]].shape
-    if not made or not source or source[-1] != made[-1] or source[: len(made)] == made:
-        return 0.0
     results = _elements(made, batch)
     rows = _elements(source, batch) / max(results, 1.0)
     width = made[-1].at(batch)
