@@ -131,9 +131,9 @@ def _sorted(row: dict[str, Any]) -> Case | Excluded:
     if "SUSPECT" in (row.get("note") or ""):
         return out(f"flagged in the data: {row['note'].partition('SUSPECT')[2].strip(': ')}")
     if row["source"] != "timm" and row["hw"] not in _CHIPS:
-        return out(f"no published rates of the {row['hw']} are at hand")
+        return out(f"the {row['hw']} is not among the chips that this study prices")
     if row["precision"] not in _DTYPES:
-        return out(f"{row['precision']}: quantized products have no Keras counterpart in training")
+        return out(f"{row['precision']} is not among the precisions that are built here (8 bits have no counterpart)")
     return _READERS[row["source"]](row, out)
 
 
