@@ -134,12 +134,16 @@ class Fusion:
         return frozenset(found)
 
     def _goes_on(self, tensor: int) -> bool:
-        """Whether exactly one elementwise operation reads this, element for element."""
+        """Whether exactly one elementwise operation reads this, element for element, and makes no more bytes of it."""
         readers = self.graph.readers.get(tensor, ())
         if len(readers) != 1 or self.graph.ops[readers[0]].kind is not Kind.ELEMENTWISE:
             return False
         elements = self.workload.tensors[tensor].elements
-        return all(self.workload.tensors[write].elements == elements for write in self.graph.ops[readers[0]].writes)
+        made = self.graph.ops[readers[0]].writes
+        return all(
+            self.workload.tensors[write].elements == elements and self.size[write] <= self.size[tensor]
+            for write in made
+        )
 
     def _without_choice(self) -> bytearray:
         """Flags by tensor: whether it is in memory at some time, as far as that is no choice."""

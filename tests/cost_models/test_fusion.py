@@ -235,3 +235,14 @@ def test_uneven_padding_is_written_where_libraries_pad_both_ends_alike():
     assert padded in written(step, end)
     assert padded not in written(step, end, target=TPU)
     assert padded not in written(step, end, target=CPU)
+
+
+@pytest.mark.parametrize(("dtype", "of", "kept"), [("bfloat16", "float32", True), ("float32", "bfloat16", False)])
+def test_a_product_ends_in_what_makes_no_more_bytes_of_it(dtype, of, kept):
+    step = Step()
+    gemm = (Affine(1), Affine(0, 1), Affine(X), Affine(X))
+    x, w = step.input(B, X, dtype=dtype), step.weight("w", X, X, dtype=dtype)
+    product = step.op(Kind.DOT, (x, w), (B, X), primitive="dot_general", dtype=dtype, gemm=gemm)
+    other = step.op(Kind.ELEMENTWISE, (product,), (B, X), primitive="convert_element_type", dtype=of)
+    end = step.op(Kind.SORT, (other,), (B, X), dtype=of)
+    assert (product in written(step, end, target=TPU)) is kept
