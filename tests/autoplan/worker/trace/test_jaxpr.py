@@ -230,4 +230,4 @@ def test_every_operation_knows_its_layer_and_its_phase_whatever_it_stands_in():
     loops = [op for op in workload.ops if op.kind is Kind.LOOP]
     assert [(op.repeat, op.phase) for op in loops] == [(3, Phase.FORWARD), (3, Phase.BACKWARD)]
     update = {op.layer for op in workload.ops if op.phase is Phase.UPDATE}
-    assert "sgd" in update
+    assert any(name.startswith("sgd") for name in update)  # Keras counts optimizers of one name
