@@ -352,7 +352,7 @@ def _compiled(row: Row, forecast: Forecast, said: CompilerEvidence) -> Row:
     """Memory of the compiled program, and its time under the roofline; where it cannot be priced, the forecast's."""
     time: Mapping[str, Any] = said.time or forecast.estimate["time"]
     notes = () if said.time else ("its memory is compiled, its rate is analytic: the program could not be priced",)
-    total = said.memory.total_bytes
+    total = said.memory.must_fit_bytes
     return replace(
         row,
         verdict=Verdict.TRAINS,

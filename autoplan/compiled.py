@@ -42,6 +42,7 @@ def compiled_document(
         "memory": {
             **_limits(memory),
             "per_device_bytes": _parts(found),
+            "must_fit_bytes": found.memory.must_fit_bytes,
             "fits": found.memory.must_fit_bytes <= usable,
         },
         "time": found.time,

@@ -32,7 +32,7 @@ TIME_PARTS = {
 }
 
 
-ON_CHIP = "Part of it lives in on-chip memory, which the total leaves out and the compiler's peak counts:"
+HELD = "What is held against the device is the compiler's own peak, of what is there at once:"
 COMPILED_PARTS = {
     "argument": "state and batch, as the program receives them",
     "output": "state and logs, as it hands them back",
@@ -66,7 +66,6 @@ def _compiled(estimate: Mapping[str, Any], *, explain: bool) -> RenderableType:
     memory, analytic = estimate["memory"], estimate["analytic"]
     compiler = estimate.get("compiler")
     total, estimated_total = memory["per_device_bytes"]["total"], analytic["memory"]["per_device_bytes"]["total"]
-    peak = memory["per_device_bytes"].get("peak") or 0
     said = f"{_config(estimate)} on {estimate['hardware']}. "
     if compiler is None:
         return Group(
@@ -83,8 +82,8 @@ def _compiled(estimate: Mapping[str, Any], *, explain: bool) -> RenderableType:
         f"{said}{compiler['target']} compiled the training program in {took}; nothing was run.",
         heading("Memory, a device (compiled)"),
         table,
-        _fits({**memory, "per_device_bytes": {**memory["per_device_bytes"], "total_high": max(total, peak)}}),
-        *([f"{ON_CHIP} {figures.size(peak)}."] if peak > total else []),
+        _fits({**memory, "per_device_bytes": {**memory["per_device_bytes"], "total_high": memory["must_fit_bytes"]}}),
+        *([f"{HELD} {figures.size(memory['must_fit_bytes'])}."] if memory["must_fit_bytes"] != total else []),
         f"Estimated were {figures.size(estimated_total)} (analytic).",
         *_compiled_time(estimate, explain),
         *_exchanged(compiler["collectives"]),

@@ -15,8 +15,8 @@ from cost_models.affine import Affine
 from cost_models.targets import Target
 from cost_models.workload import ITEM_BYTES, Kind, Op, Phase, Workload
 
-_WIDTH = 32
-_UNSPLIT = 4096
+_WIDTH = 32  # columns a block
+_UNSPLIT = 4096  # elements that one reduction sums (ReductionDimensionRaceFreeBound)
 _HALF_BYTES = 2
 
 
@@ -25,7 +25,7 @@ def leaves_idle(workload: Workload, op: Op, target: Target, batch: int) -> bool:
 
     Of the forward pass: what the backward pass computes before one is gone again soon after.
     """
-    return _sums_columns(workload, op) and 0 < _blocks(workload, op, batch) < target.column_blocks
+    return _sums_columns(workload, op) and _blocks(workload, op, batch) < target.column_blocks
 
 
 @lru_cache(maxsize=4096)

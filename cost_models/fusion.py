@@ -29,6 +29,7 @@ _CONVERT = "convert_element_type"
 _LONG_CHAINS = frozenset({Kind.EXPENSIVE, Kind.RANDOM})
 _CHEAP = frozenset({"add", "sub", "mul", "max", "min", "neg", "abs"})
 _SHORT_CHAIN = 4  # operations: XLA's products take at most four parameters an operand
+_NARROW_SHARE = 0.4  # of a float32 value's bytes: as many narrow elements are a half
 _SMALL_SHARE = 1e-5  # of the largest tensor: what is read again for less than that is not worth a decision
 _MAX_VISITS = 64  # operations looked at upstream of one reader before giving up: fused groups are smaller
 
@@ -363,7 +364,7 @@ class Fusion:
         if made.dtype != "float32":
             return False
         narrow = (leaf for leaf in _bits(leaves) if self.workload.tensors[leaf].item_bytes < made.item_bytes)
-        return sum(self.size[leaf] for leaf in narrow) >= 0.4 * self.size[tensor]
+        return sum(self.size[leaf] for leaf in narrow) >= _NARROW_SHARE * self.size[tensor]
 
     def _is_costly(self, tensor: int) -> bool:
         return self.graph.ops[self.graph.producer[tensor]].primitive in self.target.costly

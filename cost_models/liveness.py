@@ -79,7 +79,7 @@ class Schedule:
     labels: tuple[str, ...] = field(repr=False)
     tensors: tuple[Tensor, ...] = field(repr=False)
     stored: Storage = field(repr=False)
-    local_batch: int = 1
+    local_batch: int
 
     @cached_property
     def packing(self) -> float:
@@ -128,11 +128,11 @@ class Schedule:
 
 
 @lru_cache(maxsize=64)
-def compiled(workload: Workload, target: Target, batch: int | None = None) -> tuple[Workload, tuple[Kernel, ...]]:
+def compiled(workload: Workload, target: Target, batch: int) -> tuple[Workload, tuple[Kernel, ...]]:
     """The workload as lowered for the target, and its kernels in program order, as they are at a local batch."""
     lowered = lower(workload, target)
     outputs = frozenset(v.result for v in lowered.variables) | frozenset(lowered.outputs)
-    return lowered, tuple(kernels_of(lowered, lowered.ops, outputs, target, batch or lowered.local_batch))
+    return lowered, tuple(kernels_of(lowered, lowered.ops, outputs, target, batch))
 
 
 def schedule(workload: Workload, target: Target, updates: Updates, batch: int | None = None) -> Schedule:

@@ -201,7 +201,7 @@ def target_of(
     if chip_kind == "gpu" and compute_capability is not None:
         target = next(made for least, made in _BY_CAPABILITY if compute_capability >= least)
     if backend != "jax":
-        target = replace(target, name=f"{chip_kind} {backend}", uncertainty=_ON_ANOTHER_BACKEND)
+        target = replace(target, name=f"{target.name} {backend}", uncertainty=_ON_ANOTHER_BACKEND)
     if jit_compile:
         return target
     return replace(
