@@ -276,11 +276,14 @@ def train(
     plan: Annotated[Path, typer.Option(metavar="PLAN", help="The plan to train with.", show_default=False)],
 ) -> None:
     """Run the whole script, unchanged but for what the plan says."""
-    from autoplan import planfile
+    from autoplan import planfile, validity
 
     arguments = source_arguments(context)
-    fit = planfile.read(plan).source.fit.index
+    found = planfile.read(plan)
+    fit = found.source.fit.index
     _resolve(source, arguments, fit)
+    for line in validity.verdict(found, validity.here(found)).warnings(plan.name):
+        typer.echo(f"note: {line}", err=True)
     # The runtime imports Keras, so it takes the place of this process rather than being imported by it.
     command = [sys.executable, "-m", "autoplan.runtime", "train", "--plan", str(plan), "--fit", str(fit), source]
     sys.stdout.flush()

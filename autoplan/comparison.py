@@ -92,7 +92,7 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Dif
 def headline(plan: Plan) -> str:
     """What came of it, in one sentence, no more than what was shown."""
     if plan.compiled is not None and plan.evidence is Evidence.COMPILED:
-        size = figures.size(plan.compiled.memory.total_bytes)
+        size = figures.size(plan.compiled.memory.must_fit_bytes)
         return (
             f"Nothing was run: {plan.compiled.target} compiled the plan for {plan.hardware.name}, and it needs {size} "
             f"of {figures.size(plan.hardware.capacity_bytes)} a device. Times are the roofline's."
@@ -218,7 +218,7 @@ def _memory(side: _Side) -> Cell:
         tier = PEAK_SOURCES[measured.peak_bytes_source] if measured.peak_bytes_source else "measured"
         return Cell(figures.size(measured.peak_bytes), side.named(tier))
     if side.compiled is not None:
-        return Cell(figures.size(side.compiled.memory.total_bytes), "compiled")
+        return Cell(figures.size(side.compiled.memory.must_fit_bytes), "compiled")
     memory: Mapping[str, Any] = side.forecast("memory", "per_device_bytes") or {}
     if "total" not in memory:
         return Cell(figures.NOT_KNOWN)

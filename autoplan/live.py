@@ -178,7 +178,7 @@ def _outcome(outcome: Measurement | CompilerEvidence | Failure) -> str:
         return f"failed, {FAILURES[outcome.kind]}: {next(iter(outcome.message.splitlines()), '')}"
     if isinstance(outcome, CompilerEvidence):
         took = figures.duration(outcome.lower_seconds + outcome.compile_seconds)
-        return f"compiled: {figures.size(outcome.memory.total_bytes)} a device, in {took}"
+        return f"compiled: {figures.size(outcome.memory.must_fit_bytes)} a device, in {took}"
     simulated = " on simulated devices" if outcome.simulated_devices else ""
     micro_step, rate, memory = outcome_cells(outcome)
     return f"measured{simulated}: micro-step {micro_step}, {rate} samples/s, peak memory {memory}"

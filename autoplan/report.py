@@ -234,7 +234,7 @@ def outcome_cells(measured: Measurement | CompilerEvidence | None) -> list[str]:
     if isinstance(measured, CompilerEvidence):
         time = measured.time or {}
         seconds, rate = figures.seconds(time.get("micro_step_seconds")), figures.rate(time.get("samples_per_second"))
-        return [seconds, rate, figures.size(measured.memory.total_bytes)]
+        return [seconds, rate, figures.size(measured.memory.must_fit_bytes)]
     if measured is None:
         return ["—", "—", "—"]
     rate = figures.rate(measured.samples_per_second)

@@ -68,6 +68,11 @@ class Verdict:
             return [f"{name} is not valid here; tune again, or go back to what it was made for", *told]
         return [f"{name} is valid here" + ("; what changed does not matter to it" if told else ""), *told]
 
+    def warnings(self, name: str) -> list[str]:
+        """What to tell who trains with the plan all the same; nothing where it is valid."""
+        told = [str(one) for one in self.differences if one.matters]
+        return [f"{name} was tuned for something else, and what it promises may not hold ({one})" for one in told]
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values for `--format json`."""
         return {"schema": 1, "valid": self.valid, "differences": [vars(one) for one in self.differences]}

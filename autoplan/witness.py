@@ -184,7 +184,7 @@ class Witness:
         if known is None:
             return forecast
         like, total_bytes, update_seconds = known
-        total = _carried(forecast, like, total_bytes)
+        total = carried(forecast, like, total_bytes)
         time_ratio = 1.0 if update_seconds is None else update_seconds / like.update_seconds
         return replace(
             forecast,
@@ -385,7 +385,7 @@ def _alike(one: TrainConfig, other: TrainConfig) -> bool:
     )
 
 
-def _carried(forecast: Forecast, like: Forecast, compiled_bytes: int) -> float:
+def carried(forecast: Forecast, like: Forecast, compiled_bytes: int) -> float:
     """Bytes of a device: state as it is counted, temporaries as many times as the compiler found of its like."""
     own_state, own_total = _state_and_total(forecast)
     state, total = _state_and_total(like)

@@ -123,14 +123,14 @@ def _error(row: Row) -> float:
 
 def _corrected(costs: dict[Point, dict[str, int]], truths: dict[Point, int]) -> list[Row]:
     """What the product predicts of the other batches where one has been compiled."""
-    from autoplan.witness import CARRIED, _carried
+    from autoplan.witness import CARRIED, carried
 
     found = []
     for point, cost in costs.items():
         at = COMPILED_AT * MODELS[point.model].batch
         like = point.at(at)
         if point.batch != at and like in costs:
-            total = _carried(_forecast(cost), _forecast(costs[like]), truths[like])
+            total = carried(_forecast(cost), _forecast(costs[like]), truths[like])
             found.append(Row(point, truths[point], total, total * (1 - CARRIED), total * (1 + CARRIED)))
     return found
 

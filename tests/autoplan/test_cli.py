@@ -376,6 +376,17 @@ def test_train_becomes_the_runtime(folder, monkeypatch):
     assert became == [(sys.executable, [*head, "--", "--epochs", "3"])]
 
 
+def test_train_tells_what_the_plan_was_tuned_for_and_goes_on(folder, monkeypatch):
+    elsewhere = plans.plan()
+    chip = elsewhere.hardware.model_copy(update={"kind": "gpu", "description": "NVIDIA A100"})
+    planfile.write(elsewhere.model_copy(update={"hardware": chip}), "plan.yaml")
+    became = []
+    monkeypatch.setattr(os, "execv", lambda path, words: became.append(path))
+    done = run("train", "train.py", "--plan", "plan.yaml")
+    assert (done.exit_code, became) == (0, [sys.executable])
+    assert "note: plan.yaml was tuned for something else, and what it promises may not hold (hardware" in done.stderr
+
+
 def test_train_refuses_a_damaged_plan_before_anything_starts(folder, monkeypatch):
     Path("plan.yaml").write_text("schema: 7\n")
     monkeypatch.setattr(os, "execv", lambda path, words: pytest.fail("started"))

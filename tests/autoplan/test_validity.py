@@ -98,6 +98,13 @@ def test_what_lies_in_no_file_cannot_be_looked_at_and_is_not_held_against_the_pl
     assert differences(plan=plans.plan(source=source), sha256=None) == []
 
 
+def test_warnings_are_of_what_matters_alone():
+    release, fix = Difference("keras", "3.15.1", "3.16.0", True), Difference("python", "3.11.7", "3.11.8", False)
+    assert Verdict((fix,)).warnings("plan.yaml") == []
+    told = "plan.yaml was tuned for something else, and what it promises may not hold (keras: the plan has 3.15.1, here is 3.16.0)"
+    assert Verdict((fix, release)).warnings("plan.yaml") == [told]
+
+
 def test_a_verdict_tells_what_matters_first():
     changed = Difference("python", "3.11.7", "3.12.1", False)
     differs = Difference("keras", "3.15.1", "3.16.0", True)

@@ -1,0 +1,165 @@
+"""How near are predicted times to measured ones on the processor that this runs on, before and after three trials?
+
+    python studies/time_vs_this_cpu/run.py [--seed N] [MODEL ...]    # measures; rows of other models stay
+    python studies/time_vs_this_cpu/run.py --again [MODEL ...]       # predicts anew what was measured before
+    python studies/time_vs_this_cpu/run.py --summary
+
+Every model is measured in several configurations, each in a process of its own, in an order drawn at random over all of
+them, so that what the machine does meanwhile falls on all alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import summary
+import workshop
+
+from autoplan import hardware, source
+from autoplan.bench import Bench, Clock
+from autoplan.jobs import Client, Job, JobKind
+from autoplan.plan import Failure, Outcome
+from cost_models import Batch, Cluster, Precision, Remat, RematMode, TrainConfig, step_time
+
+HERE = Path(__file__).resolve().parent
+TABLE = HERE / "results.csv"
+PROFILE = HERE / "profile.json"
+"""Rates of the machine, as `autoplan hardware probe` measured them before the trials: predictions know no more."""
+QUESTION = "How near are predicted times to measured ones on this processor?"
+LIMIT_SECONDS = 300.0
+BATCHES = {
+    "mlp_small": 64,
+    "mlp_wide": 32,
+    "convnet": 16,
+    "resnet": 16,
+    "depthwise": 8,
+    "unet": 4,
+    "decoder": 4,
+    "encoder": 8,
+    "vit": 8,
+    "mixer": 16,
+    "lstm": 16,
+    "gru": 16,
+    "conv1d": 16,
+    "embeddings": 256,
+    "subclassed": 256,
+}
+"""The smallest batch of each model in `models.py`."""
+
+Trial = tuple[str, TrainConfig]
+
+
+def configs(batch: int) -> Iterator[TrainConfig]:
+    """What is measured of a model whose smallest batch is `batch`."""
+    for times in (1, 2, 4, 8):
+        yield TrainConfig(Batch(times * batch))
+    yield TrainConfig(Batch(batch, accumulation=4))
+    yield TrainConfig(Batch(2 * batch, accumulation=2))
+    yield TrainConfig(Batch(2 * batch), remat=Remat(RematMode.FULL))
+    yield TrainConfig(Batch(2 * batch), precision=Precision.MIXED_BFLOAT16)
+
+
+def key(model: str, config: TrainConfig) -> str:
+    return f"{model}: {config.describe()}"
+
+
+def bench_of(model: str, client: Client, cluster: Cluster, **more: Any) -> Bench:
+    """The product's own workbench on one model."""
+    spec = source.resolve(f"{HERE / 'models.py'}:{model}")
+    return Bench(client, spec, "jax", cluster, Clock.start(None), limit_seconds=LIMIT_SECONDS, **more)
+
+
+def probed(client: Client) -> dict[str, Any]:
+    """What the machine's rates are now."""
+    result = client.run(Job(kind=JobKind.PROBE), time_limit_seconds=2 * LIMIT_SECONDS)
+    if result.value is None:
+        raise workshop.StudyFailed(f"the machine could not be probed: {result.failure}")
+    PROFILE.write_text(json.dumps(result.value, indent=1) + "\n", encoding="utf-8")
+    return result.value
+
+
+def local_cluster() -> Cluster:
+    return hardware.resolve(hardware.LOCAL, profile=json.loads(PROFILE.read_text(encoding="utf-8")))
+
+
+def row_of(model: str, config: TrainConfig, outcome: Outcome) -> dict[str, Any]:
+    """What was measured, in seconds a micro-step; `first` and `second` are medians of every other group."""
+    row = {"key": key(model, config), "model": model, "config": config.describe(), **workshop.provenance()}
+    if isinstance(outcome, Failure):
+        return {**row, "error": outcome.message}
+    groups = outcome.group_seconds
+    return {
+        **row,
+        "error": "",
+        "measured": outcome.micro_step_seconds,
+        "low": outcome.micro_step_seconds_low,
+        "high": outcome.micro_step_seconds_high,
+        "first": median(groups[::2]),
+        "second": median(groups[1::2]) if len(groups) > 1 else median(groups),
+    }
+
+
+def measure(names: Sequence[str], seed: int) -> None:
+    """One row a trial, written as it comes."""
+    trials: list[Trial] = [(name, config) for name in names for config in configs(BATCHES[name])]
+    random.Random(seed).shuffle(trials)
+    with workshop.lab() as lab, Client() as client:
+        probed(client)
+        cluster = local_cluster()
+        benches = {name: bench_of(name, client, cluster, logs=lab.folder / name) for name in names}
+        for number, (name, config) in enumerate(trials, 1):
+            row = row_of(name, config, benches[name].measure(config, f"trial-{number}"))
+            workshop.write_rows(TABLE, [row], key="key")
+            told = row["error"] or f"{row['measured'] * 1e3:.4g} ms"
+            print(f"{number}/{len(trials)} {row['key']}: {told}", flush=True)
+
+
+def predict(names: Sequence[str]) -> None:
+    """Adds what is predicted of every measured row, part by part, in seconds a micro-step."""
+    cluster, rows = local_cluster(), {row["key"]: row for row in summary.read(TABLE)}
+    with Client() as client:
+        for name in names:
+            bench = bench_of(name, client, cluster)
+            for config in configs(BATCHES[name]):
+                row = rows.get(key(name, config))
+                if row is not None and not row["error"]:
+                    workshop.write_rows(TABLE, [{**row, **predicted(bench, config, cluster)}], key="key")
+            print(f"predicted {name}", flush=True)
+
+
+def predicted(bench: Bench, config: TrainConfig, cluster: Cluster) -> dict[str, Any]:
+    answer = bench.trace(config)
+    if isinstance(answer, Failure):
+        return {"error": answer.message}
+    cost = asdict(step_time(answer[1], config, cluster))
+    parts = ("compute_seconds", "memory_seconds", "communication_seconds", "overhead_seconds", "micro_step_seconds")
+    return {"samples": config.batch.global_size, **{f"predicted_{part}": cost[part] for part in parts}}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--again", action="store_true", help="predict anew, measure nothing")
+    parser.add_argument("--summary", action="store_true", help="neither measure nor predict")
+    asked = parser.parse_args()
+    names = workshop.chosen(BATCHES, asked.models)
+    workshop.header(QUESTION)
+    if not asked.again and not asked.summary:
+        measure(names, asked.seed)
+    if not asked.summary:
+        predict(names)
+    summary.show(TABLE)
+
+
+if __name__ == "__main__":
+    main()

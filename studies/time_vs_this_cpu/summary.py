@@ -1,0 +1,127 @@
+"""What the rows say: order and error of the predictions, from the probe alone and after three trials."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import random
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+from cost_models.calibration import TimePair, calibrate
+from cost_models.roofline import TimeCost
+
+TRIALS = 3
+DRAWS = 300
+PARTS = ("compute", "memory", "communication", "overhead")
+
+Row = dict[str, Any]
+Seconds = Callable[[Row], float]
+
+
+def read(table: Path) -> list[Row]:
+    with table.open(newline="", encoding="utf-8") as stream:
+        return list(csv.DictReader(stream))
+
+
+def whole(table: Path) -> list[Row]:
+    """Rows that were measured and predicted, as numbers."""
+    rows = []
+    for row in read(table):
+        if not row["error"] and row.get("predicted_micro_step_seconds"):
+            texts = ("key", "model", "config", "date", "machine", "versions", "error")
+            rows.append({name: value if name in texts else float(value) for name, value in row.items()})
+    return rows
+
+
+def cost(row: Row) -> TimeCost:
+    """The prediction of a row as a value of the cost models."""
+    parts = {f"{name}_seconds": row[f"predicted_{name}_seconds"] for name in PARTS}
+    seconds = row["predicted_micro_step_seconds"]
+    bound = max(PARTS, key=lambda name: parts[f"{name}_seconds"])
+    samples_per_second = row["samples"] / seconds
+    return TimeCost(seconds, seconds, **parts, samples_per_second=samples_per_second, mfu=None, bound=bound)
+
+
+def raw(row: Row) -> float:
+    return float(row["predicted_micro_step_seconds"])
+
+
+def after(trials: Sequence[Row]) -> Seconds:
+    """Predictions as these trials correct them."""
+    found = calibrate(TimePair(cost(row), row["measured"]) for row in trials)
+    return lambda row: found.time(cost(row)).micro_step_seconds
+
+
+def miss(row: Row, seconds: float) -> float:
+    return abs(seconds / float(row["measured"]) - 1)
+
+
+def telling_pairs(rows: Sequence[Row]) -> list[tuple[Row, Row]]:
+    """Pairs of one model whose seconds a sample are apart by more than both intervals together."""
+    pairs = []
+    for one, other in itertools.combinations(rows, 2):
+        apart = one["low"] / one["samples"] > other["high"] / other["samples"]
+        behind = other["low"] / other["samples"] > one["high"] / one["samples"]
+        if one["model"] == other["model"] and (apart or behind):
+            pairs.append((one, other))
+    return pairs
+
+
+def tau(pairs: Iterable[tuple[Row, Row]], one: Seconds, other: Seconds) -> float:
+    """Kendall's: agreeing less disagreeing pairs over all, by seconds a sample."""
+
+    def faster(seconds: Seconds, a: Row, b: Row) -> bool:
+        return bool(seconds(a) / a["samples"] < seconds(b) / b["samples"])
+
+    signs = [1 if faster(one, a, b) == faster(other, a, b) else -1 for a, b in pairs]
+    return fmean(signs) if signs else float("nan")
+
+
+def of_same_model(rows: Sequence[Row]) -> list[float]:
+    """Errors where any three configurations of a model were tried, over all that are left."""
+    misses = []
+    for trials in itertools.combinations(rows, TRIALS):
+        corrected = after(trials)
+        misses += [miss(row, corrected(row)) for row in rows if row not in trials]
+    return misses
+
+
+def of_other_models(rows: Sequence[Row]) -> list[float]:
+    """Errors where three trials of other models were made, drawn at random."""
+    misses, draw = [], random.Random(0)
+    for _ in range(DRAWS):
+        row = draw.choice(rows)
+        corrected = after(draw.sample([one for one in rows if one["model"] != row["model"]], TRIALS))
+        misses.append(miss(row, corrected(row)))
+    return misses
+
+
+def show(table: Path) -> None:
+    rows = whole(table)
+    models = list(dict.fromkeys(row["model"] for row in rows))
+    print("| model | trials | predicted over measured, median | error | error after 3 trials | telling pairs | tau |")
+    print("|" + " --- |" * 7)
+    of_all: list[float] = []
+    for model in models:
+        own = [row for row in rows if row["model"] == model]
+        later, pairs = of_same_model(own), telling_pairs(own)
+        of_all += later
+        print(_line(model, own, later, pairs))
+    pairs = telling_pairs(rows)
+    print(_line("all", rows, of_all, pairs))
+    halves = tau(pairs, lambda row: float(row["first"]), lambda row: float(row["second"]))
+    print(f"\ntau of one half of the measurements against the other, over the same pairs: {halves:.2f}")
+    others = of_other_models(rows)
+    print(f"after {TRIALS} trials of other models, drawn {DRAWS} times: mean error {fmean(others):.1%}")
+    print(f"median error after {TRIALS} trials of the model itself: {median(of_all):.1%}")
+
+
+def _line(name: str, rows: Sequence[Row], later: Sequence[float], pairs: Sequence[tuple[Row, Row]]) -> str:
+    ratio = median(raw(row) / row["measured"] for row in rows)
+    error = fmean(miss(row, raw(row)) for row in rows)
+    calibrated = f"{fmean(later):.1%}" if later else ""
+    order = f"{tau(pairs, raw, lambda row: float(row['measured'])):.2f}" if pairs else ""
+    return f"| {name} | {len(rows)} | {ratio:.2f} | {error:.1%} | {calibrated} | {len(pairs)} | {order} |"
