@@ -49,6 +49,10 @@ def raw(row: Row) -> float:
     return float(row["predicted_micro_step_seconds"])
 
 
+def measured(row: Row) -> float:
+    return float(row["measured"])
+
+
 def after(trials: Sequence[Row]) -> Seconds:
     """Predictions as these trials correct them."""
     found = calibrate(TimePair(cost(row), row["measured"]) for row in trials)
@@ -56,7 +60,7 @@ def after(trials: Sequence[Row]) -> Seconds:
 
 
 def miss(row: Row, seconds: float) -> float:
-    return abs(seconds / float(row["measured"]) - 1)
+    return abs(seconds / measured(row) - 1)
 
 
 def telling_pairs(rows: Sequence[Row]) -> list[tuple[Row, Row]]:
@@ -80,13 +84,15 @@ def tau(pairs: Iterable[tuple[Row, Row]], one: Seconds, other: Seconds) -> float
     return fmean(signs) if signs else float("nan")
 
 
-def of_same_model(rows: Sequence[Row]) -> list[float]:
-    """Errors where any three configurations of a model were tried, over all that are left."""
-    misses = []
+def of_same_model(rows: Sequence[Row]) -> tuple[list[float], list[float]]:
+    """(errors, tau) where any three configurations of a model were tried, over all that are left."""
+    misses, orders = [], []
     for trials in itertools.combinations(rows, TRIALS):
-        corrected = after(trials)
-        misses += [miss(row, corrected(row)) for row in rows if row not in trials]
-    return misses
+        corrected, rest = after(trials), [row for row in rows if row not in trials]
+        misses += [miss(row, corrected(row)) for row in rest]
+        if pairs := telling_pairs(rest):
+            orders.append(tau(pairs, corrected, measured))
+    return misses, orders
 
 
 def of_other_models(rows: Sequence[Row]) -> list[float]:
@@ -101,27 +107,33 @@ def of_other_models(rows: Sequence[Row]) -> list[float]:
 
 def show(table: Path) -> None:
     rows = whole(table)
-    models = list(dict.fromkeys(row["model"] for row in rows))
-    print("| model | trials | predicted over measured, median | error | error after 3 trials | telling pairs | tau |")
-    print("|" + " --- |" * 7)
-    of_all: list[float] = []
-    for model in models:
+    print(
+        "| model | trials | predicted over measured | error | after 3 trials | telling pairs | tau | after 3 trials |"
+    )
+    print("|" + " --- |" * 8)
+    misses: list[float] = []
+    orders: list[float] = []
+    for model in dict.fromkeys(row["model"] for row in rows):
         own = [row for row in rows if row["model"] == model]
-        later, pairs = of_same_model(own), telling_pairs(own)
-        of_all += later
-        print(_line(model, own, later, pairs))
-    pairs = telling_pairs(rows)
-    print(_line("all", rows, of_all, pairs))
-    halves = tau(pairs, lambda row: float(row["first"]), lambda row: float(row["second"]))
+        later, ordered = of_same_model(own)
+        misses, orders = misses + later, orders + ordered
+        print(_line(model, own, later, ordered))
+    print(_line("all", rows, misses, orders))
+    halves = tau(telling_pairs(rows), lambda row: float(row["first"]), lambda row: float(row["second"]))
     print(f"\ntau of one half of the measurements against the other, over the same pairs: {halves:.2f}")
-    others = of_other_models(rows)
-    print(f"after {TRIALS} trials of other models, drawn {DRAWS} times: mean error {fmean(others):.1%}")
-    print(f"median error after {TRIALS} trials of the model itself: {median(of_all):.1%}")
+    print(f"after {TRIALS} trials of other models, drawn {DRAWS} times: mean error {fmean(of_other_models(rows)):.1%}")
 
 
-def _line(name: str, rows: Sequence[Row], later: Sequence[float], pairs: Sequence[tuple[Row, Row]]) -> str:
-    ratio = median(raw(row) / row["measured"] for row in rows)
-    error = fmean(miss(row, raw(row)) for row in rows)
-    calibrated = f"{fmean(later):.1%}" if later else ""
-    order = f"{tau(pairs, raw, lambda row: float(row['measured'])):.2f}" if pairs else ""
-    return f"| {name} | {len(rows)} | {ratio:.2f} | {error:.1%} | {calibrated} | {len(pairs)} | {order} |"
+def _line(name: str, rows: Sequence[Row], later: Sequence[float], ordered: Sequence[float]) -> str:
+    pairs = telling_pairs(rows)
+    cells = [
+        name,
+        str(len(rows)),
+        f"{median(raw(row) / measured(row) for row in rows):.2f}",
+        f"{fmean(miss(row, raw(row)) for row in rows):.1%}",
+        f"{fmean(later):.1%}" if later else "",
+        str(len(pairs)),
+        f"{tau(pairs, raw, measured):.2f}" if pairs else "",
+        f"{fmean(ordered):.2f}" if ordered else "",
+    ]
+    return f"| {' | '.join(cells)} |"
