@@ -20,12 +20,10 @@ from dataclasses import dataclass, field, replace
 from cost_models.affine import Affine
 from cost_models.columns import leaves_idle
 from cost_models.targets import Target
-from cost_models.workload import UNEVEN_PAD, Kind, Op, Phase, Workload
+from cost_models.workload import CONVERT, UNEVEN_PAD, Kind, Op, Phase, Workload
 
 _TAKES_PADDING = frozenset({Kind.CONV, Kind.POOL})
-_PRODUCTS = frozenset({Kind.DOT, Kind.CONV})
 _PICKS = frozenset({"gather", "slice", "dynamic_slice"})
-_CONVERT = "convert_element_type"
 _LONG_CHAINS = frozenset({Kind.EXPENSIVE, Kind.RANDOM})
 _CHEAP = frozenset({"add", "sub", "mul", "max", "min", "neg", "abs"})
 _SHORT_CHAIN = 4  # operations: XLA's products take at most four parameters an operand
@@ -128,7 +126,7 @@ class Fusion:
         found = [
             index
             for index, op in enumerate(self.graph.ops)
-            if op.kind in _PRODUCTS and op.writes[0] not in self.must and self._goes_on(op.writes[0])
+            if op.kind.is_product and op.writes[0] not in self.must and self._goes_on(op.writes[0])
         ]
         for index in found:
             self.fusible[index] = True
@@ -348,7 +346,7 @@ class Fusion:
                 source = self.graph.producer.get(read)
                 if source is None or not self.fusible[source] or self.size[read] < self.size[self.reads[reduction][0]]:
                     continue
-                if self._is_shared(read, at) and self.graph.ops[source].primitive != _CONVERT:
+                if self._is_shared(read, at) and self.graph.ops[source].primitive != CONVERT:
                     yield read
                 else:
                     pending.append(source)
@@ -356,7 +354,7 @@ class Fusion:
     def _is_shared(self, tensor: int, reader: int) -> bool:
         """Whether something beside this reader computes with it; a conversion is computed along with it."""
         others = (self.graph.ops[other] for other in self.graph.readers[tensor] if other != reader)
-        return any(other.primitive != _CONVERT for other in others)
+        return any(other.primitive != CONVERT for other in others)
 
     def _made_of_narrow(self, tensor: int, leaves: int) -> bool:
         """Whether this is float32 and made of as many narrow values."""

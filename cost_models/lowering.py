@@ -17,7 +17,6 @@ from cost_models.widening import widened
 from cost_models.workload import Kind, Op, Phase, Role, Tensor, Workload
 
 _AGAINST_ZERO = frozenset({"max", "gt"})  # with a constant: ReLU, ELU and their like
-_PRODUCTS = frozenset({Kind.DOT, Kind.CONV})
 _ADDITIONS = frozenset({"add", "add_any"})
 _Shape = tuple[str, tuple[Affine, ...]]
 
@@ -63,7 +62,7 @@ def _rounded(workload: Workload, dtype: str) -> Workload:
         if op.kind is Kind.REDUCE:
             continue
         passes_on = op.kind is Kind.VIEW or op.primitive == "transpose"
-        good = op.kind in _PRODUCTS or (passes_on and all(to_products.get(write, False) for write in op.writes))
+        good = op.kind.is_product or (passes_on and all(to_products.get(write, False) for write in op.writes))
         for read in op.reads:
             to_products[read] = to_products.get(read, True) and good
     tensors = tuple(

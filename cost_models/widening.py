@@ -11,12 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from cost_models.workload import Kind, Op, Tensor, Workload, walk
+from cost_models.workload import CONVERT, Kind, Op, Tensor, Workload, walk
 
 WIDE = "float32"
-_CONVERT = "convert_element_type"
 _ARITHMETIC = frozenset({Kind.ELEMENTWISE, Kind.EXPENSIVE, Kind.REDUCE, Kind.POOL})
-_PRODUCTS = frozenset({Kind.DOT, Kind.CONV})
 _HALVES = frozenset({"bfloat16", "float16"})
 
 
@@ -45,11 +43,11 @@ class _Widening:
 
     def rewritten(self, ops: Sequence[Op]) -> Iterator[Op]:
         for op in ops:
-            if op.primitive == _CONVERT:
+            if op.primitive == CONVERT:
                 yield self._conversion(op)
             elif op.kind in _ARITHMETIC:
                 yield from self._arithmetic(op)
-            elif op.kind in _PRODUCTS and self.products:
+            elif op.kind.is_product and self.products:
                 for read in dict.fromkeys(op.reads):
                     yield from self._raised(op, read)
                 yield from self._in_float32(op)
@@ -79,7 +77,7 @@ class _Widening:
         if tensor.dtype in _HALVES and read not in self.wide:
             self.wide[read] = len(self.tensors)
             self.tensors.append(replace(tensor, dtype=WIDE))
-            yield Op(Kind.ELEMENTWISE, _CONVERT, (read,), (self.wide[read],), phase=op.phase, layer=op.layer)
+            yield Op(Kind.ELEMENTWISE, CONVERT, (read,), (self.wide[read],), phase=op.phase, layer=op.layer)
 
     def _in_float32(self, op: Op) -> Iterator[Op]:
         rounded = [write for write in op.writes if self.tensors[write].dtype in _HALVES]
@@ -89,7 +87,7 @@ class _Widening:
         reads = tuple(self.wide.get(read, read) for read in op.reads)
         yield replace(op, reads=reads, writes=tuple(self.wide.get(write, write) for write in op.writes))
         for write in rounded:
-            yield replace(op, kind=Kind.ELEMENTWISE, primitive=_CONVERT, reads=(self.wide[write],), writes=(write,))
+            yield replace(op, kind=Kind.ELEMENTWISE, primitive=CONVERT, reads=(self.wide[write],), writes=(write,))
 
     def _runs_wide(self, op: Op) -> bool:
         """By the dtype of what it reads: comparisons of narrow values write booleans."""
@@ -107,5 +105,5 @@ def _without_idle_conversions(ops: tuple[Op, ...], lasting: Iterable[int]) -> tu
 
 def _kept(ops: Sequence[Op], read: set[int]) -> Iterator[Op]:
     for op in ops:
-        if op.primitive != _CONVERT or read.intersection(op.writes):
+        if op.primitive != CONVERT or read.intersection(op.writes):
             yield replace(op, body=tuple(_kept(op.body, read))) if op.body else op

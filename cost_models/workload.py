@@ -33,6 +33,8 @@ ITEM_BYTES: Mapping[str, float] = {
 
 UNEVEN_PAD = "pad_unevenly"
 """The primitive of padding that adds more at one end than at the other; even padding is `pad`."""
+CONVERT = "convert_element_type"
+"""The primitive that changes a dtype."""
 
 
 class Kind(StrEnum):
@@ -60,6 +62,11 @@ class Kind(StrEnum):
     COLLECTIVE = "collective"
     CUSTOM = "custom"
     UNKNOWN = "unknown"
+
+    @property
+    def is_product(self) -> bool:
+        """Whether a matrix unit works it out: a contraction or a convolution."""
+        return self in (Kind.DOT, Kind.CONV)
 
 
 class Phase(StrEnum):
@@ -321,7 +328,7 @@ def walk(ops: tuple[Op, ...]) -> list[Op]:
 def _model_flops(op: Op) -> Affine:
     if op.region and op.phase is Phase.FORWARD:  # recomputed: work, but not the model's
         return Affine()
-    own = op.flops if op.kind in (Kind.DOT, Kind.CONV) else Affine()
+    own = op.flops if op.kind.is_product else Affine()
     if op.compiled is not None:
         own = Affine(op.compiled.product_flops)
     return own + Affine.sum(_model_flops(inner) for inner in op.body) * op.repeat
