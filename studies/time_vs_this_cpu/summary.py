@@ -121,7 +121,9 @@ def show(table: Path) -> None:
     print(_line("all", rows, misses, orders))
     halves = tau(telling_pairs(rows), lambda row: float(row["first"]), lambda row: float(row["second"]))
     print(f"\ntau of one half of the measurements against the other, over the same pairs: {halves:.2f}")
-    print(f"after {TRIALS} trials of other models, drawn {DRAWS} times: mean error {fmean(of_other_models(rows)):.1%}")
+    if len({row["model"] for row in rows}) > 1:
+        others = of_other_models(rows)
+        print(f"after {TRIALS} trials of other models, drawn {DRAWS} times: mean error {fmean(others):.1%}")
 
 
 def _line(name: str, rows: Sequence[Row], later: Sequence[float], ordered: Sequence[float]) -> str:
