@@ -67,7 +67,7 @@ def depthwise() -> Any:
     x = convolved(inputs, 24, strides=2)
     for filters in (48, 96):
         x = layers.ReLU()(layers.BatchNormalization()(layers.DepthwiseConv2D(3, padding="same")(x)))
-        x = layers.AveragePooling2D()(convolved(x, filters, size=1))
+        x = layers.AveragePooling2D(2)(convolved(x, filters, size=1))
     return compiled(
         inputs, layers.Dense(10, "softmax")(layers.GlobalAveragePooling2D()(x)), "sgd", "categorical_crossentropy"
     )
