@@ -73,9 +73,10 @@ def key(model: str, config: TrainConfig) -> str:
 
 
 def bench_of(model: str, client: Client, cluster: Cluster, **more: Any) -> Bench:
-    """The product's own workbench on one model."""
+    """The product's own workbench on one model, which knows how the model trains by itself."""
     spec = source.resolve(f"{HERE / 'models.py'}:{model}")
-    return Bench(client, spec, "jax", cluster, Clock.start(None), limit_seconds=LIMIT_SECONDS, **more)
+    bench = Bench(client, spec, "jax", cluster, Clock.start(None), limit_seconds=LIMIT_SECONDS, **more)
+    return bench.with_(baseline=TrainConfig.from_dict(bench.observe().config))
 
 
 def probed(client: Client) -> dict[str, Any]:
