@@ -24,9 +24,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from autoplan import endings, errors, processes
 from autoplan.endings import Ending, Watched
@@ -73,6 +73,13 @@ class Job(Value):
     baseline: dict[str, Any] | None = Field(None, description="the script's own configuration, once observed")
     devices: int | None = Field(None, description="simulated CPU devices; None leaves the machine as it is")
     options: dict[str, Any] = {}
+
+    @model_validator(mode="after")
+    def _change_is_known(self) -> Self:
+        """What is applied is what differs from the script's own: without that, nothing would be, in silence."""
+        if self.config is not None and self.baseline is None:
+            raise ValueError("a job with a configuration needs the script's own beside it, as its baseline")
+        return self
 
 
 class Observation(Value):

@@ -226,10 +226,9 @@ class Session:
 
 
 def _change(job: Job) -> Change | None:
-    if job.config is None:
+    if job.config is None or job.baseline is None:
         return None
-    wanted = TrainConfig.from_dict(job.config)
-    return Change(TrainConfig.from_dict(job.baseline or job.config), wanted)
+    return Change(TrainConfig.from_dict(job.baseline), TrainConfig.from_dict(job.config))
 
 
 def _synthetic_facts(batch_size: int) -> DataFacts:

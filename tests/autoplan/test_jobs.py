@@ -16,6 +16,7 @@ from autoplan import source
 from autoplan.errors import NeverFits, ScriptFailed, WorkerError
 from autoplan.jobs import Client, Job, JobKind
 from autoplan.plan import FailureKind, Measurement
+from cost_models.config import Batch, TrainConfig
 
 QUICK = {"groups": 3, "group_seconds": 0.05, "max_seconds": 20}
 
@@ -453,3 +454,10 @@ def test_a_backend_that_is_not_installed_is_told_with_the_extra(script, tmp_path
         pytest.raises(WorkerError, match=r"No module named 'jax'.*autoplan\[jax\]"),
     ):
         run(broken, script())
+
+
+def test_a_configuration_without_what_it_changes_is_no_job():
+    config = TrainConfig(Batch(8)).to_dict()
+    with pytest.raises(ValueError, match="needs the script's own beside it"):
+        Job(kind=JobKind.MEASURE, config=config)
+    assert Job(kind=JobKind.MEASURE, config=config, baseline=config).config == config
