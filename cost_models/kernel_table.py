@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -69,6 +69,17 @@ class KernelTable:
     def is_update(self) -> npt.NDArray[np.bool_]:
         """Rows that belong to the optimizer and the metrics, as far as that is known."""
         return np.zeros(len(self.runs), np.bool_) if self.updates is None else self.updates
+
+    @cached_property
+    def products(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """(the first row of each product that differs from the others, which of these each product's row is like).
+
+        Layers repeat, and their products have one shape at every batch.
+        """
+        rows = np.flatnonzero(self.is_gemm)
+        kinds = np.column_stack([self.gemm_fixed, self.gemm_per_sample, self.dtype, self.is_convolution])[rows]
+        _, first, like = np.unique(kinds, axis=0, return_index=True, return_inverse=True)
+        return rows[first], np.asarray(like, np.int64).reshape(-1)
 
     @property
     def item_bytes(self) -> Floats:

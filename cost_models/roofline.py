@@ -215,9 +215,9 @@ def kernel_seconds(
     peaks = _as_the_backend_calculates(peaks, table, config, efficiency)
     vector = efficiency.vector_operations_per_second or peak_rate(chip, "float32") * efficiency.vector
     rates = np.full(len(flops), vector)
-    at = table.is_gemm
+    at, like = table.products
     share_of_peak = product_flops_share(gemm[at], peaks[at], table.item_bytes[at], memory_rate, efficiency)
-    rates[at] = peaks[at] * share_of_peak
+    rates[table.is_gemm] = (peaks[at] * share_of_peak)[like]
     thin = table.is_grouped & (table.gemm_fixed[:, 2] < efficiency.thinnest)
     rates[thin] = efficiency.thin_flops(peaks[thin], table.item_bytes[thin])
     if fused and table.attention is not None:
