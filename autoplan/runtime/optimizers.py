@@ -124,12 +124,19 @@ def _count_batches_only(inner: Any) -> None:
 
     On TensorFlow an epoch of data that do not tell their length ends with a micro-step that gets no batch. Nothing of
     it takes place but the counting, which waits for nothing: from then on updates would come a micro-step early.
+
+    The optimizer's variables are made before anything waits for gradients: XLA takes no program that makes them from
+    what it works out.
     """
     import tensorflow as tf
 
     apply = inner.apply
 
     def apply_then_count(grads: Any, trainable_variables: Any = None) -> None:
+        if not inner.built and trainable_variables is not None:
+            trainable_variables = list(trainable_variables)
+            with keras.src.backend.name_scope(inner.name, caller=inner):
+                inner.build(trainable_variables)
         known = [gradient for gradient in grads if gradient is not None]
         with tf.control_dependencies(known[-1:]):
             apply(grads, trainable_variables)

@@ -211,10 +211,10 @@ OPTIMIZERS = {
 }
 
 
-def trained(make_optimizer, wanted, rows, script=None, *, shuffle=False):
+def trained(make_optimizer, wanted, rows, script=None, *, shuffle=False, **knobs):
     """A model after two epochs whose script has 32 samples an update."""
     script = script or Batch(32)
-    change = Change(config(script), config(wanted))
+    change = Change(config(script), config(wanted, **knobs))
     optimizer = make_optimizer()
     optimizer.gradient_accumulation_steps = script.accumulation if script.accumulation > 1 else None
     model = built(optimizer)
@@ -235,6 +235,10 @@ def accumulation():
         cut = trained(make, Batch(8, accumulation=4), rows, shuffle=shuffle)
         difference = float(np.abs(weights(own) - weights(cut)).max())
         found[f"{name}, {rows} rows"] = {"updates": [updates(own), updates(cut)], "difference": difference}
+    if NAME != "torch":  # where a C++ compiler is called for each kernel
+        own, cut = trained(make, Batch(32), 64), trained(make, Batch(8, accumulation=4), 64, jit_compile=True)
+        difference = float(np.abs(weights(own) - weights(cut)).max())
+        found["compiled"] = {"updates": [updates(own), updates(cut)], "difference": difference}
     script = Batch(8, accumulation=4)
     own, whole = trained(OPTIMIZERS["sgd"], script, 64, script), trained(OPTIMIZERS["sgd"], Batch(32), 64, script)
     difference = float(np.abs(weights(own) - weights(whole)).max())
