@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -30,6 +31,8 @@ class Efficiency:
     overlap     how much of the shorter of arithmetic and traffic hides behind the longer one
     vector      elementwise operations a second, as a share of float32's peak, where cores are not known
     thin        depthwise convolutions, as a share of the peak of products, where cores are not known
+    slow        operations a second of kernels that a compiler runs in plain loops, as shares of float32's peak, by kind
+    grouped     whether a library takes grouped convolutions; else all are as slow as depthwise ones
     attention   of fused attention: (share of the peak over both passes at long sequences, the length at which it is
                 half of that)
     tiles       (m, n) of the blocks in which a core works; depth: elements of k at a time
@@ -48,6 +51,8 @@ class Efficiency:
     depth: int
     l2_over_memory: float
     product_float32: float = 0.0
+    slow: Mapping[str, float] = field(default_factory=dict, hash=False)
+    grouped: bool = True
     cores: int = 0
     lanes: int = 0
     clock_hz: float = 0.0
@@ -55,7 +60,7 @@ class Efficiency:
     @property
     def thinnest(self) -> int:
         """Output channels a group below which a grouped convolution leaves the matrix units: half a block of theirs."""
-        return min(n for _, n in self.tiles) // 2
+        return min(n for _, n in self.tiles) // 2 if self.grouped else sys.maxsize
 
     def thin_flops(self, peak: Floats, item_bytes: Floats) -> Floats:
         """FLOP/s of depthwise and thin grouped convolutions by operand size: on vector units, which the local memory

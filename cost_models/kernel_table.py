@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -14,7 +14,7 @@ from cost_models.fusion import Kernel
 from cost_models.liveness import Updates, schedule
 from cost_models.targets import Target
 from cost_models.tiles import Storage
-from cost_models.workload import ITEM_BYTES, Kind, Phase, Tensor, Workload
+from cost_models.workload import ITEM_BYTES, POOL_SCATTER, Kind, Phase, Tensor, Workload
 
 Floats = npt.NDArray[np.float64]
 
@@ -39,6 +39,8 @@ class KernelTable:
     """Every kernel as a row of numbers: FLOPs are fixed + batch x per_sample, in `dtypes[dtype]`.
 
     moved_by, moved_tensor, moved_times   that row moves that tensor's bytes so often
+    slow                                  rows that some compilers run in plain loops, by the name of their rate in
+                                          `Efficiency.slow`
     attention                             None where there is none, or where the compiler decided about it already
     """
 
@@ -59,6 +61,7 @@ class KernelTable:
     attention: AttentionRows | None = None
     convolutions: npt.NDArray[np.bool_] | None = None
     updates: npt.NDArray[np.bool_] | None = None
+    slow: Mapping[str, npt.NDArray[np.bool_]] = field(default_factory=dict)
 
     @property
     def is_convolution(self) -> npt.NDArray[np.bool_]:
@@ -136,6 +139,10 @@ def kernel_table(workload: Workload, target: Target, updates: Updates) -> Kernel
         attention=_attention_rows(attention, rows, moved),
         convolutions=np.array([kernel.op.kind is Kind.CONV for kernel, _ in rows], np.bool_),
         updates=np.array([kernel.op.phase is Phase.UPDATE for kernel, _ in rows], np.bool_),
+        slow={
+            "random": np.array([kernel.op.kind is Kind.RANDOM for kernel, _ in rows], np.bool_),
+            "pool_gradient": np.array([_is_pool_gradient(kernel) for kernel, _ in rows], np.bool_),
+        },
     )
 
 
@@ -173,6 +180,10 @@ def _shared_reads(kernels: Sequence[Kernel]) -> set[tuple[int, int]]:
                 shared.add((row, read))
             made.update(kernel.writes)
     return shared
+
+
+def _is_pool_gradient(kernel: Kernel) -> bool:
+    return kernel.op.kind is Kind.POOL_GRADIENT or kernel.op.primitive == POOL_SCATTER
 
 
 def _groups(kernel: Kernel) -> float:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from cost_models.affine import Affine
 from cost_models.targets import Target
 from cost_models.widening import widened
-from cost_models.workload import Kind, Op, Phase, Role, Tensor, Workload
+from cost_models.workload import POOL_SCATTER, Kind, Op, Phase, Role, Tensor, Workload
 
 _AGAINST_ZERO = frozenset({"max", "gt"})  # with a constant: ReLU, ELU and their like
 _ADDITIONS = frozenset({"add", "add_any"})
@@ -105,7 +105,7 @@ class _Pooling:
         if not into_sum:
             zeros = self._zeros(self.tensors[op.writes[0]], index)
             target = (self._copy(index if of_relu is None else of_relu, zeros),) if self._shared(zeros) else (zeros,)
-        scatter = replace(op, kind=Kind.SCATTER, primitive="scatter", reads=(*target, incoming, *found.writes))
+        scatter = replace(op, kind=Kind.SCATTER, primitive=POOL_SCATTER, reads=(*target, incoming, *found.writes))
         self.before.setdefault(index, []).extend([found, scatter])
 
     def _positions(self, op: Op, incoming: int, operand: int) -> Op:

@@ -220,6 +220,9 @@ def kernel_seconds(
     rates[table.is_gemm] = (peaks[at] * share_of_peak)[like]
     thin = table.is_grouped & (table.gemm_fixed[:, 2] < efficiency.thinnest)
     rates[thin] = efficiency.thin_flops(peaks[thin], table.item_bytes[thin])
+    for kind, rows in table.slow.items():
+        if kind in efficiency.slow:
+            rates[rows] = peak_rate(chip, "float32") * efficiency.slow[kind]
     if fused and table.attention is not None:
         flops, rates = _fused(table.attention, gemm, flops, rates, peaks, efficiency)
     return flops / (rates * share), moved / (memory_rate * share * efficiency.bandwidth)

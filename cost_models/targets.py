@@ -150,6 +150,7 @@ _TPU = Target(
 _CPU = replace(
     _GPU,
     name="cpu",
+    fusible=_FUSIBLE - {Kind.RANDOM},  # drawn in a loop that writes its words (jax's threefry rolls its rounds there)
     native=frozenset(),
     products_widen=True,
     column_blocks=0,

@@ -33,6 +33,8 @@ ITEM_BYTES: Mapping[str, float] = {
 
 UNEVEN_PAD = "pad_unevenly"
 """The primitive of padding that adds more at one end than at the other; even padding is `pad`."""
+POOL_SCATTER = "scatter_of_pooling"
+"""The primitive by which compilers without a gradient of pooling send it to where each window's largest value was."""
 CONVERT = "convert_element_type"
 """The primitive that changes a dtype."""
 

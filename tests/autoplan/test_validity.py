@@ -101,8 +101,9 @@ def test_what_lies_in_no_file_cannot_be_looked_at_and_is_not_held_against_the_pl
 def test_warnings_are_of_what_matters_alone():
     release, fix = Difference("keras", "3.15.1", "3.16.0", True), Difference("python", "3.11.7", "3.11.8", False)
     assert Verdict((fix,)).warnings("plan.yaml") == []
-    told = "plan.yaml was tuned for something else, and what it promises may not hold (keras: the plan has 3.15.1, here is 3.16.0)"
-    assert Verdict((fix, release)).warnings("plan.yaml") == [told]
+    (told,) = Verdict((fix, release)).warnings("plan.yaml")
+    assert told.startswith("plan.yaml was tuned for something else, and what it promises may not hold")
+    assert told.endswith("(keras: the plan has 3.15.1, here is 3.16.0)")
 
 
 def test_a_verdict_tells_what_matters_first():

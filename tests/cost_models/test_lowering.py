@@ -39,7 +39,15 @@ def test_a_target_that_replaces_nothing_gets_the_workload_itself():
 
 def test_on_gpus_the_gradient_of_pooling_is_positions_and_a_scatter_into_a_copy_of_shared_zeros():
     lowered = lower(pooling(), GPU)
-    assert primitives(lowered) == ["broadcast_in_dim", "copy", "max", "pool", "neg", "reduce_window", "scatter"]
+    assert primitives(lowered) == [
+        "broadcast_in_dim",
+        "copy",
+        "max",
+        "pool",
+        "neg",
+        "reduce_window",
+        "scatter_of_pooling",
+    ]
     zeros, copy, relu, _, _, positions, scatter = lowered.ops
     assert relu.reads[-1] == copy.reads[0] == zeros.writes[0]  # the ReLU compares with the same zeros
     assert scatter.reads == (copy.writes[0], scatter.reads[1], *positions.writes)
@@ -51,13 +59,13 @@ def test_on_gpus_the_gradient_of_pooling_is_positions_and_a_scatter_into_a_copy_
 
 def test_without_a_relu_of_that_shape_the_scatter_takes_the_zeros_themselves():
     lowered = lower(pooling(relu=False), GPU)
-    assert primitives(lowered) == ["tanh", "pool", "neg", "broadcast_in_dim", "reduce_window", "scatter"]
+    assert primitives(lowered) == ["tanh", "pool", "neg", "broadcast_in_dim", "reduce_window", "scatter_of_pooling"]
     assert lowered.ops[-1].reads[0] == lowered.ops[3].writes[0]
 
 
 def test_a_gradient_that_is_only_added_needs_no_zeros():
     lowered = lower(pooling(added=True), GPU)
-    assert primitives(lowered) == ["max", "pool", "neg", "reduce_window", "scatter", "add_any"]
+    assert primitives(lowered) == ["max", "pool", "neg", "reduce_window", "scatter_of_pooling", "add_any"]
 
 
 def test_cpus_write_the_counting_numbers_out():

@@ -23,7 +23,7 @@ from cost_models.roofline import (
     step_time,
 )
 from cost_models.targets import target_of
-from cost_models.workload import Kind, Op
+from cost_models.workload import POOL_SCATTER, Kind, Op
 from tests.cost_models.made import HEAD, HEADS, B, Step, attention, chip, cluster, dense
 
 PEAK, BANDWIDTH = 1e14, 1e12
@@ -136,12 +136,12 @@ def test_the_dtype_of_the_operands_sets_the_rate():
     assert single == pytest.approx(2 * half)
 
 
-def shaped(kind, groups, m, n, k):
+def shaped(kind, groups, m, n, k, machine=LOCAL):
     """1 TFLOP of products of that shape, on no memory to speak of."""
     step = Step()
     gemm = tuple(map(Affine, (groups, m, n, k)))
     y = step.op(kind, (step.input(B, 16),), (B, 16), gemm=gemm, flops=Affine(1e12))
-    return step_time(step.workload(y), config(1), LOCAL).compute_seconds
+    return step_time(step.workload(y), config(1), machine).compute_seconds
 
 
 def test_tiles_that_are_not_filled_cost_as_if_they_were():
@@ -154,6 +154,28 @@ def test_tiles_that_are_not_filled_cost_as_if_they_were():
 def test_depthwise_convolutions_do_not_run_on_matrix_units():
     assert shaped(Kind.CONV, 512, 4096, 1, 9) == pytest.approx(1e12 / PEAK / efficiency_of(LOCAL).thin)
     assert shaped(Kind.CONV, 2, 4096, 128, 4096) == pytest.approx(1e12 / PEAK)
+
+
+def test_processors_have_no_library_for_grouped_convolutions():
+    processor = cluster("cpu", local=True)
+    slow = 1e12 / PEAK / efficiency_of(processor).thin
+    assert shaped(Kind.CONV, 2, 4096, 128, 4096, processor) == pytest.approx(slow)
+    assert shaped(Kind.CONV, 1, 4096, 128, 4096, processor) == pytest.approx(1e12 / PEAK)
+
+
+def test_processors_draw_numbers_and_send_back_pooling_in_loops_of_their_own():
+    def seconds(kind, machine, **more):
+        step = Step()
+        drawn = step.op(kind, (step.input(B, N), step.input(B, N)), (B, N), flops=Affine(0, 50 * N), **more)
+        used = step.op(Kind.ELEMENTWISE, (drawn, step.input(B, N)), (B, N))
+        return step_time(step.workload(used), config(1024), machine).compute_seconds
+
+    processor, slow = cluster("cpu", local=True), efficiency_of(cluster("cpu")).slow
+    operations = 50 * N * 1024
+    assert seconds(Kind.RANDOM, processor) == pytest.approx(operations / (PEAK * slow["random"]), rel=1e-3)
+    scatter = seconds(Kind.SCATTER, processor, primitive=POOL_SCATTER)
+    assert scatter == pytest.approx(operations / (PEAK * slow["pool_gradient"]), rel=1e-3)
+    assert seconds(Kind.RANDOM, LOCAL) < operations / (PEAK * slow["random"]) / 5
 
 
 def test_a_loop_costs_its_body_as_often_as_it_runs():
