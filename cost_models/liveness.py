@@ -304,4 +304,6 @@ def _names(tensor: int, renamed: dict[int, int]) -> Iterator[int]:
 def _note_copies(workload: Workload, op: Op, from_variables: set[int], found: dict[int, Purpose]) -> None:
     if op.reads and from_variables.issuperset(op.reads) and op.kind is not Kind.REDUCE:
         from_variables.update(op.writes)
-        found.update(dict.fromkeys(op.writes, Purpose.WEIGHT_COPIES))
+        # What grows with the batch is no copy of a weight: numbers drawn from a seed, a bias broadcast over samples.
+        copies = [write for write in op.writes if all(dim.constant for dim in workload.tensors[write].shape)]
+        found.update(dict.fromkeys(copies, Purpose.WEIGHT_COPIES))

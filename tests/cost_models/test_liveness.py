@@ -2,7 +2,7 @@
 
 from cost_models.liveness import Purpose, Updates, schedule
 from cost_models.targets import target_of
-from cost_models.workload import Kind, Op, Phase
+from cost_models.workload import Kind, Op, Phase, Role
 from tests.cost_models.made import B, Step, dense
 
 GPU, TPU, CPU = target_of("gpu"), target_of("tpu"), target_of("cpu")
@@ -107,6 +107,15 @@ def test_gradients_and_copies_of_weights_are_named():
     assert purposes[copy] == Purpose.WEIGHT_COPIES
     assert purposes[y] == Purpose.ACTIVATIONS
     assert purposes[-1] == Purpose.WORKSPACE
+
+
+def test_what_is_drawn_from_a_seed_for_every_sample_is_no_copy_of_a_weight():
+    step = Step()
+    seed, x = step.weight("seed", 2, role=Role.SEED, dtype="uint32"), step.input(B, N)
+    words = step.op(Kind.RANDOM, (seed,), (B, N), dtype="uint32")
+    kept = step.op(Kind.ELEMENTWISE, (x, words), (B, N))
+    columns = schedule(step.workload(kept), CPU, Updates.AT_ONCE).temporaries
+    assert dict(zip(columns.tensor.tolist(), columns.purpose.tolist(), strict=True))[words] == Purpose.ACTIVATIONS
 
 
 def test_a_step_without_kernels_has_no_peak():
