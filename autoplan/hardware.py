@@ -114,6 +114,11 @@ def identity(cluster: Cluster) -> dict[str, Any]:
     return {**named, "processors": processors()} if cluster.local else named
 
 
+def settings() -> dict[str, str]:
+    """Variables of the environment that change how fast or how large programs are; "not set" where one is not."""
+    return {name: os.environ.get(name, "not set") for name in _SETTINGS}
+
+
 def processor_name() -> str:
     """The processor's name as the system gives it."""
     try:
@@ -237,7 +242,7 @@ def _facts(backend: str, devices: int | None) -> dict[str, Any]:
         "cpus": processors(),
         "memory_bytes": memory_bytes(),
         "accelerators": _accelerators(Path("/")),
-        "settings": {name: os.environ.get(name) for name in _SETTINGS},
+        "settings": settings(),
         "versions": {name: _version(name) for name in _VERSIONS},
     }
 

@@ -24,6 +24,7 @@ def known_at_once(bench: Bench) -> dict[str, Any]:
         "hardware": hardware.identity(bench.cluster),
         "devices": bench.cluster.devices,
         "memory": figures.size(bench.usable_bytes()),
+        "settings": hardware.settings(),
         "autoplan": autoplan.__version__,
     }
 

@@ -107,9 +107,7 @@ def of_other_models(rows: Sequence[Row]) -> list[float]:
 
 def show(table: Path) -> None:
     rows = whole(table)
-    print(
-        "| model | trials | predicted / measured | error | after 3 trials | telling pairs | tau | after 3 trials |"
-    )
+    print("| model | trials | predicted / measured | error | after 3 trials | telling pairs | tau | after 3 trials |")
     print("|" + " --- |" * 8)
     misses: list[float] = []
     orders: list[float] = []

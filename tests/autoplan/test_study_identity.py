@@ -7,6 +7,7 @@ from autoplan.forecasts import survey
 from autoplan.jobs import SourceSpec
 from autoplan.space import legal_configs
 from autoplan.study_identity import identity, known_at_once, stem
+from autoplan.study_place import differences
 from tests.autoplan.facts import VERSIONS, cluster, observation
 from tests.autoplan.fake_client import FakeClient
 
@@ -44,6 +45,15 @@ def test_what_is_known_before_the_source_ran_is_part_of_it():
     known = known_at_once(bench)
     assert known.items() <= identity(bench, findings).items()
     assert (known["arguments"], known["devices"]) == (["--small"], 1)
+
+
+def test_settings_that_change_programs_are_part_of_it(monkeypatch):
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    before = known_at_once(made()[0])
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true")
+    assert differences(before, known_at_once(made()[0])) == [
+        "settings.XLA_FLAGS: not set -> --xla_cpu_enable_fast_math=true"
+    ]
 
 
 def test_a_study_is_named_after_its_source():
