@@ -64,7 +64,7 @@ def configs(batch: int) -> Iterator[TrainConfig]:
         yield TrainConfig(Batch(times * batch))
     yield TrainConfig(Batch(batch, accumulation=4))
     yield TrainConfig(Batch(2 * batch, accumulation=2))
-    yield TrainConfig(Batch(2 * batch), remat=Remat(RematMode.FULL))
+    yield TrainConfig(Batch(2 * batch), remat=Remat(RematMode.ACTIVATIONS))
     yield TrainConfig(Batch(2 * batch), precision=Precision.MIXED_BFLOAT16)
 
 
