@@ -19,6 +19,7 @@ from cost_models.affine import Affine
 from cost_models.columns import structure_batch
 from cost_models.fusion import Kernel, kernels_of
 from cost_models.lowering import lower
+from cost_models.on_chip import on_chip
 from cost_models.ordering import greedy_order, program_order
 from cost_models.packing import packing
 from cost_models.targets import Target
@@ -66,6 +67,15 @@ class Temporaries:
 
 
 @dataclass(frozen=True)
+class Moved:
+    """What kernels read and write: their place, the tensor, and how often they run, a row for each."""
+
+    place: npt.NDArray[np.int64]
+    tensor: npt.NDArray[np.int64]
+    runs: Floats
+
+
+@dataclass(frozen=True)
 class Schedule:
     """Kernels in the order in which they run, and what is in memory at each.
 
@@ -80,6 +90,9 @@ class Schedule:
     tensors: tuple[Tensor, ...] = field(repr=False)
     stored: Storage = field(repr=False)
     local_batch: int
+    moved: Moved = field(repr=False)
+    on_chip_bytes: int = 0
+    _known: dict[int, Floats] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
     def packing(self) -> float:
@@ -87,8 +100,16 @@ class Schedule:
         return packing(self.sizes(self.local_batch), self.temporaries.birth, self.temporaries.death)
 
     def sizes(self, batch: int) -> Floats:
-        """Bytes of every temporary at a local batch."""
-        return self._of_temporaries(self.stored.at(batch))
+        """Bytes of every temporary in the device's memory at a local batch."""
+        if batch not in self._known:
+            stored = self.stored.at(batch)
+            sizes = self._of_temporaries(stored)
+            if self.on_chip_bytes:
+                moved = np.bincount(self.moved.place, stored[self.moved.tensor] * self.moved.runs, len(self.labels))
+                columns = self.temporaries
+                sizes = np.where(on_chip(sizes, columns.birth, columns.death, moved, self.on_chip_bytes), 0.0, sizes)
+            self._known[batch] = sizes
+        return self._known[batch]
 
     def live(self, batch: int) -> Floats:
         """Bytes of temporaries alive at each kernel."""
@@ -164,6 +185,7 @@ class _Liveness:
         self.scratch: list[int] = []
         self.labels: list[str] = []
         self.flat: list[Kernel] = []
+        self.runs: list[int] = []
         self.states = {v.tensor for v in workload.variables}
         self.donated = {v.result: v.tensor for v in workload.variables}
         self.metrics = {v.result for v in workload.variables if v.role not in _UPDATED}
@@ -185,17 +207,20 @@ class _Liveness:
             self.workload.tensors,
             stored,
             batch,
+            self._moved(),
+            self.target.on_chip_bytes,
         )
 
-    def _run(self, kernels: Sequence[Kernel]) -> None:
+    def _run(self, kernels: Sequence[Kernel], runs: int = 1) -> None:
         for kernel in kernels:
             start = len(self.labels)
             self.labels.append(kernel.op.layer)
             self.flat.append(kernel)
+            self.runs.append(0 if kernel.body else runs)
             branch = kernel.op.kind is Kind.BRANCH
             if not branch:  # a branch's own operations write its outputs and read its operands
                 self._bear(kernel, start)
-            self._run(kernel.body)
+            self._run(kernel.body, runs * kernel.op.repeat)
             end = len(self.labels) - 1
             self._bear(kernel, end)
             for read in () if branch and kernel.body else kernel.reads:
@@ -254,6 +279,15 @@ class _Liveness:
 
     def _dies_at(self, tensor: int, place: int) -> bool:
         return tensor not in self.resident and tensor in self.birth and self.death[tensor] == place
+
+    def _moved(self) -> Moved:
+        """A kernel that picks a part of a tensor moves no more than it makes of it."""
+        rows = []
+        for place, (kernel, runs) in enumerate(zip(self.flat, self.runs, strict=True)):
+            picked = dict(kernel.picked)
+            rows += [(place, picked.get(end, end), runs) for end in (*kernel.reads, *kernel.writes)]
+        place, tensor, times = zip(*rows, strict=True) if rows else [()] * 3
+        return Moved(np.asarray(place, np.int64), np.asarray(tensor, np.int64), np.asarray(times, np.float64))
 
     def _temporaries(self) -> Temporaries:
         rows: list[tuple[int, int, int, int, str]] = []

@@ -12,9 +12,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from cost_models.affine import Affine
+from cost_models.tables import with_whole_rows
 from cost_models.targets import Target
 from cost_models.widening import widened
-from cost_models.workload import Kind, Op, Phase, Role, Tensor, Workload
+from cost_models.workload import CONVERT, Kind, Op, Phase, Role, Tensor, Workload
 
 _AGAINST_ZERO = frozenset({"max", "gt"})  # with a constant: ReLU, ELU and their like
 _ADDITIONS = frozenset({"add", "add_any"})
@@ -25,6 +26,10 @@ def lower(workload: Workload, target: Target) -> Workload:
     """The workload as this target's compiler sees it when it starts to fuse."""
     if target.product_dtype:
         workload = _rounded(workload, target.product_dtype)
+    if target.copies_images:
+        workload = _with_copied_images(workload, target.product_dtype)
+    if target.tile_lanes:
+        workload = with_whole_rows(workload, target.tile_lanes, target.tile_rows)
     if target.copies_kernels:
         workload = _with_copied_kernels(workload)
     if target.scatters_pooling and any(op.kind is Kind.POOL_GRADIENT for op in workload.ops):
@@ -51,6 +56,31 @@ def _with_copied_kernels(workload: Workload) -> Workload:
                 tensors.append(tensors[weight])
                 ops.append(Op(Kind.COPY, "copy", (weight,), (copies[weight],), phase=op.phase, layer=op.layer))
         ops.append(replace(op, reads=tuple(copies[named[r]] if r in named else r for r in op.reads)) if weights else op)
+    return replace(workload, tensors=tuple(tensors), ops=tuple(ops)) if copies else workload
+
+
+def _with_copied_images(workload: Workload, dtype: str | None) -> Workload:
+    """What comes from outside into convolutions is copied once into their layout, as they round it.
+
+    It may be converted on its way; forward and backward share the copy.
+    """
+    named = {end: end for end in workload.inputs}
+    tensors = list(workload.tensors)
+    copies: dict[int, int] = {}
+    ops: list[Op] = []
+    for op in workload.ops:
+        if op.reads and op.reads[0] in named and (op.kind is Kind.VIEW or op.primitive == CONVERT):
+            named[op.writes[0]] = named[op.reads[0]]
+        images = [read for read in op.reads if read in named] if op.kind is Kind.CONV else []
+        for image in images:
+            if named[image] not in copies:
+                copies[named[image]] = len(tensors)
+                own = tensors[image]
+                tensors.append(replace(own, dtype=dtype) if dtype and own.dtype == "float32" else own)
+                made = (copies[named[image]],)
+                ops.append(Op(Kind.COPY, "copy", (named[image],), made, phase=op.phase, layer=op.layer))
+        reads = tuple(copies[named[read]] if read in images else read for read in op.reads)
+        ops.append(replace(op, reads=reads) if images else op)
     return replace(workload, tensors=tuple(tensors), ops=tuple(ops)) if copies else workload
 
 

@@ -26,6 +26,7 @@ class Target:
                         they would compute of narrow values is computed before them (0: no such thing)
     pads_unevenly       convolutions and windows add more padding at one end by themselves
     stacks_early        what loops stack up is there from the start of the program
+    copies_images       what comes from outside is copied into the layout of the convolutions that read it
     copies_kernels      weights of convolutions are copied into another layout
     keeps_long_chains   random bits and the like are computed once when several kernels read them
     weighs_traffic      a value is kept where reading its sources again would move more bytes; else where more than
@@ -34,8 +35,9 @@ class Target:
     costly              elementwise operations that are not computed twice, whatever the traffic
     writes_iota         constants of counting numbers are written out
     free_transposes     layouts are chosen so that transposes cost nothing
-    tile_row_bytes      bytes down the second-minor dimension of a memory tile (0: no tiles)
+    tile_rows           elements down the second-minor dimension of a memory tile (0: no tiles)
     tile_lanes          elements across the minor dimension of a memory tile
+    on_chip_bytes       room for whole values on the chip, which take none of the device's memory there (0: none)
     dot_workspace_bytes scratch of a library's matrix product
     reuses_operands     an elementwise result may take the place of an operand that nobody reads afterwards
     scatters_pooling    the gradient of max-pooling is a scatter into zeros, with the position of each maximum as
@@ -56,6 +58,7 @@ class Target:
     native: frozenset[str]
     products_widen: bool
     column_blocks: int
+    copies_images: bool
     copies_kernels: bool
     stacks_early: bool
     pads_unevenly: bool
@@ -65,8 +68,9 @@ class Target:
     costly: frozenset[str]
     writes_iota: bool
     free_transposes: bool
-    tile_row_bytes: int
+    tile_rows: int
     tile_lanes: int
+    on_chip_bytes: int
     dot_workspace_bytes: int
     reuses_operands: bool
     scatters_pooling: bool
@@ -103,6 +107,7 @@ _GPU = Target(
     column_blocks=288,  # A100: 256 were computed apart, 317 were not (jax 0.10.2)
     stacks_early=True,
     pads_unevenly=False,  # cuDNN pads both ends alike
+    copies_images=False,
     copies_kernels=True,  # cuDNN takes them with output channels first
     keeps_long_chains=True,
     weighs_traffic=True,
@@ -110,8 +115,9 @@ _GPU = Target(
     costly=frozenset(),
     writes_iota=False,
     free_transposes=True,
-    tile_row_bytes=0,
+    tile_rows=0,
     tile_lanes=0,
+    on_chip_bytes=0,
     dot_workspace_bytes=0,  # Triton's products need none
     reuses_operands=False,
     scatters_pooling=True,
@@ -130,6 +136,7 @@ _TPU = Target(
     native=frozenset(),
     products_widen=False,
     column_blocks=0,
+    copies_images=True,
     copies_kernels=False,
     stacks_early=False,
     pads_unevenly=True,
@@ -139,10 +146,11 @@ _TPU = Target(
     costly=frozenset(),
     writes_iota=False,
     free_transposes=True,
-    tile_row_bytes=32,  # 8 rows of float32, 16 of bfloat16
+    tile_rows=8,
     tile_lanes=128,
+    on_chip_bytes=112 * 2**20,
     dot_workspace_bytes=0,
-    reuses_operands=True,
+    reuses_operands=False,
     scatters_pooling=False,
     host_apart=True,
     uncertainty=(0.45, 0.3),
@@ -208,6 +216,7 @@ def target_of(
         target,
         name=f"{target.name} eager",
         widens=False,
+        copies_images=False,
         copies_kernels=False,
         stacks_early=False,
         fusible=frozenset(),

@@ -1,0 +1,127 @@
+"""Workload -> Workload: tables whose rows fill no memory tile are read and written in rows that do.
+
+XLA:TPU gathers and scatters whole rows, which lie across the lanes of a tile. A table of narrow rows comes from outside
+with its rows down the tiles, which wastes nothing. So it is copied before rows are gathered, in the dtype that is
+gathered, and its gradient is scattered into whole rows, and copied back before it is used. Where sums over rows and
+columns of the gradient are asked for (Adafactor), the update works on whole rows, and its results are copied back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from cost_models.affine import Affine
+from cost_models.workload import CONVERT, Kind, Op, Phase, Role, Tensor, Workload
+
+
+def with_whole_rows(workload: Workload, lanes: int, rows: int) -> Workload:
+    """The workload with copies of narrow tables; tiles are of `rows` x `lanes` elements."""
+    tables = {
+        v.tensor
+        for v in workload.variables
+        if v.role is Role.TRAINABLE and _is_narrow(workload.tensors[v.tensor], lanes, rows)
+    }
+    gathered = {op.reads[0] for op in workload.ops if op.kind is Kind.GATHER}
+    if not tables or not gathered:
+        return workload
+    return _Tables(workload, lanes, tables).rewritten()
+
+
+def _is_narrow(tensor: Tensor, lanes: int, rows: int) -> bool:
+    """Whether a matrix wastes less with its columns across the lanes."""
+    if len(tensor.shape) != 2 or not tensor.elements.constant:
+        return False
+    count, width = (round(dim.fixed) for dim in tensor.shape)
+    return _up(count, lanes) * _up(width, rows) < _up(count, rows) * _up(width, lanes)
+
+
+def _up(size: int, step: int) -> int:
+    return math.ceil(size / step) * step
+
+
+@dataclass
+class _Tables:
+    """`named` are tables under another name or in another dtype, `factored` shapes that are updated in whole rows."""
+
+    workload: Workload
+    lanes: int
+    tables: set[int]
+    tensors: list[Tensor] = field(default_factory=list)
+    named: dict[int, int] = field(default_factory=dict)
+    copies: dict[tuple[int, str], int] = field(default_factory=dict)
+    factored: set[tuple[Affine, ...]] = field(default_factory=set)
+    rows: dict[int, int] = field(default_factory=dict)
+
+    def rewritten(self) -> Workload:
+        self.tensors = list(self.workload.tensors)
+        self.named = {table: table for table in self.tables}
+        shapes = {self.tensors[table].shape for table in self.tables}
+        zeros = self._zeros()
+        self.factored = shapes & {
+            self.tensors[op.reads[0]].shape
+            for op in self.workload.ops
+            if op.phase is Phase.UPDATE and op.kind is Kind.REDUCE and len(self.tensors[op.writes[0]].shape) == 1
+        }
+        ops: list[Op] = []
+        for op in self.workload.ops:
+            if op.reads and op.reads[0] in self.named and (op.kind is Kind.VIEW or op.primitive == CONVERT):
+                self.named[op.writes[0]] = self.named[op.reads[0]]
+            if op.kind is Kind.GATHER and op.reads[0] in self.named:
+                ops.extend(self._gather(op))
+            elif op.kind is Kind.SCATTER and op.phase is Phase.BACKWARD and self.tensors[op.writes[0]].shape in shapes:
+                ops.extend(self._scatter(op, zeros))
+            elif op.phase is Phase.UPDATE and self.tensors[op.writes[0]].shape in self.factored:
+                ops.extend(self._update(op))
+            else:
+                ops.append(op)
+        return replace(self.workload, tensors=tuple(self.tensors), ops=tuple(ops))
+
+    def _gather(self, op: Op) -> Iterator[Op]:
+        table, dtype = self.named[op.reads[0]], self.tensors[op.writes[0]].dtype
+        yield from self._copied(table, dtype, op)
+        yield replace(op, reads=(self.copies[table, dtype], *op.reads[1:]))
+
+    def _copied(self, table: int, dtype: str, op: Op) -> Iterator[Op]:
+        """One copy serves all that reads a table in one dtype."""
+        if (table, dtype) not in self.copies:
+            made = self.copies[table, dtype] = self._in_rows(replace(self.tensors[table], dtype=dtype))
+            yield Op(Kind.COPY, "copy", (table,), (made,), phase=op.phase, layer=op.layer)
+
+    def _scatter(self, op: Op, zeros: set[int]) -> Iterator[Op]:
+        """What is scattered lies in rows, too. Zeros to scatter into need not be there before."""
+        made, added = op.writes[0], op.reads[-1]
+        apart = self._in_rows(self.tensors[added])
+        yield Op(Kind.COPY, "copy", (added,), (apart,), phase=op.phase, layer=op.layer)
+        rows = self._in_rows(self.tensors[made])
+        reads = tuple(read for read in op.reads[:-1] if read not in zeros)
+        if self.tensors[made].shape in self.factored:
+            self.tensors[made] = self.tensors[rows]
+            yield replace(op, reads=(*reads, apart))
+            return
+        yield replace(op, reads=(*reads, apart), writes=(rows,))
+        yield Op(Kind.COPY, "copy", (rows,), (made,), phase=op.phase, layer=op.layer)
+
+    def _update(self, op: Op) -> Iterator[Op]:
+        """New state lies in rows, and is copied to where the old one was."""
+        made = op.writes[0]
+        for table in self.tables.intersection(op.reads):
+            yield from self._copied(table, self.tensors[table].dtype, op)
+        reads = tuple(self.rows.get(read, self.copies.get((read, self.tensors[read].dtype), read)) for read in op.reads)
+        rows = self._in_rows(self.tensors[made])
+        if made not in {v.result for v in self.workload.variables}:
+            self.tensors[made] = self.tensors[rows]
+            yield replace(op, reads=reads)
+            return
+        yield replace(op, reads=reads, writes=(rows,))
+        self.rows[made] = rows
+        yield Op(Kind.COPY, "copy", (rows,), (made,), phase=op.phase, layer=op.layer)
+
+    def _zeros(self) -> set[int]:
+        return {op.writes[0] for op in self.workload.ops if op.kind is Kind.BROADCAST and not op.reads}
+
+    def _in_rows(self, tensor: Tensor) -> int:
+        *outer, width = tensor.shape
+        self.tensors.append(replace(tensor, shape=(*outer, Affine(_up(round(width.fixed), self.lanes)))))
+        return len(self.tensors) - 1
