@@ -30,7 +30,6 @@ Floats = npt.NDArray[np.float64]
 
 _IN_PLACE = frozenset({Kind.SCATTER, Kind.CUMULATIVE, Kind.BRANCH, Kind.LOOP})
 _UPDATED = frozenset({Role.TRAINABLE, Role.SLOT})
-_ELEMENTWISE = frozenset({Kind.ELEMENTWISE, Kind.EXPENSIVE})
 
 
 class Updates(StrEnum):
@@ -105,11 +104,14 @@ class Schedule:
             stored = self.stored.at(batch)
             sizes = self._of_temporaries(stored)
             if self.on_chip_bytes:
-                moved = np.bincount(self.moved.place, stored[self.moved.tensor] * self.moved.runs, len(self.labels))
-                columns = self.temporaries
-                sizes = np.where(on_chip(sizes, columns.birth, columns.death, moved, self.on_chip_bytes), 0.0, sizes)
+                sizes = np.where(self._on_chip(sizes, stored), 0.0, sizes)
             self._known[batch] = sizes
         return self._known[batch]
+
+    def _on_chip(self, sizes: Floats, stored: Floats) -> npt.NDArray[np.bool_]:
+        weights = stored[self.moved.tensor] * self.moved.runs
+        moved = np.bincount(self.moved.place, weights, len(self.labels)).astype(np.float64)
+        return on_chip(sizes, self.temporaries.birth, self.temporaries.death, moved, self.on_chip_bytes)
 
     def live(self, batch: int) -> Floats:
         """Bytes of temporaries alive at each kernel."""
@@ -265,9 +267,9 @@ class _Liveness:
                     del self.birth[result]
 
     def _share(self) -> None:
-        """An elementwise result takes the place of an operand that nobody reads afterwards."""
+        """What works in place takes the place of an operand that nobody reads afterwards."""
         for place, kernel in enumerate(self.flat):
-            if kernel.op.kind not in _IN_PLACE and not (self.target.reuses_operands and kernel.op.kind in _ELEMENTWISE):
+            if kernel.op.kind not in _IN_PLACE:
                 continue
             free = [read for read in kernel.reads if self._dies_at(read, place)]
             for write in kernel.writes:
@@ -282,12 +284,12 @@ class _Liveness:
 
     def _moved(self) -> Moved:
         """A kernel that picks a part of a tensor moves no more than it makes of it."""
-        rows = []
+        rows: list[tuple[int, int, int]] = []
         for place, (kernel, runs) in enumerate(zip(self.flat, self.runs, strict=True)):
             picked = dict(kernel.picked)
             rows += [(place, picked.get(end, end), runs) for end in (*kernel.reads, *kernel.writes)]
-        place, tensor, times = zip(*rows, strict=True) if rows else [()] * 3
-        return Moved(np.asarray(place, np.int64), np.asarray(tensor, np.int64), np.asarray(times, np.float64))
+        columns = np.asarray(rows, np.int64).reshape(-1, 3)
+        return Moved(columns[:, 0], columns[:, 1], columns[:, 2].astype(np.float64))
 
     def _temporaries(self) -> Temporaries:
         rows: list[tuple[int, int, int, int, str]] = []

@@ -39,7 +39,6 @@ class Target:
     tile_lanes          elements across the minor dimension of a memory tile
     on_chip_bytes       room for whole values on the chip, which take none of the device's memory there (0: none)
     dot_workspace_bytes scratch of a library's matrix product
-    reuses_operands     an elementwise result may take the place of an operand that nobody reads afterwards
     scatters_pooling    the gradient of max-pooling is a scatter into zeros, with the position of each maximum as
                         indices
     host_apart          the host prepares the next micro-step while the device works
@@ -72,7 +71,6 @@ class Target:
     tile_lanes: int
     on_chip_bytes: int
     dot_workspace_bytes: int
-    reuses_operands: bool
     scatters_pooling: bool
     host_apart: bool
     uncertainty: tuple[float, float]
@@ -119,7 +117,6 @@ _GPU = Target(
     tile_lanes=0,
     on_chip_bytes=0,
     dot_workspace_bytes=0,  # Triton's products need none
-    reuses_operands=False,
     scatters_pooling=True,
     host_apart=True,
     uncertainty=(0.1, 0.12),
@@ -150,7 +147,6 @@ _TPU = Target(
     tile_lanes=128,
     on_chip_bytes=112 * 2**20,
     dot_workspace_bytes=0,
-    reuses_operands=False,
     scatters_pooling=False,
     host_apart=True,
     uncertainty=(0.45, 0.3),
@@ -170,7 +166,6 @@ _CPU = replace(
     costly=_COSTLY,
     writes_iota=True,
     dot_workspace_bytes=0,
-    reuses_operands=False,
     scatters_pooling=True,
     host_apart=False,
     uncertainty=(0.35, 0.6),

@@ -97,7 +97,7 @@ def test_metrics_seeds_and_statistics_are_no_parameters():
 def test_on_tpus_state_lies_in_tiles():
     step = Step()
     step.weight("narrow", 3, 5)
-    assert memory(step.workload(), config(), cluster("tpu")).parameters == 8 * 128 * 4
+    assert memory(step.workload(), config(), cluster("tpu")).parameters == 4 * 128 * 4
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,10 @@ def test_what_is_larger_than_the_room_does_not():
 def test_what_lives_long_does_not():
     """Ten times its own bytes may be moved meanwhile."""
     assert placed([(10, 0, 2)], [10, 90, 10]) == [True]
-    assert placed([(10, 0, 2)], [10, 100, 10]) == [False]
+    assert placed([(10, 0, 2)], [10, 101, 10]) == [False]
 
 
-def test_values_that_live_at_once_share_the_room_and_the_shortest_life_comes_first():
-    assert placed([(60, 0, 2), (60, 1, 2)], [60, 60, 60]) == [False, True]
+def test_values_that_live_at_once_share_the_room_and_the_largest_comes_first():
+    assert placed([(50, 0, 2), (60, 1, 2)], [60, 60, 60]) == [False, True]
+    assert placed([(40, 0, 2), (60, 1, 2)], [60, 60, 60]) == [True, True]
     assert placed([(60, 0, 1), (60, 2, 3)], [60, 60, 60, 60]) == [True, True]
