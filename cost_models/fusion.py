@@ -304,7 +304,7 @@ class Fusion:
     def _keep(self, tensor: int, leaves: int, users: int, long: bool) -> bool:
         readers = users.bit_count()
         direct = self.graph.readers.get(tensor, ())
-        if readers < 2 or not leaves:
+        if readers < 2 or not leaves or (self._is_mask(tensor) and not self.target.keeps_masks):
             return False
         if tensor in self.before_columns and self._made_of_narrow(tensor, leaves):
             return True
@@ -326,6 +326,10 @@ class Fusion:
             if extra > own_traffic:
                 return True
         return False
+
+    def _is_mask(self, tensor: int) -> bool:
+        op = self.graph.ops[self.graph.producer[tensor]]
+        return op.phase is Phase.FORWARD and self.workload.tensors[tensor].dtype == "bool"
 
     def _before_columns(self) -> frozenset[int]:
         """What is computed before reductions over columns that have too few blocks to fill the device.

@@ -29,6 +29,7 @@ class Target:
     copies_images       what comes from outside is copied into the layout of the convolutions that read it
     copies_kernels      weights of convolutions are copied into another layout
     keeps_long_chains   random bits and the like are computed once when several kernels read them
+    keeps_masks         what compares values of the forward pass is kept for the backward pass where it is smaller
     weighs_traffic      a value is kept where reading its sources again would move more bytes; else where more than
                         `copies` kernels would compute it
     copies              see above
@@ -62,6 +63,7 @@ class Target:
     stacks_early: bool
     pads_unevenly: bool
     keeps_long_chains: bool
+    keeps_masks: bool
     weighs_traffic: bool
     copies: int
     costly: frozenset[str]
@@ -108,6 +110,7 @@ _GPU = Target(
     copies_images=False,
     copies_kernels=True,  # cuDNN takes them with output channels first
     keeps_long_chains=True,
+    keeps_masks=True,
     weighs_traffic=True,
     copies=0,
     costly=frozenset(),
@@ -138,6 +141,7 @@ _TPU = Target(
     stacks_early=False,
     pads_unevenly=True,
     keeps_long_chains=False,
+    keeps_masks=False,
     weighs_traffic=True,
     copies=0,
     costly=frozenset(),
