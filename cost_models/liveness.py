@@ -135,6 +135,13 @@ class Schedule:
         at = int(live.argmax())
         return round(float(live[at])), at
 
+    def on_chip_peak(self, batch: int) -> int:
+        """Bytes of the temporaries that are on the chip, at the kernel at which they are most."""
+        if not self.on_chip_bytes or not self.labels:
+            return 0
+        on_chip = self._of_temporaries(self.stored.at(batch)) - self.sizes(batch)
+        return round(float(self._sweep(on_chip).max()))
+
     def alive(self, at: int) -> npt.NDArray[np.bool_]:
         """Which temporaries are in memory at a kernel."""
         return (self.temporaries.birth <= at) & (at <= self.temporaries.death)
@@ -283,11 +290,17 @@ class _Liveness:
         return tensor not in self.resident and tensor in self.birth and self.death[tensor] == place
 
     def _moved(self) -> Moved:
-        """A kernel that picks a part of a tensor moves no more than it makes of it."""
+        """A kernel that picks a part of a tensor moves no more than it makes of it.
+
+        What an iteration of a loop makes stays on the chip, as does what every iteration reads.
+        """
         rows: list[tuple[int, int, int]] = []
         for place, (kernel, runs) in enumerate(zip(self.flat, self.runs, strict=True)):
             picked = dict(kernel.picked)
-            rows += [(place, picked.get(end, end), runs) for end in (*kernel.reads, *kernel.writes)]
+            stacks = kernel.op.primitive == "dynamic_update_slice"
+            for end in (*kernel.reads, *kernel.writes):
+                in_loop = runs > 1 and end not in picked and not (stacks and end in kernel.writes)
+                rows.append((place, picked.get(end, end), 0 if in_loop else runs))
         columns = np.asarray(rows, np.int64).reshape(-1, 3)
         return Moved(columns[:, 0], columns[:, 1], columns[:, 2].astype(np.float64))
 

@@ -29,7 +29,7 @@ def lower(workload: Workload, target: Target) -> Workload:
     if target.copies_images:
         workload = _with_copied_images(workload, target.product_dtype)
     if target.tile_lanes:
-        workload = with_whole_rows(workload, target.tile_lanes, target.tile_rows)
+        workload = with_whole_rows(workload, target.tile_lanes, target.tile_rows, target.on_chip_bytes)
     if target.copies_kernels:
         workload = _with_copied_kernels(workload)
     if target.scatters_pooling and any(op.kind is Kind.POOL_GRADIENT for op in workload.ops):

@@ -38,7 +38,8 @@ class MemoryCost:
     accumulators        sums of gradients over the micro-steps of an update
     weight_copies       parameters cast to the compute dtype, alive at the peak
     activations         everything else that a micro-step makes, alive at the peak
-    workspace           scratch of library kernels at the peak, and gaps between the buffers of the compiler's heap
+    workspace           scratch of library kernels at the peak, gaps between the buffers of the compiler's heap, and
+                        what the chip holds beyond what the device's memory does: XLA:TPU's peak is of the fuller one
     inputs              the batch, and arrays that the program closes over
     collective_buffers  parameters gathered from other devices
     host                memory of the host that the device's program uses
@@ -103,6 +104,9 @@ def _on_target(workload: Workload, config: TrainConfig, target: Target) -> Memor
     components["inputs"] = _inputs(workload, target, config.batch.local)
     temporary_bytes, at = plan.peak(config.batch.local)
     components |= _at_peak(plan, at, config.batch.local)
+    beyond = max(0, plan.on_chip_peak(config.batch.local) - temporary_bytes)
+    temporary_bytes += beyond
+    components["workspace"] += beyond
     if target.fusible:
         components["workspace"] += round((plan.packing - 1.0) * temporary_bytes)
     components["collective_buffers"] = 0

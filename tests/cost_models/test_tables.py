@@ -5,8 +5,8 @@ from cost_models.tables import with_whole_rows
 from cost_models.workload import Kind, Phase
 from tests.cost_models.made import B, Step
 
-LANES, ROWS = 128, 8
-COUNT = 8192
+LANES, ROWS, COUNT = 128, 8, 8192
+ROOM = 4 * COUNT * LANES
 
 
 def embedding(width, *, factored=False, gathered="float32"):
@@ -32,11 +32,17 @@ def made(workload):
 
 def test_rows_that_fill_tiles_stay_as_they_are():
     workload = embedding(128)
-    assert with_whole_rows(workload, LANES, ROWS) is workload
+    assert with_whole_rows(workload, LANES, ROWS, ROOM) is workload
+
+
+def test_a_table_whose_copy_has_no_room_on_the_chip_stays_as_it_is():
+    wide, narrow = embedding(16), embedding(16, gathered="bfloat16")
+    assert with_whole_rows(wide, LANES, ROWS, ROOM - 1) is wide
+    assert with_whole_rows(narrow, LANES, ROWS, ROOM - 1) is not narrow
 
 
 def test_a_narrow_table_is_copied_as_it_is_gathered_and_its_gradient_copied_back():
-    found = made(with_whole_rows(embedding(16, gathered="bfloat16"), LANES, ROWS))
+    found = made(with_whole_rows(embedding(16, gathered="bfloat16"), LANES, ROWS, ROOM))
     assert found == [
         (Kind.COPY, "bfloat16", Affine(128)),  # of the table
         (Kind.GATHER, "bfloat16", Affine(16)),
@@ -49,13 +55,13 @@ def test_a_narrow_table_is_copied_as_it_is_gathered_and_its_gradient_copied_back
 
 
 def test_zeros_to_scatter_into_are_not_there_before():
-    ops = with_whole_rows(embedding(16), LANES, ROWS).ops
+    ops = with_whole_rows(embedding(16), LANES, ROWS, ROOM).ops
     zeros = next(op.writes[0] for op in ops if op.kind is Kind.BROADCAST)
     assert all(zeros not in op.reads for op in ops)
 
 
 def test_an_update_that_sums_rows_works_on_whole_rows():
-    workload = with_whole_rows(embedding(16, factored=True), LANES, ROWS)
+    workload = with_whole_rows(embedding(16, factored=True), LANES, ROWS, ROOM)
     assert made(workload)[-3:] == [
         (Kind.REDUCE, "float32", Affine(COUNT)),
         (Kind.ELEMENTWISE, "float32", Affine(128)),
