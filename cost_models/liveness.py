@@ -28,6 +28,9 @@ from cost_models.workload import Kind, Op, Phase, Role, Tensor, Workload
 
 Floats = npt.NDArray[np.float64]
 
+_ITERATIONS = 5
+"""As often XLA takes a loop to run where it weighs what stays on the chip, however long it is."""
+_FILLS = frozenset({"dynamic_update_slice"})
 _IN_PLACE = frozenset({Kind.SCATTER, Kind.CUMULATIVE, Kind.BRANCH, Kind.LOOP})
 _UPDATED = frozenset({Role.TRAINABLE, Role.SLOT})
 
@@ -229,7 +232,7 @@ class _Liveness:
             branch = kernel.op.kind is Kind.BRANCH
             if not branch:  # a branch's own operations write its outputs and read its operands
                 self._bear(kernel, start)
-            self._run(kernel.body, runs * kernel.op.repeat)
+            self._run(kernel.body, runs * min(kernel.op.repeat, _ITERATIONS))
             end = len(self.labels) - 1
             self._bear(kernel, end)
             for read in () if branch and kernel.body else kernel.reads:
@@ -290,17 +293,12 @@ class _Liveness:
         return tensor not in self.resident and tensor in self.birth and self.death[tensor] == place
 
     def _moved(self) -> Moved:
-        """A kernel that picks a part of a tensor moves no more than it makes of it.
-
-        What an iteration of a loop makes stays on the chip, as does what every iteration reads.
-        """
+        """A kernel that picks a part of a tensor moves no more than it makes of it; one that fills a part in, than that."""
         rows: list[tuple[int, int, int]] = []
         for place, (kernel, runs) in enumerate(zip(self.flat, self.runs, strict=True)):
             picked = dict(kernel.picked)
-            stacks = kernel.op.primitive == "dynamic_update_slice"
-            for end in (*kernel.reads, *kernel.writes):
-                in_loop = runs > 1 and end not in picked and not (stacks and end in kernel.writes)
-                rows.append((place, picked.get(end, end), 0 if in_loop else runs))
+            ends = kernel.reads if kernel.op.primitive in _FILLS else (*kernel.reads, *kernel.writes)
+            rows += [(place, picked.get(end, end), runs) for end in ends]
         columns = np.asarray(rows, np.int64).reshape(-1, 3)
         return Moved(columns[:, 0], columns[:, 1], columns[:, 2].astype(np.float64))
 
