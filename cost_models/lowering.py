@@ -8,7 +8,7 @@ zeros that a ReLU of that shape compares with included, and so they exist from t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from cost_models.affine import Affine
@@ -19,6 +19,7 @@ from cost_models.workload import CONVERT, Kind, Op, Phase, Role, Tensor, Workloa
 
 _AGAINST_ZERO = frozenset({"max", "gt"})  # with a constant: ReLU, ELU and their like
 _ADDITIONS = frozenset({"add", "add_any"})
+_PARTS = frozenset({"transpose", "dynamic_slice"})  # rearrange what they read or take a part of it
 _Shape = tuple[str, tuple[Affine, ...]]
 
 
@@ -88,18 +89,26 @@ def _rounded(workload: Workload, dtype: str) -> Workload:
     """What only products read is kept as these round it. Sums over it do not count: they run where it is made."""
     lasting = {end for v in workload.variables for end in (v.tensor, v.result)} | {*workload.inputs, *workload.outputs}
     to_products: dict[int, bool] = dict.fromkeys(lasting, False)
-    for op in reversed(workload.ops):
-        if op.kind is Kind.REDUCE:
-            continue
-        passes_on = op.kind is Kind.VIEW or op.primitive == "transpose"
-        good = op.kind.is_product or (passes_on and all(to_products.get(write, False) for write in op.writes))
-        for read in op.reads:
-            to_products[read] = to_products.get(read, True) and good
+    _note_products(workload.ops, to_products)
     tensors = tuple(
         replace(tensor, dtype=dtype) if tensor.dtype == "float32" and to_products.get(number, False) else tensor
         for number, tensor in enumerate(workload.tensors)
     )
     return replace(workload, tensors=tensors)
+
+
+def _note_products(ops: Sequence[Op], to_products: dict[int, bool]) -> None:
+    """Whether products alone read each tensor: also by way of a loop that takes a part of it in each iteration."""
+    for op in reversed(ops):
+        if op.kind is Kind.REDUCE:
+            continue
+        _note_products(op.body, to_products)
+        inner = {read for one in op.body for read in one.reads}
+        passes_on = op.kind is Kind.VIEW or op.primitive in _PARTS
+        good = op.kind.is_product or (passes_on and all(to_products.get(write, False) for write in op.writes))
+        for read in op.reads:
+            if read not in inner:
+                to_products[read] = to_products.get(read, True) and good
 
 
 @dataclass

@@ -5,7 +5,7 @@ from dataclasses import replace
 from cost_models.affine import Affine
 from cost_models.lowering import lower
 from cost_models.targets import target_of
-from cost_models.workload import Kind, Phase
+from cost_models.workload import Kind, Op, Phase
 from tests.cost_models.made import B, Step, dense
 
 GPU, TPU, CPU = target_of("gpu"), target_of("tpu"), target_of("cpu")
@@ -83,6 +83,20 @@ def test_tpus_keep_in_bfloat16_what_only_products_read():
     }
     assert dtypes == {"only": "bfloat16", "view": "bfloat16", "both": "float32"}
     assert {lowered.tensors[number].dtype for number in (x, w, end)} == {"float32"}
+
+
+def test_what_only_products_in_a_loop_read_a_part_of_is_kept_as_they_round_it():
+    step = Step()
+    w, small = step.weight("w", 32, 32), step.input(B, 32)
+    stacks = [step.op(Kind.MOVE, (small,), (20, B, 32)) for _ in range(2)]
+    parts = [step.op(Kind.MOVE, (stack,), (B, 32), primitive="dynamic_slice") for stack in stacks]
+    made = step.dot(parts[0], w, (B, 32), B, 32, 32)
+    made = step.op(Kind.ELEMENTWISE, (made, parts[1]), (B, 32), primitive="add")
+    body = tuple(step.ops[2:])
+    loop = Op(Kind.LOOP, "scan", (w, *stacks), (step.tensor(B, 32),), repeat=20, body=body, results=(made,))
+    step.ops = [*step.ops[:2], loop]
+    lowered = lower(step.workload(*loop.writes), TPU)
+    assert [lowered.tensors[end].dtype for end in (*stacks, *parts)] == ["bfloat16", "float32", "bfloat16", "float32"]
 
 
 def test_weights_of_convolutions_are_copied_once_on_gpus_and_the_gradient_reads_the_copy():
