@@ -13,8 +13,9 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 Whole = npt.NDArray[np.int64]
 
-_LONGEST = 10.0
-"""Bytes moved while a value lives, as a multiple of its own (`max_overlap_to_mem_size_async_copy_ratio`)."""
+_LONGEST = 15.0
+"""Bytes moved while a value lives, as a multiple of its own. XLA allows ten times the seconds of a copy
+(`max_overlap_to_mem_size_async_copy_ratio`), and kernels take more of them than moving their bytes would."""
 _SHARE = 1e-3  # of the room: smaller values are not worth a decision
 
 
