@@ -15,10 +15,11 @@ from cost_models.affine import Affine
 from cost_models.tables import with_whole_rows
 from cost_models.targets import Target
 from cost_models.widening import widened
-from cost_models.workload import CONVERT, Kind, Op, Phase, Role, Tensor, Workload
+from cost_models.workload import CONVERT, UNEVEN_PAD, Kind, Op, Phase, Role, Tensor, Workload
 
 _AGAINST_ZERO = frozenset({"max", "gt"})  # with a constant: ReLU, ELU and their like
 _ADDITIONS = frozenset({"add", "add_any"})
+_PADS = ("pad", UNEVEN_PAD)
 _PARTS = frozenset({"transpose", "dynamic_slice"})  # rearrange what they read or take a part of it
 _Shape = tuple[str, tuple[Affine, ...]]
 
@@ -63,20 +64,22 @@ def _with_copied_kernels(workload: Workload) -> Workload:
 def _with_copied_images(workload: Workload, dtype: str | None) -> Workload:
     """What comes from outside into convolutions is copied once into their layout, as they round it.
 
-    It may be converted on its way; forward and backward share the copy.
+    It may be converted or padded on its way; forward and backward share the copy.
     """
     named = {end: end for end in workload.inputs}
+    unpadded = dict(named)
     tensors = list(workload.tensors)
     copies: dict[int, int] = {}
     ops: list[Op] = []
     for op in workload.ops:
-        if op.reads and op.reads[0] in named and (op.kind is Kind.VIEW or op.primitive == CONVERT):
+        if op.reads and op.reads[0] in named and (op.kind is Kind.VIEW or op.primitive in (CONVERT, *_PADS)):
             named[op.writes[0]] = named[op.reads[0]]
+            unpadded[op.writes[0]] = unpadded[op.reads[0]] if op.primitive in _PADS else op.writes[0]
         images = [read for read in op.reads if read in named] if op.kind is Kind.CONV else []
         for image in images:
             if named[image] not in copies:
                 copies[named[image]] = len(tensors)
-                own = tensors[image]
+                own = tensors[unpadded[image]]
                 tensors.append(replace(own, dtype=dtype) if dtype and own.dtype == "float32" else own)
                 made = (copies[named[image]],)
                 ops.append(Op(Kind.COPY, "copy", (named[image],), made, phase=op.phase, layer=op.layer))

@@ -13,9 +13,9 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 Whole = npt.NDArray[np.int64]
 
-_LONGEST = 15.0
-"""Bytes moved while a value lives, as a multiple of its own. XLA allows ten times the seconds of a copy
-(`max_overlap_to_mem_size_async_copy_ratio`), and kernels take more of them than moving their bytes would."""
+_LONGEST = 30.0
+"""Bytes moved while a value lives, as a multiple of its own, as compiled programs show it: XLA's own limit is in seconds
+(`max_overlap_to_mem_size_async_copy_ratio`)."""
 _SHARE = 1e-3  # of the room: smaller values are not worth a decision
 
 

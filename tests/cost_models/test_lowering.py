@@ -5,7 +5,7 @@ from dataclasses import replace
 from cost_models.affine import Affine
 from cost_models.lowering import lower
 from cost_models.targets import target_of
-from cost_models.workload import Kind, Op, Phase
+from cost_models.workload import Kind, Op, Phase, Tensor
 from tests.cost_models.made import B, Step, dense
 
 GPU, TPU, CPU = target_of("gpu"), target_of("tpu"), target_of("cpu")
@@ -118,11 +118,12 @@ def test_images_are_copied_once_on_tpus_as_convolutions_round_them():
     x, kernel = step.input(B, 8, 8, 4), step.weight("kernel", 3, 3, 4, 4)
     cast = step.op(Kind.VIEW, (x,), (B, 8, 8, 4), primitive="reshape")
     y = step.op(Kind.CONV, (cast, kernel), (B, 8, 8, 4), primitive="conv_general_dilated")
-    end = step.op(Kind.CONV, (x, y), (3, 3, 4, 4), primitive="conv_general_dilated")
+    padded = step.op(Kind.MOVE, (x,), (B, 10, 10, 4), primitive="pad")
+    end = step.op(Kind.CONV, (padded, y), (3, 3, 4, 4), primitive="conv_general_dilated")
     lowered = lower(step.workload(end), TPU)
-    _, copy, forward, backward = lowered.ops
+    _, copy, forward, _, backward = lowered.ops
     assert (copy.kind, copy.reads) == (Kind.COPY, (x,))
-    assert lowered.tensors[copy.writes[0]].dtype == "bfloat16"
+    assert lowered.tensors[copy.writes[0]] == Tensor("bfloat16", lowered.tensors[x].shape)
     assert forward.reads == (*copy.writes, kernel)
     assert backward.reads == (*copy.writes, y)
 
