@@ -293,7 +293,7 @@ class _Liveness:
         return tensor not in self.resident and tensor in self.birth and self.death[tensor] == place
 
     def _moved(self) -> Moved:
-        """A kernel that picks a part of a tensor moves no more than it makes of it; one that fills a part in, than that."""
+        """Of a tensor that a kernel picks a part of or fills a part in, no more than that part moves."""
         rows: list[tuple[int, int, int]] = []
         for place, (kernel, runs) in enumerate(zip(self.flat, self.runs, strict=True)):
             picked = dict(kernel.picked)

@@ -14,8 +14,8 @@ Floats = npt.NDArray[np.float64]
 Whole = npt.NDArray[np.int64]
 
 _LONGEST = 30.0
-"""Bytes moved while a value lives, as a multiple of its own, as compiled programs show it: XLA's own limit is in seconds
-(`max_overlap_to_mem_size_async_copy_ratio`)."""
+"""Bytes moved while a value lives, as a multiple of its own, as compiled programs show it. XLA's own limit is in
+seconds (`max_overlap_to_mem_size_async_copy_ratio`)."""
 _SHARE = 1e-3  # of the room: smaller values are not worth a decision
 
 
