@@ -33,9 +33,11 @@ def structure_batch(workload: Workload, target: Target, batch: int) -> int:
     """The batch nearest to that of the trace at which the same reductions leave the device idle as at `batch`.
 
     Kernels are found for that batch: they are the same at all batches with the same such reductions, and these become
-    fewer as the batch grows.
+    fewer as the batch grows. Where images are joined by their features, layouts depend on the batch, and so kernels do.
     """
     own = workload.local_batch
+    if target.writes_joined and _joins_features(workload):
+        return batch
     if not target.column_blocks or batch == own or not _candidates(workload):
         return own
     wanted = _idle(workload, target, batch)
@@ -46,6 +48,13 @@ def structure_batch(workload: Workload, target: Target, batch: int) -> int:
         middle = (near + far) // 2
         near, far = (near, middle) if _idle(workload, target, middle) == wanted else (middle, far)
     return far
+
+
+@lru_cache(maxsize=64)
+def _joins_features(workload: Workload) -> bool:
+    """Whether a net with convolutions concatenates."""
+    convolutional = any(op.kind is Kind.CONV for op in workload.ops)
+    return convolutional and any(op.primitive == "concatenate" for op in workload.ops)
 
 
 @lru_cache(maxsize=64)

@@ -34,6 +34,7 @@ class Target:
                         `copies` kernels would compute it
     copies              see above
     costly              elementwise operations that are not computed twice, whatever the traffic
+    writes_joined       features that are joined across the lanes of tiles are written where several operations read it
     writes_iota         constants of counting numbers are written out
     free_transposes     layouts are chosen so that transposes cost nothing
     tile_rows           elements down the second-minor dimension of a memory tile (0: no tiles)
@@ -67,6 +68,7 @@ class Target:
     weighs_traffic: bool
     copies: int
     costly: frozenset[str]
+    writes_joined: bool
     writes_iota: bool
     free_transposes: bool
     tile_rows: int
@@ -114,6 +116,7 @@ _GPU = Target(
     weighs_traffic=True,
     copies=0,
     costly=frozenset(),
+    writes_joined=False,
     writes_iota=False,
     free_transposes=True,
     tile_rows=0,
@@ -145,6 +148,7 @@ _TPU = Target(
     weighs_traffic=True,
     copies=0,
     costly=frozenset(),
+    writes_joined=True,
     writes_iota=False,
     free_transposes=True,
     tile_rows=8,

@@ -265,3 +265,13 @@ def test_tpus_compare_again_in_the_backward_pass(keeps):
     found = written(step, of_bias, of_weight, target=replace(TPU, keeps_masks=keeps))
     assert (mask in found) is keeps
     assert not TPU.keeps_masks
+
+
+@pytest.mark.parametrize(("batch", "exists"), [(8, True), (128, False)])
+def test_features_joined_across_the_lanes_are_written_where_several_read_them(batch, exists):
+    step = Step()
+    x = step.input(B, 8, 8, 64)
+    pieces = [step.op(Kind.CONV, (x, step.weight(f"w{n}", 1, 1, 64, 64)), (B, 8, 8, 64)) for n in range(2)]
+    both = step.op(Kind.MOVE, pieces, (B, 8, 8, 128), primitive="concatenate")
+    ends = [step.op(Kind.CONV, (both, step.weight(f"v{n}", 1, 1, 128, 64)), (B, 8, 8, 64)) for n in range(2)]
+    assert (both in written(step, *ends, target=TPU, batch=batch)) is exists

@@ -73,3 +73,22 @@ def test_without_tiles_sizes_are_lines():
 
 def test_exact_sizes_are_padded_no_further():
     assert Storage.exact(np.array([3.0, 700.0])).at(5).tolist() == [3.0, 700.0]
+
+
+def joined(features, batch):
+    """Whether features lie across the lanes of what 32 features and others are joined to."""
+    step = Step()
+    x = step.input(B, 16, 16, 128)
+    few = step.op(Kind.CONV, (x, step.weight("few", 3, 3, 128, 32)), (B, 16, 16, 32))
+    more = step.op(Kind.CONV, (x, step.weight("more", 3, 3, 128, features)), (B, 16, 16, features))
+    both = step.op(Kind.MOVE, (few, more), (B, 16, 16, 32 + features), primitive="concatenate")
+    end = step.op(Kind.CONV, (both, step.weight("end", 1, 1, 32 + features, 64)), (B, 16, 16, 64))
+    lasting = storage(step.workload(end), TPU)
+    return lasting.features_in_lanes(batch)[[few, more, both]].tolist(), lasting.at(batch)[few]
+
+
+def test_what_is_joined_is_laid_out_alike_and_wastes_least_together():
+    """Alone, 32 features would waste half as much with a batch of 64 across the lanes."""
+    image = 16 * 16 * 4
+    assert joined(224, 64) == ([True] * 3, 64 * image * 128)
+    assert joined(224, 128) == ([False] * 3, 128 * image * 32)
