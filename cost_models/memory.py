@@ -24,6 +24,8 @@ from cost_models.workload import Role, Workload
 Bytes = TypeVar("Bytes", int, npt.NDArray[np.int64])
 """Of one configuration, or of many in an array."""
 
+_FETCHED = ("parameters", "optimizer")
+"""State that is fetched to the chip ahead of its use, as far as there is room."""
 _SHARDED = ("parameters", "gradients", "optimizer", "accumulators")
 
 
@@ -104,7 +106,8 @@ def _on_target(workload: Workload, config: TrainConfig, target: Target) -> Memor
     components["inputs"] = _inputs(workload, target, config.batch.local)
     temporary_bytes, at = plan.peak(config.batch.local)
     components |= _at_peak(plan, at, config.batch.local)
-    beyond = max(0, plan.on_chip_peak(config.batch.local) - temporary_bytes)
+    on_chip = plan.on_chip_peak(config.batch.local) + sum(components[name] for name in _FETCHED)
+    beyond = max(0, min(on_chip, target.on_chip_bytes) - temporary_bytes)
     temporary_bytes += beyond
     components["workspace"] += beyond
     if target.fusible:

@@ -16,6 +16,8 @@ Whole = npt.NDArray[np.int64]
 _LONGEST = 30.0
 """Bytes moved while a value lives, as a multiple of its own, as compiled programs show it. XLA's own limit is in
 seconds (`max_overlap_to_mem_size_async_copy_ratio`)."""
+_KEPT_FREE = 0.2
+"""Of the room, beside two values or more: weights are fetched ahead into it."""
 _SHARE = 1e-3  # of the room: smaller values are not worth a decision
 
 
@@ -32,7 +34,8 @@ def on_chip(sizes: Floats, birth: Whole, death: Whole, moved: Floats, room: int)
     free = np.full(len(moved), float(room))
     for index in able[np.argsort(-sizes[able], kind="stable")]:
         life = slice(birth[index], death[index] + 1)
-        if free[life].min() >= sizes[index]:
+        left = free[life].min()
+        if sizes[index] <= left and (left == room or left - sizes[index] >= _KEPT_FREE * room):
             free[life] -= sizes[index]
             found[index] = True
     return found

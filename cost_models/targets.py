@@ -157,7 +157,7 @@ _TPU = Target(
     dot_workspace_bytes=0,
     scatters_pooling=False,
     host_apart=True,
-    uncertainty=(0.45, 0.3),
+    uncertainty=(0.2, 0.25),
 )
 _CPU = replace(
     _GPU,
@@ -228,4 +228,5 @@ def target_of(
         epilogues=False,
         product_dtype=None,
         free_transposes=False,
+        on_chip_bytes=0,
     )
