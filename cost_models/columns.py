@@ -13,11 +13,13 @@ from functools import lru_cache
 
 from cost_models.affine import Affine
 from cost_models.targets import Target
+from cost_models.tiles import storage
 from cost_models.workload import ITEM_BYTES, Kind, Op, Phase, Workload
 
 _WIDTH = 32  # columns a block
 _UNSPLIT = 4096  # elements that one reduction sums (ReductionDimensionRaceFreeBound)
 _HALF_BYTES = 2
+_BATCHES = tuple(2**power for power in range(13))  # looked at for one whose layouts are the same
 
 
 def leaves_idle(workload: Workload, op: Op, target: Target, batch: int) -> bool:
@@ -37,7 +39,7 @@ def structure_batch(workload: Workload, target: Target, batch: int) -> int:
     """
     own = workload.local_batch
     if target.writes_joined and _joins_features(workload):
-        return batch
+        return _alike(workload, target, batch)
     if not target.column_blocks or batch == own or not _candidates(workload):
         return own
     wanted = _idle(workload, target, batch)
@@ -55,6 +57,19 @@ def _joins_features(workload: Workload) -> bool:
     """Whether a net with convolutions concatenates."""
     convolutional = any(op.kind is Kind.CONV for op in workload.ops)
     return convolutional and any(op.primitive == "concatenate" for op in workload.ops)
+
+
+def _alike(workload: Workload, target: Target, batch: int) -> int:
+    """A batch that lays out images as this one does: that of the trace, or a power of two."""
+    wanted = _features_in_lanes(workload, target, batch)
+    known = (workload.local_batch, *_BATCHES)
+    return next((one for one in known if _features_in_lanes(workload, target, one) == wanted), batch)
+
+
+@lru_cache(maxsize=1024)
+def _features_in_lanes(workload: Workload, target: Target, batch: int) -> bytes:
+    """Of everything that convolutions touch, whether its features lie across the lanes at this batch."""
+    return storage(workload, target).features_in_lanes(batch).tobytes()
 
 
 @lru_cache(maxsize=64)
