@@ -3,7 +3,8 @@
 XLA:TPU gathers and scatters whole rows, which lie across the lanes of a tile. A table of narrow rows comes from outside
 with its rows down the tiles, which wastes nothing. So it is copied before rows are gathered, in the dtype that is
 gathered, and its gradient is scattered into whole rows, and copied back before it is used. A table whose copy has no
-room on the chip stays as it is: 300,000 rows of 64 gathered in bfloat16 were copied, a million of 16 were not. Where
+room on the chip stays as it is: 300,000 rows of 64 gathered in bfloat16 were copied, a million of 16 were not. What is
+scattered into that is a list of rows across the tiles; before, several rows of a sample lie across the lanes. Where
 sums over rows and columns of the gradient are asked for (Adafactor), the update works on whole rows, and its results
 are copied back.
 """
@@ -34,7 +35,9 @@ def with_whole_rows(workload: Workload, lanes: int, rows: int, room: int) -> Wor
             table = narrow[op.reads[0]]
             copy = _in_rows(replace(workload.tensors[table], dtype=workload.tensors[op.writes[0]].dtype), lanes)
             tables.update({table} if copy.bytes.fixed <= room else ())
-    return _Tables(workload, lanes, tables).rewritten() if tables else workload
+    gathered = {op.reads[0] for op in workload.ops if op.kind is Kind.GATHER}
+    compact = {table for name, table in narrow.items() if name in gathered}
+    return _Tables(workload, lanes, tables, compact - tables).rewritten() if compact else workload
 
 
 def _follow(op: Op, named: dict[int, int]) -> None:
@@ -62,11 +65,13 @@ def _up(size: int, step: int) -> int:
 
 @dataclass
 class _Tables:
-    """`factored` are shapes that are updated in whole rows, `rows` what stands there for a compact result."""
+    """Tables are copied or stay compact. `factored` are shapes that are updated in whole rows, `rows` what stands there
+    for a compact result."""
 
     workload: Workload
     lanes: int
     tables: set[int]
+    compact: set[int]
     tensors: list[Tensor] = field(default_factory=list)
     named: dict[int, int] = field(default_factory=dict)
     copies: dict[tuple[int, str], int] = field(default_factory=dict)
@@ -77,6 +82,7 @@ class _Tables:
         self.tensors = list(self.workload.tensors)
         self.named = {table: table for table in self.tables}
         shapes = {self.tensors[table].shape for table in self.tables}
+        compact = {self.tensors[table].shape for table in self.compact} - shapes
         zeros = self._zeros()
         self.factored = shapes & {
             self.tensors[op.reads[0]].shape
@@ -90,6 +96,8 @@ class _Tables:
                 ops.extend(self._gather(op))
             elif op.kind is Kind.SCATTER and op.phase is Phase.BACKWARD and self.tensors[op.writes[0]].shape in shapes:
                 ops.extend(self._scatter(op, zeros))
+            elif op.kind is Kind.SCATTER and op.phase is Phase.BACKWARD and self.tensors[op.writes[0]].shape in compact:
+                ops.extend(self._scatter_compact(op, zeros))
             elif op.phase is Phase.UPDATE and self.tensors[op.writes[0]].shape in self.factored:
                 ops.extend(self._update(op))
             else:
@@ -120,6 +128,20 @@ class _Tables:
             return
         yield replace(op, reads=(*reads, apart), writes=(rows,))
         yield Op(Kind.COPY, "copy", (rows,), (made,), phase=op.phase, layer=op.layer)
+
+    def _scatter_compact(self, op: Op, zeros: set[int]) -> Iterator[Op]:
+        """What is scattered is listed by rows; before, what wastes less lies across the lanes: a row or several."""
+        own = self.tensors[op.reads[-1]]
+        self.tensors.append(own)
+        listed = len(self.tensors) - 1
+        if len(own.shape) > 2 and all(dim.constant for dim in own.shape[1:]):
+            count, width = (round(dim.fixed) for dim in own.shape[-2:])
+            several = Affine(_up(count, self.lanes)), own.shape[-1]
+            one = own.shape[-2], Affine(_up(width, self.lanes))
+            least = min(several, one, key=lambda pair: pair[0].fixed * pair[1].fixed)
+            self.tensors[op.reads[-1]] = replace(own, shape=(*own.shape[:-2], *least))
+        yield Op(Kind.COPY, "copy", op.reads[-1:], (listed,), phase=op.phase, layer=op.layer)
+        yield replace(op, reads=(*(read for read in op.reads[:-1] if read not in zeros), listed))
 
     def _update(self, op: Op) -> Iterator[Op]:
         """New state lies in rows, and is copied to where the old one was."""

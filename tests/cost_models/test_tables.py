@@ -1,5 +1,7 @@
 """Tables of narrow rows: what is copied into whole rows, and what is copied back."""
 
+import pytest
+
 from cost_models.affine import Affine
 from cost_models.tables import with_whole_rows
 from cost_models.workload import Kind, Phase
@@ -37,8 +39,23 @@ def test_rows_that_fill_tiles_stay_as_they_are():
 
 def test_a_table_whose_copy_has_no_room_on_the_chip_stays_as_it_is():
     wide, narrow = embedding(16), embedding(16, gathered="bfloat16")
-    assert with_whole_rows(wide, LANES, ROWS, ROOM - 1) is wide
-    assert with_whole_rows(narrow, LANES, ROWS, ROOM - 1) is not narrow
+    assert Affine(128) not in {width for _, _, width in made(with_whole_rows(wide, LANES, ROWS, ROOM - 1))}
+    assert Affine(128) in {width for _, _, width in made(with_whole_rows(narrow, LANES, ROWS, ROOM - 1))}
+
+
+@pytest.mark.parametrize(("length", "width", "laid"), [(50, 32, (128, 32)), (8, 16, (8, 128))])
+def test_what_is_scattered_into_such_a_table_was_laid_out_otherwise(length, width, laid):
+    step = Step()
+    table = step.weight("table", COUNT, width)
+    indices = step.input(B, length, dtype="int32")
+    rows = step.op(Kind.GATHER, (table, indices), (B, length, width))
+    step.phase = Phase.BACKWARD
+    zeros = step.op(Kind.BROADCAST, (), (COUNT, width))
+    step.op(Kind.SCATTER, (zeros, indices, rows), (COUNT, width))
+    found = with_whole_rows(step.workload(), LANES, ROWS, ROOM - 1)
+    *_, copy, scatter = found.ops
+    assert [round(dim.fixed) for dim in found.tensors[copy.reads[0]].shape[1:]] == list(laid)
+    assert [round(dim.fixed) for dim in found.tensors[scatter.reads[-1]].shape[1:]] == [length, width]
 
 
 def test_a_narrow_table_is_copied_as_it_is_gathered_and_its_gradient_copied_back():
