@@ -21,7 +21,7 @@ from cost_models.affine import Affine
 from cost_models.columns import leaves_idle
 from cost_models.targets import Target
 from cost_models.tiles import storage
-from cost_models.workload import CONVERT, UNEVEN_PAD, Kind, Op, Phase, Workload
+from cost_models.workload import CONVERT, RELAYOUT, UNEVEN_PAD, Kind, Op, Phase, Workload
 
 _TAKES_PADDING = frozenset({Kind.CONV, Kind.POOL})
 _PICKS = frozenset({"gather", "slice", "dynamic_slice"})
@@ -229,6 +229,7 @@ class Fusion:
         """Fusible values that exist whatever it costs."""
         graph = self.graph
         must = set(graph.fenced) | set(graph.outputs)
+        must.update(op.writes[0] for op in graph.ops if op.primitive == RELAYOUT)
         for tensor, readers in graph.readers.items():
             refusing = [reader for reader in readers if not self._takes_producers(graph.ops[reader])]
             taken = not refusing or (self.target.products_compute and self._is_computed_by(refusing, tensor))

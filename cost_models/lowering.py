@@ -14,8 +14,9 @@ from dataclasses import dataclass, field, replace
 from cost_models.affine import Affine
 from cost_models.tables import with_whole_rows
 from cost_models.targets import Target
+from cost_models.tiles import convolutional_shapes
 from cost_models.widening import widened
-from cost_models.workload import CONVERT, UNEVEN_PAD, Kind, Op, Phase, Role, Tensor, Workload
+from cost_models.workload import CONVERT, RELAYOUT, UNEVEN_PAD, Kind, Op, Phase, Role, Tensor, Workload
 
 _AGAINST_ZERO = frozenset({"max", "gt"})  # with a constant: ReLU, ELU and their like
 _ADDITIONS = frozenset({"add", "add_any"})
@@ -32,6 +33,8 @@ def lower(workload: Workload, target: Target) -> Workload:
         workload = _with_copied_images(workload, target.product_dtype)
     if target.tile_lanes:
         workload = with_whole_rows(workload, target.tile_lanes, target.tile_rows, target.on_chip_bytes)
+    if target.tile_lanes:
+        workload = _with_moved_features(workload)
     if target.copies_kernels:
         workload = _with_copied_kernels(workload)
     if target.scatters_pooling and any(op.kind is Kind.POOL_GRADIENT for op in workload.ops):
@@ -86,6 +89,38 @@ def _with_copied_images(workload: Workload, dtype: str | None) -> Workload:
         reads = tuple(copies[named[read]] if read in images else read for read in op.reads)
         ops.append(replace(op, reads=reads) if images else op)
     return replace(workload, tensors=tuple(tensors), ops=tuple(ops)) if copies else workload
+
+
+def _with_moved_features(workload: Workload) -> Workload:
+    """A reshape that takes the features of images apart or joins them to others moves them: they lie across tiles.
+
+    What is only converted afterwards is converted before it is moved.
+    """
+    images = convolutional_shapes(workload)
+
+    def moves(op: Op) -> bool:
+        if op.primitive != "reshape" or not op.reads:
+            return False
+        source, made = (workload.tensors[end].shape for end in (op.reads[0], op.writes[0]))
+        return min(len(source), len(made)) > 1 and source[-1] != made[-1] and bool({source, made} & images)
+
+    moved = {op.writes[0] for op in workload.ops if moves(op)}
+    if not moved:
+        return workload
+    tensors = list(workload.tensors)
+    for tensor, dtype in _converted_to(workload, moved).items():
+        tensors[tensor] = replace(tensors[tensor], dtype=dtype)
+    ops = (replace(op, kind=Kind.MOVE, primitive=RELAYOUT) if moves(op) else op for op in workload.ops)
+    return replace(workload, tensors=tuple(tensors), ops=tuple(ops))
+
+
+def _converted_to(workload: Workload, tensors: set[int]) -> dict[int, str]:
+    """The dtype to which all that reads one of these tensors converts it, where that is so."""
+    found: dict[int, set[str]] = {}
+    for op in workload.ops:
+        for read in tensors.intersection(op.reads):
+            found.setdefault(read, set()).add(workload.tensors[op.writes[0]].dtype if op.primitive == CONVERT else "")
+    return {tensor: min(dtypes) for tensor, dtypes in found.items() if len(dtypes) == 1 and dtypes != {""}}
 
 
 def _rounded(workload: Workload, dtype: str) -> Workload:

@@ -137,7 +137,7 @@ def storage(workload: Workload, target: Target) -> Storage:
     tensors = workload.tensors
     sizes = workload.sizes
     rank = max((1, *(len(tensor.shape) for tensor in tensors)))
-    shapes = _convolutional_shapes(workload)
+    shapes = convolutional_shapes(workload)
     forms: dict[_Form, int] = {}
     outside = {*workload.inputs}
     form = [
@@ -206,7 +206,7 @@ def _single(dim: Affine) -> bool:
     return dim == Affine(1)
 
 
-def _convolutional_shapes(workload: Workload) -> set[tuple[Affine, ...]]:
+def convolutional_shapes(workload: Workload) -> set[tuple[Affine, ...]]:
     """Shapes of activations that convolutions or pooling read or write."""
     touched = {end for op in walk(workload.ops) if op.kind in _LAID_OUT for end in (*op.reads, *op.writes)}
     tensors: list[Tensor] = [workload.tensors[end] for end in touched]

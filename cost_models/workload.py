@@ -33,6 +33,8 @@ ITEM_BYTES: Mapping[str, float] = {
 
 UNEVEN_PAD = "pad_unevenly"
 """The primitive of padding that adds more at one end than at the other; even padding is `pad`."""
+RELAYOUT = "relayout"
+"""The primitive of a reshape that moves what it reads; its result is written."""
 CONVERT = "convert_element_type"
 """The primitive that changes a dtype."""
 

@@ -7,7 +7,7 @@ import pytest
 from cost_models.affine import Affine
 from cost_models.fusion import kernels_of
 from cost_models.targets import target_of
-from cost_models.workload import UNEVEN_PAD, Kind, Op, Phase
+from cost_models.workload import RELAYOUT, UNEVEN_PAD, Kind, Op, Phase
 from tests.cost_models.made import B, Step
 
 X = 1024
@@ -275,3 +275,11 @@ def test_features_joined_across_the_lanes_are_written_where_several_read_them(ba
     both = step.op(Kind.MOVE, pieces, (B, 8, 8, 128), primitive="concatenate")
     ends = [step.op(Kind.CONV, (both, step.weight(f"v{n}", 1, 1, 128, 64)), (B, 8, 8, 64)) for n in range(2)]
     assert (both in written(step, *ends, target=TPU, batch=batch)) is exists
+
+
+def test_what_is_moved_to_another_layout_is_written_and_what_makes_it_is_not():
+    step = Step()
+    made = chain(step, step.input(B, X), "exp")
+    moved = step.op(Kind.MOVE, (made,), (B, X // 4, 4), primitive=RELAYOUT)
+    end = step.op(Kind.REDUCE, (moved,), (B, 4))
+    assert written(step, end, target=TPU) == {moved, end}

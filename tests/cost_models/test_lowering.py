@@ -5,7 +5,7 @@ from dataclasses import replace
 from cost_models.affine import Affine
 from cost_models.lowering import lower
 from cost_models.targets import target_of
-from cost_models.workload import Kind, Op, Phase, Tensor
+from cost_models.workload import RELAYOUT, Kind, Op, Phase, Tensor
 from tests.cost_models.made import B, Step, dense
 
 GPU, TPU, CPU = target_of("gpu"), target_of("tpu"), target_of("cpu")
@@ -132,3 +132,17 @@ def test_variables_keep_their_tensors():
     workload = pooling()
     step_with_state = replace(workload, variables=dense(4, 4).variables)
     assert lower(step_with_state, GPU).variables == step_with_state.variables
+
+
+def test_on_tpus_a_reshape_of_an_images_features_moves_them_as_they_are_converted_next():
+    step = Step()
+    image = step.op(Kind.CONV, (step.input(B, 8, 8, 3), step.weight("w", 3, 3, 3, 64)), (B, 8, 8, 64), dtype="bfloat16")
+    groups = step.op(Kind.VIEW, (image,), (B, 8, 8, 16, 4), dtype="bfloat16", primitive="reshape")
+    wide = step.op(Kind.ELEMENTWISE, (groups,), (B, 8, 8, 16, 4), primitive="convert_element_type")
+    tokens = step.op(Kind.VIEW, (image,), (B, 64, 64), dtype="bfloat16", primitive="reshape")
+    lowered = lower(step.workload(wide, tokens), TPU)
+    made = {op.writes[0]: (op.kind, op.primitive) for op in lowered.ops}
+    assert made[groups] == (Kind.MOVE, RELAYOUT)
+    assert lowered.tensors[groups].dtype == "float32"
+    assert made[tokens] == (Kind.VIEW, "reshape")  # every feature stays where it is
+    assert RELAYOUT not in primitives(lower(step.workload(wide, tokens), GPU))
