@@ -26,6 +26,8 @@ Bytes = TypeVar("Bytes", int, npt.NDArray[np.int64])
 
 _FETCHED = ("parameters", "optimizer")
 """State that is fetched to the chip ahead of its use, as far as there is room."""
+_GUESSED = 0.4
+"""Of the room on the chip: what is kept there is known less well than what is kept at all."""
 _SHARDED = ("parameters", "gradients", "optimizer", "accumulators")
 
 
@@ -116,7 +118,8 @@ def _on_target(workload: Workload, config: TrainConfig, target: Target) -> Memor
     if config.layout.shard_state and config.mesh.data > 1:
         components = sharded(workload, components, config.mesh.data)
     total = sum(components.values())
-    below, above = (round(share * temporary_bytes) for share in target.uncertainty)
+    guessed = _GUESSED * min(target.on_chip_bytes, temporary_bytes)
+    below, above = (round(share * temporary_bytes + guessed) for share in target.uncertainty)
     return MemoryCost(**components, host=0, total=total, total_low=total - below, total_high=total + above)
 
 

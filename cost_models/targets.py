@@ -44,8 +44,9 @@ class Target:
     scatters_pooling    the gradient of max-pooling is a scatter into zeros, with the position of each maximum as
                         indices
     host_apart          the host prepares the next micro-step while the device works
-    uncertainty         where the compiler's figure may lie (below, above), as shares of the temporaries: what was seen
-                        when whole training steps were compiled with jax 0.10.2 (`studies/memory_vs_compiler`)
+    uncertainty         where the compiler's figure may lie (below, above), as shares of the temporaries; what is on the
+                        chip comes on top of it (`memory.py`): what was seen when whole training steps were compiled
+                        with jax 0.10.2 (`studies/memory_vs_compiler`)
     """
 
     name: str
@@ -157,7 +158,7 @@ _TPU = Target(
     dot_workspace_bytes=0,
     scatters_pooling=False,
     host_apart=True,
-    uncertainty=(0.2, 0.25),
+    uncertainty=(0.1, 0.12),
 )
 _CPU = replace(
     _GPU,
