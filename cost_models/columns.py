@@ -13,11 +13,13 @@ from functools import lru_cache
 
 from cost_models.affine import Affine
 from cost_models.targets import Target
+from cost_models.tiles import storage
 from cost_models.workload import ITEM_BYTES, Kind, Op, Phase, Workload
 
 _WIDTH = 32  # columns a block
 _UNSPLIT = 4096  # elements that one reduction sums (ReductionDimensionRaceFreeBound)
 _HALF_BYTES = 2
+_BATCHES = tuple(2**power for power in range(13))  # looked at for one whose layouts are the same
 
 
 def leaves_idle(workload: Workload, op: Op, target: Target, batch: int) -> bool:
@@ -33,9 +35,11 @@ def structure_batch(workload: Workload, target: Target, batch: int) -> int:
     """The batch nearest to that of the trace at which the same reductions leave the device idle as at `batch`.
 
     Kernels are found for that batch: they are the same at all batches with the same such reductions, and these become
-    fewer as the batch grows.
+    fewer as the batch grows. Where images are joined by their features, layouts depend on the batch, and so kernels do.
     """
     own = workload.local_batch
+    if target.writes_joined and _joins_features(workload):
+        return _alike(workload, target, batch)
     if not target.column_blocks or batch == own or not _candidates(workload):
         return own
     wanted = _idle(workload, target, batch)
@@ -46,6 +50,26 @@ def structure_batch(workload: Workload, target: Target, batch: int) -> int:
         middle = (near + far) // 2
         near, far = (near, middle) if _idle(workload, target, middle) == wanted else (middle, far)
     return far
+
+
+@lru_cache(maxsize=64)
+def _joins_features(workload: Workload) -> bool:
+    """Whether a net with convolutions concatenates."""
+    convolutional = any(op.kind is Kind.CONV for op in workload.ops)
+    return convolutional and any(op.primitive == "concatenate" for op in workload.ops)
+
+
+def _alike(workload: Workload, target: Target, batch: int) -> int:
+    """A batch that lays out images as this one does: that of the trace, or a power of two."""
+    wanted = _features_in_lanes(workload, target, batch)
+    known = (workload.local_batch, *_BATCHES)
+    return next((one for one in known if _features_in_lanes(workload, target, one) == wanted), batch)
+
+
+@lru_cache(maxsize=1024)
+def _features_in_lanes(workload: Workload, target: Target, batch: int) -> bytes:
+    """Of everything that convolutions touch, whether its features lie across the lanes at this batch."""
+    return storage(workload, target).features_in_lanes(batch).tobytes()
 
 
 @lru_cache(maxsize=64)

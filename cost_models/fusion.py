@@ -20,7 +20,8 @@ from dataclasses import dataclass, field, replace
 from cost_models.affine import Affine
 from cost_models.columns import leaves_idle
 from cost_models.targets import Target
-from cost_models.workload import CONVERT, UNEVEN_PAD, Kind, Op, Phase, Workload
+from cost_models.tiles import storage
+from cost_models.workload import CONVERT, RELAYOUT, UNEVEN_PAD, Kind, Op, Phase, Workload
 
 _TAKES_PADDING = frozenset({Kind.CONV, Kind.POOL})
 _PICKS = frozenset({"gather", "slice", "dynamic_slice"})
@@ -112,6 +113,7 @@ class Fusion:
         self.small = _SMALL_SHARE * max(self.size, default=0.0)
         self.reads = [tuple(dict.fromkeys(map(graph.of, op.reads))) for op in graph.ops]
         self.fusible = [op.kind in self.target.fusible for op in graph.ops]
+        self.joined_features = self._joined_features()
         self.must = self._must()
         self.products = self._with_epilogue()
         self.before_columns = self._before_columns()
@@ -227,11 +229,21 @@ class Fusion:
         """Fusible values that exist whatever it costs."""
         graph = self.graph
         must = set(graph.fenced) | set(graph.outputs)
+        must.update(op.writes[0] for op in graph.ops if op.primitive == RELAYOUT)
         for tensor, readers in graph.readers.items():
             refusing = [reader for reader in readers if not self._takes_producers(graph.ops[reader])]
-            if refusing and not (self.target.products_compute and self._is_computed_by(refusing, tensor)):
+            taken = not refusing or (self.target.products_compute and self._is_computed_by(refusing, tensor))
+            if not taken or (len(readers) > 1 and tensor in self.joined_features):
                 must.add(tensor)
         return must
+
+    def _joined_features(self) -> frozenset[int]:
+        """Features that are joined where they lie across the lanes: what reads pieces of tiles is no kernel's part."""
+        if not self.target.writes_joined:
+            return frozenset()
+        in_lanes = storage(self.workload, self.target).features_in_lanes(self.batch)
+        joined = (op.writes[0] for op in self.graph.ops if op.primitive == "concatenate")
+        return frozenset(tensor for tensor in joined if in_lanes[tensor])
 
     def _is_computed_by(self, readers: Sequence[int], tensor: int) -> bool:
         """Whether all these readers are plain products, and the tensor a short chain of what is in memory anyway."""
@@ -304,7 +316,7 @@ class Fusion:
     def _keep(self, tensor: int, leaves: int, users: int, long: bool) -> bool:
         readers = users.bit_count()
         direct = self.graph.readers.get(tensor, ())
-        if readers < 2 or not leaves:
+        if readers < 2 or not leaves or (self._is_mask(tensor) and not self.target.keeps_masks):
             return False
         if tensor in self.before_columns and self._made_of_narrow(tensor, leaves):
             return True
@@ -326,6 +338,10 @@ class Fusion:
             if extra > own_traffic:
                 return True
         return False
+
+    def _is_mask(self, tensor: int) -> bool:
+        op = self.graph.ops[self.graph.producer[tensor]]
+        return op.phase is Phase.FORWARD and self.workload.tensors[tensor].dtype == "bool"
 
     def _before_columns(self) -> frozenset[int]:
         """What is computed before reductions over columns that have too few blocks to fill the device.

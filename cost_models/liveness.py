@@ -19,6 +19,7 @@ from cost_models.affine import Affine
 from cost_models.columns import structure_batch
 from cost_models.fusion import Kernel, kernels_of
 from cost_models.lowering import lower
+from cost_models.on_chip import on_chip
 from cost_models.ordering import greedy_order, program_order
 from cost_models.packing import packing
 from cost_models.targets import Target
@@ -27,9 +28,11 @@ from cost_models.workload import Kind, Op, Phase, Role, Tensor, Workload
 
 Floats = npt.NDArray[np.float64]
 
+_ITERATIONS = 5
+"""As often XLA takes a loop to run where it weighs what stays on the chip, however long it is."""
+_FILLS = frozenset({"dynamic_update_slice"})
 _IN_PLACE = frozenset({Kind.SCATTER, Kind.CUMULATIVE, Kind.BRANCH, Kind.LOOP})
 _UPDATED = frozenset({Role.TRAINABLE, Role.SLOT})
-_ELEMENTWISE = frozenset({Kind.ELEMENTWISE, Kind.EXPENSIVE})
 
 
 class Updates(StrEnum):
@@ -66,6 +69,15 @@ class Temporaries:
 
 
 @dataclass(frozen=True)
+class Moved:
+    """What kernels read and write: their place, the tensor, and how often they run, a row for each."""
+
+    place: npt.NDArray[np.int64]
+    tensor: npt.NDArray[np.int64]
+    runs: Floats
+
+
+@dataclass(frozen=True)
 class Schedule:
     """Kernels in the order in which they run, and what is in memory at each.
 
@@ -80,6 +92,9 @@ class Schedule:
     tensors: tuple[Tensor, ...] = field(repr=False)
     stored: Storage = field(repr=False)
     local_batch: int
+    moved: Moved = field(repr=False)
+    on_chip_bytes: int = 0
+    _known: dict[int, Floats] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
     def packing(self) -> float:
@@ -87,8 +102,19 @@ class Schedule:
         return packing(self.sizes(self.local_batch), self.temporaries.birth, self.temporaries.death)
 
     def sizes(self, batch: int) -> Floats:
-        """Bytes of every temporary at a local batch."""
-        return self._of_temporaries(self.stored.at(batch))
+        """Bytes of every temporary in the device's memory at a local batch."""
+        if batch not in self._known:
+            stored = self.stored.at(batch)
+            sizes = self._of_temporaries(stored)
+            if self.on_chip_bytes:
+                sizes = np.where(self._on_chip(sizes, stored), 0.0, sizes)
+            self._known[batch] = sizes
+        return self._known[batch]
+
+    def _on_chip(self, sizes: Floats, stored: Floats) -> npt.NDArray[np.bool_]:
+        weights = stored[self.moved.tensor] * self.moved.runs
+        moved = np.bincount(self.moved.place, weights, len(self.labels)).astype(np.float64)
+        return on_chip(sizes, self.temporaries.birth, self.temporaries.death, moved, self.on_chip_bytes)
 
     def live(self, batch: int) -> Floats:
         """Bytes of temporaries alive at each kernel."""
@@ -111,6 +137,13 @@ class Schedule:
         live = self.live(batch)
         at = int(live.argmax())
         return round(float(live[at])), at
+
+    def on_chip_peak(self, batch: int) -> int:
+        """Bytes of the temporaries that are on the chip, at the kernel at which they are most."""
+        if not self.on_chip_bytes or not self.labels:
+            return 0
+        on_chip = self._of_temporaries(self.stored.at(batch)) - self.sizes(batch)
+        return round(float(self._sweep(on_chip).max()))
 
     def alive(self, at: int) -> npt.NDArray[np.bool_]:
         """Which temporaries are in memory at a kernel."""
@@ -164,6 +197,7 @@ class _Liveness:
         self.scratch: list[int] = []
         self.labels: list[str] = []
         self.flat: list[Kernel] = []
+        self.runs: list[int] = []
         self.states = {v.tensor for v in workload.variables}
         self.donated = {v.result: v.tensor for v in workload.variables}
         self.metrics = {v.result for v in workload.variables if v.role not in _UPDATED}
@@ -185,17 +219,20 @@ class _Liveness:
             self.workload.tensors,
             stored,
             batch,
+            self._moved(),
+            self.target.on_chip_bytes,
         )
 
-    def _run(self, kernels: Sequence[Kernel]) -> None:
+    def _run(self, kernels: Sequence[Kernel], runs: int = 1) -> None:
         for kernel in kernels:
             start = len(self.labels)
             self.labels.append(kernel.op.layer)
             self.flat.append(kernel)
+            self.runs.append(0 if kernel.body else runs)
             branch = kernel.op.kind is Kind.BRANCH
             if not branch:  # a branch's own operations write its outputs and read its operands
                 self._bear(kernel, start)
-            self._run(kernel.body)
+            self._run(kernel.body, runs * min(kernel.op.repeat, _ITERATIONS))
             end = len(self.labels) - 1
             self._bear(kernel, end)
             for read in () if branch and kernel.body else kernel.reads:
@@ -240,9 +277,9 @@ class _Liveness:
                     del self.birth[result]
 
     def _share(self) -> None:
-        """An elementwise result takes the place of an operand that nobody reads afterwards."""
+        """What works in place takes the place of an operand that nobody reads afterwards."""
         for place, kernel in enumerate(self.flat):
-            if kernel.op.kind not in _IN_PLACE and not (self.target.reuses_operands and kernel.op.kind in _ELEMENTWISE):
+            if kernel.op.kind not in _IN_PLACE:
                 continue
             free = [read for read in kernel.reads if self._dies_at(read, place)]
             for write in kernel.writes:
@@ -254,6 +291,16 @@ class _Liveness:
 
     def _dies_at(self, tensor: int, place: int) -> bool:
         return tensor not in self.resident and tensor in self.birth and self.death[tensor] == place
+
+    def _moved(self) -> Moved:
+        """Of a tensor that a kernel picks a part of or fills a part in, no more than that part moves."""
+        rows: list[tuple[int, int, int]] = []
+        for place, (kernel, runs) in enumerate(zip(self.flat, self.runs, strict=True)):
+            picked = dict(kernel.picked)
+            ends = kernel.reads if kernel.op.primitive in _FILLS else (*kernel.reads, *kernel.writes)
+            rows += [(place, picked.get(end, end), runs) for end in ends]
+        columns = np.asarray(rows, np.int64).reshape(-1, 3)
+        return Moved(columns[:, 0], columns[:, 1], columns[:, 2].astype(np.float64))
 
     def _temporaries(self) -> Temporaries:
         rows: list[tuple[int, int, int, int, str]] = []

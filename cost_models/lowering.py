@@ -8,16 +8,20 @@ zeros that a ReLU of that shape compares with included, and so they exist from t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from cost_models.affine import Affine
+from cost_models.tables import with_whole_rows
 from cost_models.targets import Target
+from cost_models.tiles import convolutional_shapes
 from cost_models.widening import widened
-from cost_models.workload import POOL_SCATTER, Kind, Op, Phase, Role, Tensor, Workload
+from cost_models.workload import CONVERT, POOL_SCATTER, RELAYOUT, UNEVEN_PAD, Kind, Op, Phase, Role, Tensor, Workload
 
 _AGAINST_ZERO = frozenset({"max", "gt"})  # with a constant: ReLU, ELU and their like
 _ADDITIONS = frozenset({"add", "add_any"})
+_PADS = ("pad", UNEVEN_PAD)
+_PARTS = frozenset({"transpose", "dynamic_slice"})  # rearrange what they read or take a part of it
 _Shape = tuple[str, tuple[Affine, ...]]
 
 
@@ -25,6 +29,12 @@ def lower(workload: Workload, target: Target) -> Workload:
     """The workload as this target's compiler sees it when it starts to fuse."""
     if target.product_dtype:
         workload = _rounded(workload, target.product_dtype)
+    if target.copies_images:
+        workload = _with_copied_images(workload, target.product_dtype)
+    if target.tile_lanes:
+        workload = with_whole_rows(workload, target.tile_lanes, target.tile_rows, target.on_chip_bytes)
+    if target.tile_lanes:
+        workload = _with_moved_features(workload)
     if target.copies_kernels:
         workload = _with_copied_kernels(workload)
     if target.scatters_pooling and any(op.kind is Kind.POOL_GRADIENT for op in workload.ops):
@@ -54,22 +64,89 @@ def _with_copied_kernels(workload: Workload) -> Workload:
     return replace(workload, tensors=tuple(tensors), ops=tuple(ops)) if copies else workload
 
 
+def _with_copied_images(workload: Workload, dtype: str | None) -> Workload:
+    """What comes from outside into convolutions is copied once into their layout, as they round it.
+
+    It may be converted or padded on its way; forward and backward share the copy.
+    """
+    named = {end: end for end in workload.inputs}
+    unpadded = dict(named)
+    tensors = list(workload.tensors)
+    copies: dict[int, int] = {}
+    ops: list[Op] = []
+    for op in workload.ops:
+        if op.reads and op.reads[0] in named and (op.kind is Kind.VIEW or op.primitive in (CONVERT, *_PADS)):
+            named[op.writes[0]] = named[op.reads[0]]
+            unpadded[op.writes[0]] = unpadded[op.reads[0]] if op.primitive in _PADS else op.writes[0]
+        images = [read for read in op.reads if read in named] if op.kind is Kind.CONV else []
+        for image in images:
+            if named[image] not in copies:
+                copies[named[image]] = len(tensors)
+                own = tensors[unpadded[image]]
+                tensors.append(replace(own, dtype=dtype) if dtype and own.dtype == "float32" else own)
+                made = (copies[named[image]],)
+                ops.append(Op(Kind.COPY, "copy", (named[image],), made, phase=op.phase, layer=op.layer))
+        reads = tuple(copies[named[read]] if read in images else read for read in op.reads)
+        ops.append(replace(op, reads=reads) if images else op)
+    return replace(workload, tensors=tuple(tensors), ops=tuple(ops)) if copies else workload
+
+
+def _with_moved_features(workload: Workload) -> Workload:
+    """A reshape that takes the features of images apart or joins them to others moves them: they lie across tiles.
+
+    What is only converted afterwards is converted before it is moved.
+    """
+    images = convolutional_shapes(workload)
+
+    def moves(op: Op) -> bool:
+        if op.primitive != "reshape" or not op.reads:
+            return False
+        source, made = (workload.tensors[end].shape for end in (op.reads[0], op.writes[0]))
+        return min(len(source), len(made)) > 1 and source[-1] != made[-1] and bool({source, made} & images)
+
+    moved = {op.writes[0] for op in workload.ops if moves(op)}
+    if not moved:
+        return workload
+    tensors = list(workload.tensors)
+    for tensor, dtype in _converted_to(workload, moved).items():
+        tensors[tensor] = replace(tensors[tensor], dtype=dtype)
+    ops = (replace(op, kind=Kind.MOVE, primitive=RELAYOUT) if moves(op) else op for op in workload.ops)
+    return replace(workload, tensors=tuple(tensors), ops=tuple(ops))
+
+
+def _converted_to(workload: Workload, tensors: set[int]) -> dict[int, str]:
+    """The dtype to which all that reads one of these tensors converts it, where that is so."""
+    found: dict[int, set[str]] = {}
+    for op in workload.ops:
+        for read in tensors.intersection(op.reads):
+            found.setdefault(read, set()).add(workload.tensors[op.writes[0]].dtype if op.primitive == CONVERT else "")
+    return {tensor: min(dtypes) for tensor, dtypes in found.items() if len(dtypes) == 1 and dtypes != {""}}
+
+
 def _rounded(workload: Workload, dtype: str) -> Workload:
     """What only products read is kept as these round it. Sums over it do not count: they run where it is made."""
     lasting = {end for v in workload.variables for end in (v.tensor, v.result)} | {*workload.inputs, *workload.outputs}
     to_products: dict[int, bool] = dict.fromkeys(lasting, False)
-    for op in reversed(workload.ops):
-        if op.kind is Kind.REDUCE:
-            continue
-        passes_on = op.kind is Kind.VIEW or op.primitive == "transpose"
-        good = op.kind.is_product or (passes_on and all(to_products.get(write, False) for write in op.writes))
-        for read in op.reads:
-            to_products[read] = to_products.get(read, True) and good
+    _note_products(workload.ops, to_products)
     tensors = tuple(
         replace(tensor, dtype=dtype) if tensor.dtype == "float32" and to_products.get(number, False) else tensor
         for number, tensor in enumerate(workload.tensors)
     )
     return replace(workload, tensors=tensors)
+
+
+def _note_products(ops: Sequence[Op], to_products: dict[int, bool]) -> None:
+    """Whether products alone read each tensor: also by way of a loop that takes a part of it in each iteration."""
+    for op in reversed(ops):
+        if op.kind is Kind.REDUCE:
+            continue
+        _note_products(op.body, to_products)
+        inner = {read for one in op.body for read in one.reads}
+        passes_on = op.kind is Kind.VIEW or op.primitive in _PARTS
+        good = op.kind.is_product or (passes_on and all(to_products.get(write, False) for write in op.writes))
+        for read in op.reads:
+            if read not in inner:
+                to_products[read] = to_products.get(read, True) and good
 
 
 @dataclass

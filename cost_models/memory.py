@@ -24,6 +24,10 @@ from cost_models.workload import Role, Workload
 Bytes = TypeVar("Bytes", int, npt.NDArray[np.int64])
 """Of one configuration, or of many in an array."""
 
+_FETCHED = ("parameters", "optimizer")
+"""State that is fetched to the chip ahead of its use, as far as there is room."""
+_GUESSED = 0.4
+"""Of the room on the chip: what is kept there is known less well than what is kept at all."""
 _SHARDED = ("parameters", "gradients", "optimizer", "accumulators")
 
 
@@ -38,7 +42,8 @@ class MemoryCost:
     accumulators        sums of gradients over the micro-steps of an update
     weight_copies       parameters cast to the compute dtype, alive at the peak
     activations         everything else that a micro-step makes, alive at the peak
-    workspace           scratch of library kernels at the peak, and gaps between the buffers of the compiler's heap
+    workspace           scratch of library kernels at the peak, gaps between the buffers of the compiler's heap, and
+                        what the chip holds beyond what the device's memory does: XLA:TPU's peak is of the fuller one
     inputs              the batch, and arrays that the program closes over
     collective_buffers  parameters gathered from other devices
     host                memory of the host that the device's program uses
@@ -103,13 +108,18 @@ def _on_target(workload: Workload, config: TrainConfig, target: Target) -> Memor
     components["inputs"] = _inputs(workload, target, config.batch.local)
     temporary_bytes, at = plan.peak(config.batch.local)
     components |= _at_peak(plan, at, config.batch.local)
+    on_chip = plan.on_chip_peak(config.batch.local) + sum(components[name] for name in _FETCHED)
+    beyond = max(0, min(on_chip, target.on_chip_bytes) - temporary_bytes)
+    temporary_bytes += beyond
+    components["workspace"] += beyond
     if target.fusible:
         components["workspace"] += round((plan.packing - 1.0) * temporary_bytes)
     components["collective_buffers"] = 0
     if config.layout.shard_state and config.mesh.data > 1:
         components = sharded(workload, components, config.mesh.data)
     total = sum(components.values())
-    below, above = (round(share * temporary_bytes) for share in target.uncertainty)
+    guessed = _GUESSED * min(target.on_chip_bytes, temporary_bytes)
+    below, above = (round(share * temporary_bytes + guessed) for share in target.uncertainty)
     return MemoryCost(**components, host=0, total=total, total_low=total - below, total_high=total + above)
 
 

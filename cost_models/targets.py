@@ -26,23 +26,27 @@ class Target:
                         they would compute of narrow values is computed before them (0: no such thing)
     pads_unevenly       convolutions and windows add more padding at one end by themselves
     stacks_early        what loops stack up is there from the start of the program
+    copies_images       what comes from outside is copied into the layout of the convolutions that read it
     copies_kernels      weights of convolutions are copied into another layout
     keeps_long_chains   random bits and the like are computed once when several kernels read them
+    keeps_masks         what compares values of the forward pass is kept for the backward pass where it is smaller
     weighs_traffic      a value is kept where reading its sources again would move more bytes; else where more than
                         `copies` kernels would compute it
     copies              see above
     costly              elementwise operations that are not computed twice, whatever the traffic
+    writes_joined       features that are joined across the lanes of tiles are written where several operations read it
     writes_iota         constants of counting numbers are written out
     free_transposes     layouts are chosen so that transposes cost nothing
-    tile_row_bytes      bytes down the second-minor dimension of a memory tile (0: no tiles)
+    tile_rows           elements down the second-minor dimension of a memory tile (0: no tiles)
     tile_lanes          elements across the minor dimension of a memory tile
+    on_chip_bytes       room for whole values on the chip, which take none of the device's memory there (0: none)
     dot_workspace_bytes scratch of a library's matrix product
-    reuses_operands     an elementwise result may take the place of an operand that nobody reads afterwards
     scatters_pooling    the gradient of max-pooling is a scatter into zeros, with the position of each maximum as
                         indices
     host_apart          the host prepares the next micro-step while the device works
-    uncertainty         where the compiler's figure may lie (below, above), as shares of the temporaries: what was seen
-                        when whole training steps were compiled with jax 0.10.2 (`studies/memory_vs_compiler`)
+    uncertainty         where the compiler's figure may lie (below, above), as shares of the temporaries; what is on the
+                        chip comes on top of it (`memory.py`): what was seen when whole training steps were compiled
+                        with jax 0.10.2 (`studies/memory_vs_compiler`)
     """
 
     name: str
@@ -56,19 +60,22 @@ class Target:
     native: frozenset[str]
     products_widen: bool
     column_blocks: int
+    copies_images: bool
     copies_kernels: bool
     stacks_early: bool
     pads_unevenly: bool
     keeps_long_chains: bool
+    keeps_masks: bool
     weighs_traffic: bool
     copies: int
     costly: frozenset[str]
+    writes_joined: bool
     writes_iota: bool
     free_transposes: bool
-    tile_row_bytes: int
+    tile_rows: int
     tile_lanes: int
+    on_chip_bytes: int
     dot_workspace_bytes: int
-    reuses_operands: bool
     scatters_pooling: bool
     host_apart: bool
     uncertainty: tuple[float, float]
@@ -103,17 +110,20 @@ _GPU = Target(
     column_blocks=288,  # A100: 256 were computed apart, 317 were not (jax 0.10.2)
     stacks_early=True,
     pads_unevenly=False,  # cuDNN pads both ends alike
+    copies_images=False,
     copies_kernels=True,  # cuDNN takes them with output channels first
     keeps_long_chains=True,
+    keeps_masks=True,
     weighs_traffic=True,
     copies=0,
     costly=frozenset(),
+    writes_joined=False,
     writes_iota=False,
     free_transposes=True,
-    tile_row_bytes=0,
+    tile_rows=0,
     tile_lanes=0,
+    on_chip_bytes=0,
     dot_workspace_bytes=0,  # Triton's products need none
-    reuses_operands=False,
     scatters_pooling=True,
     host_apart=True,
     uncertainty=(0.1, 0.12),
@@ -130,22 +140,25 @@ _TPU = Target(
     native=frozenset(),
     products_widen=False,
     column_blocks=0,
+    copies_images=True,
     copies_kernels=False,
     stacks_early=False,
     pads_unevenly=True,
     keeps_long_chains=False,
+    keeps_masks=False,
     weighs_traffic=True,
     copies=0,
     costly=frozenset(),
+    writes_joined=True,
     writes_iota=False,
     free_transposes=True,
-    tile_row_bytes=32,  # 8 rows of float32, 16 of bfloat16
+    tile_rows=8,
     tile_lanes=128,
+    on_chip_bytes=112 * 2**20,
     dot_workspace_bytes=0,
-    reuses_operands=True,
     scatters_pooling=False,
     host_apart=True,
-    uncertainty=(0.45, 0.3),
+    uncertainty=(0.1, 0.12),
 )
 _CPU = replace(
     _GPU,
@@ -163,7 +176,6 @@ _CPU = replace(
     costly=_COSTLY,
     writes_iota=True,
     dot_workspace_bytes=0,
-    reuses_operands=False,
     scatters_pooling=True,
     host_apart=False,
     uncertainty=(0.35, 0.6),
@@ -209,6 +221,7 @@ def target_of(
         target,
         name=f"{target.name} eager",
         widens=False,
+        copies_images=False,
         copies_kernels=False,
         stacks_early=False,
         fusible=frozenset(),
@@ -217,4 +230,5 @@ def target_of(
         epilogues=False,
         product_dtype=None,
         free_transposes=False,
+        on_chip_bytes=0,
     )

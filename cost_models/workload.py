@@ -35,6 +35,8 @@ UNEVEN_PAD = "pad_unevenly"
 """The primitive of padding that adds more at one end than at the other; even padding is `pad`."""
 POOL_SCATTER = "scatter_of_pooling"
 """The primitive by which compilers without a gradient of pooling send it to where each window's largest value was."""
+RELAYOUT = "relayout"
+"""The primitive of a reshape that moves what it reads; its result is written."""
 CONVERT = "convert_element_type"
 """The primitive that changes a dtype."""
 

@@ -41,7 +41,7 @@ class Row:
 
 def show() -> None:
     """Print every table, in Markdown."""
-    truths = {one.point: int(one.total_bytes or 0) for one in compiled()}
+    truths = {one.point: one.must_fit_bytes for one in compiled()}
     peaks = {one.point: one.peak_bytes for one in compiled()}
     costs = {point: cost for point, cost in read().items() if point in truths}
     raw = [Row(p, truths[p], c["total"], c["total_low"], c["total_high"], peaks[p]) for p, c in costs.items()]

@@ -33,6 +33,12 @@ class Truth:
         peak = self.figures[COLUMNS.index("peak_bytes") - COLUMNS.index("total_bytes")]
         return int(peak) if peak and self.point.target != "CPU" else None
 
+    @property
+    def must_fit_bytes(self) -> int:
+        """What is held against a device: XLA:TPU accepts a program by its peak (`CompiledMemory`)."""
+        peak = self.peak_bytes or 0
+        return peak if peak and self.point.target.startswith("TPU") else max(self.total_bytes or 0, peak)
+
 
 def known() -> list[Truth]:
     """What `results.csv` holds, in its order."""

@@ -80,8 +80,8 @@ def test_one_answer_corrects_the_predictions_for_its_like(plan_for):
 
     client = fake(own=OWN, compiler=compiler)
     plan = plan_for(client, fix={"mesh.data": "1"}).plan
-    assert [one.batch.local for one in asked(client)][:2] == [256, 8]
-    assert plan.config["batch"]["local"] == 8
+    assert [one.batch.local for one in asked(client)][:2] == [256, 1]
+    assert plan.config["batch"]["local"] == 1
     assert plan.evidence is Evidence.COMPILED
 
 

@@ -73,3 +73,14 @@ def test_where_nothing_is_narrow_one_structure_serves_all():
     assert structure_batch(workload, GPU, 4096) == 32
     narrow, _, _ = normalised()
     assert structure_batch(narrow, replace(GPU, column_blocks=0), 4096) == 32
+
+
+@pytest.mark.parametrize(("batch", "found"), [(8, 8), (24, 8), (256, 64), (128, 64)])
+def test_where_features_are_joined_kernels_are_found_for_a_batch_with_the_same_layouts(batch, found):
+    step = Step()
+    x = step.input(B, 8, 8, 64)
+    pieces = [step.op(Kind.CONV, (x, step.weight(f"w{n}", 1, 1, 64, 64)), (B, 8, 8, 32)) for n in range(2)]
+    both = step.op(Kind.MOVE, pieces, (B, 8, 8, 64), primitive="concatenate")
+    workload = step.workload(step.op(Kind.REDUCE, (both,), (B, 64)))
+    assert structure_batch(workload, TPU, batch) == found
+    assert structure_batch(workload, GPU, batch) == workload.local_batch

@@ -1,11 +1,13 @@
 """What is written to memory and what stays inside a kernel, on graphs with one answer each. X is a large width."""
 
+from dataclasses import replace
+
 import pytest
 
 from cost_models.affine import Affine
 from cost_models.fusion import kernels_of
 from cost_models.targets import target_of
-from cost_models.workload import UNEVEN_PAD, Kind, Op, Phase
+from cost_models.workload import RELAYOUT, UNEVEN_PAD, Kind, Op, Phase
 from tests.cost_models.made import B, Step
 
 X = 1024
@@ -246,3 +248,38 @@ def test_a_product_ends_in_what_makes_no_more_bytes_of_it(dtype, of, kept):
     other = step.op(Kind.ELEMENTWISE, (product,), (B, X), primitive="convert_element_type", dtype=of)
     end = step.op(Kind.SORT, (other,), (B, X), dtype=of)
     assert (product in written(step, end, target=TPU)) is kept
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_tpus_compare_again_in_the_backward_pass(keeps):
+    """A mask has a quarter of the bytes of what it was made of, which two kernels would read in its stead."""
+    step = Step()
+    y = step.dot(x := step.input(B, X), step.weight("w", X, X), (B, X), B, X, X)
+    mask = step.op(Kind.ELEMENTWISE, (y,), (B, X), primitive="gt", dtype="bool")
+    chain(step, y, "max")
+    step.phase = Phase.BACKWARD
+    incoming = step.op(Kind.REDUCE, (step.input(B, X, 2),), (B, X))
+    gradient = step.op(Kind.ELEMENTWISE, (mask, incoming), (B, X), primitive="select_n")
+    of_bias = step.op(Kind.REDUCE, (gradient,), (X,))
+    of_weight = step.dot(x, gradient, (X, X), X, B, X)
+    found = written(step, of_bias, of_weight, target=replace(TPU, keeps_masks=keeps))
+    assert (mask in found) is keeps
+    assert not TPU.keeps_masks
+
+
+@pytest.mark.parametrize(("batch", "exists"), [(8, True), (128, False)])
+def test_features_joined_across_the_lanes_are_written_where_several_read_them(batch, exists):
+    step = Step()
+    x = step.input(B, 8, 8, 64)
+    pieces = [step.op(Kind.CONV, (x, step.weight(f"w{n}", 1, 1, 64, 64)), (B, 8, 8, 64)) for n in range(2)]
+    both = step.op(Kind.MOVE, pieces, (B, 8, 8, 128), primitive="concatenate")
+    ends = [step.op(Kind.CONV, (both, step.weight(f"v{n}", 1, 1, 128, 64)), (B, 8, 8, 64)) for n in range(2)]
+    assert (both in written(step, *ends, target=TPU, batch=batch)) is exists
+
+
+def test_what_is_moved_to_another_layout_is_written_and_what_makes_it_is_not():
+    step = Step()
+    made = chain(step, step.input(B, X), "exp")
+    moved = step.op(Kind.MOVE, (made,), (B, X // 4, 4), primitive=RELAYOUT)
+    end = step.op(Kind.REDUCE, (moved,), (B, 4))
+    assert written(step, end, target=TPU) == {moved, end}

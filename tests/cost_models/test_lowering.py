@@ -5,7 +5,7 @@ from dataclasses import replace
 from cost_models.affine import Affine
 from cost_models.lowering import lower
 from cost_models.targets import target_of
-from cost_models.workload import Kind, Phase
+from cost_models.workload import RELAYOUT, Kind, Op, Phase, Tensor
 from tests.cost_models.made import B, Step, dense
 
 GPU, TPU, CPU = target_of("gpu"), target_of("tpu"), target_of("cpu")
@@ -93,6 +93,20 @@ def test_tpus_keep_in_bfloat16_what_only_products_read():
     assert {lowered.tensors[number].dtype for number in (x, w, end)} == {"float32"}
 
 
+def test_what_only_products_in_a_loop_read_a_part_of_is_kept_as_they_round_it():
+    step = Step()
+    w, small = step.weight("w", 32, 32), step.input(B, 32)
+    stacks = [step.op(Kind.MOVE, (small,), (20, B, 32)) for _ in range(2)]
+    parts = [step.op(Kind.MOVE, (stack,), (B, 32), primitive="dynamic_slice") for stack in stacks]
+    made = step.dot(parts[0], w, (B, 32), B, 32, 32)
+    made = step.op(Kind.ELEMENTWISE, (made, parts[1]), (B, 32), primitive="add")
+    body = tuple(step.ops[2:])
+    loop = Op(Kind.LOOP, "scan", (w, *stacks), (step.tensor(B, 32),), repeat=20, body=body, results=(made,))
+    step.ops = [*step.ops[:2], loop]
+    lowered = lower(step.workload(*loop.writes), TPU)
+    assert [lowered.tensors[end].dtype for end in (*stacks, *parts)] == ["bfloat16", "float32", "bfloat16", "float32"]
+
+
 def test_weights_of_convolutions_are_copied_once_on_gpus_and_the_gradient_reads_the_copy():
     step = Step()
     x, kernel = step.input(B, 8, 8, 4), step.weight("kernel", 3, 3, 4, 4)
@@ -104,10 +118,39 @@ def test_weights_of_convolutions_are_copied_once_on_gpus_and_the_gradient_reads_
     assert (copy.kind, copy.reads) == (Kind.COPY, (kernel,))
     assert forward.reads == (x, copy.writes[0])
     assert backward.reads == (y, copy.writes[0])
-    assert lower(workload, TPU).ops == lower(workload, CPU).ops == workload.ops
+    assert lower(workload, CPU).ops == workload.ops
+
+
+def test_images_are_copied_once_on_tpus_as_convolutions_round_them():
+    step = Step()
+    x, kernel = step.input(B, 8, 8, 4), step.weight("kernel", 3, 3, 4, 4)
+    cast = step.op(Kind.VIEW, (x,), (B, 8, 8, 4), primitive="reshape")
+    y = step.op(Kind.CONV, (cast, kernel), (B, 8, 8, 4), primitive="conv_general_dilated")
+    padded = step.op(Kind.MOVE, (x,), (B, 10, 10, 4), primitive="pad")
+    end = step.op(Kind.CONV, (padded, y), (3, 3, 4, 4), primitive="conv_general_dilated")
+    lowered = lower(step.workload(end), TPU)
+    _, copy, forward, _, backward = lowered.ops
+    assert (copy.kind, copy.reads) == (Kind.COPY, (x,))
+    assert lowered.tensors[copy.writes[0]] == Tensor("bfloat16", lowered.tensors[x].shape)
+    assert forward.reads == (*copy.writes, kernel)
+    assert backward.reads == (*copy.writes, y)
 
 
 def test_variables_keep_their_tensors():
     workload = pooling()
     step_with_state = replace(workload, variables=dense(4, 4).variables)
     assert lower(step_with_state, GPU).variables == step_with_state.variables
+
+
+def test_on_tpus_a_reshape_of_an_images_features_moves_them_as_they_are_converted_next():
+    step = Step()
+    image = step.op(Kind.CONV, (step.input(B, 8, 8, 3), step.weight("w", 3, 3, 3, 64)), (B, 8, 8, 64), dtype="bfloat16")
+    groups = step.op(Kind.VIEW, (image,), (B, 8, 8, 16, 4), dtype="bfloat16", primitive="reshape")
+    wide = step.op(Kind.ELEMENTWISE, (groups,), (B, 8, 8, 16, 4), primitive="convert_element_type")
+    tokens = step.op(Kind.VIEW, (image,), (B, 64, 64), dtype="bfloat16", primitive="reshape")
+    lowered = lower(step.workload(wide, tokens), TPU)
+    made = {op.writes[0]: (op.kind, op.primitive) for op in lowered.ops}
+    assert made[groups] == (Kind.MOVE, RELAYOUT)
+    assert lowered.tensors[groups].dtype == "float32"
+    assert made[tokens] == (Kind.VIEW, "reshape")  # every feature stays where it is
+    assert RELAYOUT not in primitives(lower(step.workload(wide, tokens), GPU))

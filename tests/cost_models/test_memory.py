@@ -7,8 +7,9 @@ import pytest
 from cost_models.config import Batch, Layout, Mesh, Precision, Remat, RematMode, TrainConfig
 from cost_models.errors import WorkloadError
 from cost_models.memory import largest, memory
-from cost_models.workload import Role, Workload
-from tests.cost_models.made import Step, cluster, dense
+from cost_models.targets import target_of
+from cost_models.workload import Kind, Role, Workload
+from tests.cost_models.made import B, Step, cluster, dense
 
 K, N = 1024, 512
 PARAMETER_BYTES = 4 * K * N
@@ -97,7 +98,7 @@ def test_metrics_seeds_and_statistics_are_no_parameters():
 def test_on_tpus_state_lies_in_tiles():
     step = Step()
     step.weight("narrow", 3, 5)
-    assert memory(step.workload(), config(), cluster("tpu")).parameters == 8 * 128 * 4
+    assert memory(step.workload(), config(), cluster("tpu")).parameters == 4 * 128 * 4
 
 
 @pytest.mark.parametrize(
@@ -139,3 +140,24 @@ def test_dtype_decides_bytes():
     workload = dense(K, N)
     half = replace(workload, tensors=tuple(replace(tensor, dtype="bfloat16") for tensor in workload.tensors))
     assert memory(half, config(), GPU).parameters * 2 == memory(workload, config(), GPU).parameters
+
+
+def test_on_tpus_the_interval_also_holds_what_may_be_on_the_chip():
+    """A tenth or an eighth of the temporaries, and 0.4 of the room on the chip."""
+    step = Step()
+    a = step.op(Kind.REDUCE, (step.input(B, 4, N),), (B, N))
+    end = step.op(Kind.ELEMENTWISE, (a,), (B, N), primitive="exp")
+    batch = 2**22
+    cost = memory(step.workload(end), config(batch), cluster("tpu"))
+    temporaries = 2 * 4 * batch * N
+    room = target_of("tpu").on_chip_bytes
+    assert cost.total - cost.total_low == round(0.1 * temporaries + 0.4 * room)
+    assert cost.total_high - cost.total == round(0.12 * temporaries + 0.4 * room)
+
+
+def test_of_the_chip_and_the_memory_the_fuller_counts():
+    """A step of next to no temporaries fetches its state to the chip: XLA's peak is of the fuller one."""
+    step = Step()
+    weight = step.weight("w", 1024, 1024)
+    cost = memory(step.workload(step.op(Kind.REDUCE, (weight,), ())), config(), cluster("tpu"))
+    assert cost.workspace + cost.activations == cost.parameters == 4 * 1024**2
