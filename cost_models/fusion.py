@@ -115,6 +115,7 @@ class Fusion:
         self.fusible = [op.kind in self.target.fusible for op in graph.ops]
         self.joined_features = self._joined_features()
         self.must = self._must()
+        self.between: dict[int, int] = {}
         self.products = self._with_epilogue()
         self.before_columns = self._before_columns()
         self.exists = self._without_choice()
@@ -128,7 +129,8 @@ class Fusion:
         found = [
             index
             for index, op in enumerate(self.graph.ops)
-            if op.kind.is_product and op.writes[0] not in self.must and self._goes_on(op.writes[0])
+            if op.kind.is_product and op.writes[0] not in self.must
+            if self._goes_on(op.writes[0]) or self._goes_on_together(op.writes[0])
         ]
         for index in found:
             self.fusible[index] = True
@@ -145,6 +147,42 @@ class Fusion:
             self.workload.tensors[write].elements == elements and self.size[write] <= self.size[tensor]
             for write in made
         )
+
+    def _goes_on_together(self, tensor: int) -> bool:
+        """Whether several elementwise operations read this, and all that follows from them ends in one of them.
+
+        What lies between is noted in `between`, by this tensor.
+        """
+        source = self.graph.producer[tensor]
+        if len(self.graph.readers.get(tensor, ())) < 2:
+            return False
+        inside = {tensor}
+        for index in range(source + 1, len(self.graph.ops)):
+            if inside.isdisjoint(self.reads[index]) or self.graph.is_view(index):
+                continue
+            made = self.graph.ops[index].writes
+            if len(inside) > _MAX_VISITS or not self._is_alike(index, source):
+                return False
+            inside.update(made)
+            if self._is_closed(inside, index):
+                smaller = all(self.size[write] <= self.size[tensor] for write in made)
+                self.between.update(dict.fromkeys(inside.difference(made), tensor) if smaller else {})
+                return smaller
+            if not self.must.isdisjoint(made):
+                return False
+        return False
+
+    def _is_alike(self, index: int, source: int) -> bool:
+        """Whether an operation is elementwise, of the same phase, and makes as many elements as the product does."""
+        op, product = self.graph.ops[index], self.graph.ops[source]
+        elements = self.workload.tensors[product.writes[0]].elements
+        alike = all(self.workload.tensors[write].elements == elements for write in op.writes)
+        return op.kind is Kind.ELEMENTWISE and op.phase is product.phase and alike
+
+    def _is_closed(self, inside: set[int], last: int) -> bool:
+        """Whether only the results of the last operation are read after it."""
+        between = inside.difference(self.graph.ops[last].writes)
+        return all(reader <= last for one in between for reader in self.graph.readers.get(one, ()))
 
     def _without_choice(self) -> bytearray:
         """Flags by tensor: whether it is in memory at some time, as far as that is no choice."""
@@ -295,7 +333,9 @@ class Fusion:
                 tainted |= read in long
             for write in op.writes:
                 if write not in self.must and (
-                    not self._goes_on(write) if inside else self._keep(write, below, users.get(write, 0), tainted)
+                    not (write in self.between or self._goes_on(write))
+                    if inside
+                    else self._keep(write, below, users.get(write, 0), tainted)
                 ):
                     self.exists[write] = True
                 leaves[write] = below
@@ -310,7 +350,8 @@ class Fusion:
             return True
         carried = [read for read in self.reads[index] if read in product and not self.exists[read]]
         for read in carried[1:]:
-            self.exists[read] = True
+            own = self.between.get(read)
+            self.exists[read] = own is None or own != self.between.get(carried[0])
         return bool(carried)
 
     def _keep(self, tensor: int, leaves: int, users: int, long: bool) -> bool:

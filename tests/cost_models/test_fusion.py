@@ -283,3 +283,29 @@ def test_what_is_moved_to_another_layout_is_written_and_what_makes_it_is_not():
     moved = step.op(Kind.MOVE, (made,), (B, X // 4, 4), primitive=RELAYOUT)
     end = step.op(Kind.REDUCE, (moved,), (B, 4))
     assert written(step, end, target=TPU) == {moved, end}
+
+
+def gradient_of_gelu(step, *, elsewhere=False):
+    """dy = product; e = dy * a + (dy * x) * b, all elementwise; `elsewhere`: something else reads dy as well."""
+    a, b = (step.op(Kind.REDUCE, (step.input(B, X, 2),), (B, X)) for _ in range(2))
+    dy = step.dot(step.input(B, X), step.weight("w", X, X), (B, X), B, X, X)
+    left = step.op(Kind.ELEMENTWISE, (dy, a), (B, X), primitive="mul")
+    right = step.op(Kind.ELEMENTWISE, (dy, b), (B, X), primitive="mul")
+    end = step.op(Kind.ELEMENTWISE, (left, right), (B, X), primitive="add")
+    ends = (end, step.dot(dy, dy, (X, X), X, B, X)) if elsewhere else (end,)
+    return dy, {left, right}, ends
+
+
+def test_a_product_goes_on_into_several_operations_that_end_in_one():
+    step = Step()
+    dy, between, (end,) = gradient_of_gelu(step)
+    found = written(step, end, target=TPU)
+    assert end in found
+    assert found.isdisjoint({dy, *between})
+    assert dy in written(step, end, target=GPU)
+
+
+def test_a_product_that_something_else_reads_is_written():
+    step = Step()
+    dy, _, ends = gradient_of_gelu(step, elsewhere=True)
+    assert dy in written(step, *ends, target=TPU)
