@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from cost_models.affine import Affine
-from cost_models.tables import with_whole_rows
+from cost_models.embedding_tables import with_whole_rows
 from cost_models.targets import Target
 from cost_models.tiles import convolutional_shapes
 from cost_models.widening import widened

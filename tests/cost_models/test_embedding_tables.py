@@ -3,7 +3,7 @@
 import pytest
 
 from cost_models.affine import Affine
-from cost_models.tables import with_whole_rows
+from cost_models.embedding_tables import with_whole_rows
 from cost_models.workload import Kind, Phase
 from tests.cost_models.made import B, Step
 
