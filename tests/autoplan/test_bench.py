@@ -29,6 +29,7 @@ class Limits(FakeClient):
 
 
 def bench(client, *, budget=None, here=None, **fields):
+    fields = {"baseline": config(), **fields}
     return Bench(client, SOURCE, "jax", here or cluster(), Clock.start(budget), **fields)
 
 
