@@ -51,7 +51,7 @@ class Efficiency:
     depth: int
     l2_over_memory: float
     product_float32: float = 0.0
-    slow: Mapping[str, float] = field(default_factory=dict, hash=False)
+    slow: Mapping[str, float] = field(default_factory=dict)
     grouped: bool = True
     cores: int = 0
     lanes: int = 0

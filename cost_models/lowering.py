@@ -33,7 +33,6 @@ def lower(workload: Workload, target: Target) -> Workload:
         workload = _with_copied_images(workload, target.product_dtype)
     if target.tile_lanes:
         workload = with_whole_rows(workload, target.tile_lanes, target.tile_rows, target.on_chip_bytes)
-    if target.tile_lanes:
         workload = _with_moved_features(workload)
     if target.copies_kernels:
         workload = _with_copied_kernels(workload)

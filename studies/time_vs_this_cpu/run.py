@@ -55,8 +55,6 @@ BATCHES = {
 }
 """The smallest batch of each model in `models.py`."""
 
-Trial = tuple[str, TrainConfig]
-
 
 def configs(batch: int) -> Iterator[TrainConfig]:
     """What is measured of a model whose smallest batch is `batch`."""
@@ -72,10 +70,10 @@ def key(model: str, config: TrainConfig) -> str:
     return f"{model}: {config.describe()}"
 
 
-def bench_of(model: str, client: Client, cluster: Cluster, **more: Any) -> Bench:
+def bench_of(model: str, client: Client, cluster: Cluster, logs: Path | None = None) -> Bench:
     """The product's own workbench on one model, which knows how the model trains by itself."""
     spec = source.resolve(f"{HERE / 'models.py'}:{model}")
-    bench = Bench(client, spec, "jax", cluster, Clock.start(None), limit_seconds=LIMIT_SECONDS, **more)
+    bench = Bench(client, spec, "jax", cluster, Clock.start(None), logs=logs, limit_seconds=LIMIT_SECONDS)
     return bench.with_(baseline=TrainConfig.from_dict(bench.observe().config))
 
 
@@ -111,7 +109,7 @@ def row_of(model: str, config: TrainConfig, outcome: Outcome) -> dict[str, Any]:
 
 def measure(names: Sequence[str], seed: int) -> None:
     """One row a trial, written as it comes."""
-    trials: list[Trial] = [(name, config) for name in names for config in configs(BATCHES[name])]
+    trials = [(name, config) for name in names for config in configs(BATCHES[name])]
     random.Random(seed).shuffle(trials)
     with workshop.lab() as lab, Client() as client:
         probed(client)
