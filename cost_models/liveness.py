@@ -17,10 +17,11 @@ import numpy.typing as npt
 
 from cost_models.affine import Affine
 from cost_models.columns import structure_batch
-from cost_models.fusion import Kernel, kernels_of
+from cost_models import fusion, recomputing
+from cost_models.fusion import Kernel
 from cost_models.lowering import lower
 from cost_models.on_chip import on_chip
-from cost_models.ordering import greedy_order, program_order
+from cost_models.ordering import breadth_first_order, greedy_order, program_order
 from cost_models.packing import packing
 from cost_models.targets import Target
 from cost_models.tiles import Storage, storage
@@ -165,6 +166,7 @@ def compiled(workload: Workload, target: Target, batch: int) -> tuple[Workload, 
     """The workload as lowered for the target, and its kernels in program order, as they are at a local batch."""
     lowered = lower(workload, target)
     outputs = frozenset(v.result for v in lowered.variables) | frozenset(lowered.outputs)
+    kernels_of = recomputing.kernels_of if target.recomputes else fusion.kernels_of
     return lowered, tuple(kernels_of(lowered, lowered.ops, outputs, target, batch))
 
 
@@ -180,11 +182,21 @@ def schedule(workload: Workload, target: Target, updates: Updates, batch: int | 
 @lru_cache(maxsize=256)
 def _schedule(workload: Workload, target: Target, updates: Updates, batch: int) -> Schedule:
     workload, kernels = compiled(workload, target, batch)
+    orders = _orders(workload, target, updates, kernels, batch)
+    schedules = [_Liveness(workload, target, updates, order).schedule(batch) for order in orders]
+    return min(schedules, key=lambda candidate: candidate.peak(batch)[0])
+
+
+def _orders(
+    workload: Workload, target: Target, updates: Updates, kernels: Sequence[Kernel], batch: int
+) -> list[list[Kernel]]:
+    """Those that a compiler tries; the one that needs least is taken."""
+    if target.breadth_first:
+        return [breadth_first_order(workload, kernels)]
     orders = [program_order(workload, kernels, together=updates is not Updates.AT_ONCE)]
     if updates is Updates.AT_ONCE:
         orders.append(greedy_order(workload, kernels, batch))
-    schedules = [_Liveness(workload, target, updates, order).schedule(batch) for order in orders]
-    return min(schedules, key=lambda candidate: candidate.peak(batch)[0])
+    return orders
 
 
 class _Liveness:
@@ -249,7 +261,8 @@ class _Liveness:
 
     def _allocate_stacks(self) -> None:
         """Arrays into which a loop writes an element an iteration are zeros first, which wait for nothing."""
-        loops = (kernel for kernel in self.flat if kernel.op.kind is Kind.LOOP and kernel.op.phase is Phase.FORWARD)
+        early = frozenset(Phase) if self.target.breadth_first else {Phase.FORWARD}
+        loops = (kernel for kernel in self.flat if kernel.op.kind is Kind.LOOP and kernel.op.phase in early)
         for kernel in loops:
             for write in kernel.writes:
                 shape = self.workload.tensors[write].shape
@@ -279,15 +292,25 @@ class _Liveness:
     def _share(self) -> None:
         """What works in place takes the place of an operand that nobody reads afterwards."""
         for place, kernel in enumerate(self.flat):
-            if kernel.op.kind not in _IN_PLACE:
-                continue
-            free = [read for read in kernel.reads if self._dies_at(read, place)]
-            for write in kernel.writes:
-                size = self.workload.tensors[write].bytes
-                match = next((read for read in free if self.workload.tensors[read].bytes == size), None)
+            in_place = kernel.op.kind in _IN_PLACE
+            free = [read for read in (kernel.reads if in_place else kernel.aligned) if self._dies_at(read, place)]
+            for write in kernel.writes if free else ():
+                made = self.workload.tensors[write]
+                alike = (read for read in free if self._is_alike(read, made, in_place))
+                match = next(alike, None)
                 if match is not None and write in self.birth and self.birth[write] == place:
-                    self.death[match] = place - 1
+                    self._take_place(write, match, place)
                     free.remove(match)
+
+    def _take_place(self, write: int, match: int, place: int) -> None:
+        """One buffer, or two of which one ends where the other begins."""
+        self.death[match] = place - 1
+        if self.target.breadth_first:
+            self.birth[write] = self.birth.pop(match)
+
+    def _is_alike(self, tensor: int, made: Tensor, in_place: bool) -> bool:
+        own = self.workload.tensors[tensor]
+        return own.bytes == made.bytes if in_place else own == made
 
     def _dies_at(self, tensor: int, place: int) -> bool:
         return tensor not in self.resident and tensor in self.birth and self.death[tensor] == place

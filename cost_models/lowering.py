@@ -12,16 +12,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from cost_models.affine import Affine
+from cost_models.broadcasts import with_broadcasts
 from cost_models.embedding_tables import with_whole_rows
+from cost_models.repeats import without_repeats
 from cost_models.targets import Target
 from cost_models.tiles import convolutional_shapes
-from cost_models.widening import widened
+from cost_models.widening import WIDE, widened
 from cost_models.workload import CONVERT, POOL_SCATTER, RELAYOUT, UNEVEN_PAD, Kind, Op, Phase, Role, Tensor, Workload
 
 _AGAINST_ZERO = frozenset({"max", "gt"})  # with a constant: ReLU, ELU and their like
 _ADDITIONS = frozenset({"add", "add_any"})
 _PADS = ("pad", UNEVEN_PAD)
 _PARTS = frozenset({"transpose", "dynamic_slice"})  # rearrange what they read or take a part of it
+_MATRIX = 2
 _Shape = tuple[str, tuple[Affine, ...]]
 
 
@@ -37,8 +40,16 @@ def lower(workload: Workload, target: Target) -> Workload:
     if target.copies_kernels:
         workload = _with_copied_kernels(workload)
     if target.scatters_pooling and any(op.kind is Kind.POOL_GRADIENT for op in workload.ops):
-        workload = _Pooling(workload, target.writes_iota).lowered()
-    return widened(workload, target.narrow, target.native, target.products_widen) if target.widens else workload
+        workload = _Pooling(workload, target.writes_iota, target.pools_on_padded).lowered()
+    if target.random_words:
+        workload = _with_random_words(workload, target.random_words)
+    if target.expands_erfc:
+        workload = _with_parts_of_erfc(workload)
+    if target.transposes_operands:
+        workload = _with_transposed_operands(workload)
+    if target.widens:
+        workload = widened(workload, target.narrow, target.native, target.products_widen, target.rounds)
+    return without_repeats(with_broadcasts(workload)) if target.recomputes else workload
 
 
 def _with_copied_kernels(workload: Workload) -> Workload:
@@ -88,6 +99,90 @@ def _with_copied_images(workload: Workload, dtype: str | None) -> Workload:
         reads = tuple(copies[named[read]] if read in images else read for read in op.reads)
         ops.append(replace(op, reads=reads) if images else op)
     return replace(workload, tensors=tuple(tensors), ops=tuple(ops)) if copies else workload
+
+
+def _with_random_words(workload: Workload, count: int) -> Workload:
+    """Random numbers are made of words that the generator writes, each as many as there are numbers."""
+    tensors = list(workload.tensors)
+    ops: list[Op] = []
+    for op in workload.ops:
+        if op.kind is Kind.RANDOM and len(op.writes) == 1:
+            words = tuple(range(len(tensors), len(tensors) + count))
+            tensors.extend(replace(tensors[op.writes[0]], dtype="uint32") for _ in words)
+            ops.append(replace(op, writes=words))
+            op = replace(op, kind=Kind.ELEMENTWISE, primitive="xor", reads=words, flops=Affine())
+        ops.append(op)
+    return replace(workload, tensors=tuple(tensors), ops=tuple(ops))
+
+
+def _with_parts_of_erfc(workload: Workload) -> Workload:
+    """erfc(x) chooses between polynomials, in float32: one of x, one of 1/x^2 times exp(-x^2)/|x|.
+
+    The exponential is what the derivative is made of, too.
+    """
+    tensors = list(workload.tensors)
+    ops: list[Op] = []
+
+    def made(op: Op, primitive: str, *reads: int) -> int:
+        tensors.append(replace(tensors[op.reads[0]], dtype=WIDE))
+        made_of = replace(op, kind=Kind.ELEMENTWISE, primitive=primitive, reads=reads, flops=Affine())
+        ops.append(replace(made_of, writes=(len(tensors) - 1,)))
+        return len(tensors) - 1
+
+    for op in workload.ops:
+        if op.primitive == "erfc":
+            x = op.reads[0]
+            x = x if tensors[x].dtype == WIDE else made(op, CONVERT, x)
+            square = made(op, "square", x)
+            factor = made(op, "exp", made(op, "neg", square))
+            parts = factor, made(op, "div", square), made(op, "div", made(op, "abs", x))
+            op = replace(op, kind=Kind.ELEMENTWISE, primitive="select_n", reads=(x, *parts))
+            if tensors[op.writes[0]].dtype != WIDE:
+                ops.append(replace(op, writes=(len(tensors),)))
+                tensors.append(replace(tensors[x], dtype=WIDE))
+                op = replace(op, primitive=CONVERT, reads=(len(tensors) - 1,), flops=Affine())
+        ops.append(op)
+    return replace(workload, tensors=tuple(tensors), ops=tuple(ops))
+
+
+def _with_transposed_operands(workload: Workload) -> Workload:
+    """Products of several groups read their operands with the groups first, and gradients of a convolution's weights
+    with the samples last: others are transposed before. Transposing a matrix costs nothing."""
+    tensors = list(workload.tensors)
+    ops: list[Op] = []
+    for op in workload.ops:
+        if op.primitive == "transpose" and op.reads and len(tensors[op.reads[0]].shape) <= _MATRIX:
+            op = replace(op, kind=Kind.VIEW)
+        grouped = op.kind is Kind.DOT and op.gemm and op.gemm[0] != Affine(1)
+        if grouped or _is_filter_gradient(tensors, op):
+            reads = []
+            for read in op.reads:
+                if grouped and _has_leading(tensors[read], op.gemm[0], workload.local_batch):
+                    reads.append(read)
+                    continue
+                reads.append(len(tensors))
+                tensors.append(tensors[read])
+                ops.append(replace(op, kind=Kind.MOVE, primitive="transpose", reads=(read,), writes=(reads[-1],), gemm=(), flops=Affine()))
+            op = replace(op, reads=tuple(reads))
+        ops.append(op)
+    return replace(workload, tensors=tuple(tensors), ops=tuple(ops))
+
+
+def _is_filter_gradient(tensors: Sequence[Tensor], op: Op) -> bool:
+    """Whether a convolution sums over all samples."""
+    if op.kind is not Kind.CONV or op.phase is not Phase.BACKWARD:
+        return False
+    return all(dim.constant for dim in tensors[op.writes[0]].shape)
+
+
+def _has_leading(tensor: Tensor, groups: Affine, batch: int) -> bool:
+    """Whether the first dimensions are the groups."""
+    covered = 1.0
+    for dim in tensor.shape:
+        if covered == groups.at(batch):
+            break
+        covered *= dim.at(batch)
+    return covered == groups.at(batch)
 
 
 def _with_moved_features(workload: Workload) -> Workload:
@@ -154,6 +249,7 @@ class _Pooling:
 
     workload: Workload
     writes_iota: bool
+    pads: bool
     tensors: list[Tensor] = field(default_factory=list)
     before: dict[int, list[Op]] = field(default_factory=dict)
     zeros: dict[_Shape, int] = field(default_factory=dict)
@@ -176,6 +272,9 @@ class _Pooling:
     def _replace(self, index: int, op: Op, *, into_sum: bool, of_relu: int | None) -> None:
         """A scatter whose result is only added to something scatters into that; else it needs zeros of its own."""
         incoming, operand = op.reads[:2]
+        if self.pads:
+            self._replace_on_padded(index, op)
+            return
         found = self._positions(op, incoming, operand)
         target: tuple[int, ...] = ()
         if not into_sum:
@@ -183,6 +282,46 @@ class _Pooling:
             target = (self._copy(index if of_relu is None else of_relu, zeros),) if self._shared(zeros) else (zeros,)
         scatter = replace(op, kind=Kind.SCATTER, primitive=POOL_SCATTER, reads=(*target, incoming, *found.writes))
         self.before.setdefault(index, []).extend([found, scatter])
+
+    def _replace_on_padded(self, index: int, op: Op) -> None:
+        """The operand is padded first, the gradient scattered into zeros of that shape, and the padding cut off."""
+        incoming, operand = op.reads[:2]
+        made, shape = self.tensors[op.writes[0]], self._padded(op)
+        moved = replace(op, kind=Kind.MOVE, flops=Affine())
+        if shape == made.shape:
+            found, zeros = self._positions(op, incoming, operand), self._zeros(made, index)
+            reads = (zeros, incoming, *found.writes)
+            self.before.setdefault(index, []).extend([found, replace(op, kind=Kind.SCATTER, primitive=POOL_SCATTER, reads=reads)])
+            return
+        padded = self._new(replace(self.tensors[operand], shape=shape))
+        found, zeros = self._positions(op, incoming, padded), self._zeros(replace(made, shape=shape), index)
+        scattered = self._new(replace(made, shape=shape))
+        self.before.setdefault(index, []).extend(
+            [
+                replace(moved, primitive="padded_copy", reads=(operand,), writes=(padded,)),
+                found,
+                replace(op, kind=Kind.SCATTER, primitive=POOL_SCATTER, reads=(zeros, incoming, *found.writes), writes=(scattered,)),
+                replace(moved, primitive="slice", reads=(scattered,)),
+            ]
+        )
+
+    def _padded(self, op: Op) -> tuple[Affine, ...]:
+        """The shape that whole windows cover; the window's size is in the FLOPs of a pooling."""
+        pooled, source = self.tensors[op.reads[0]], self.tensors[op.reads[1]]
+        batch = self.workload.local_batch
+        size = op.flops.at(batch) / (2 * pooled.elements.at(batch))
+        smaller = [one != other for one, other in zip(pooled.shape, source.shape, strict=True)]
+        window = round(size ** (1 / max(sum(smaller), 1)))
+
+        def covered(made: Affine, whole: Affine) -> Affine:
+            strides = range(1, int(whole.fixed) + 1)
+            if any((whole.fixed - window) // stride + 1 == made.fixed for stride in strides):
+                return whole
+            stride = next(stride for stride in strides if -(-whole.fixed // stride) == made.fixed)
+            return Affine((made.fixed - 1) * stride + window)
+
+        pairs = zip(pooled.shape, source.shape, smaller, strict=True)
+        return tuple(covered(made, whole) if less else whole for made, whole, less in pairs)
 
     def _positions(self, op: Op, incoming: int, operand: int) -> Op:
         pooled, source = self.tensors[incoming], self.tensors[operand]
@@ -207,6 +346,8 @@ class _Pooling:
 
     def _first_use(self, key: _Shape, scatter: int) -> int:
         """The first ReLU of that shape, else the scatter into them."""
+        if self.pads:
+            return 0
         relus = (index for index, op in enumerate(self.workload.ops) if self._is_relu(op, key))
         return next(relus, scatter)
 
@@ -236,7 +377,7 @@ class _Pooling:
         for index, op in enumerate(self.workload.ops):
             yield from self.before.get(index, ())
             shared = next((zeros for key, zeros in self.zeros.items() if self._is_relu(op, key)), None)
-            if shared is not None:
+            if shared is not None and not self.pads:
                 yield replace(op, reads=(*op.reads, shared))
             elif op.kind is not Kind.POOL_GRADIENT:
                 yield op
