@@ -45,6 +45,7 @@ def lower(workload: Workload, target: Target) -> Workload:
         workload = _with_random_words(workload, target.random_words)
     if target.expands_erfc:
         workload = _with_parts_of_erfc(workload)
+        workload = _with_selections(workload)
     if target.transposes_operands:
         workload = _with_transposed_operands(workload)
     if target.widens:
@@ -145,19 +146,41 @@ def _with_parts_of_erfc(workload: Workload) -> Workload:
     return replace(workload, tensors=tuple(tensors), ops=tuple(ops))
 
 
+def _with_selections(workload: Workload) -> Workload:
+    """A product with a converted mask is a selection, and the largest of a maximum and a constant is the maximum."""
+    mask_of: dict[int, int] = {}
+    largest: set[int] = set()
+    ops: list[Op] = []
+    for op in workload.ops:
+        if op.primitive == CONVERT and workload.tensors[op.reads[0]].dtype == "bool":
+            mask_of[op.writes[0]] = op.reads[0]
+        elif op.primitive == "reduce_max":
+            largest.update(op.writes)
+        elif op.primitive == "max" and len(op.reads) == 1 and op.reads[0] in largest:
+            op = replace(op, kind=Kind.VIEW)
+        elif op.primitive == "mul" and not mask_of.keys().isdisjoint(op.reads):
+            masks = [mask_of[read] for read in op.reads if read in mask_of]
+            others = [read for read in op.reads if read not in mask_of]
+            op = replace(op, primitive="select_n", reads=(*masks, *others))
+        ops.append(op)
+    return replace(workload, ops=tuple(ops))
+
+
 def _with_transposed_operands(workload: Workload) -> Workload:
-    """Products of several groups read their operands with the groups first, and gradients of a convolution's weights
-    with the samples last: others are transposed before. Transposing a matrix costs nothing."""
+    """Products read operands in a certain order of dimensions: others are transposed before.
+
+    Products of several groups want these first, gradients of a convolution's weights want samples last. Transposing a
+    matrix costs nothing.
+    """
     tensors = list(workload.tensors)
     ops: list[Op] = []
     for op in workload.ops:
         if op.primitive == "transpose" and op.reads and len(tensors[op.reads[0]].shape) <= _MATRIX:
             op = replace(op, kind=Kind.VIEW)
-        grouped = op.kind is Kind.DOT and op.gemm and op.gemm[0] != Affine(1)
-        if grouped or _is_filter_gradient(tensors, op):
+        if op.kind.is_product:
             reads = []
             for read in op.reads:
-                if grouped and _has_leading(tensors[read], op.gemm[0], workload.local_batch):
+                if not _is_transposed(tensors, op, read, workload.local_batch):
                     reads.append(read)
                     continue
                 reads.append(len(tensors))
@@ -168,11 +191,15 @@ def _with_transposed_operands(workload: Workload) -> Workload:
     return replace(workload, tensors=tuple(tensors), ops=tuple(ops))
 
 
-def _is_filter_gradient(tensors: Sequence[Tensor], op: Op) -> bool:
-    """Whether a convolution sums over all samples."""
-    if op.kind is not Kind.CONV or op.phase is not Phase.BACKWARD:
-        return False
-    return all(dim.constant for dim in tensors[op.writes[0]].shape)
+def _is_transposed(tensors: Sequence[Tensor], op: Op, read: int, batch: int) -> bool:
+    """Whether a product reads a transposed copy of this operand.
+
+    A gradient of weights that sums over samples and places reads the other gradient with its features first.
+    """
+    if op.kind is Kind.DOT and op.gemm and op.gemm[0] != Affine(1):
+        return not _has_leading(tensors[read], op.gemm[0], batch)
+    of_weights = op.phase is Phase.BACKWARD and all(dim.constant for dim in tensors[op.writes[0]].shape)
+    return of_weights and (op.kind is Kind.CONV or (read == op.reads[0] and len(tensors[read].shape) > _MATRIX))
 
 
 def _has_leading(tensor: Tensor, groups: Affine, batch: int) -> bool:

@@ -21,6 +21,7 @@ from cost_models.workload import CONVERT, Kind, Op, Workload
 
 _PICKS = frozenset({"gather", "slice", "dynamic_slice"})
 _COSTLY = frozenset({Kind.EXPENSIVE, Kind.GATHER, Kind.REDUCE})
+_MATRIX = 2  # dimensions
 _ALIGNED = frozenset({Kind.ELEMENTWISE, Kind.EXPENSIVE})
 _REPEATING = frozenset({Kind.BROADCAST, Kind.GATHER})
 """Kinds that may read an element of their operand several times."""
@@ -51,6 +52,7 @@ class Recomputing:
         self.shared = bytearray(b"\1") * len(workload.tensors)
         self.within = [0] * len(graph.ops)
         self.repeats = [False] * len(graph.ops)
+        self.flat = self._flat()
         self.unfusible = self._unfusible()
         for index in range(len(graph.ops) - 1, -1, -1):
             self._decide(index)
@@ -139,10 +141,14 @@ class Recomputing:
             if not self.loose[index] or self.graph.is_view(index) or self._is_unary(index):
                 continue
             for write in self.graph.ops[index].writes:
-                readers = self.graph.readers.get(write, ())
+                readers = [r for r in self.graph.readers.get(write, ()) if not self._flattens(write, r)]
                 if write in self.graph.outputs or not all(self._goes(index, r, found, known) for r in readers):
                     found.add(write)
         return found
+
+    def _flattens(self, tensor: int, reader: int) -> bool:
+        """Whether a product reads this as a matrix: that view of it is an operation like any other."""
+        return tensor in self.flat and self.graph.ops[reader].kind is Kind.DOT
 
     def _goes(self, source: int, reader: int, unfusible: set[int], known: dict[tuple[int, int], bool]) -> bool:
         """Whether an operation can be fused into this one by all ways (InstructionFusion::CanFuseOnAllPaths)."""
@@ -234,15 +240,22 @@ class Recomputing:
                         pending.append(source)
                     continue
                 leaves[read] = None
-                if op.kind not in _ALIGNED or not self.loose[at]:
+                if op.kind not in _ALIGNED:
                     moved.add(read)
                 if op.primitive in _PICKS and read == self.graph.of(op.reads[0]):
                     picked[read] = op.writes[0]
                 else:
                     whole.add(read)
         moved.update(self._behind(inner))
-        aligned = tuple(read for read in leaves if read not in moved)
+        made = self.graph.ops[index].writes
+        aligned = tuple(read for read in leaves if read not in moved and self.flat.isdisjoint((read, *made)))
         return list(leaves), list(inner), {read: made for read, made in picked.items() if read not in whole}, aligned
+
+    def _flat(self) -> set[int]:
+        """What products read or write as matrices though it has more dimensions."""
+        products = (op for op in self.graph.ops if op.kind is Kind.DOT and op.gemm and op.gemm[0] == Affine(1))
+        ends = {self.graph.of(end) for op in products for end in (*op.reads, *op.writes)}
+        return {end for end in ends if len(self.workload.tensors[end].shape) > _MATRIX}
 
     def _behind(self, inner: Iterable[int]) -> set[int]:
         """What these operations read behind one of them that moves or repeats what it reads."""

@@ -13,9 +13,10 @@ from typing import Any
 
 from cost_models.workload import UNEVEN_PAD, Kind, Op, Tensor, Workload
 
+_PADS = ("pad", UNEVEN_PAD)
 _UNARY = frozenset(
     {"abs", "ceil", "cos", "erf", "erfc", "exp", "expm1", "floor", "log", "log1p", "logistic", "neg", "not"}
-    | {"round", "rsqrt", "sign", "sin", "sqrt", "square", "tan", "tanh", "transpose", "pad", UNEVEN_PAD}
+    | {"round", "rsqrt", "sign", "sin", "sqrt", "square", "tan", "tanh", "transpose", *_PADS}
 )
 _ALIKE = frozenset({Kind.REDUCE, Kind.BROADCAST})
 _WITH_CONSTANTS = frozenset({Kind.ELEMENTWISE, Kind.EXPENSIVE})
@@ -35,7 +36,8 @@ def _merged(ops: Sequence[Op], tensors: Sequence[Tensor]) -> tuple[Op, ...]:
             root[op.writes[0]] = root.get(op.reads[0], op.reads[0])
         elif _is_comparable(op):
             made = tensors[op.writes[0]]
-            key = op.primitive, tuple(root.get(read, read) for read in op.reads), made.dtype, made.shape, op.region
+            values = op.reads[:1] if op.primitive in _PADS else op.reads  # what is padded with is a constant
+            key = op.primitive, tuple(root.get(read, read) for read in values), made.dtype, made.shape, op.region
             first = known.setdefault(key, op.writes[0])
             if first != op.writes[0]:
                 root[op.writes[0]] = first
