@@ -23,6 +23,7 @@ from cost_models.lowering import lower
 from cost_models.on_chip import on_chip
 from cost_models.ordering import breadth_first_order, greedy_order, program_order
 from cost_models.packing import packing
+from cost_models.state_places import Places, StatePlaces, in_places
 from cost_models.targets import Target
 from cost_models.tiles import Storage, storage
 from cost_models.workload import Kind, Op, Phase, Role, Tensor, Workload
@@ -85,6 +86,7 @@ class Schedule:
     labels       the layer of each kernel, kernels of loops included
     stored       how the target stores the tensors that `temporaries` names
     local_batch  samples for which the kernels were found
+    places       of state, in which temporaries stand while it waits for its new value (None: they do not)
     """
 
     kernels: tuple[Kernel, ...]
@@ -95,6 +97,7 @@ class Schedule:
     local_batch: int
     moved: Moved = field(repr=False)
     on_chip_bytes: int = 0
+    places: Places | None = field(default=None, repr=False)
     _known: dict[int, Floats] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
@@ -109,6 +112,10 @@ class Schedule:
             sizes = self._of_temporaries(stored)
             if self.on_chip_bytes:
                 sizes = np.where(self._on_chip(sizes, stored), 0.0, sizes)
+            if self.places is not None:
+                columns = self.temporaries
+                lent = in_places(self.places, stored, sizes, columns.birth, columns.death)
+                sizes = np.where(lent, 0.0, sizes)
             self._known[batch] = sizes
         return self._known[batch]
 
@@ -119,7 +126,7 @@ class Schedule:
 
     def live(self, batch: int) -> Floats:
         """Bytes of temporaries alive at each kernel."""
-        if self.stored.lanes:
+        if self.stored.lanes or self.places is not None:
             return self._sweep(self.sizes(batch))
         fixed, per_sample = self.lines
         return fixed + batch * per_sample
@@ -210,6 +217,8 @@ class _Liveness:
         self.labels: list[str] = []
         self.flat: list[Kernel] = []
         self.runs: list[int] = []
+        self.spans: list[int] = []
+        self.copies: dict[int, int] = {}
         self.states = {v.tensor for v in workload.variables}
         self.donated = {v.result: v.tensor for v in workload.variables}
         self.metrics = {v.result for v in workload.variables if v.role not in _UPDATED}
@@ -217,11 +226,15 @@ class _Liveness:
         self.purposes = _purposes(workload)
 
     def schedule(self, batch: int) -> Schedule:
-        self._run(self.kernels)
+        for kernel in self.kernels:
+            self.spans.append(len(self.labels))
+            self._run((kernel,))
         if self.target.stacks_early:
             self._allocate_stacks()
         self._keep_outputs()
-        self._donate()
+        places = self._lend() if self.target.lends_places and self.updates is Updates.AT_ONCE else None
+        if places is None:
+            self._donate()
         self._share()
         stored = storage(self.workload, self.target)
         return Schedule(
@@ -233,6 +246,7 @@ class _Liveness:
             batch,
             self._moved(),
             self.target.on_chip_bytes,
+            places,
         )
 
     def _run(self, kernels: Sequence[Kernel], runs: int = 1) -> None:
@@ -289,6 +303,15 @@ class _Liveness:
                 if self.death[result] < self.birth[result]:
                     del self.birth[result]
 
+    def _lend(self) -> Places:
+        """A new state is written in its old state's place; where that one is read otherwise, it is copied first."""
+        found = StatePlaces(self.kernels, self.spans)
+        for result, old in self.donated.items():
+            if result in self.birth:
+                found.note(old, result, self.birth.pop(result), self.death.get(old, -1))
+        self.copies = found.copies
+        return found.places()
+
     def _share(self) -> None:
         """What works in place takes the place of an operand that nobody reads afterwards."""
         for place, kernel in enumerate(self.flat):
@@ -326,7 +349,8 @@ class _Liveness:
         return Moved(columns[:, 0], columns[:, 1], columns[:, 2].astype(np.float64))
 
     def _temporaries(self) -> Temporaries:
-        rows: list[tuple[int, int, int, int, str]] = []
+        copies = Purpose.WEIGHT_COPIES.value
+        rows: list[tuple[int, int, int, int, str]] = [(old, 0, end, 0, copies) for old, end in self.copies.items()]
         for tensor, birth in self.birth.items():
             if tensor not in self.resident:
                 purpose = self.purposes.get(tensor, Purpose.ACTIVATIONS)

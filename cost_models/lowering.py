@@ -15,16 +15,16 @@ from cost_models.affine import Affine
 from cost_models.broadcasts import with_broadcasts
 from cost_models.embedding_tables import with_whole_rows
 from cost_models.repeats import without_repeats
+from cost_models.rewriting import rewritten
 from cost_models.targets import Target
 from cost_models.tiles import convolutional_shapes
-from cost_models.widening import WIDE, widened
+from cost_models.widening import widened
 from cost_models.workload import CONVERT, POOL_SCATTER, RELAYOUT, UNEVEN_PAD, Kind, Op, Phase, Role, Tensor, Workload
 
 _AGAINST_ZERO = frozenset({"max", "gt"})  # with a constant: ReLU, ELU and their like
 _ADDITIONS = frozenset({"add", "add_any"})
 _PADS = ("pad", UNEVEN_PAD)
 _PARTS = frozenset({"transpose", "dynamic_slice"})  # rearrange what they read or take a part of it
-_MATRIX = 2
 _Shape = tuple[str, tuple[Affine, ...]]
 
 
@@ -41,13 +41,8 @@ def lower(workload: Workload, target: Target) -> Workload:
         workload = _with_copied_kernels(workload)
     if target.scatters_pooling and any(op.kind is Kind.POOL_GRADIENT for op in workload.ops):
         workload = _Pooling(workload, target.writes_iota, target.pools_on_padded).lowered()
-    if target.random_words:
-        workload = _with_random_words(workload, target.random_words)
-    if target.expands_erfc:
-        workload = _with_parts_of_erfc(workload)
-        workload = _with_selections(workload)
-    if target.transposes_operands:
-        workload = _with_transposed_operands(workload)
+    if target.rewrites:
+        workload = rewritten(workload)
     if target.widens:
         workload = widened(workload, target.narrow, target.native, target.products_widen, target.rounds)
     return without_repeats(with_broadcasts(workload)) if target.recomputes else workload
@@ -100,116 +95,6 @@ def _with_copied_images(workload: Workload, dtype: str | None) -> Workload:
         reads = tuple(copies[named[read]] if read in images else read for read in op.reads)
         ops.append(replace(op, reads=reads) if images else op)
     return replace(workload, tensors=tuple(tensors), ops=tuple(ops)) if copies else workload
-
-
-def _with_random_words(workload: Workload, count: int) -> Workload:
-    """Random numbers are made of words that the generator writes, each as many as there are numbers."""
-    tensors = list(workload.tensors)
-    ops: list[Op] = []
-    for op in workload.ops:
-        if op.kind is Kind.RANDOM and len(op.writes) == 1:
-            words = tuple(range(len(tensors), len(tensors) + count))
-            tensors.extend(replace(tensors[op.writes[0]], dtype="uint32") for _ in words)
-            ops.append(replace(op, writes=words))
-            op = replace(op, kind=Kind.ELEMENTWISE, primitive="xor", reads=words, flops=Affine())
-        ops.append(op)
-    return replace(workload, tensors=tuple(tensors), ops=tuple(ops))
-
-
-def _with_parts_of_erfc(workload: Workload) -> Workload:
-    """erfc(x) chooses between polynomials, in float32: one of x, one of 1/x^2 times exp(-x^2)/|x|.
-
-    The exponential is what the derivative is made of, too.
-    """
-    tensors = list(workload.tensors)
-    ops: list[Op] = []
-
-    def made(op: Op, primitive: str, *reads: int) -> int:
-        tensors.append(replace(tensors[op.reads[0]], dtype=WIDE))
-        made_of = replace(op, kind=Kind.ELEMENTWISE, primitive=primitive, reads=reads, flops=Affine())
-        ops.append(replace(made_of, writes=(len(tensors) - 1,)))
-        return len(tensors) - 1
-
-    for op in workload.ops:
-        if op.primitive == "erfc":
-            x = op.reads[0]
-            x = x if tensors[x].dtype == WIDE else made(op, CONVERT, x)
-            square = made(op, "square", x)
-            factor = made(op, "exp", made(op, "neg", square))
-            parts = factor, made(op, "div", square), made(op, "div", made(op, "abs", x))
-            op = replace(op, kind=Kind.ELEMENTWISE, primitive="select_n", reads=(x, *parts))
-            if tensors[op.writes[0]].dtype != WIDE:
-                ops.append(replace(op, writes=(len(tensors),)))
-                tensors.append(replace(tensors[x], dtype=WIDE))
-                op = replace(op, primitive=CONVERT, reads=(len(tensors) - 1,), flops=Affine())
-        ops.append(op)
-    return replace(workload, tensors=tuple(tensors), ops=tuple(ops))
-
-
-def _with_selections(workload: Workload) -> Workload:
-    """A product with a converted mask is a selection, and the largest of a maximum and a constant is the maximum."""
-    mask_of: dict[int, int] = {}
-    largest: set[int] = set()
-    ops: list[Op] = []
-    for op in workload.ops:
-        if op.primitive == CONVERT and workload.tensors[op.reads[0]].dtype == "bool":
-            mask_of[op.writes[0]] = op.reads[0]
-        elif op.primitive == "reduce_max":
-            largest.update(op.writes)
-        elif op.primitive == "max" and len(op.reads) == 1 and op.reads[0] in largest:
-            op = replace(op, kind=Kind.VIEW)
-        elif op.primitive == "mul" and not mask_of.keys().isdisjoint(op.reads):
-            masks = [mask_of[read] for read in op.reads if read in mask_of]
-            others = [read for read in op.reads if read not in mask_of]
-            op = replace(op, primitive="select_n", reads=(*masks, *others))
-        ops.append(op)
-    return replace(workload, ops=tuple(ops))
-
-
-def _with_transposed_operands(workload: Workload) -> Workload:
-    """Products read operands in a certain order of dimensions: others are transposed before.
-
-    Products of several groups want these first, gradients of a convolution's weights want samples last. Transposing a
-    matrix costs nothing.
-    """
-    tensors = list(workload.tensors)
-    ops: list[Op] = []
-    for op in workload.ops:
-        if op.primitive == "transpose" and op.reads and len(tensors[op.reads[0]].shape) <= _MATRIX:
-            op = replace(op, kind=Kind.VIEW)
-        if op.kind.is_product:
-            reads = []
-            for read in op.reads:
-                if not _is_transposed(tensors, op, read, workload.local_batch):
-                    reads.append(read)
-                    continue
-                reads.append(len(tensors))
-                tensors.append(tensors[read])
-                ops.append(replace(op, kind=Kind.MOVE, primitive="transpose", reads=(read,), writes=(reads[-1],), gemm=(), flops=Affine()))
-            op = replace(op, reads=tuple(reads))
-        ops.append(op)
-    return replace(workload, tensors=tuple(tensors), ops=tuple(ops))
-
-
-def _is_transposed(tensors: Sequence[Tensor], op: Op, read: int, batch: int) -> bool:
-    """Whether a product reads a transposed copy of this operand.
-
-    A gradient of weights that sums over samples and places reads the other gradient with its features first.
-    """
-    if op.kind is Kind.DOT and op.gemm and op.gemm[0] != Affine(1):
-        return not _has_leading(tensors[read], op.gemm[0], batch)
-    of_weights = op.phase is Phase.BACKWARD and all(dim.constant for dim in tensors[op.writes[0]].shape)
-    return of_weights and (op.kind is Kind.CONV or (read == op.reads[0] and len(tensors[read].shape) > _MATRIX))
-
-
-def _has_leading(tensor: Tensor, groups: Affine, batch: int) -> bool:
-    """Whether the first dimensions are the groups."""
-    covered = 1.0
-    for dim in tensor.shape:
-        if covered == groups.at(batch):
-            break
-        covered *= dim.at(batch)
-    return covered == groups.at(batch)
 
 
 def _with_moved_features(workload: Workload) -> Workload:
@@ -313,24 +198,18 @@ class _Pooling:
     def _replace_on_padded(self, index: int, op: Op) -> None:
         """The operand is padded first, the gradient scattered into zeros of that shape, and the padding cut off."""
         incoming, operand = op.reads[:2]
-        made, shape = self.tensors[op.writes[0]], self._padded(op)
-        moved = replace(op, kind=Kind.MOVE, flops=Affine())
-        if shape == made.shape:
-            found, zeros = self._positions(op, incoming, operand), self._zeros(made, index)
-            reads = (zeros, incoming, *found.writes)
-            self.before.setdefault(index, []).extend([found, replace(op, kind=Kind.SCATTER, primitive=POOL_SCATTER, reads=reads)])
-            return
-        padded = self._new(replace(self.tensors[operand], shape=shape))
-        found, zeros = self._positions(op, incoming, padded), self._zeros(replace(made, shape=shape), index)
-        scattered = self._new(replace(made, shape=shape))
-        self.before.setdefault(index, []).extend(
-            [
-                replace(moved, primitive="padded_copy", reads=(operand,), writes=(padded,)),
-                found,
-                replace(op, kind=Kind.SCATTER, primitive=POOL_SCATTER, reads=(zeros, incoming, *found.writes), writes=(scattered,)),
-                replace(moved, primitive="slice", reads=(scattered,)),
-            ]
-        )
+        own, shape = self.tensors[op.writes[0]], self._padded(op)
+        before = self.before.setdefault(index, [])
+        scattered = op.writes[0]
+        if shape != own.shape:
+            scattered, padded = (self._new(replace(self.tensors[end], shape=shape)) for end in (scattered, operand))
+            before.append(_moved(op, "padded_copy", operand, padded))
+            operand = padded
+        found, zeros = self._positions(op, incoming, operand), self._zeros(self.tensors[scattered], index)
+        reads = (zeros, incoming, *found.writes)
+        before += [found, replace(op, kind=Kind.SCATTER, primitive=POOL_SCATTER, reads=reads, writes=(scattered,))]
+        if scattered != op.writes[0]:
+            before.append(_moved(op, "slice", scattered, op.writes[0]))
 
     def _padded(self, op: Op) -> tuple[Affine, ...]:
         """The shape that whole windows cover; the window's size is in the FLOPs of a pooling."""
@@ -345,7 +224,7 @@ class _Pooling:
             if any((whole.fixed - window) // stride + 1 == made.fixed for stride in strides):
                 return whole
             stride = next(stride for stride in strides if -(-whole.fixed // stride) == made.fixed)
-            return Affine((made.fixed - 1) * stride + window)
+            return Affine(max(whole.fixed, (made.fixed - 1) * stride + window))
 
         pairs = zip(pooled.shape, source.shape, smaller, strict=True)
         return tuple(covered(made, whole) if less else whole for made, whole, less in pairs)
@@ -408,3 +287,8 @@ class _Pooling:
                 yield replace(op, reads=(*op.reads, shared))
             elif op.kind is not Kind.POOL_GRADIENT:
                 yield op
+
+
+def _moved(op: Op, primitive: str, read: int, write: int) -> Op:
+    """What moves elements beside an operation."""
+    return replace(op, kind=Kind.MOVE, primitive=primitive, reads=(read,), writes=(write,), flops=Affine())

@@ -21,6 +21,7 @@ from cost_models.workload import CONVERT, Kind, Op, Workload
 
 _PICKS = frozenset({"gather", "slice", "dynamic_slice"})
 _COSTLY = frozenset({Kind.EXPENSIVE, Kind.GATHER, Kind.REDUCE})
+_UNSPLIT = 32  # elements (TreeReductionRewriter)
 _MATRIX = 2  # dimensions
 _ALIGNED = frozenset({Kind.ELEMENTWISE, Kind.EXPENSIVE})
 _REPEATING = frozenset({Kind.BROADCAST, Kind.GATHER})
@@ -69,7 +70,13 @@ class Recomputing:
     def _is_loose(self, index: int) -> bool:
         """Whether an operation is part of kernels of any number of operations."""
         op = self.graph.ops[index]
-        return index not in self.calls and (op.kind in self.target.fusible or op.kind is Kind.REDUCE)
+        if index in self.calls:
+            return False
+        return op.kind in self.target.fusible or (op.kind is Kind.REDUCE and self._is_short(op))
+
+    def _is_short(self, op: Op) -> bool:
+        """Whether a reduction is over few elements: others are split in two, of which the first is a kernel."""
+        return not op.reads or self._elements(op.reads[0]) <= _UNSPLIT * self._elements(op.writes[0])
 
     def _ends(self, index: int) -> bool:
         return index not in self.calls or self.calls[index][0] == index

@@ -30,10 +30,9 @@ class Target:
     copies_images       what comes from outside is copied into the layout of the convolutions that read it
     copies_kernels      weights of convolutions are copied into another layout
     recomputes          readers compute what is cheap again, and a library takes reductions in (`recomputing.py`)
-    random_words        words that are kept of each random number (threefry makes two; 0: the number itself)
+    lends_places        temporaries stand in the places of state that waits for its new value (`state_places.py`)
     pools_on_padded     max-pooling that pads looks for its maxima on a padded copy
-    expands_erfc        erfc is made of an exponential and quotients that are values of their own
-    transposes_operands products of groups read transposed copies of operands whose groups do not come first
+    rewrites            random words, erfc, masks and operands of products become other operations (`rewriting.py`)
     library_elements    elements from which on a library takes reductions and what is around them (0: none does)
     breadth_first       kernels run in the order in which they can start, whatever memory that takes
     keeps_long_chains   random bits and the like are computed once when several kernels read them
@@ -74,10 +73,9 @@ class Target:
     stacks_early: bool
     pads_unevenly: bool
     recomputes: bool
-    random_words: int
+    lends_places: bool
     pools_on_padded: bool
-    expands_erfc: bool
-    transposes_operands: bool
+    rewrites: bool
     library_elements: int
     breadth_first: bool
     keeps_long_chains: bool
@@ -130,10 +128,9 @@ _GPU = Target(
     copies_images=False,
     copies_kernels=True,  # cuDNN takes them with output channels first
     recomputes=False,
-    random_words=0,
+    lends_places=False,
     pools_on_padded=False,
-    expands_erfc=False,
-    transposes_operands=False,
+    rewrites=False,
     library_elements=0,
     breadth_first=False,
     keeps_long_chains=True,
@@ -170,10 +167,9 @@ _TPU = Target(
     stacks_early=False,
     pads_unevenly=True,
     recomputes=False,
-    random_words=0,
+    lends_places=False,
     pools_on_padded=False,
-    expands_erfc=False,
-    transposes_operands=False,
+    rewrites=False,
     library_elements=0,
     breadth_first=False,
     keeps_long_chains=False,
@@ -196,10 +192,9 @@ _CPU = replace(
     _GPU,
     name="cpu",
     recomputes=True,
-    random_words=2,
+    lends_places=True,
     pools_on_padded=True,
-    expands_erfc=True,
-    transposes_operands=True,
+    rewrites=True,
     free_transposes=False,
     library_elements=4096,  # of an operand or the result (IsInstructionPreferredByYnn)
     breadth_first=True,
@@ -266,6 +261,11 @@ def target_of(
         copies_kernels=False,
         stacks_early=False,
         recomputes=False,
+        lends_places=False,
+        pools_on_padded=False,
+        rewrites=False,
+        rounds=False,
+        library_elements=0,
         breadth_first=False,
         fusible=frozenset(),
         absorbing=frozenset(),

@@ -72,13 +72,20 @@ class _Widening:
         """Down: remembered. Up again: the value that was there before."""
         source, made = op.reads[0], op.writes[0]
         if self.rounds:
-            whole = self.products_of.get(source) if self.tensors[made].dtype == WIDE else None
-            return op if whole is None else replace(op, kind=Kind.VIEW, reads=(whole,))
+            return self._explicit_conversion(op, source, made)
         if source in self.wide and self.tensors[made].dtype == WIDE:
             return replace(op, kind=Kind.VIEW, reads=(self.wide[source],))
         if self.tensors[made].dtype in _HALVES and self.tensors[source].dtype == WIDE:
             self.wide[made] = source
         return op
+
+    def _explicit_conversion(self, op: Op, source: int, made: int) -> Op:
+        """One up that the step itself makes: of a product's result it is the product, else products read it, too."""
+        if self.tensors[made].dtype != WIDE or self.tensors[source].dtype not in _HALVES:
+            return op
+        whole = self.products_of.get(source, self.wide.get(source))
+        self.wide.setdefault(source, made)
+        return op if whole is None else replace(op, kind=Kind.VIEW, reads=(whole,))
 
     def _arithmetic(self, op: Op) -> Iterator[Op]:
         if self._runs_wide(op):
@@ -87,8 +94,10 @@ class _Widening:
             yield op
 
     def _rounded(self, op: Op) -> Iterator[Op]:
-        """With conversions of its own, which are made after those of products."""
+        """With conversions of its own, which are made after those of products, and after libraries take sums."""
         known, self.wide = self.wide, {}
+        if op.primitive == "reduce_sum":
+            op = replace(op, primitive="reduce")
         yield from self._all_raised(op)
         yield from self._in_float32(op)
         self.wide = known
