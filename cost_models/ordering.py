@@ -13,8 +13,9 @@ from collections import deque
 from collections.abc import Sequence
 
 from cost_models.fusion import Kernel, in_update
-from cost_models.workload import Kind, Phase, Workload
+from cost_models.workload import CONVERT, Kind, Phase, Workload
 
+_COMPUTING = frozenset({Kind.ELEMENTWISE, Kind.REDUCE})
 _AT_ONCE = frozenset({Kind.BROADCAST, Kind.COPY})
 """What waits for nothing or for a constant runs as soon as it can, though it frees nothing."""
 
@@ -65,18 +66,22 @@ def breadth_first_order(workload: Workload, kernels: Sequence[Kernel]) -> list[K
     while queue:
         place = queue.popleft()
         chosen.append(kernels[place])
-        for follower in sorted(followers[place], key=lambda one: (_sums_samples(workload, kernels[one]), one)):
+        for follower in sorted(followers[place], key=lambda one: (_turn(workload, kernels[one]), one)):
             waits[follower] -= 1
             if not waits[follower]:
                 queue.append(follower)
     return chosen
 
 
-def _sums_samples(workload: Workload, kernel: Kernel) -> bool:
-    """Whether this is the gradient of a product's weights: XLA:CPU puts it behind what else waits for the same."""
-    if not kernel.op.kind.is_product or kernel.op.phase is not Phase.BACKWARD:
-        return False
-    return all(dim.constant for write in kernel.writes for dim in workload.tensors[write].shape)
+def _turn(workload: Workload, kernel: Kernel) -> int:
+    """Of kernels that wait for the same one, XLA:CPU runs gradients of values first and those of weights last."""
+    if kernel.op.phase is not Phase.BACKWARD:
+        return 0
+    if kernel.op.kind.is_product and all(
+        dim.constant for write in kernel.writes for dim in workload.tensors[write].shape
+    ):
+        return 1
+    return -1 if kernel.op.kind in _COMPUTING and kernel.op.primitive != CONVERT else 0
 
 
 class _Greedy:
