@@ -254,8 +254,8 @@ class Recomputing:
                 else:
                     whole.add(read)
         moved.update(self._behind(inner))
-        made = self.graph.ops[index].writes
-        aligned = tuple(read for read in leaves if read not in moved and self.flat.isdisjoint((read, *made)))
+        made = () if call else self.graph.ops[index].writes
+        aligned = tuple(r for r in leaves if r not in moved and (call or self.flat.isdisjoint((r, *made))))
         return list(leaves), list(inner), {read: made for read, made in picked.items() if read not in whole}, aligned
 
     def _flat(self) -> set[int]:
