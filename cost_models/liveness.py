@@ -15,9 +15,9 @@ from functools import cached_property, lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from cost_models import fusion, recomputing
 from cost_models.affine import Affine
 from cost_models.columns import structure_batch
-from cost_models import fusion, recomputing
 from cost_models.fusion import Kernel
 from cost_models.lowering import lower
 from cost_models.on_chip import on_chip

@@ -19,7 +19,19 @@ from cost_models.rewriting import rewritten
 from cost_models.targets import Target
 from cost_models.tiles import convolutional_shapes
 from cost_models.widening import widened
-from cost_models.workload import CONVERT, PADDED_COPY, POOL_SCATTER, RELAYOUT, UNEVEN_PAD, Kind, Op, Phase, Role, Tensor, Workload
+from cost_models.workload import (
+    CONVERT,
+    PADDED_COPY,
+    POOL_SCATTER,
+    RELAYOUT,
+    UNEVEN_PAD,
+    Kind,
+    Op,
+    Phase,
+    Role,
+    Tensor,
+    Workload,
+)
 
 _AGAINST_ZERO = frozenset({"max", "gt"})  # with a constant: ReLU, ELU and their like
 _ADDITIONS = frozenset({"add", "add_any"})
@@ -177,7 +189,7 @@ class _Pooling:
                 readers.setdefault(read, []).append(index)
         for index, op in enumerate(ops):
             if op.kind is Kind.POOL_GRADIENT:
-                only = readers.get(op.writes[0], ())
+                only = readers.get(op.writes[0], [])
                 into_sum = [ops[reader].primitive in _ADDITIONS for reader in only] == [True]
                 if self.pads:
                     self._replace_on_padded(index, op, only[0] if into_sum else None)

@@ -177,7 +177,8 @@ class Recomputing:
             return False
         if (source, reader) not in known:
             known[source, reader] = all(
-                read not in unfusible and self._may_fuse(read, between, reader)
+                read not in unfusible
+                and self._may_fuse(read, between, reader)
                 and self._goes(source, between, unfusible, known)
                 for read, between in self._on_the_way(source, reader)
             )
@@ -304,8 +305,11 @@ class Recomputing:
         """Whether what makes a tensor runs in the kernel of this reader."""
         if reader in self.calls:
             return source in call
-        return self.loose[source] and self.loose[reader] and not self.shared[tensor] and not self._stands_alone(
-            tensor, reader
+        return (
+            self.loose[source]
+            and self.loose[reader]
+            and not self.shared[tensor]
+            and not self._stands_alone(tensor, reader)
         )
 
 
