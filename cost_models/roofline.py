@@ -19,6 +19,7 @@ from cost_models.errors import HardwareError
 from cost_models.hardware import Chip, Cluster
 from cost_models.kernel_table import AttentionRows, KernelTable, kernel_table
 from cost_models.memory import check, target_for, updates_of
+from cost_models.paging import paging_seconds
 from cost_models.products import product_flops_share
 from cost_models.sharding import collectives
 from cost_models.targets import target_of
@@ -70,7 +71,7 @@ class TimeCost:
     """Seconds on one device. compute + memory + communication + overhead = micro_step.
 
     compute_seconds        kernels whose arithmetic takes longer than their traffic
-    memory_seconds         kernels whose traffic takes longer
+    memory_seconds         kernels whose traffic takes longer, and pages that a processor's kernel has to make anew
     communication_seconds  collectives that no computation hides
     overhead_seconds       launches of kernels and the host's work for each program
     mfu                    model FLOPs a second over the chip's peak (PaLM, appendix B); recomputation does not count;
@@ -142,7 +143,7 @@ def device_time(workload: Workload, config: TrainConfig, cluster: Cluster) -> De
     of_compute = float(slower[compute >= traffic].sum())
     return DeviceTime(
         compute_seconds=of_compute,
-        memory_seconds=float(slower.sum()) - of_compute,
+        memory_seconds=float(slower.sum()) - of_compute + paging_seconds(workload, config, cluster),
         backward_seconds=float(slower[table.is_backward].sum()),
         launches=float(table.runs.sum()),
     )
