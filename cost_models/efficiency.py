@@ -28,6 +28,8 @@ class Efficiency:
     product     of the best-shaped product, of its dtype's peak
     product_float32   the same in float32, where it differs; 0: it does not
     bandwidth   of long streams, of the memory bandwidth
+    operands    the same of the operands of products and convolutions, where they are slower
+    convolution, kernel_gradient   of convolutions and of their kernels' gradients, of what products reach
     overlap     how much of the shorter of arithmetic and traffic hides behind the longer one
     vector      elementwise operations a second, as a share of float32's peak, where cores are not known
     thin        depthwise convolutions, as a share of the peak of products, where cores are not known
@@ -52,6 +54,9 @@ class Efficiency:
     l2_over_memory: float
     product_float32: float = 0.0
     slow: Mapping[str, float] = field(default_factory=dict)
+    operands: float = 0.0
+    convolution: float = 1.0
+    kernel_gradient: float = 1.0
     grouped: bool = True
     cores: int = 0
     lanes: int = 0
@@ -77,12 +82,15 @@ class Efficiency:
 
 
 def efficiency_of(cluster: Cluster) -> Efficiency:
-    """What kernels reach on this cluster's chip. A measured machine's figures are what it reaches already.
+    """What kernels reach on this cluster's chip: of a measured machine's figures, which are no peaks, nearly all.
 
     HardwareError for a kind of chip that nobody described.
     """
     found = _of_chip(cluster.chip.name, cluster.chip.kind)
-    return replace(found, product=1.0, bandwidth=1.0, overlap=1.0) if cluster.local else found
+    if not cluster.local:
+        return found
+    measured = {key: figure["value"] for key, figure in _data()["measured"].get(cluster.chip.kind, {}).items()}
+    return replace(found, **{"product": 1.0, "bandwidth": 1.0, "overlap": 1.0, **measured})
 
 
 @cache

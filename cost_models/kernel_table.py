@@ -19,6 +19,9 @@ from cost_models.workload import ITEM_BYTES, POOL_SCATTER, Kind, Phase, Tensor, 
 Floats = npt.NDArray[np.float64]
 
 
+_BATCH_LENGTH_CHANNELS = 3
+
+
 @dataclass(frozen=True)
 class AttentionRows:
     """Which rows are attention, and which of the tensors that rows move are scores (one flag a `moved_by`).
@@ -67,6 +70,11 @@ class KernelTable:
     def is_convolution(self) -> npt.NDArray[np.bool_]:
         """Rows that are convolutions, as far as that is known."""
         return np.zeros(len(self.runs), np.bool_) if self.convolutions is None else self.convolutions
+
+    @property
+    def is_kernel_gradient(self) -> npt.NDArray[np.bool_]:
+        """Convolutions that sum over the batch: their results are gradients of kernels."""
+        return self.is_convolution & (self.gemm_per_sample[:, 3] > 0)
 
     @property
     def is_update(self) -> npt.NDArray[np.bool_]:
@@ -141,7 +149,10 @@ def kernel_table(workload: Workload, target: Target, updates: Updates) -> Kernel
         updates=np.array([kernel.op.phase is Phase.UPDATE for kernel, _ in rows], np.bool_),
         slow={
             "random": np.array([kernel.op.kind is Kind.RANDOM for kernel, _ in rows], np.bool_),
-            "pool_gradient": np.array([_is_pool_gradient(kernel) for kernel, _ in rows], np.bool_),
+            "pool_gradient": np.array([_is_pool_gradient(kernel, plan.tensors) == 2 for kernel, _ in rows], np.bool_),
+            "pool_gradient_1d": np.array(
+                [_is_pool_gradient(kernel, plan.tensors) == 1 for kernel, _ in rows], np.bool_
+            ),
         },
     )
 
@@ -182,8 +193,11 @@ def _shared_reads(kernels: Sequence[Kernel]) -> set[tuple[int, int]]:
     return shared
 
 
-def _is_pool_gradient(kernel: Kernel) -> bool:
-    return kernel.op.kind is Kind.POOL_GRADIENT or kernel.op.primitive == POOL_SCATTER
+def _is_pool_gradient(kernel: Kernel, tensors: Sequence[Tensor]) -> int:
+    """1 for the gradient of pooling along one dimension, 2 along more, 0 for another kernel."""
+    if kernel.op.kind is not Kind.POOL_GRADIENT and kernel.op.primitive != POOL_SCATTER:
+        return 0
+    return 1 if len(tensors[kernel.writes[0]].shape) <= _BATCH_LENGTH_CHANNELS else 2
 
 
 def _groups(kernel: Kernel) -> float:

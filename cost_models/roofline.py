@@ -219,6 +219,8 @@ def kernel_seconds(
     at, like = table.products
     share_of_peak = product_flops_share(gemm[at], peaks[at], table.item_bytes[at], memory_rate, efficiency)
     rates[table.is_gemm] = (peaks[at] * share_of_peak)[like]
+    rates[table.is_convolution] *= efficiency.convolution
+    rates[table.is_kernel_gradient] *= efficiency.kernel_gradient / efficiency.convolution
     thin = table.is_grouped & (table.gemm_fixed[:, 2] < efficiency.thinnest)
     rates[thin] = efficiency.thin_flops(peaks[thin], table.item_bytes[thin])
     for kind, rows in table.slow.items():
@@ -226,7 +228,8 @@ def kernel_seconds(
             rates[rows] = peak_rate(chip, "float32") * efficiency.slow[kind]
     if fused and table.attention is not None:
         flops, rates = _fused(table.attention, gemm, flops, rates, peaks, efficiency)
-    return flops / (rates * share), moved / (memory_rate * share * efficiency.bandwidth)
+    streamed = np.where(table.is_gemm, efficiency.operands or efficiency.bandwidth, efficiency.bandwidth)
+    return flops / (rates * share), moved / (memory_rate * share * streamed)
 
 
 def _as_the_backend_calculates(
