@@ -8,6 +8,7 @@ is computed before it, by a kernel that does not.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -38,6 +39,8 @@ def structure_batch(workload: Workload, target: Target, batch: int) -> int:
     fewer as the batch grows. Where images are joined by their features, layouts depend on the batch, and so kernels do.
     """
     own = workload.local_batch
+    if target.library_elements:
+        return _same_calls(workload, target.library_elements, batch)
     if target.writes_joined and _joins_features(workload):
         return _alike(workload, target, batch)
     if not target.column_blocks or batch == own or not _candidates(workload):
@@ -50,6 +53,22 @@ def structure_batch(workload: Workload, target: Target, batch: int) -> int:
         middle = (near + far) // 2
         near, far = (near, middle) if _idle(workload, target, middle) == wanted else (middle, far)
     return far
+
+
+def _same_calls(workload: Workload, least: int, batch: int) -> int:
+    """The batch nearest to that of the trace at which the same tensors have so many elements as at `batch`."""
+    reached = _reached(workload, least)
+    above = bisect_right(reached, batch)
+    first = reached[above - 1] if above else 1
+    last = reached[above] - 1 if above < len(reached) else max(batch, workload.local_batch)
+    return min(max(workload.local_batch, first), last)
+
+
+@lru_cache(maxsize=64)
+def _reached(workload: Workload, least: int) -> tuple[int, ...]:
+    """The batches at which tensors reach so many elements, ascending."""
+    growing = {tensor.elements for tensor in workload.tensors if not tensor.elements.constant}
+    return tuple(sorted({math.ceil((least - size.fixed) / size.per_sample) for size in growing if size.per_sample > 0}))
 
 
 @lru_cache(maxsize=64)

@@ -39,6 +39,7 @@ class Kernel:
 
     flops     of everything fused in, recomputation included
     picked    (tensor read, tensor made of it): no more of the first is read than the second holds
+    aligned   tensors read element by element as the result is written: it may take the place of one
     """
 
     op: Op
@@ -48,6 +49,7 @@ class Kernel:
     fused: int = 1
     picked: tuple[tuple[int, int], ...] = ()
     body: tuple[Kernel, ...] = ()
+    aligned: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)

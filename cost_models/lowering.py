@@ -12,7 +12,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from cost_models.affine import Affine
+from cost_models.broadcasts import with_broadcasts
 from cost_models.embedding_tables import with_whole_rows
+from cost_models.repeats import without_repeats
+from cost_models.rewriting import rewritten
 from cost_models.targets import Target
 from cost_models.tiles import convolutional_shapes
 from cost_models.widening import widened
@@ -37,8 +40,12 @@ def lower(workload: Workload, target: Target) -> Workload:
     if target.copies_kernels:
         workload = _with_copied_kernels(workload)
     if target.scatters_pooling and any(op.kind is Kind.POOL_GRADIENT for op in workload.ops):
-        workload = _Pooling(workload, target.writes_iota).lowered()
-    return widened(workload, target.narrow, target.native, target.products_widen) if target.widens else workload
+        workload = _Pooling(workload, target.writes_iota, target.pools_on_padded).lowered()
+    if target.rewrites:
+        workload = rewritten(workload)
+    if target.widens:
+        workload = widened(workload, target.narrow, target.native, target.products_widen, target.rounds)
+    return without_repeats(with_broadcasts(workload)) if target.recomputes else workload
 
 
 def _with_copied_kernels(workload: Workload) -> Workload:
@@ -154,6 +161,7 @@ class _Pooling:
 
     workload: Workload
     writes_iota: bool
+    pads: bool
     tensors: list[Tensor] = field(default_factory=list)
     before: dict[int, list[Op]] = field(default_factory=dict)
     zeros: dict[_Shape, int] = field(default_factory=dict)
@@ -176,6 +184,9 @@ class _Pooling:
     def _replace(self, index: int, op: Op, *, into_sum: bool, of_relu: int | None) -> None:
         """A scatter whose result is only added to something scatters into that; else it needs zeros of its own."""
         incoming, operand = op.reads[:2]
+        if self.pads:
+            self._replace_on_padded(index, op)
+            return
         found = self._positions(op, incoming, operand)
         target: tuple[int, ...] = ()
         if not into_sum:
@@ -183,6 +194,40 @@ class _Pooling:
             target = (self._copy(index if of_relu is None else of_relu, zeros),) if self._shared(zeros) else (zeros,)
         scatter = replace(op, kind=Kind.SCATTER, primitive=POOL_SCATTER, reads=(*target, incoming, *found.writes))
         self.before.setdefault(index, []).extend([found, scatter])
+
+    def _replace_on_padded(self, index: int, op: Op) -> None:
+        """The operand is padded first, the gradient scattered into zeros of that shape, and the padding cut off."""
+        incoming, operand = op.reads[:2]
+        own, shape = self.tensors[op.writes[0]], self._padded(op)
+        before = self.before.setdefault(index, [])
+        scattered = op.writes[0]
+        if shape != own.shape:
+            scattered, padded = (self._new(replace(self.tensors[end], shape=shape)) for end in (scattered, operand))
+            before.append(_moved(op, "padded_copy", operand, padded))
+            operand = padded
+        found, zeros = self._positions(op, incoming, operand), self._zeros(self.tensors[scattered], index)
+        reads = (zeros, incoming, *found.writes)
+        before += [found, replace(op, kind=Kind.SCATTER, primitive=POOL_SCATTER, reads=reads, writes=(scattered,))]
+        if scattered != op.writes[0]:
+            before.append(_moved(op, "slice", scattered, op.writes[0]))
+
+    def _padded(self, op: Op) -> tuple[Affine, ...]:
+        """The shape that whole windows cover; the window's size is in the FLOPs of a pooling."""
+        pooled, source = self.tensors[op.reads[0]], self.tensors[op.reads[1]]
+        batch = self.workload.local_batch
+        size = op.flops.at(batch) / (2 * pooled.elements.at(batch))
+        smaller = [one != other for one, other in zip(pooled.shape, source.shape, strict=True)]
+        window = round(size ** (1 / max(sum(smaller), 1)))
+
+        def covered(made: Affine, whole: Affine) -> Affine:
+            strides = range(1, int(whole.fixed) + 1)
+            if any((whole.fixed - window) // stride + 1 == made.fixed for stride in strides):
+                return whole
+            stride = next(stride for stride in strides if -(-whole.fixed // stride) == made.fixed)
+            return Affine(max(whole.fixed, (made.fixed - 1) * stride + window))
+
+        pairs = zip(pooled.shape, source.shape, smaller, strict=True)
+        return tuple(covered(made, whole) if less else whole for made, whole, less in pairs)
 
     def _positions(self, op: Op, incoming: int, operand: int) -> Op:
         pooled, source = self.tensors[incoming], self.tensors[operand]
@@ -207,6 +252,8 @@ class _Pooling:
 
     def _first_use(self, key: _Shape, scatter: int) -> int:
         """The first ReLU of that shape, else the scatter into them."""
+        if self.pads:
+            return 0
         relus = (index for index, op in enumerate(self.workload.ops) if self._is_relu(op, key))
         return next(relus, scatter)
 
@@ -236,7 +283,12 @@ class _Pooling:
         for index, op in enumerate(self.workload.ops):
             yield from self.before.get(index, ())
             shared = next((zeros for key, zeros in self.zeros.items() if self._is_relu(op, key)), None)
-            if shared is not None:
+            if shared is not None and not self.pads:
                 yield replace(op, reads=(*op.reads, shared))
             elif op.kind is not Kind.POOL_GRADIENT:
                 yield op
+
+
+def _moved(op: Op, primitive: str, read: int, write: int) -> Op:
+    """What moves elements beside an operation."""
+    return replace(op, kind=Kind.MOVE, primitive=primitive, reads=(read,), writes=(write,), flops=Affine())

@@ -22,12 +22,19 @@ class Target:
     narrow              dtypes that lack all operations but those of `native`; all narrow ones lack long chains
     native              see above
     products_widen      products of narrow values run in float32, and read float32 from memory
+    rounds              what runs in float32 instead of a narrow dtype is rounded after every operation all the same
     column_blocks       reductions over columns that run on fewer blocks than this leave much of the device idle: what
                         they would compute of narrow values is computed before them (0: no such thing)
     pads_unevenly       convolutions and windows add more padding at one end by themselves
     stacks_early        what loops stack up is there from the start of the program
     copies_images       what comes from outside is copied into the layout of the convolutions that read it
     copies_kernels      weights of convolutions are copied into another layout
+    recomputes          readers compute what is cheap again, and a library takes reductions in (`recomputing.py`)
+    lends_places        temporaries stand in the places of state that waits for its new value (`state_places.py`)
+    pools_on_padded     max-pooling that pads looks for its maxima on a padded copy
+    rewrites            random words, erfc, masks and operands of products become other operations (`rewriting.py`)
+    library_elements    elements from which on a library takes reductions and what is around them (0: none does)
+    breadth_first       kernels run in the order in which they can start, whatever memory that takes
     keeps_long_chains   random bits and the like are computed once when several kernels read them
     keeps_masks         what compares values of the forward pass is kept for the backward pass where it is smaller
     weighs_traffic      a value is kept where reading its sources again would move more bytes; else where more than
@@ -59,11 +66,18 @@ class Target:
     narrow: frozenset[str]
     native: frozenset[str]
     products_widen: bool
+    rounds: bool
     column_blocks: int
     copies_images: bool
     copies_kernels: bool
     stacks_early: bool
     pads_unevenly: bool
+    recomputes: bool
+    lends_places: bool
+    pools_on_padded: bool
+    rewrites: bool
+    library_elements: int
+    breadth_first: bool
     keeps_long_chains: bool
     keeps_masks: bool
     weighs_traffic: bool
@@ -107,11 +121,18 @@ _GPU = Target(
     narrow=frozenset({"bfloat16"}),
     native=_NATIVE_ON_GPU,
     products_widen=False,
+    rounds=False,
     column_blocks=288,  # A100: 256 were computed apart, 317 were not (jax 0.10.2)
     stacks_early=True,
     pads_unevenly=False,  # cuDNN pads both ends alike
     copies_images=False,
     copies_kernels=True,  # cuDNN takes them with output channels first
+    recomputes=False,
+    lends_places=False,
+    pools_on_padded=False,
+    rewrites=False,
+    library_elements=0,
+    breadth_first=False,
     keeps_long_chains=True,
     keeps_masks=True,
     weighs_traffic=True,
@@ -139,11 +160,18 @@ _TPU = Target(
     narrow=frozenset(),
     native=frozenset(),
     products_widen=False,
+    rounds=False,
     column_blocks=0,
     copies_images=True,
     copies_kernels=False,
     stacks_early=False,
     pads_unevenly=True,
+    recomputes=False,
+    lends_places=False,
+    pools_on_padded=False,
+    rewrites=False,
+    library_elements=0,
+    breadth_first=False,
     keeps_long_chains=False,
     keeps_masks=False,
     weighs_traffic=True,
@@ -163,9 +191,17 @@ _TPU = Target(
 _CPU = replace(
     _GPU,
     name="cpu",
+    recomputes=True,
+    lends_places=True,
+    pools_on_padded=True,
+    rewrites=True,
+    free_transposes=False,
+    library_elements=4096,  # of an operand or the result (IsInstructionPreferredByYnn)
+    breadth_first=True,
     fusible=_FUSIBLE - {Kind.RANDOM},  # drawn in a loop that writes its words (jax's threefry rolls its rounds there)
     native=frozenset(),
     products_widen=True,
+    rounds=True,
     column_blocks=0,
     copies_kernels=False,
     absorbing=frozenset({Kind.REDUCE}),
@@ -224,6 +260,13 @@ def target_of(
         copies_images=False,
         copies_kernels=False,
         stacks_early=False,
+        recomputes=False,
+        lends_places=False,
+        pools_on_padded=False,
+        rewrites=False,
+        rounds=False,
+        library_elements=0,
+        breadth_first=False,
         fusible=frozenset(),
         absorbing=frozenset(),
         products_compute=False,

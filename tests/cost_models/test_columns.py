@@ -84,3 +84,13 @@ def test_where_features_are_joined_kernels_are_found_for_a_batch_with_the_same_l
     workload = step.workload(step.op(Kind.REDUCE, (both,), (B, 64)))
     assert structure_batch(workload, TPU, batch) == found
     assert structure_batch(workload, GPU, batch) == workload.local_batch
+
+
+@pytest.mark.parametrize(("batch", "like"), [(1, 3), (3, 3), (4, 4), (15, 4), (16, 16), (500, 16)])
+def test_kernels_for_cpus_are_found_for_a_batch_at_which_the_same_tensors_are_large(batch, like):
+    """1,024 and 256 elements a sample reach 4,096 at 4 and 16 samples; the trace is of 3."""
+    step = Step()
+    wide = step.op(Kind.REDUCE, (step.input(B, 2, 1024),), (B, 1024))
+    end = step.op(Kind.REDUCE, (wide,), (B, 256))
+    step.tensors[0] = step.tensors[1]  # so that no third size is there
+    assert structure_batch(step.workload(end, batch=3), target_of("cpu"), batch) == like
