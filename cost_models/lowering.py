@@ -19,7 +19,7 @@ from cost_models.rewriting import rewritten
 from cost_models.targets import Target
 from cost_models.tiles import convolutional_shapes
 from cost_models.widening import widened
-from cost_models.workload import CONVERT, POOL_SCATTER, RELAYOUT, UNEVEN_PAD, Kind, Op, Phase, Role, Tensor, Workload
+from cost_models.workload import CONVERT, PADDED_COPY, POOL_SCATTER, RELAYOUT, UNEVEN_PAD, Kind, Op, Phase, Role, Tensor, Workload
 
 _AGAINST_ZERO = frozenset({"max", "gt"})  # with a constant: ReLU, ELU and their like
 _ADDITIONS = frozenset({"add", "add_any"})
@@ -42,7 +42,7 @@ def lower(workload: Workload, target: Target) -> Workload:
     if target.scatters_pooling and any(op.kind is Kind.POOL_GRADIENT for op in workload.ops):
         workload = _Pooling(workload, target.writes_iota, target.pools_on_padded).lowered()
     if target.rewrites:
-        workload = rewritten(workload)
+        workload = without_repeats(rewritten(workload))
     if target.widens:
         workload = widened(workload, target.narrow, target.native, target.products_widen, target.rounds)
     return without_repeats(with_broadcasts(workload)) if target.recomputes else workload
@@ -165,6 +165,7 @@ class _Pooling:
     tensors: list[Tensor] = field(default_factory=list)
     before: dict[int, list[Op]] = field(default_factory=dict)
     zeros: dict[_Shape, int] = field(default_factory=dict)
+    dropped: set[int] = field(default_factory=set)
 
     def lowered(self) -> Workload:
         self.tensors = list(self.workload.tensors)
@@ -176,7 +177,11 @@ class _Pooling:
                 readers.setdefault(read, []).append(index)
         for index, op in enumerate(ops):
             if op.kind is Kind.POOL_GRADIENT:
-                into_sum = [ops[reader].primitive in _ADDITIONS for reader in readers.get(op.writes[0], ())] == [True]
+                only = readers.get(op.writes[0], ())
+                into_sum = [ops[reader].primitive in _ADDITIONS for reader in only] == [True]
+                if self.pads:
+                    self._replace_on_padded(index, op, only[0] if into_sum else None)
+                    continue
                 relu = op.reads[1] in made_by and ops[made_by[op.reads[1]]].primitive == "max"
                 self._replace(index, op, into_sum=into_sum, of_relu=made_by.get(op.reads[1]) if relu else None)
         return replace(self.workload, tensors=tuple(self.tensors), ops=tuple(self._ops()))
@@ -184,9 +189,6 @@ class _Pooling:
     def _replace(self, index: int, op: Op, *, into_sum: bool, of_relu: int | None) -> None:
         """A scatter whose result is only added to something scatters into that; else it needs zeros of its own."""
         incoming, operand = op.reads[:2]
-        if self.pads:
-            self._replace_on_padded(index, op)
-            return
         found = self._positions(op, incoming, operand)
         target: tuple[int, ...] = ()
         if not into_sum:
@@ -195,19 +197,31 @@ class _Pooling:
         scatter = replace(op, kind=Kind.SCATTER, primitive=POOL_SCATTER, reads=(*target, incoming, *found.writes))
         self.before.setdefault(index, []).extend([found, scatter])
 
-    def _replace_on_padded(self, index: int, op: Op) -> None:
-        """The operand is padded first, the gradient scattered into zeros of that shape, and the padding cut off."""
+    def _replace_on_padded(self, index: int, op: Op, addition: int | None) -> None:
+        """The operand is padded first, the gradient scattered into zeros of that shape, and the padding cut off.
+
+        Without padding, a gradient that is only added to another one (`addition`) is scattered into that.
+        """
         incoming, operand = op.reads[:2]
         own, shape = self.tensors[op.writes[0]], self._padded(op)
         before = self.before.setdefault(index, [])
         scattered = op.writes[0]
         if shape != own.shape:
             scattered, padded = (self._new(replace(self.tensors[end], shape=shape)) for end in (scattered, operand))
-            before.append(_moved(op, "padded_copy", operand, padded))
+            before.append(_moved(op, PADDED_COPY, operand, padded))
             operand = padded
-        found, zeros = self._positions(op, incoming, operand), self._zeros(self.tensors[scattered], index)
-        reads = (zeros, incoming, *found.writes)
-        before += [found, replace(op, kind=Kind.SCATTER, primitive=POOL_SCATTER, reads=reads, writes=(scattered,))]
+        found = self._positions(op, incoming, operand)
+        scatter = replace(op, kind=Kind.SCATTER, primitive=POOL_SCATTER, writes=(scattered,))
+        before.append(found)
+        if addition is not None and shape == own.shape:
+            total = self.workload.ops[addition]
+            other = next(read for read in total.reads if read != op.writes[0])
+            scatter = replace(scatter, reads=(other, incoming, *found.writes), writes=total.writes)
+            self.before.setdefault(addition, []).append(scatter)
+            self.dropped.add(addition)
+            return
+        zeros = self._zeros(self.tensors[scattered], index)
+        before.append(replace(scatter, reads=(zeros, incoming, *found.writes)))
         if scattered != op.writes[0]:
             before.append(_moved(op, "slice", scattered, op.writes[0]))
 
@@ -285,7 +299,7 @@ class _Pooling:
             shared = next((zeros for key, zeros in self.zeros.items() if self._is_relu(op, key)), None)
             if shared is not None and not self.pads:
                 yield replace(op, reads=(*op.reads, shared))
-            elif op.kind is not Kind.POOL_GRADIENT:
+            elif op.kind is not Kind.POOL_GRADIENT and index not in self.dropped:
                 yield op
 
 

@@ -13,8 +13,9 @@ from collections import deque
 from collections.abc import Sequence
 
 from cost_models.fusion import Kernel, in_update
-from cost_models.workload import CONVERT, Kind, Phase, Workload
+from cost_models.workload import CONVERT, PADDED_COPY, Kind, Phase, Workload
 
+_MATRIX = 2  # dimensions; what has more is viewed as one first
 _COMPUTING = frozenset({Kind.ELEMENTWISE, Kind.REDUCE})
 _AT_ONCE = frozenset({Kind.BROADCAST, Kind.COPY})
 """What waits for nothing or for a constant runs as soon as it can, though it frees nothing."""
@@ -77,11 +78,12 @@ def _turn(workload: Workload, kernel: Kernel) -> int:
     """Of kernels that wait for the same one, XLA:CPU runs gradients of values first and those of weights last."""
     if kernel.op.phase is not Phase.BACKWARD:
         return 0
-    if kernel.op.kind.is_product and all(
-        dim.constant for write in kernel.writes for dim in workload.tensors[write].shape
-    ):
-        return 1
-    return -1 if kernel.op.kind in _COMPUTING and kernel.op.primitive != CONVERT else 0
+    if kernel.op.kind.is_product:
+        if all(dim.constant for write in kernel.writes for dim in workload.tensors[write].shape):
+            return 1
+        return 0 if kernel.op.kind is Kind.DOT and len(workload.tensors[kernel.writes[0]].shape) > _MATRIX else -2
+    computes = kernel.op.kind in _COMPUTING and kernel.op.primitive != CONVERT
+    return -1 if computes or kernel.op.primitive == PADDED_COPY else 0
 
 
 class _Greedy:

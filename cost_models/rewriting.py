@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from cost_models.affine import Affine
-from cost_models.widening import WIDE
+from cost_models.widening import WIDE, is_part_of_convolution
 from cost_models.workload import CONVERT, Kind, Op, Phase, Tensor, Workload
 
 _WORDS = 2
@@ -28,6 +28,7 @@ class _Rewriting:
         self.tensors, self.batch = tensors, batch
         self.mask_of: dict[int, int] = {}
         self.largest: set[int] = set()
+        self.padding: dict[int, Op] = {}
 
     def ops(self, ops: Sequence[Op]) -> Iterator[Op]:
         for op in ops:
@@ -46,6 +47,8 @@ class _Rewriting:
             self.mask_of[op.writes[0]] = op.reads[0]
         elif op.primitive == "reduce_max":
             self.largest.update(op.writes)
+        elif is_part_of_convolution(op):
+            self.padding[op.writes[0]] = op
 
     def _new(self, like: int, dtype: str) -> int:
         self.tensors.append(replace(self.tensors[like], dtype=dtype))
@@ -95,13 +98,18 @@ class _Rewriting:
         return op
 
     def _with_transposed_operands(self, op: Op) -> Iterator[Op]:
+        """What a convolution pads by itself is transposed before."""
         reads = []
         for read in op.reads:
-            if self._is_transposed(op, read):
-                copy = self._new(read, self.tensors[read].dtype)
-                yield Op(Kind.MOVE, "transpose", (read,), (copy,), phase=op.phase, layer=op.layer, region=op.region)
-                read = copy
             reads.append(read)
+            if self._is_transposed(op, read):
+                padding = self.padding.get(read)
+                source = padding.reads[0] if padding else read
+                copy = reads[-1] = self._new(source, self.tensors[source].dtype)
+                yield Op(Kind.MOVE, "transpose", (source,), (copy,), phase=op.phase, layer=op.layer, region=op.region)
+                if padding:
+                    reads[-1] = self._new(read, self.tensors[read].dtype)
+                    yield replace(padding, reads=(copy,), writes=(reads[-1],))
         yield replace(op, reads=tuple(reads))
 
     def _is_transposed(self, op: Op, read: int) -> bool:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from cost_models.workload import CONVERT, Kind, Op, Tensor, Workload, walk
+from cost_models.workload import CONVERT, UNEVEN_PAD, Kind, Op, Tensor, Workload, walk
 
 WIDE = "float32"
 _ARITHMETIC = frozenset({Kind.ELEMENTWISE, Kind.EXPENSIVE, Kind.REDUCE, Kind.POOL})
@@ -43,6 +43,11 @@ def widened(
     return replace(workload, tensors=tuple(widening.tensors), ops=_without_idle_conversions(ops, lasting))
 
 
+def is_part_of_convolution(op: Op) -> bool:
+    """Whether this is padding that a convolution asks for itself: it tells no value to pad with."""
+    return op.primitive in ("pad", UNEVEN_PAD) and len(op.reads) == 1
+
+
 class _Widening:
     """`wide` names the float32 value of which a narrow one is the rounding; `products_of` that of a product's result."""
 
@@ -53,9 +58,12 @@ class _Widening:
         self.narrow, self.native, self.products, self.rounds = narrow, native, products, rounds
         self.wide: dict[int, int] = {}
         self.products_of: dict[int, int] = {}
+        self.padding: dict[int, Op] = {}
 
     def rewritten(self, ops: Sequence[Op]) -> Iterator[Op]:
         for op in ops:
+            if self.rounds and is_part_of_convolution(op):
+                self.padding[op.writes[0]] = op
             if op.primitive == CONVERT:
                 yield self._conversion(op)
             elif op.kind in _ARITHMETIC or (op.kind is Kind.SCATTER and self.rounds):
@@ -110,9 +118,14 @@ class _Widening:
         """A conversion up of what is in memory in a narrow dtype."""
         tensor = self.tensors[read]
         if tensor.dtype in _HALVES and read not in self.wide:
+            if (padding := self.padding.get(read)) is not None:
+                yield from self._raised(op, padding.reads[0])
             self.wide[read] = len(self.tensors)
             self.tensors.append(replace(tensor, dtype=WIDE))
-            yield Op(Kind.ELEMENTWISE, CONVERT, (read,), (self.wide[read],), phase=op.phase, layer=op.layer)
+            if padding is not None:
+                yield replace(padding, reads=(self.wide[padding.reads[0]],), writes=(self.wide[read],))
+            else:
+                yield Op(Kind.ELEMENTWISE, CONVERT, (read,), (self.wide[read],), phase=op.phase, layer=op.layer)
 
     def _in_float32(self, op: Op) -> Iterator[Op]:
         made: dict[int, int] = {}

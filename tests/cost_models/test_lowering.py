@@ -7,7 +7,7 @@ import pytest
 from cost_models.affine import Affine
 from cost_models.lowering import lower
 from cost_models.targets import target_of
-from cost_models.workload import RELAYOUT, Kind, Op, Phase, Tensor
+from cost_models.workload import PADDED_COPY, RELAYOUT, Kind, Op, Phase, Tensor
 from tests.cost_models.made import B, Step, dense
 
 GPU, TPU, CPU = target_of("gpu"), target_of("tpu"), target_of("cpu")
@@ -137,7 +137,7 @@ def test_cpus_pad_what_they_pool_first_where_windows_reach_beyond_it(side, windo
     lowered = lower(step.workload(end), CPU)
     (scatter,) = (op for op in lowered.ops if op.primitive == "scatter_of_pooling")
     assert [dim.fixed for dim in lowered.tensors[scatter.reads[0]].shape[1:]] == [padded, padded, 4]
-    assert ("padded_copy" in primitives(lowered)) is (padded != side)
+    assert (PADDED_COPY in primitives(lowered)) is (padded != side)
     assert lowered.ops[-1].writes == (end,)
 
 
