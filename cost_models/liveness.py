@@ -17,8 +17,10 @@ import numpy.typing as npt
 
 from cost_models.affine import Affine
 from cost_models.columns import structure_batch
-from cost_models.fusion import Kernel, kernels_of
+from cost_models.fusion import Kernel, in_update, kernels_of
+from cost_models.lodging import lodged
 from cost_models.lowering import lower
+from cost_models.memory_order import orders as memory_orders
 from cost_models.on_chip import on_chip
 from cost_models.ordering import greedy_order, program_order
 from cost_models.packing import packing
@@ -84,6 +86,7 @@ class Schedule:
     labels       the layer of each kernel, kernels of loops included
     stored       how the target stores the tensors that `temporaries` names
     local_batch  samples for which the kernels were found
+    rooms        (tensor, kernel that makes it) of new states that take no old one's place
     """
 
     kernels: tuple[Kernel, ...]
@@ -94,6 +97,7 @@ class Schedule:
     local_batch: int
     moved: Moved = field(repr=False)
     on_chip_bytes: int = 0
+    rooms: tuple[tuple[int, int], ...] = ()
     _known: dict[int, Floats] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
@@ -108,6 +112,9 @@ class Schedule:
             sizes = self._of_temporaries(stored)
             if self.on_chip_bytes:
                 sizes = np.where(self._on_chip(sizes, stored), 0.0, sizes)
+            if self.rooms:
+                rooms = [(float(stored[tensor]), place) for tensor, place in self.rooms]
+                sizes = np.where(lodged(sizes, self.temporaries.birth, self.temporaries.death, rooms), 0.0, sizes)
             self._known[batch] = sizes
         return self._known[batch]
 
@@ -118,7 +125,7 @@ class Schedule:
 
     def live(self, batch: int) -> Floats:
         """Bytes of temporaries alive at each kernel."""
-        if self.stored.lanes:
+        if self.stored.lanes or self.rooms:
             return self._sweep(self.sizes(batch))
         fixed, per_sample = self.lines
         return fixed + batch * per_sample
@@ -181,7 +188,9 @@ def schedule(workload: Workload, target: Target, updates: Updates, batch: int | 
 def _schedule(workload: Workload, target: Target, updates: Updates, batch: int) -> Schedule:
     workload, kernels = compiled(workload, target, batch)
     orders = [program_order(workload, kernels, together=updates is not Updates.AT_ONCE)]
-    if updates is Updates.AT_ONCE:
+    if updates is Updates.AT_ONCE and target.memory_orders:
+        orders = list(memory_orders(workload, kernels, batch))
+    elif updates is Updates.AT_ONCE:
         orders.append(greedy_order(workload, kernels, batch))
     schedules = [_Liveness(workload, target, updates, order).schedule(batch) for order in orders]
     return min(schedules, key=lambda candidate: candidate.peak(batch)[0])
@@ -203,10 +212,11 @@ class _Liveness:
         self.metrics = {v.result for v in workload.variables if v.role not in _UPDATED}
         self.resident = self.states | set(workload.inputs)
         self.purposes = _purposes(workload)
+        self.rooms: list[tuple[int, int]] = []
 
     def schedule(self, batch: int) -> Schedule:
         self._run(self.kernels)
-        if self.target.stacks_early:
+        if self.target.stacks_early and not (self.target.memory_orders and self.updates is Updates.AT_ONCE):
             self._allocate_stacks()
         self._keep_outputs()
         self._donate()
@@ -221,6 +231,7 @@ class _Liveness:
             batch,
             self._moved(),
             self.target.on_chip_bytes,
+            tuple(self.rooms),
         )
 
     def _run(self, kernels: Sequence[Kernel], runs: int = 1) -> None:
@@ -272,6 +283,8 @@ class _Liveness:
             if result in self.birth and self.updates is Updates.SELECTED and result not in self.metrics:
                 self.death[result] = last
             elif result in self.birth:
+                if self.target.lodges and old not in self.death:
+                    self.rooms.append((result, self.birth[result]))
                 self.death[result] = self.death.get(old, -1) - 1
                 if self.death[result] < self.birth[result]:
                     del self.birth[result]
@@ -279,6 +292,8 @@ class _Liveness:
     def _share(self) -> None:
         """What works in place takes the place of an operand that nobody reads afterwards."""
         for place, kernel in enumerate(self.flat):
+            if kernel.in_place and not (self.updates is Updates.SELECTED and in_update(kernel)):
+                self._replace(kernel, place)
             if kernel.op.kind not in _IN_PLACE:
                 continue
             free = [read for read in kernel.reads if self._dies_at(read, place)]
@@ -288,6 +303,12 @@ class _Liveness:
                 if match is not None and write in self.birth and self.birth[write] == place:
                     self.death[match] = place - 1
                     free.remove(match)
+
+    def _replace(self, kernel: Kernel, place: int) -> None:
+        if self.birth.get(kernel.writes[0]) == place:
+            free = next((read for read in kernel.in_place if self._dies_at(read, place)), None)
+            if free is not None:
+                self.death[free] = place - 1
 
     def _dies_at(self, tensor: int, place: int) -> bool:
         return tensor not in self.resident and tensor in self.birth and self.death[tensor] == place
