@@ -7,10 +7,9 @@ Sums over what is small are no calls. XLA does so with YNNPACK (LibraryRewriter,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from cost_models.fusion import Graph
+from cost_models.graph import Graph
 from cost_models.workload import CONVERT, Kind, Op, Workload
 
 _DTYPES = frozenset({"float32", "float64", "bfloat16"})
@@ -112,4 +111,7 @@ class _Library:
 
     def _is_large(self, op: Op) -> bool:
         ends = (*op.reads, *op.writes)
-        return max(self.workload.tensors[end].elements.at(self.batch) for end in ends) >= self.graph.target.library_elements
+        return (
+            max(self.workload.tensors[end].elements.at(self.batch) for end in ends)
+            >= self.graph.target.library_elements
+        )

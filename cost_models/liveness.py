@@ -15,15 +15,16 @@ from functools import cached_property, lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from cost_models import fusion, recomputing
 from cost_models.affine import Affine
 from cost_models.columns import structure_batch
-from cost_models import fusion, recomputing
-from cost_models.fusion import Kernel
+from cost_models.fusion import Kernel, in_update
 from cost_models.lowering import lower
+from cost_models.memory_order import orders as memory_orders
 from cost_models.on_chip import on_chip
 from cost_models.ordering import breadth_first_order, greedy_order, program_order
 from cost_models.packing import packing
-from cost_models.state_places import Places, StatePlaces, in_places
+from cost_models.state_places import Places, StatePlaces, in_places, rooms
 from cost_models.targets import Target
 from cost_models.tiles import Storage, storage
 from cost_models.workload import Kind, Op, Phase, Role, Tensor, Workload
@@ -201,7 +202,9 @@ def _orders(
     if target.breadth_first:
         return [breadth_first_order(workload, kernels)]
     orders = [program_order(workload, kernels, together=updates is not Updates.AT_ONCE)]
-    if updates is Updates.AT_ONCE:
+    if updates is Updates.AT_ONCE and target.memory_orders:
+        orders = list(memory_orders(workload, kernels, batch))
+    elif updates is Updates.AT_ONCE:
         orders.append(greedy_order(workload, kernels, batch))
     return orders
 
@@ -224,17 +227,19 @@ class _Liveness:
         self.metrics = {v.result for v in workload.variables if v.role not in _UPDATED}
         self.resident = self.states | set(workload.inputs)
         self.purposes = _purposes(workload)
+        self.rooms: list[tuple[int, int]] = []
 
     def schedule(self, batch: int) -> Schedule:
         for kernel in self.kernels:
             self.spans.append(len(self.labels))
             self._run((kernel,))
-        if self.target.stacks_early:
+        if self.target.stacks_early and not (self.target.memory_orders and self.updates is Updates.AT_ONCE):
             self._allocate_stacks()
         self._keep_outputs()
         places = self._lend() if self.target.lends_places and self.updates is Updates.AT_ONCE else None
         if places is None:
             self._donate()
+            places = rooms(self.rooms) if self.rooms else None
         self._share()
         stored = storage(self.workload, self.target)
         return Schedule(
@@ -299,6 +304,8 @@ class _Liveness:
             if result in self.birth and self.updates is Updates.SELECTED and result not in self.metrics:
                 self.death[result] = last
             elif result in self.birth:
+                if self.target.lodges and old not in self.death:
+                    self.rooms.append((result, self.birth[result]))
                 self.death[result] = self.death.get(old, -1) - 1
                 if self.death[result] < self.birth[result]:
                     del self.birth[result]
@@ -315,15 +322,20 @@ class _Liveness:
     def _share(self) -> None:
         """What works in place takes the place of an operand that nobody reads afterwards."""
         for place, kernel in enumerate(self.flat):
-            in_place = kernel.op.kind in _IN_PLACE
-            free = [read for read in (kernel.reads if in_place else kernel.aligned) if self._dies_at(read, place)]
+            free = [read for read in self._replaceable(kernel) if self._dies_at(read, place)]
             for write in kernel.writes if free else ():
                 made = self.workload.tensors[write]
-                alike = (read for read in free if self._is_alike(read, made, in_place))
-                match = next(alike, None)
+                match = next((read for read in free if self._is_alike(read, made)), None)
                 if match is not None and write in self.birth and self.birth[write] == place:
                     self._take_place(write, match, place)
                     free.remove(match)
+
+    def _replaceable(self, kernel: Kernel) -> Sequence[int]:
+        """What this kernel's result may take the place of, once nobody reads it any more."""
+        if kernel.op.kind in _IN_PLACE:
+            return kernel.reads
+        stands = self.updates is Updates.SELECTED and in_update(kernel) and not self.target.breadth_first
+        return () if stands else kernel.in_place
 
     def _take_place(self, write: int, match: int, place: int) -> None:
         """One buffer, or two of which one ends where the other begins."""
@@ -331,9 +343,8 @@ class _Liveness:
         if self.target.breadth_first:
             self.birth[write] = self.birth.pop(match)
 
-    def _is_alike(self, tensor: int, made: Tensor, in_place: bool) -> bool:
-        own = self.workload.tensors[tensor]
-        return own.bytes == made.bytes if in_place else own == made
+    def _is_alike(self, tensor: int, made: Tensor) -> bool:
+        return self.workload.tensors[tensor].bytes == made.bytes
 
     def _dies_at(self, tensor: int, place: int) -> bool:
         return tensor not in self.resident and tensor in self.birth and self.death[tensor] == place
