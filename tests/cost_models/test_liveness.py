@@ -67,15 +67,16 @@ def test_new_state_takes_the_old_states_place():
     assert plan.peak(1)[0] == gradient + 4 * N + 4
 
 
-def test_an_elementwise_result_stands_beside_its_operand_and_on_gpus_in_its_place():
+def test_an_elementwise_result_stands_beside_its_operand_and_on_gpus_and_processors_in_its_place():
     step = Step()
     a = step.op(Kind.REDUCE, (step.input(B, 4, N),), (B, N))
     end = step.op(Kind.ELEMENTWISE, (a,), (B, N), primitive="exp")
     workload = step.workload(end)
     batch = 2**20  # too much for the chip of a TPU
-    for target in (TPU, CPU, replace(GPU, elementwise_in_place=False)):
+    for target in (TPU, replace(GPU, elementwise_in_place=False)):
         assert schedule(workload, target, Updates.AT_ONCE).peak(batch)[0] == 2 * 4 * batch * N
-    assert schedule(workload, GPU, Updates.AT_ONCE).peak(batch)[0] == 4 * batch * N
+    for target in (GPU, CPU):
+        assert schedule(workload, target, Updates.AT_ONCE).peak(batch)[0] == 4 * batch * N
 
 
 def test_the_rows_of_a_softmax_never_lie_in_place_of_what_they_are_made_of():

@@ -8,7 +8,7 @@ from cost_models.transposed import with_swapped_operands
 from cost_models.workload import RELAYOUT, UNEVEN_PAD, Kind, Phase
 from tests.cost_models.made import B, Step, dim
 
-GPU, TPU, CPU = target_of("gpu"), target_of("tpu"), target_of("cpu")
+GPU, TPU = target_of("gpu"), target_of("tpu")
 SIDE, IN, OUT = 8, 32, 16
 
 
@@ -62,6 +62,6 @@ def test_other_convolutions_are_left_alone(larger):
 
 def test_it_is_done_on_gpus_alone():
     before, _, _, of_weights = step_of(2 * SIDE)
-    for target, swapped in ((GPU, True), (TPU, False), (CPU, False)):
+    for target, swapped in ((GPU, True), (TPU, False)):
         made = next(op for op in lower(before, target).ops if of_weights in op.writes)
         assert (made.reads[1] >= len(before.tensors)) is swapped
