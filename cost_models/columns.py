@@ -1,19 +1,20 @@
 """Reductions over columns that run on too few blocks to fill a GPU, and at which batches they do.
 
 XLA gives a block 32 columns, and splits a reduction of more than 4,096 elements in two, each about the square root
-long (its tree reduction). What would be computed of narrow values inside a kernel that leaves most of the device idle
-is computed before it, by a kernel that does not.
+long (its tree reduction). What would be computed inside a kernel that leaves most of the device idle is computed before
+it, by a kernel that does not: of narrow values, which are converted first, sooner than of float32.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
 
 from cost_models.affine import Affine
 from cost_models.targets import Target
-from cost_models.tiles import storage
+from cost_models.tiles import convolutional_shapes, storage
 from cost_models.workload import ITEM_BYTES, Kind, Op, Phase, Workload
 
 _WIDTH = 32  # columns a block
@@ -27,7 +28,12 @@ def leaves_idle(workload: Workload, op: Op, target: Target, batch: int) -> bool:
 
     Of the forward pass: what the backward pass computes before one is gone again soon after.
     """
-    return _sums_columns(workload, op) and _blocks(workload, op, batch) < target.column_blocks
+    if not _sums_columns(workload, op):
+        return False
+    if is_narrow(workload):
+        return _blocks(workload, op, batch) < target.column_blocks
+    images = workload.tensors[op.reads[0]].shape in _images(workload)  # cuDNN has their channels first in float32
+    return not images and _blocks(workload, op, batch) < target.wide_column_blocks
 
 
 @lru_cache(maxsize=4096)
@@ -38,6 +44,8 @@ def structure_batch(workload: Workload, target: Target, batch: int) -> int:
     fewer as the batch grows. Where images are joined by their features, layouts depend on the batch, and so kernels do.
     """
     own = workload.local_batch
+    if target.library_elements:
+        return _same_calls(workload, target.library_elements, batch)
     if target.writes_joined and _joins_features(workload):
         return _alike(workload, target, batch)
     if not target.column_blocks or batch == own or not _candidates(workload):
@@ -50,6 +58,22 @@ def structure_batch(workload: Workload, target: Target, batch: int) -> int:
         middle = (near + far) // 2
         near, far = (near, middle) if _idle(workload, target, middle) == wanted else (middle, far)
     return far
+
+
+def _same_calls(workload: Workload, least: int, batch: int) -> int:
+    """The batch nearest to that of the trace at which the same tensors have so many elements as at `batch`."""
+    reached = _reached(workload, least)
+    above = bisect_right(reached, batch)
+    first = reached[above - 1] if above else 1
+    last = reached[above] - 1 if above < len(reached) else max(batch, workload.local_batch)
+    return min(max(workload.local_batch, first), last)
+
+
+@lru_cache(maxsize=64)
+def _reached(workload: Workload, least: int) -> tuple[int, ...]:
+    """The batches at which tensors reach so many elements, ascending."""
+    growing = {tensor.elements for tensor in workload.tensors if not tensor.elements.constant}
+    return tuple(sorted({math.ceil((least - size.fixed) / size.per_sample) for size in growing if size.per_sample > 0}))
 
 
 @lru_cache(maxsize=64)
@@ -74,10 +98,19 @@ def _features_in_lanes(workload: Workload, target: Target, batch: int) -> bytes:
 
 @lru_cache(maxsize=64)
 def _candidates(workload: Workload) -> tuple[Op, ...]:
-    """The reductions over columns of a step in half precision; of another none matters."""
-    if not any(ITEM_BYTES.get(tensor.dtype, 0) == _HALF_BYTES for tensor in workload.tensors):
-        return ()
+    """The reductions over columns."""
     return tuple(op for op in workload.ops if _sums_columns(workload, op))
+
+
+@lru_cache(maxsize=64)
+def _images(workload: Workload) -> frozenset[tuple[Affine, ...]]:
+    return frozenset(convolutional_shapes(workload))
+
+
+@lru_cache(maxsize=64)
+def is_narrow(workload: Workload) -> bool:
+    """Whether a step computes in half precision."""
+    return any(ITEM_BYTES.get(tensor.dtype, 0) == _HALF_BYTES for tensor in workload.tensors)
 
 
 def _idle(workload: Workload, target: Target, batch: int) -> frozenset[int]:

@@ -113,7 +113,8 @@ class KernelTable:
 def kernel_table(workload: Workload, target: Target, updates: Updates) -> KernelTable:
     """The kernels of a micro-step as rows, bodies of loops with how often they run."""
     rows: list[tuple[Kernel, float]] = []
-    plan = schedule(workload, target, updates)
+    # As written, sums of one layer stand together; orders that save memory do not keep them so.
+    plan = schedule(workload, target, Updates.TOGETHER if target.memory_orders else updates)
     _flatten(plan.kernels, 1.0, rows)
     shared = _shared_reads([kernel for kernel, _ in rows])
     moved = [

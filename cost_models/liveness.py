@@ -15,13 +15,16 @@ from functools import cached_property, lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from cost_models import fusion, recomputing
 from cost_models.affine import Affine
 from cost_models.columns import structure_batch
-from cost_models.fusion import Kernel, kernels_of
+from cost_models.fusion import Kernel, in_update
 from cost_models.lowering import lower
+from cost_models.memory_order import orders as memory_orders
 from cost_models.on_chip import on_chip
-from cost_models.ordering import greedy_order, program_order
+from cost_models.ordering import breadth_first_order, greedy_order, program_order
 from cost_models.packing import packing
+from cost_models.state_places import Places, StatePlaces, in_places, rooms
 from cost_models.targets import Target
 from cost_models.tiles import Storage, storage
 from cost_models.workload import Kind, Op, Phase, Role, Tensor, Workload
@@ -84,6 +87,7 @@ class Schedule:
     labels       the layer of each kernel, kernels of loops included
     stored       how the target stores the tensors that `temporaries` names
     local_batch  samples for which the kernels were found
+    places       of state, in which temporaries stand while it waits for its new value (None: they do not)
     """
 
     kernels: tuple[Kernel, ...]
@@ -94,6 +98,7 @@ class Schedule:
     local_batch: int
     moved: Moved = field(repr=False)
     on_chip_bytes: int = 0
+    places: Places | None = field(default=None, repr=False)
     _known: dict[int, Floats] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
@@ -108,6 +113,10 @@ class Schedule:
             sizes = self._of_temporaries(stored)
             if self.on_chip_bytes:
                 sizes = np.where(self._on_chip(sizes, stored), 0.0, sizes)
+            if self.places is not None:
+                columns = self.temporaries
+                lent = in_places(self.places, stored, sizes, columns.birth, columns.death)
+                sizes = np.where(lent, 0.0, sizes)
             self._known[batch] = sizes
         return self._known[batch]
 
@@ -118,7 +127,7 @@ class Schedule:
 
     def live(self, batch: int) -> Floats:
         """Bytes of temporaries alive at each kernel."""
-        if self.stored.lanes:
+        if self.stored.lanes or self.places is not None:
             return self._sweep(self.sizes(batch))
         fixed, per_sample = self.lines
         return fixed + batch * per_sample
@@ -165,6 +174,7 @@ def compiled(workload: Workload, target: Target, batch: int) -> tuple[Workload, 
     """The workload as lowered for the target, and its kernels in program order, as they are at a local batch."""
     lowered = lower(workload, target)
     outputs = frozenset(v.result for v in lowered.variables) | frozenset(lowered.outputs)
+    kernels_of = recomputing.kernels_of if target.recomputes else fusion.kernels_of
     return lowered, tuple(kernels_of(lowered, lowered.ops, outputs, target, batch))
 
 
@@ -180,11 +190,23 @@ def schedule(workload: Workload, target: Target, updates: Updates, batch: int | 
 @lru_cache(maxsize=256)
 def _schedule(workload: Workload, target: Target, updates: Updates, batch: int) -> Schedule:
     workload, kernels = compiled(workload, target, batch)
-    orders = [program_order(workload, kernels, together=updates is not Updates.AT_ONCE)]
-    if updates is Updates.AT_ONCE:
-        orders.append(greedy_order(workload, kernels, batch))
+    orders = _orders(workload, target, updates, kernels, batch)
     schedules = [_Liveness(workload, target, updates, order).schedule(batch) for order in orders]
     return min(schedules, key=lambda candidate: candidate.peak(batch)[0])
+
+
+def _orders(
+    workload: Workload, target: Target, updates: Updates, kernels: Sequence[Kernel], batch: int
+) -> list[list[Kernel]]:
+    """Those that a compiler tries; the one that needs least is taken."""
+    if target.breadth_first:
+        return [breadth_first_order(workload, kernels)]
+    orders = [program_order(workload, kernels, together=updates is not Updates.AT_ONCE)]
+    if updates is Updates.AT_ONCE and target.memory_orders:
+        orders = list(memory_orders(workload, kernels, batch))
+    elif updates is Updates.AT_ONCE:
+        orders.append(greedy_order(workload, kernels, batch))
+    return orders
 
 
 class _Liveness:
@@ -198,18 +220,26 @@ class _Liveness:
         self.labels: list[str] = []
         self.flat: list[Kernel] = []
         self.runs: list[int] = []
+        self.spans: list[int] = []
+        self.copies: dict[int, int] = {}
         self.states = {v.tensor for v in workload.variables}
         self.donated = {v.result: v.tensor for v in workload.variables}
         self.metrics = {v.result for v in workload.variables if v.role not in _UPDATED}
         self.resident = self.states | set(workload.inputs)
         self.purposes = _purposes(workload)
+        self.rooms: list[tuple[int, int]] = []
 
     def schedule(self, batch: int) -> Schedule:
-        self._run(self.kernels)
-        if self.target.stacks_early:
+        for kernel in self.kernels:
+            self.spans.append(len(self.labels))
+            self._run((kernel,))
+        if self.target.stacks_early and not (self.target.memory_orders and self.updates is Updates.AT_ONCE):
             self._allocate_stacks()
         self._keep_outputs()
-        self._donate()
+        places = self._lend() if self.target.lends_places and self.updates is Updates.AT_ONCE else None
+        if places is None:
+            self._donate()
+            places = rooms(self.rooms) if self.rooms else None
         self._share()
         stored = storage(self.workload, self.target)
         return Schedule(
@@ -221,6 +251,7 @@ class _Liveness:
             batch,
             self._moved(),
             self.target.on_chip_bytes,
+            places,
         )
 
     def _run(self, kernels: Sequence[Kernel], runs: int = 1) -> None:
@@ -249,7 +280,8 @@ class _Liveness:
 
     def _allocate_stacks(self) -> None:
         """Arrays into which a loop writes an element an iteration are zeros first, which wait for nothing."""
-        loops = (kernel for kernel in self.flat if kernel.op.kind is Kind.LOOP and kernel.op.phase is Phase.FORWARD)
+        early = frozenset(Phase) if self.target.breadth_first else {Phase.FORWARD}
+        loops = (kernel for kernel in self.flat if kernel.op.kind is Kind.LOOP and kernel.op.phase in early)
         for kernel in loops:
             for write in kernel.writes:
                 shape = self.workload.tensors[write].shape
@@ -272,22 +304,47 @@ class _Liveness:
             if result in self.birth and self.updates is Updates.SELECTED and result not in self.metrics:
                 self.death[result] = last
             elif result in self.birth:
+                if self.target.lodges and old not in self.death:
+                    self.rooms.append((result, self.birth[result]))
                 self.death[result] = self.death.get(old, -1) - 1
                 if self.death[result] < self.birth[result]:
                     del self.birth[result]
 
+    def _lend(self) -> Places:
+        """A new state is written in its old state's place; where that one is read otherwise, it is copied first."""
+        found = StatePlaces(self.kernels, self.spans)
+        for result, old in self.donated.items():
+            if result in self.birth:
+                found.note(old, result, self.birth.pop(result), self.death.get(old, -1))
+        self.copies = found.copies
+        return found.places()
+
     def _share(self) -> None:
         """What works in place takes the place of an operand that nobody reads afterwards."""
         for place, kernel in enumerate(self.flat):
-            if kernel.op.kind not in _IN_PLACE:
-                continue
-            free = [read for read in kernel.reads if self._dies_at(read, place)]
-            for write in kernel.writes:
-                size = self.workload.tensors[write].bytes
-                match = next((read for read in free if self.workload.tensors[read].bytes == size), None)
+            free = [read for read in self._replaceable(kernel) if self._dies_at(read, place)]
+            for write in kernel.writes if free else ():
+                made = self.workload.tensors[write]
+                match = next((read for read in free if self._is_alike(read, made)), None)
                 if match is not None and write in self.birth and self.birth[write] == place:
-                    self.death[match] = place - 1
+                    self._take_place(write, match, place)
                     free.remove(match)
+
+    def _replaceable(self, kernel: Kernel) -> Sequence[int]:
+        """What this kernel's result may take the place of, once nobody reads it any more."""
+        if kernel.op.kind in _IN_PLACE:
+            return kernel.reads
+        stands = self.updates is Updates.SELECTED and in_update(kernel) and not self.target.breadth_first
+        return () if stands else kernel.in_place
+
+    def _take_place(self, write: int, match: int, place: int) -> None:
+        """One buffer, or two of which one ends where the other begins."""
+        self.death[match] = place - 1
+        if self.target.breadth_first:
+            self.birth[write] = self.birth.pop(match)
+
+    def _is_alike(self, tensor: int, made: Tensor) -> bool:
+        return self.workload.tensors[tensor].bytes == made.bytes
 
     def _dies_at(self, tensor: int, place: int) -> bool:
         return tensor not in self.resident and tensor in self.birth and self.death[tensor] == place
@@ -303,7 +360,8 @@ class _Liveness:
         return Moved(columns[:, 0], columns[:, 1], columns[:, 2].astype(np.float64))
 
     def _temporaries(self) -> Temporaries:
-        rows: list[tuple[int, int, int, int, str]] = []
+        copies = Purpose.WEIGHT_COPIES.value
+        rows: list[tuple[int, int, int, int, str]] = [(old, 0, end, 0, copies) for old, end in self.copies.items()]
         for tensor, birth in self.birth.items():
             if tensor not in self.resident:
                 purpose = self.purposes.get(tensor, Purpose.ACTIVATIONS)

@@ -12,16 +12,34 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from cost_models.affine import Affine
+from cost_models.broadcasts import with_broadcasts
 from cost_models.embedding_tables import with_whole_rows
+from cost_models.repeats import without_repeats
+from cost_models.rewriting import rewritten
 from cost_models.targets import Target
 from cost_models.tiles import convolutional_shapes
+from cost_models.transposed import with_swapped_operands
 from cost_models.widening import widened
-from cost_models.workload import CONVERT, POOL_SCATTER, RELAYOUT, UNEVEN_PAD, Kind, Op, Phase, Role, Tensor, Workload
+from cost_models.workload import (
+    CONVERT,
+    PADDED_COPY,
+    POOL_SCATTER,
+    RELAYOUT,
+    UNEVEN_PAD,
+    Kind,
+    Op,
+    Phase,
+    Role,
+    Tensor,
+    Workload,
+)
 
 _AGAINST_ZERO = frozenset({"max", "gt"})  # with a constant: ReLU, ELU and their like
 _ADDITIONS = frozenset({"add", "add_any"})
 _PADS = ("pad", UNEVEN_PAD)
 _PARTS = frozenset({"transpose", "dynamic_slice"})  # rearrange what they read or take a part of it
+ZEROS_FOR_POOLING = "zeros for pooling"
+"""The layer that these and their copies are said to be of."""
 _Shape = tuple[str, tuple[Affine, ...]]
 
 
@@ -35,10 +53,15 @@ def lower(workload: Workload, target: Target) -> Workload:
         workload = with_whole_rows(workload, target.tile_lanes, target.tile_rows, target.on_chip_bytes)
         workload = _with_moved_features(workload)
     if target.copies_kernels:
+        workload = with_swapped_operands(workload)
         workload = _with_copied_kernels(workload)
     if target.scatters_pooling and any(op.kind is Kind.POOL_GRADIENT for op in workload.ops):
-        workload = _Pooling(workload, target.writes_iota).lowered()
-    return widened(workload, target.narrow, target.native, target.products_widen) if target.widens else workload
+        workload = _Pooling(workload, target.writes_iota, target.pools_on_padded).lowered()
+    if target.rewrites:
+        workload = without_repeats(rewritten(workload))
+    if target.widens:
+        workload = widened(workload, target.narrow, target.native, target.products_widen, target.rounds)
+    return without_repeats(with_broadcasts(workload)) if target.recomputes else workload
 
 
 def _with_copied_kernels(workload: Workload) -> Workload:
@@ -154,9 +177,11 @@ class _Pooling:
 
     workload: Workload
     writes_iota: bool
+    pads: bool
     tensors: list[Tensor] = field(default_factory=list)
     before: dict[int, list[Op]] = field(default_factory=dict)
     zeros: dict[_Shape, int] = field(default_factory=dict)
+    dropped: set[int] = field(default_factory=set)
 
     def lowered(self) -> Workload:
         self.tensors = list(self.workload.tensors)
@@ -168,7 +193,11 @@ class _Pooling:
                 readers.setdefault(read, []).append(index)
         for index, op in enumerate(ops):
             if op.kind is Kind.POOL_GRADIENT:
-                into_sum = [ops[reader].primitive in _ADDITIONS for reader in readers.get(op.writes[0], ())] == [True]
+                only = readers.get(op.writes[0], ())
+                into_sum = [ops[reader].primitive in _ADDITIONS for reader in only] == [True]
+                if self.pads:
+                    self._replace_on_padded(index, op, only[0] if into_sum else None)
+                    continue
                 relu = op.reads[1] in made_by and ops[made_by[op.reads[1]]].primitive == "max"
                 self._replace(index, op, into_sum=into_sum, of_relu=made_by.get(op.reads[1]) if relu else None)
         return replace(self.workload, tensors=tuple(self.tensors), ops=tuple(self._ops()))
@@ -183,6 +212,52 @@ class _Pooling:
             target = (self._copy(index if of_relu is None else of_relu, zeros),) if self._shared(zeros) else (zeros,)
         scatter = replace(op, kind=Kind.SCATTER, primitive=POOL_SCATTER, reads=(*target, incoming, *found.writes))
         self.before.setdefault(index, []).extend([found, scatter])
+
+    def _replace_on_padded(self, index: int, op: Op, addition: int | None) -> None:
+        """The operand is padded first, the gradient scattered into zeros of that shape, and the padding cut off.
+
+        Without padding, a gradient that is only added to another one (`addition`) is scattered into that.
+        """
+        incoming, operand = op.reads[:2]
+        own, shape = self.tensors[op.writes[0]], self._padded(op)
+        before = self.before.setdefault(index, [])
+        scattered = op.writes[0]
+        if shape != own.shape:
+            scattered, padded = (self._new(replace(self.tensors[end], shape=shape)) for end in (scattered, operand))
+            before.append(_moved(op, PADDED_COPY, operand, padded))
+            operand = padded
+        found = self._positions(op, incoming, operand)
+        scatter = replace(op, kind=Kind.SCATTER, primitive=POOL_SCATTER, writes=(scattered,))
+        before.append(found)
+        if addition is not None and shape == own.shape:
+            total = self.workload.ops[addition]
+            other = next(read for read in total.reads if read != op.writes[0])
+            scatter = replace(scatter, reads=(other, incoming, *found.writes), writes=total.writes)
+            self.before.setdefault(addition, []).append(scatter)
+            self.dropped.add(addition)
+            return
+        zeros = self._zeros(self.tensors[scattered], index)
+        before.append(replace(scatter, reads=(zeros, incoming, *found.writes)))
+        if scattered != op.writes[0]:
+            before.append(_moved(op, "slice", scattered, op.writes[0]))
+
+    def _padded(self, op: Op) -> tuple[Affine, ...]:
+        """The shape that whole windows cover; the window's size is in the FLOPs of a pooling."""
+        pooled, source = self.tensors[op.reads[0]], self.tensors[op.reads[1]]
+        batch = self.workload.local_batch
+        size = op.flops.at(batch) / (2 * pooled.elements.at(batch))
+        smaller = [one != other for one, other in zip(pooled.shape, source.shape, strict=True)]
+        window = round(size ** (1 / max(sum(smaller), 1)))
+
+        def covered(made: Affine, whole: Affine) -> Affine:
+            strides = range(1, int(whole.fixed) + 1)
+            if any((whole.fixed - window) // stride + 1 == made.fixed for stride in strides):
+                return whole
+            stride = next(stride for stride in strides if -(-whole.fixed // stride) == made.fixed)
+            return Affine(max(whole.fixed, (made.fixed - 1) * stride + window))
+
+        pairs = zip(pooled.shape, source.shape, smaller, strict=True)
+        return tuple(covered(made, whole) if less else whole for made, whole, less in pairs)
 
     def _positions(self, op: Op, incoming: int, operand: int) -> Op:
         pooled, source = self.tensors[incoming], self.tensors[operand]
@@ -199,14 +274,17 @@ class _Pooling:
     def _zeros(self, like: Tensor, index: int) -> int:
         key = like.dtype, like.shape
         if key not in self.zeros:
-            self.zeros[key] = self._new(like)
-            self.before.setdefault(self._first_use(key, index), []).insert(
-                0, Op(Kind.BROADCAST, "broadcast_in_dim", (), (self.zeros[key],), layer="zeros for pooling")
-            )
+            made = self.zeros[key] = self._new(like)
+            first = self._first_use(key, index)
+            phase = self.workload.ops[first].phase
+            zeros = Op(Kind.BROADCAST, "broadcast_in_dim", (), (made,), layer=ZEROS_FOR_POOLING, phase=phase)
+            self.before.setdefault(first, []).insert(0, zeros)
         return self.zeros[key]
 
     def _first_use(self, key: _Shape, scatter: int) -> int:
         """The first ReLU of that shape, else the scatter into them."""
+        if self.pads:
+            return 0
         relus = (index for index, op in enumerate(self.workload.ops) if self._is_relu(op, key))
         return next(relus, scatter)
 
@@ -224,7 +302,7 @@ class _Pooling:
         """A scatter destroys what it scatters into; other readers keep the zeros."""
         copy = self._new(self.tensors[zeros])
         at = self.workload.ops[place]
-        made = Op(Kind.COPY, "copy", (zeros,), (copy,), layer=at.layer, phase=at.phase)
+        made = Op(Kind.COPY, "copy", (zeros,), (copy,), layer=ZEROS_FOR_POOLING, phase=at.phase)
         self.before.setdefault(place, []).append(made)
         return copy
 
@@ -236,7 +314,12 @@ class _Pooling:
         for index, op in enumerate(self.workload.ops):
             yield from self.before.get(index, ())
             shared = next((zeros for key, zeros in self.zeros.items() if self._is_relu(op, key)), None)
-            if shared is not None:
+            if shared is not None and not self.pads:
                 yield replace(op, reads=(*op.reads, shared))
-            elif op.kind is not Kind.POOL_GRADIENT:
+            elif op.kind is not Kind.POOL_GRADIENT and index not in self.dropped:
                 yield op
+
+
+def _moved(op: Op, primitive: str, read: int, write: int) -> Op:
+    """What moves elements beside an operation."""
+    return replace(op, kind=Kind.MOVE, primitive=primitive, reads=(read,), writes=(write,), flops=Affine())

@@ -2,17 +2,21 @@
 `liveness.py`.
 
 - program order, each update as soon as its gradient is there and its variable is no longer read;
+- breadth first: as soon as it can run, in the order in which that comes about (XLA:CPU, which wants much at once);
 - greedy: of the kernels that can run, always the one that frees most and allocates least (XLA's ListMemoryScheduler).
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
 
 from cost_models.fusion import Kernel, in_update
-from cost_models.workload import Kind, Workload
+from cost_models.workload import CONVERT, PADDED_COPY, Kind, Phase, Workload
 
+_MATRIX = 2  # dimensions; what has more is viewed as one first
+_COMPUTING = frozenset({Kind.ELEMENTWISE, Kind.REDUCE})
 _AT_ONCE = frozenset({Kind.BROADCAST, Kind.COPY})
 """What waits for nothing or for a constant runs as soon as it can, though it frees nothing."""
 
@@ -44,6 +48,42 @@ def program_order(workload: Workload, kernels: Sequence[Kernel], *, together: bo
 def greedy_order(workload: Workload, kernels: Sequence[Kernel], batch: int) -> list[Kernel]:
     """List scheduling by bytes freed less bytes allocated, at this batch; the earlier in the program where equal."""
     return _Greedy(workload, kernels, batch).order()
+
+
+def breadth_first_order(workload: Workload, kernels: Sequence[Kernel]) -> list[Kernel]:
+    """First ready, first run (XLA's BFScheduler): what waits for state and batch alone runs before everything else."""
+    arguments = {v.tensor: place for place, v in enumerate(workload.variables)}
+    arguments |= {end: len(arguments) + place for place, end in enumerate(workload.inputs)}
+    writer = {write: place for place, kernel in enumerate(kernels) for write in kernel.writes}
+    waits = [len({writer[read] for read in kernel.reads if read in writer}) for kernel in kernels]
+    followers: list[dict[int, None]] = [{} for _ in kernels]
+    for place, kernel in enumerate(kernels):
+        for read in kernel.reads:
+            if read in writer:
+                followers[writer[read]][place] = None
+    free = [place for place, count in enumerate(waits) if not count]
+    queue = deque(sorted(free, key=lambda place: max((arguments.get(r, -1) for r in kernels[place].reads), default=-1)))
+    chosen: list[Kernel] = []
+    while queue:
+        place = queue.popleft()
+        chosen.append(kernels[place])
+        for follower in sorted(followers[place], key=lambda one: (_turn(workload, kernels[one]), one)):
+            waits[follower] -= 1
+            if not waits[follower]:
+                queue.append(follower)
+    return chosen
+
+
+def _turn(workload: Workload, kernel: Kernel) -> int:
+    """Of kernels that wait for the same one, XLA:CPU runs gradients of values first and those of weights last."""
+    if kernel.op.phase is not Phase.BACKWARD:
+        return 0
+    if kernel.op.kind.is_product:
+        if all(dim.constant for write in kernel.writes for dim in workload.tensors[write].shape):
+            return 1
+        return 0 if kernel.op.kind is Kind.DOT and len(workload.tensors[kernel.writes[0]].shape) > _MATRIX else -2
+    computes = kernel.op.kind in _COMPUTING and kernel.op.primitive != CONVERT
+    return -1 if computes or kernel.op.primitive == PADDED_COPY else 0
 
 
 class _Greedy:

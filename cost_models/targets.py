@@ -22,17 +22,30 @@ class Target:
     narrow              dtypes that lack all operations but those of `native`; all narrow ones lack long chains
     native              see above
     products_widen      products of narrow values run in float32, and read float32 from memory
+    rounds              what runs in float32 instead of a narrow dtype is rounded after every operation all the same
     column_blocks       reductions over columns that run on fewer blocks than this leave much of the device idle: what
                         they would compute of narrow values is computed before them (0: no such thing)
     pads_unevenly       convolutions and windows add more padding at one end by themselves
     stacks_early        what loops stack up is there from the start of the program
+    wide_column_blocks  the same of values in float32
     copies_images       what comes from outside is copied into the layout of the convolutions that read it
     copies_kernels      weights of convolutions are copied into another layout
+    recomputes          readers compute what is cheap again, and a library takes reductions in (`recomputing.py`)
+    lends_places        temporaries stand in the places of state that waits for its new value (`state_places.py`)
+    pools_on_padded     max-pooling that pads looks for its maxima on a padded copy
+    rewrites            random words, erfc, masks and operands of products become other operations (`rewriting.py`)
+    library_elements    elements from which on a library takes reductions and what is around them (0: none does)
+    breadth_first       kernels run in the order in which they can start, whatever memory that takes
     keeps_long_chains   random bits and the like are computed once when several kernels read them
+    keeps_long_operands  and so are narrow values that they convert, where others read these, too
     keeps_masks         what compares values of the forward pass is kept for the backward pass where it is smaller
     weighs_traffic      a value is kept where reading its sources again would move more bytes; else where more than
                         `copies` kernels would compute it
     copies              see above
+    memory_orders       kernels run in the best of the orders that XLA's memory schedulers try (`memory_order.py`)
+    elementwise_in_place  an elementwise result takes the place of an operand that nobody reads afterwards (`rows.py`)
+    scatters_compute    scatters take the producers of what they add in
+    lodges              temporaries lie where new state will be that takes no old one's place (`state_places.py`)
     costly              elementwise operations that are not computed twice, whatever the traffic
     writes_joined       features that are joined across the lanes of tiles are written where several operations read it
     writes_iota         constants of counting numbers are written out
@@ -59,15 +72,28 @@ class Target:
     narrow: frozenset[str]
     native: frozenset[str]
     products_widen: bool
+    rounds: bool
     column_blocks: int
+    wide_column_blocks: int
     copies_images: bool
     copies_kernels: bool
     stacks_early: bool
     pads_unevenly: bool
+    recomputes: bool
+    lends_places: bool
+    pools_on_padded: bool
+    rewrites: bool
+    library_elements: int
+    breadth_first: bool
     keeps_long_chains: bool
+    keeps_long_operands: bool
     keeps_masks: bool
     weighs_traffic: bool
     copies: int
+    memory_orders: bool
+    elementwise_in_place: bool
+    scatters_compute: bool
+    lodges: bool
     costly: frozenset[str]
     writes_joined: bool
     writes_iota: bool
@@ -107,15 +133,28 @@ _GPU = Target(
     narrow=frozenset({"bfloat16"}),
     native=_NATIVE_ON_GPU,
     products_widen=False,
+    rounds=False,
     column_blocks=288,  # A100: 256 were computed apart, 317 were not (jax 0.10.2)
+    wide_column_blocks=64,  # A100: 32 were computed apart, 128 were not
     stacks_early=True,
     pads_unevenly=False,  # cuDNN pads both ends alike
     copies_images=False,
     copies_kernels=True,  # cuDNN takes them with output channels first
+    recomputes=False,
+    lends_places=False,
+    pools_on_padded=False,
+    rewrites=False,
+    library_elements=0,
+    breadth_first=False,
     keeps_long_chains=True,
+    keeps_long_operands=True,
     keeps_masks=True,
     weighs_traffic=True,
     copies=0,
+    memory_orders=True,
+    elementwise_in_place=True,
+    scatters_compute=True,
+    lodges=True,
     costly=frozenset(),
     writes_joined=False,
     writes_iota=False,
@@ -139,15 +178,28 @@ _TPU = Target(
     narrow=frozenset(),
     native=frozenset(),
     products_widen=False,
+    rounds=False,
     column_blocks=0,
+    wide_column_blocks=0,
     copies_images=True,
     copies_kernels=False,
     stacks_early=False,
     pads_unevenly=True,
+    recomputes=False,
+    lends_places=False,
+    pools_on_padded=False,
+    rewrites=False,
+    library_elements=0,
+    breadth_first=False,
     keeps_long_chains=False,
+    keeps_long_operands=False,
     keeps_masks=False,
     weighs_traffic=True,
     copies=0,
+    memory_orders=False,
+    elementwise_in_place=False,
+    scatters_compute=False,
+    lodges=False,
     costly=frozenset(),
     writes_joined=True,
     writes_iota=False,
@@ -163,17 +215,31 @@ _TPU = Target(
 _CPU = replace(
     _GPU,
     name="cpu",
+    recomputes=True,
+    lends_places=True,
+    pools_on_padded=True,
+    rewrites=True,
+    free_transposes=False,
+    library_elements=4096,  # of an operand or the result (IsInstructionPreferredByYnn)
+    breadth_first=True,
     fusible=_FUSIBLE - {Kind.RANDOM},  # drawn in a loop that writes its words (jax's threefry rolls its rounds there)
     native=frozenset(),
     products_widen=True,
+    rounds=True,
     column_blocks=0,
+    wide_column_blocks=0,
     copies_kernels=False,
     absorbing=frozenset({Kind.REDUCE}),
     products_compute=False,
     pads_unevenly=True,
     weighs_traffic=False,
     copies=2,
+    memory_orders=False,
+    elementwise_in_place=False,
+    scatters_compute=False,
+    lodges=False,
     costly=_COSTLY,
+    keeps_long_operands=False,
     writes_iota=True,
     dot_workspace_bytes=0,
     scatters_pooling=True,
@@ -224,8 +290,20 @@ def target_of(
         copies_images=False,
         copies_kernels=False,
         stacks_early=False,
+        recomputes=False,
+        lends_places=False,
+        pools_on_padded=False,
+        rewrites=False,
+        rounds=False,
+        library_elements=0,
+        breadth_first=False,
         fusible=frozenset(),
         absorbing=frozenset(),
+        memory_orders=False,
+        keeps_long_operands=False,
+        elementwise_in_place=False,
+        scatters_compute=False,
+        lodges=False,
         products_compute=False,
         epilogues=False,
         product_dtype=None,

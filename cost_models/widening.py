@@ -4,6 +4,9 @@ XLA converts the operands of such an operation up and its result down (float nor
 conversion down that is followed by one up (`xla_allow_excess_precision`, its default). So a chain of elementwise
 operations carries float32 from end to end, and what is kept of it is float32, except where something reads it that
 does work on narrow floats: products, and whatever only moves data.
+
+XLA:CPU drops them only where the step itself converts the result of a product up (`rounds`): what is kept of a chain
+is narrow, and converted up by each reader.
 """
 
 from __future__ import annotations
@@ -11,45 +14,62 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from cost_models.workload import CONVERT, Kind, Op, Tensor, Workload, walk
+from cost_models.workload import CONVERT, UNEVEN_PAD, Kind, Op, Tensor, Workload, walk
 
 WIDE = "float32"
 _ARITHMETIC = frozenset({Kind.ELEMENTWISE, Kind.EXPENSIVE, Kind.REDUCE, Kind.POOL})
 _HALVES = frozenset({"bfloat16", "float16"})
 
 
-def widened(workload: Workload, narrow: frozenset[str], native: frozenset[str], products: bool = False) -> Workload:
+def widened(
+    workload: Workload,
+    narrow: frozenset[str],
+    native: frozenset[str],
+    products: bool = False,
+    rounds: bool = False,
+) -> Workload:
     """The workload with narrow arithmetic in float32, and conversions where narrow values are read.
 
     narrow  dtypes in which only the primitives of `native` run; in other dtypes all do, but for long chains (erfc),
             which are expanded in float32 whatever the dtype
     products  products and convolutions run in float32, too, and read float32 from memory
+    rounds  every result is rounded
     """
     if not any(tensor.dtype in _HALVES for tensor in workload.tensors):
         return workload
-    widening = _Widening(workload, narrow, native, products)
+    widening = _Widening(workload, narrow, native, products, rounds)
     ops = tuple(widening.rewritten(workload.ops))
     lasting = {*workload.outputs, *(v.result for v in workload.variables)}
     return replace(workload, tensors=tuple(widening.tensors), ops=_without_idle_conversions(ops, lasting))
 
 
-class _Widening:
-    """`wide` names the float32 value of which a narrow one is the rounding."""
+def is_part_of_convolution(op: Op) -> bool:
+    """Whether this is padding that a convolution asks for itself: it tells no value to pad with."""
+    return op.primitive in ("pad", UNEVEN_PAD) and len(op.reads) == 1
 
-    def __init__(self, workload: Workload, narrow: frozenset[str], native: frozenset[str], products: bool) -> None:
+
+class _Widening:
+    """`wide` names the float32 value of which a narrow one is the rounding; `products_of` that of a product's result."""
+
+    def __init__(
+        self, workload: Workload, narrow: frozenset[str], native: frozenset[str], products: bool, rounds: bool
+    ) -> None:
         self.tensors: list[Tensor] = list(workload.tensors)
-        self.narrow, self.native, self.products = narrow, native, products
+        self.narrow, self.native, self.products, self.rounds = narrow, native, products, rounds
         self.wide: dict[int, int] = {}
+        self.products_of: dict[int, int] = {}
+        self.padding: dict[int, Op] = {}
 
     def rewritten(self, ops: Sequence[Op]) -> Iterator[Op]:
         for op in ops:
+            if self.rounds and is_part_of_convolution(op):
+                self.padding[op.writes[0]] = op
             if op.primitive == CONVERT:
                 yield self._conversion(op)
-            elif op.kind in _ARITHMETIC:
+            elif op.kind in _ARITHMETIC or (op.kind is Kind.SCATTER and self.rounds):
                 yield from self._arithmetic(op)
             elif op.kind.is_product and self.products:
-                for read in dict.fromkeys(op.reads):
-                    yield from self._raised(op, read)
+                yield from self._all_raised(op)
                 yield from self._in_float32(op)
             elif op.body:
                 yield replace(op, body=tuple(self.rewritten(op.body)))
@@ -59,35 +79,67 @@ class _Widening:
     def _conversion(self, op: Op) -> Op:
         """Down: remembered. Up again: the value that was there before."""
         source, made = op.reads[0], op.writes[0]
+        if self.rounds:
+            return self._explicit_conversion(op, source, made)
         if source in self.wide and self.tensors[made].dtype == WIDE:
             return replace(op, kind=Kind.VIEW, reads=(self.wide[source],))
         if self.tensors[made].dtype in _HALVES and self.tensors[source].dtype == WIDE:
             self.wide[made] = source
         return op
 
+    def _explicit_conversion(self, op: Op, source: int, made: int) -> Op:
+        """One up that the step itself makes: of a product's result it is the product, else products read it, too."""
+        if self.tensors[made].dtype != WIDE or self.tensors[source].dtype not in _HALVES:
+            return op
+        whole = self.products_of.get(source, self.wide.get(source))
+        self.wide.setdefault(source, made)
+        return op if whole is None else replace(op, kind=Kind.VIEW, reads=(whole,))
+
     def _arithmetic(self, op: Op) -> Iterator[Op]:
         if self._runs_wide(op):
-            yield from self._in_float32(op)
+            yield from self._rounded(op) if self.rounds else self._in_float32(op)
         else:
             yield op
+
+    def _rounded(self, op: Op) -> Iterator[Op]:
+        """With conversions of its own, which are made after those of products, and after libraries take sums."""
+        known, self.wide = self.wide, {}
+        if op.primitive == "reduce_sum":
+            op = replace(op, primitive="reduce")
+        yield from self._all_raised(op)
+        yield from self._in_float32(op)
+        self.wide = known
+
+    def _all_raised(self, op: Op) -> Iterator[Op]:
+        for read in dict.fromkeys(op.reads):
+            yield from self._raised(op, read)
 
     def _raised(self, op: Op, read: int) -> Iterator[Op]:
         """A conversion up of what is in memory in a narrow dtype."""
         tensor = self.tensors[read]
         if tensor.dtype in _HALVES and read not in self.wide:
+            if (padding := self.padding.get(read)) is not None:
+                yield from self._raised(op, padding.reads[0])
             self.wide[read] = len(self.tensors)
             self.tensors.append(replace(tensor, dtype=WIDE))
-            yield Op(Kind.ELEMENTWISE, CONVERT, (read,), (self.wide[read],), phase=op.phase, layer=op.layer)
+            if padding is not None:
+                yield replace(padding, reads=(self.wide[padding.reads[0]],), writes=(self.wide[read],))
+            else:
+                yield Op(Kind.ELEMENTWISE, CONVERT, (read,), (self.wide[read],), phase=op.phase, layer=op.layer)
 
     def _in_float32(self, op: Op) -> Iterator[Op]:
-        rounded = [write for write in op.writes if self.tensors[write].dtype in _HALVES]
-        for write in rounded:
-            self.wide[write] = len(self.tensors)
+        made: dict[int, int] = {}
+        for write in (write for write in op.writes if self.tensors[write].dtype in _HALVES):
+            made[write] = len(self.tensors)
             self.tensors.append(replace(self.tensors[write], dtype=WIDE))
         reads = tuple(self.wide.get(read, read) for read in op.reads)
-        yield replace(op, reads=reads, writes=tuple(self.wide.get(write, write) for write in op.writes))
-        for write in rounded:
-            yield replace(op, kind=Kind.ELEMENTWISE, primitive=CONVERT, reads=(self.wide[write],), writes=(write,))
+        yield replace(op, reads=reads, writes=tuple(made.get(write, write) for write in op.writes))
+        for write, wide in made.items():
+            yield replace(op, kind=Kind.ELEMENTWISE, primitive=CONVERT, reads=(wide,), writes=(write,), gemm=())
+        if not self.rounds:
+            self.wide.update(made)
+        elif op.kind.is_product:
+            self.products_of.update((w, wide) for w, wide in made.items() if self.tensors[w].dtype in self.narrow)
 
     def _runs_wide(self, op: Op) -> bool:
         """By the dtype of what it reads: comparisons of narrow values write booleans."""

@@ -43,8 +43,16 @@ def test_depthwise_products_are_fed_by_a_cores_local_memory():
 
 
 def test_a_measured_machine_reaches_its_own_figures():
-    local = efficiency_of(cluster("cpu", local=True))
+    local = efficiency_of(cluster("gpu", local=True))
     assert (local.product, local.bandwidth, local.overlap) == (1, 1, 1)
+
+
+def test_programs_on_a_measured_processor_reach_its_products_and_a_part_of_its_stream():
+    local = efficiency_of(cluster("cpu", local=True))
+    assert local.product == 1
+    assert 0 < local.operands < local.bandwidth < 1
+    assert local.overlap == 0  # one thread at a time reads or calculates
+    assert 0 < local.kernel_gradient < local.convolution < 1
 
 
 def test_an_undescribed_kind_is_an_error_that_lists_the_known():

@@ -2,10 +2,12 @@
 
 from dataclasses import replace
 
+import pytest
+
 from cost_models.affine import Affine
 from cost_models.lowering import lower
 from cost_models.targets import target_of
-from cost_models.workload import RELAYOUT, Kind, Op, Phase, Tensor
+from cost_models.workload import PADDED_COPY, RELAYOUT, Kind, Op, Phase, Tensor
 from tests.cost_models.made import B, Step, dense
 
 GPU, TPU, CPU = target_of("gpu"), target_of("tpu"), target_of("cpu")
@@ -119,6 +121,24 @@ def test_weights_of_convolutions_are_copied_once_on_gpus_and_the_gradient_reads_
     assert forward.reads == (x, copy.writes[0])
     assert backward.reads == (y, copy.writes[0])
     assert lower(workload, CPU).ops == workload.ops
+
+
+@pytest.mark.parametrize(
+    ("side", "window", "made", "padded"), [(32, 3, 16, 33), (32, 3, 15, 32), (32, 2, 16, 32), (48, 3, 23, 48)]
+)
+def test_cpus_pad_what_they_pool_first_where_windows_reach_beyond_it(side, window, made, padded):
+    """`same` with a stride of 2 needs (16 - 1) 2 + 3 = 33 rows; without padding whole windows fit in."""
+    step = Step()
+    x = step.input(B, side, side, 4)
+    pooled = step.op(Kind.POOL, (x,), (B, made, made, 4), primitive="reduce_window_max")
+    step.phase = Phase.BACKWARD
+    flops = Affine(0, 2 * made * made * 4 * window**2)
+    end = step.op(Kind.POOL_GRADIENT, (pooled, x), (B, side, side, 4), flops=flops)
+    lowered = lower(step.workload(end), CPU)
+    (scatter,) = (op for op in lowered.ops if op.primitive == "scatter_of_pooling")
+    assert [dim.fixed for dim in lowered.tensors[scatter.reads[0]].shape[1:]] == [padded, padded, 4]
+    assert (PADDED_COPY in primitives(lowered)) is (padded != side)
+    assert lowered.ops[-1].writes == (end,)
 
 
 def test_images_are_copied_once_on_tpus_as_convolutions_round_them():

@@ -1,7 +1,7 @@
 """Orders of kernels: what moves, and what may not."""
 
 from cost_models.fusion import kernels_of
-from cost_models.ordering import greedy_order, program_order
+from cost_models.ordering import breadth_first_order, greedy_order, program_order
 from cost_models.targets import target_of
 from cost_models.workload import Kind, Phase
 from tests.cost_models.made import B, Step
@@ -84,3 +84,19 @@ def test_constants_are_made_at_once():
     workload = step.workload(end)
     kernels = kernels_of(workload, workload.ops, frozenset({end}), GPU, 8)
     assert [k.op.primitive for k in greedy_order(workload, kernels, 8)] == ["broadcast_in_dim", "reduce", "scatter"]
+
+
+def test_breadth_first_runs_what_is_ready_first_and_gradients_of_weights_behind_their_like():
+    workload, names, kernels = made()
+    order = named(breadth_first_order(workload, kernels), names)
+    assert order == ["h", "y", "d_h", "d_second", "d_first", "new_second", "new_first"]
+
+
+def test_breadth_first_starts_with_what_waits_for_nothing():
+    step = Step()
+    w, x = step.weight("w", N, N), step.input(B, N)
+    behind = step.op(Kind.SORT, (step.op(Kind.SORT, (x,), (B, N)),), (B, N))
+    early = step.op(Kind.SORT, (w,), (N, N))
+    workload = step.workload(behind, early)
+    kernels = kernels_of(workload, workload.ops, frozenset({behind, early}), GPU, 8)
+    assert [kernel.writes[0] for kernel in breadth_first_order(workload, kernels)] == [early, behind - 1, behind]

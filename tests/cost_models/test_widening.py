@@ -97,3 +97,26 @@ def test_bodies_of_loops_are_widened_too():
     step.ops = [Op(Kind.LOOP, "scan", (x,), (end,), repeat=3, body=body, results=(end,))]
     (found,) = widened(step.workload(end), NARROW, NATIVE).ops
     assert [op.primitive for op in found.body] == ["mul", "convert_element_type"]
+
+
+def test_where_every_result_is_rounded_each_reader_converts_it_up_again():
+    step = Step()
+    x, w = step.input(B, X, dtype="bfloat16"), step.weight("w", X, X, dtype="bfloat16")
+    y = elementwise(step, (elementwise(step, (x,), "exp"),), "tanh")
+    end = step.op(Kind.DOT, (y, w), (B, X), dtype="bfloat16", primitive="dot_general")
+    up, down = ("convert_element_type", "bfloat16", "float32"), ("convert_element_type", "float32", "bfloat16")
+    assert told(widened(step.workload(end), NARROW, frozenset(), products=True, rounds=True)) == [
+        *(up, ("exp", "float32", "float32"), down),
+        *(up, ("tanh", "float32", "float32"), down),
+        *(up, up, ("dot_general", "float32", "float32", "float32"), down),
+    ]
+
+
+def test_what_the_step_itself_converts_up_of_a_product_is_the_product():
+    step = Step()
+    x, w = step.input(B, X, dtype="bfloat16"), step.weight("w", X, X, dtype="bfloat16")
+    y = step.op(Kind.DOT, (x, w), (B, X), dtype="bfloat16", primitive="dot_general")
+    up = elementwise(step, (y,), "convert_element_type", dtype="float32")
+    ops = widened(step.workload(up), NARROW, frozenset(), products=True, rounds=True).ops
+    product = next(op for op in ops if op.kind is Kind.DOT)
+    assert (ops[-1].kind, ops[-1].reads) == (Kind.VIEW, product.writes)

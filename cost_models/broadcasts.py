@@ -1,0 +1,77 @@
+"""Workload -> Workload: what is broadcast by the way is broadcast by an operation of its own, once for each shape.
+
+An operation may read values of fewer elements than it writes. XLA has no such operations: it broadcasts the values
+first, and what broadcasts the same to the same shape is one value for the whole step. That matters where not every
+reader of a broadcast can take it in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from cost_models.affine import Affine
+from cost_models.workload import Kind, Op, Tensor, Workload
+
+_ELEMENT_BY_ELEMENT = frozenset({Kind.ELEMENTWISE, Kind.EXPENSIVE})
+
+
+def with_broadcasts(workload: Workload) -> Workload:
+    """The workload with an operation for every broadcast; what only adds dimensions of one element is a view."""
+    tensors = list(workload.tensors)
+    ops = tuple(_Body(tensors).rewritten(workload.ops))
+    return replace(workload, tensors=tuple(tensors), ops=ops)
+
+
+class _Body:
+    """The operations of the step, or of one iteration of a loop. `made` by what is broadcast and to which shape."""
+
+    def __init__(self, tensors: list[Tensor]) -> None:
+        self.tensors = tensors
+        self.root: dict[int, int] = {}
+        self.made: dict[tuple[int, tuple[Affine, ...]], int] = {}
+
+    def rewritten(self, ops: Sequence[Op]) -> Iterator[Op]:
+        for op in ops:
+            if op.kind is Kind.VIEW and op.reads:
+                self.root[op.writes[0]] = self._of(op.reads[0])
+            if op.kind is Kind.BROADCAST and op.reads:
+                yield self._broadcast(op)
+            elif op.kind in _ELEMENT_BY_ELEMENT:
+                yield from self._explicit(op)
+            elif op.body:
+                yield replace(op, body=tuple(_Body(self.tensors).rewritten(op.body)))
+            else:
+                yield op
+
+    def _of(self, tensor: int) -> int:
+        return self.root.get(tensor, tensor)
+
+    def _elements(self, tensor: int) -> Affine:
+        return self.tensors[tensor].elements
+
+    def _broadcast(self, op: Op) -> Op:
+        """A view where it adds no element, or where the same has been broadcast already."""
+        source, made = self._of(op.reads[0]), op.writes[0]
+        same = self._elements(source) == self._elements(made)
+        if same or (known := self.made.get((source, self.tensors[made].shape))) is not None:
+            self.root[made] = source if same else known
+            return replace(op, kind=Kind.VIEW, reads=(self.root[made],))
+        self.made[source, self.tensors[made].shape] = made
+        return op
+
+    def _explicit(self, op: Op) -> Iterator[Op]:
+        shape, elements = self.tensors[op.writes[0]].shape, self._elements(op.writes[0])
+        reads = []
+        for read in op.reads:
+            source = self._of(read)
+            if self._elements(source) == elements:
+                reads.append(read)
+                continue
+            if (source, shape) not in self.made:
+                self.made[source, shape] = len(self.tensors)
+                self.tensors.append(Tensor(self.tensors[source].dtype, shape))
+                made = (self.made[source, shape],)
+                yield Op(Kind.BROADCAST, "broadcast_in_dim", (source,), made, phase=op.phase, layer=op.layer)
+            reads.append(self.made[source, shape])
+        yield replace(op, reads=tuple(reads))

@@ -1,0 +1,79 @@
+import pytest
+
+from cost_models.affine import Affine
+from cost_models.rewriting import rewritten
+from cost_models.workload import CONVERT, Kind, Phase
+from tests.cost_models.made import B, Step
+
+X = 8
+
+
+def named(workload):
+    return [(op.kind, op.primitive) for op in workload.ops]
+
+
+def test_a_random_number_is_made_of_two_words():
+    step = Step()
+    bits = step.op(Kind.RANDOM, (step.input(2, dtype="uint32"),), (B, X), dtype="uint32", primitive="random_bits")
+    drawn, made = (workload := rewritten(step.workload(bits))).ops
+    assert drawn.writes == made.reads
+    assert [workload.tensors[word] for word in drawn.writes] == [step.tensors[bits]] * 2
+    assert made.writes == (bits,)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_erfc_has_an_exponential_and_two_quotients_in_float32(dtype):
+    step = Step()
+    x = step.input(B, X, dtype=dtype)
+    end = step.op(Kind.EXPENSIVE, (x,), (B, X), dtype=dtype, primitive="erfc", flops=Affine(0, 16 * X))
+    workload = rewritten(step.workload(end))
+    up, down = ([CONVERT], CONVERT) if dtype == "bfloat16" else ([], "copy")
+    assert [op.primitive for op in workload.ops] == [*up, "square", "neg", "exp", "div", "abs", "div", "select_n", down]
+    assert {workload.tensors[op.writes[0]].dtype for op in workload.ops[:-1]} == {"float32"}
+    assert Affine.sum(op.flops for op in workload.ops) == Affine(0, 16 * X)
+    assert workload.ops[-1].writes == (end,)
+
+
+def test_a_product_with_a_converted_mask_is_a_selection():
+    step = Step()
+    mask, x = step.input(B, X, dtype="bool"), step.input(B, X)
+    number = step.op(Kind.ELEMENTWISE, (mask,), (B, X), primitive=CONVERT)
+    step.op(Kind.ELEMENTWISE, (number, x), (B, X), primitive="mul")
+    last = rewritten(step.workload()).ops[-1]
+    assert (last.primitive, last.reads) == ("select_n", (mask, x))
+
+
+def test_the_larger_of_a_maximum_and_a_constant_is_the_maximum():
+    step = Step()
+    largest = step.op(Kind.REDUCE, (step.input(B, X),), (B,), primitive="reduce_max")
+    step.op(Kind.ELEMENTWISE, (largest,), (B,), primitive="max")
+    assert named(rewritten(step.workload()))[-1] == (Kind.VIEW, "max")
+
+
+def test_products_of_groups_read_transposed_copies_unless_the_groups_come_first():
+    step = Step()
+    first, behind = step.input(B, 4, 16, X), step.input(B, 16, 4, X)
+    gemm = (Affine(0, 4), Affine(16), Affine(16), Affine(X))
+    step.op(Kind.DOT, (first, behind), (B, 4, 16, 16), gemm=gemm)
+    moved, product = rewritten(step.workload()).ops
+    assert (moved.kind, moved.reads) == (Kind.MOVE, (behind,))
+    assert product.reads == (first, *moved.writes)
+
+
+def test_gradients_of_weights_read_transposed_copies():
+    step = Step()
+    x, dy, weight = step.input(B, 16, X), step.input(B, 16, X), step.input(3, X, X)
+    step.op(Kind.CONV, (x, weight), (B, 16, X))
+    step.phase = Phase.BACKWARD
+    step.op(Kind.CONV, (x, dy), (3, X, X))
+    step.op(Kind.CONV, (dy, weight), (B, 16, X))
+    step.op(Kind.DOT, (dy, x), (X, X), gemm=(Affine(1), Affine(X), Affine(0, 16), Affine(X)))
+    read = [[source for source in op.reads] for op in rewritten(step.workload()).ops if op.kind is Kind.MOVE]
+    assert read == [[x], [dy], [dy]]
+
+
+def test_transposing_a_matrix_is_free_and_transposing_more_is_not():
+    step = Step()
+    step.op(Kind.MOVE, (step.input(B, X),), (X, B), primitive="transpose")
+    step.op(Kind.MOVE, (step.input(B, 4, X),), (B, X, 4), primitive="transpose")
+    assert [kind for kind, _ in named(rewritten(step.workload()))] == [Kind.VIEW, Kind.MOVE]
