@@ -200,7 +200,8 @@ def _orders(
 ) -> list[list[Kernel]]:
     """Those that a compiler tries; the one that needs least is taken."""
     if target.breadth_first:
-        return [breadth_first_order(workload, kernels)]
+        order = breadth_first_order(workload, kernels)
+        return [sorted(order, key=in_update) if updates is Updates.SELECTED else order]
     orders = [program_order(workload, kernels, together=updates is not Updates.AT_ONCE)]
     if updates is Updates.AT_ONCE and target.memory_orders:
         orders = list(memory_orders(workload, kernels, batch))
@@ -216,7 +217,7 @@ class _Liveness:
         self.workload, self.target, self.updates, self.kernels = workload, target, updates, kernels
         self.birth: dict[int, int] = {}
         self.death: dict[int, int] = {}
-        self.scratch: list[int] = []
+        self.scratch: list[tuple[int, int, int, int, str]] = []
         self.labels: list[str] = []
         self.flat: list[Kernel] = []
         self.runs: list[int] = []
@@ -236,6 +237,8 @@ class _Liveness:
         if self.target.stacks_early and not (self.target.memory_orders and self.updates is Updates.AT_ONCE):
             self._allocate_stacks()
         self._keep_outputs()
+        if self.updates is Updates.SELECTED:
+            self._average()
         places = self._lend() if self.target.lends_places and self.updates is Updates.AT_ONCE else None
         if places is None:
             self._donate()
@@ -271,7 +274,18 @@ class _Liveness:
             for write in kernel.writes:
                 self.death[write] = max(self.death[write], end)
             if kernel.op.kind is Kind.DOT and self.target.dot_workspace_bytes:
-                self.scratch.append(start)
+                self._scratch(start, self.target.dot_workspace_bytes, Purpose.WORKSPACE)
+
+    def _scratch(self, place: int, size: int, purpose: Purpose) -> None:
+        self.scratch.append((-1, place, place, size, purpose.value))
+
+    def _average(self) -> None:
+        """Where accumulation chooses, gradients stand beside their average, and beside copies of the sums so far."""
+        first = next((place for place, kernel in enumerate(self.flat) if in_update(kernel)), None)
+        trained = (v.tensor for v in self.workload.variables if v.role is Role.TRAINABLE)
+        size = round(sum(self.workload.tensors[tensor].bytes.fixed for tensor in trained))
+        if first is not None and self.target.averages:
+            self._scratch(first, self.target.averages * size, Purpose.GRADIENTS)
 
     def _bear(self, kernel: Kernel, place: int) -> None:
         for write in kernel.writes:
@@ -366,8 +380,7 @@ class _Liveness:
             if tensor not in self.resident:
                 purpose = self.purposes.get(tensor, Purpose.ACTIVATIONS)
                 rows.append((tensor, birth, self.death[tensor], 0, purpose.value))
-        scratch_bytes = self.target.dot_workspace_bytes
-        rows += [(-1, place, place, scratch_bytes, Purpose.WORKSPACE.value) for place in self.scratch]
+        rows += self.scratch
         tensor_column, births, deaths, scratch, purposes = zip(*rows, strict=True) if rows else [()] * 5
         return Temporaries(
             tensor=np.asarray(tensor_column, np.int64),

@@ -46,6 +46,8 @@ class Target:
     elementwise_in_place  an elementwise result takes the place of an operand that nobody reads afterwards (`rows.py`)
     scatters_compute    scatters take the producers of what they add in
     lodges              temporaries lie where new state will be that takes no old one's place (`state_places.py`)
+    averages            sets of gradients that stand beside them where accumulation chooses: their average, and copies of
+                        the sums so far
     costly              elementwise operations that are not computed twice, whatever the traffic
     writes_joined       features that are joined across the lanes of tiles are written where several operations read it
     writes_iota         constants of counting numbers are written out
@@ -94,6 +96,7 @@ class Target:
     elementwise_in_place: bool
     scatters_compute: bool
     lodges: bool
+    averages: int
     costly: frozenset[str]
     writes_joined: bool
     writes_iota: bool
@@ -155,6 +158,7 @@ _GPU = Target(
     elementwise_in_place=True,
     scatters_compute=True,
     lodges=True,
+    averages=1,
     costly=frozenset(),
     writes_joined=False,
     writes_iota=False,
@@ -200,6 +204,7 @@ _TPU = Target(
     elementwise_in_place=False,
     scatters_compute=False,
     lodges=False,
+    averages=0,
     costly=frozenset(),
     writes_joined=True,
     writes_iota=False,
@@ -238,6 +243,7 @@ _CPU = replace(
     elementwise_in_place=False,
     scatters_compute=False,
     lodges=False,
+    averages=2,
     costly=_COSTLY,
     keeps_long_operands=False,
     writes_iota=True,
@@ -304,6 +310,7 @@ def target_of(
         elementwise_in_place=False,
         scatters_compute=False,
         lodges=False,
+        averages=0,
         products_compute=False,
         epilogues=False,
         product_dtype=None,
