@@ -183,22 +183,24 @@ def schedule(workload: Workload, target: Target, updates: Updates, batch: int | 
 
     batch  samples on it: some kernels are others at other batches; None is the batch of the trace
     """
-    own = workload.local_batch
-    return _schedule(workload, target, updates, own if batch is None else structure_batch(workload, target, batch))
+    alike = workload.local_batch if batch is None else structure_batch(workload, target, batch)
+    found = _schedules(workload, target, updates, alike)
+    at = batch if batch is not None and target.memory_orders else alike
+    return found[0] if len(found) == 1 else min(found, key=lambda candidate: candidate.peak(at)[0])
 
 
 @lru_cache(maxsize=256)
-def _schedule(workload: Workload, target: Target, updates: Updates, batch: int) -> Schedule:
+def _schedules(workload: Workload, target: Target, updates: Updates, batch: int) -> tuple[Schedule, ...]:
+    """One for each order that the compiler tries."""
     workload, kernels = compiled(workload, target, batch)
     orders = _orders(workload, target, updates, kernels, batch)
-    schedules = [_Liveness(workload, target, updates, order).schedule(batch) for order in orders]
-    return min(schedules, key=lambda candidate: candidate.peak(batch)[0])
+    return tuple(_Liveness(workload, target, updates, order).schedule(batch) for order in orders)
 
 
 def _orders(
     workload: Workload, target: Target, updates: Updates, kernels: Sequence[Kernel], batch: int
 ) -> list[list[Kernel]]:
-    """Those that a compiler tries; the one that needs least is taken."""
+    """Those that a compiler tries: it takes the one that needs least."""
     if target.breadth_first:
         order = breadth_first_order(workload, kernels)
         return [sorted(order, key=in_update) if updates is Updates.SELECTED else order]
