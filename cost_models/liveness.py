@@ -287,7 +287,7 @@ class _Liveness:
         trained = (v.tensor for v in self.workload.variables if v.role is Role.TRAINABLE)
         size = round(sum(self.workload.tensors[tensor].bytes.fixed for tensor in trained))
         if first is not None and self.target.averages:
-            self._scratch(first, self.target.averages * size, Purpose.GRADIENTS)
+            self._scratch(max(0, first - 1), self.target.averages * size, Purpose.GRADIENTS)
 
     def _bear(self, kernel: Kernel, place: int) -> None:
         for write in kernel.writes:
