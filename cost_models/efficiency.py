@@ -30,6 +30,7 @@ class Efficiency:
     bandwidth   of long streams, of the memory bandwidth
     operands    the same of the operands of products and convolutions, where they are slower
     convolution, kernel_gradient   of convolutions and of their kernels' gradients, of what products reach
+    fresh_pages of the rate at which the kernel gives new pages, which are in no cache when they are used
     overlap     how much of the shorter of arithmetic and traffic hides behind the longer one
     vector      elementwise operations a second, as a share of float32's peak, where cores are not known
     thin        depthwise convolutions, as a share of the peak of products, where cores are not known
@@ -55,6 +56,7 @@ class Efficiency:
     product_float32: float = 0.0
     slow: Mapping[str, float] = field(default_factory=dict)
     operands: float = 0.0
+    fresh_pages: float = 1.0
     convolution: float = 1.0
     kernel_gradient: float = 1.0
     grouped: bool = True
