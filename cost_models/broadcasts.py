@@ -1,8 +1,8 @@
 """Workload -> Workload: what is broadcast by the way is broadcast by an operation of its own, once for each shape.
 
 An operation may read values of fewer elements than it writes. XLA has no such operations: it broadcasts the values
-first, and what broadcasts the same to the same shape is one value for the whole step. That matters where not every
-reader of a broadcast can take it in.
+first, and what broadcasts the same to the same shape is one value for the whole step, bounds of values included. That
+matters where not every reader of a broadcast can take it in.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from cost_models.affine import Affine
 from cost_models.workload import Kind, Op, Tensor, Workload
 
 _ELEMENT_BY_ELEMENT = frozenset({Kind.ELEMENTWISE, Kind.EXPENSIVE})
+_BOUNDS = {"max": "lower", "gt": "lower", "ge": "lower", "min": "upper", "lt": "upper", "le": "upper"}
+"""What bounds values from below or above, and what compares them with that bound afterwards: ReLU and its like."""
 
 
 def with_broadcasts(workload: Workload) -> Workload:
@@ -30,6 +32,7 @@ class _Body:
         self.tensors = tensors
         self.root: dict[int, int] = {}
         self.made: dict[tuple[int, tuple[Affine, ...]], int] = {}
+        self.constants: dict[tuple[str, Tensor], int] = {}
 
     def rewritten(self, ops: Sequence[Op]) -> Iterator[Op]:
         for op in ops:
@@ -74,4 +77,12 @@ class _Body:
                 made = (self.made[source, shape],)
                 yield Op(Kind.BROADCAST, "broadcast_in_dim", (source,), made, phase=op.phase, layer=op.layer)
             reads.append(self.made[source, shape])
+        if op.primitive in _BOUNDS and len(reads) == 1:
+            constant, like = _BOUNDS[op.primitive], self.tensors[reads[0]]
+            if (constant, like) not in self.constants:
+                self.constants[constant, like] = len(self.tensors)
+                self.tensors.append(like)
+                made = (self.constants[constant, like],)
+                yield Op(Kind.BROADCAST, "broadcast_in_dim", (), made, phase=op.phase, layer=op.layer)
+            reads.append(self.constants[constant, like])
         yield replace(op, reads=tuple(reads))

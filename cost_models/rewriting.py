@@ -22,12 +22,19 @@ def rewritten(workload: Workload) -> Workload:
 
 
 class _Rewriting:
-    """`mask_of` names the mask that a number was converted from; `largest` holds results of reductions to a maximum."""
+    """What operations were made of, by what they made.
+
+    mask_of  the mask that a number was converted from
+    bounded  the value of which this is the larger one of it and a constant, in float32
+    largest  results of reductions to a maximum
+    padding  padding that is part of a convolution
+    """
 
     def __init__(self, tensors: list[Tensor], batch: int) -> None:
         self.tensors, self.batch = tensors, batch
         self.mask_of: dict[int, int] = {}
         self.largest: set[int] = set()
+        self.bounded: dict[int, int] = {}
         self.padding: dict[int, Op] = {}
 
     def ops(self, ops: Sequence[Op]) -> Iterator[Op]:
@@ -45,6 +52,8 @@ class _Rewriting:
     def _note(self, op: Op) -> None:
         if op.primitive == CONVERT and op.reads and self.tensors[op.reads[0]].dtype == "bool":
             self.mask_of[op.writes[0]] = op.reads[0]
+        elif op.primitive == "max" and len(op.reads) == 1 and self.tensors[op.writes[0]].dtype == WIDE:
+            self.bounded[op.writes[0]] = op.reads[0]
         elif op.primitive == "reduce_max":
             self.largest.update(op.writes)
         elif is_part_of_convolution(op):
@@ -86,10 +95,12 @@ class _Rewriting:
     def _simplified(self, op: Op) -> Op:
         """A product with a converted mask is a selection, the larger of a maximum and a constant is the maximum.
 
-        Transposing a matrix costs nothing.
+        A value between two constants is one operation, and transposing a matrix costs nothing.
         """
         if op.primitive == "max" and len(op.reads) == 1 and op.reads[0] in self.largest:
             return replace(op, kind=Kind.VIEW)
+        if op.primitive == "min" and len(op.reads) == 1 and op.reads[0] in self.bounded:
+            return replace(op, primitive="clamp", reads=(self.bounded[op.reads[0]],))
         if op.primitive == "mul" and not self.mask_of.keys().isdisjoint(op.reads):
             masks = [self.mask_of[read] for read in op.reads if read in self.mask_of]
             return replace(op, primitive="select_n", reads=(*masks, *(r for r in op.reads if r not in self.mask_of)))
