@@ -31,6 +31,7 @@ class Target:
     copies_kernels      weights of convolutions are copied into another layout
     keeps_long_chains   random bits and the like are computed once when several kernels read them
     keeps_long_operands  and so are narrow values that they convert, where others read these, too
+    keeps_gated         products with a logistic function are kept where sums read them, in steps of half precision
     keeps_masks         what compares values of the forward pass is kept for the backward pass where it is smaller
     weighs_traffic      a value is kept where reading its sources again would move more bytes; else where more than
                         `copies` kernels would compute it
@@ -73,6 +74,7 @@ class Target:
     pads_unevenly: bool
     keeps_long_chains: bool
     keeps_long_operands: bool
+    keeps_gated: bool
     keeps_masks: bool
     weighs_traffic: bool
     copies: int
@@ -120,13 +122,14 @@ _GPU = Target(
     native=_NATIVE_ON_GPU,
     products_widen=False,
     column_blocks=288,  # A100: 256 were computed apart, 317 were not (jax 0.10.2)
-    wide_column_blocks=64,  # A100: 32 were computed apart, 128 were not
+    wide_column_blocks=54,  # half the cores of an A100: 32 were computed apart, 64 were not
     stacks_early=True,
     pads_unevenly=False,  # cuDNN pads both ends alike
     copies_images=False,
     copies_kernels=True,  # cuDNN takes them with output channels first
     keeps_long_chains=True,
     keeps_long_operands=True,
+    keeps_gated=True,
     keeps_masks=True,
     weighs_traffic=True,
     copies=0,
@@ -165,6 +168,7 @@ _TPU = Target(
     pads_unevenly=True,
     keeps_long_chains=False,
     keeps_long_operands=False,
+    keeps_gated=False,
     keeps_masks=False,
     weighs_traffic=True,
     copies=0,
@@ -204,6 +208,7 @@ _CPU = replace(
     lodges=False,
     costly=_COSTLY,
     keeps_long_operands=False,
+    keeps_gated=False,
     writes_iota=True,
     dot_workspace_bytes=0,
     scatters_pooling=True,
@@ -214,7 +219,10 @@ _BY_CAPABILITY = (
     (
         9.0,
         replace(
-            _GPU, name="gpu hopper", native=_NATIVE_ON_GPU | {"add", "add_any", "sub", "mul", "integer_pow", "square"}
+            _GPU,
+            name="gpu hopper",
+            native=_NATIVE_ON_GPU | {"add", "add_any", "sub", "mul", "integer_pow", "square"},
+            wide_column_blocks=66,  # half its cores: 64 were computed apart, 128 were not
         ),
     ),
     (8.0, _GPU),
@@ -258,6 +266,7 @@ def target_of(
         absorbing=frozenset(),
         memory_orders=False,
         keeps_long_operands=False,
+        keeps_gated=False,
         elementwise_in_place=False,
         scatters_compute=False,
         lodges=False,
