@@ -24,19 +24,23 @@ GATED = 2.0
 _BATCHES = tuple(2**power for power in range(13))  # looked at for one whose layouts are the same
 
 
-def leaves_idle(workload: Workload, op: Op, target: Target, batch: int, times: float = 1.0) -> bool:
+def leaves_idle(
+    workload: Workload, op: Op, target: Target, batch: int, times: float = 1.0, chained: bool = False
+) -> bool:
     """Whether this operation is a reduction over columns that does not fill the device at a local batch.
 
     Of the forward pass: what the backward pass computes before one is gone again soon after.
 
-    times  by how much more would be computed in it than usual: as many more blocks are too few
+    times    by how much more would be computed in it than usual: as many more blocks are too few
+    chained  whether more than one operation would be: in float32 then as many blocks are asked for as there are cores
     """
     if not _sums_columns(workload, op):
         return False
     if is_narrow(workload):
         return _blocks(workload, op, batch) < times * target.column_blocks
     images = workload.tensors[op.reads[0]].shape in _images(workload)  # cuDNN has their channels first in float32
-    return not images and _blocks(workload, op, batch) < times * target.wide_column_blocks
+    least = target.chained_column_blocks if chained else target.wide_column_blocks
+    return not images and _blocks(workload, op, batch) < times * least
 
 
 @lru_cache(maxsize=4096)
@@ -98,10 +102,16 @@ def is_narrow(workload: Workload) -> bool:
     return any(ITEM_BYTES.get(tensor.dtype, 0) == _HALF_BYTES for tensor in workload.tensors)
 
 
-def _idle(workload: Workload, target: Target, batch: int) -> frozenset[tuple[int, float]]:
-    candidates = [(number, op, times) for number, op in enumerate(_candidates(workload)) for times in (1.0, GATED)]
+_Case = tuple[int, float, bool]
+_CASES = ((1.0, False), (GATED, False), (1.0, True))
+
+
+def _idle(workload: Workload, target: Target, batch: int) -> frozenset[_Case]:
+    candidates = ((number, op, *case) for number, op in enumerate(_candidates(workload)) for case in _CASES)
     return frozenset(
-        (number, times) for number, op, times in candidates if leaves_idle(workload, op, target, batch, times)
+        (number, times, chained)
+        for number, op, times, chained in candidates
+        if leaves_idle(workload, op, target, batch, times, chained)
     )
 
 

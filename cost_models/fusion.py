@@ -382,9 +382,21 @@ class Fusion:
         """
         found: set[int] = set()
         for index, op in enumerate(self.graph.ops):
-            if leaves_idle(self.workload, op, self.target, self.batch):
-                found.update(self._nearest_shared(index))
+            alone = leaves_idle(self.workload, op, self.target, self.batch)
+            if alone or leaves_idle(self.workload, op, self.target, self.batch, chained=True):
+                found.update(one for one in self._nearest_shared(index) if alone or self._is_chained(one, found))
         return frozenset(found)
+
+    def _is_chained(self, tensor: int, there: set[int]) -> bool:
+        """Whether more than one operation on as many elements makes this of what is in memory."""
+        count, pending = 0, [tensor]
+        while pending and count < 2:
+            source = self.graph.producer.get(read := pending.pop())
+            if source is not None and self.fusible[source] and (read == tensor or read not in there):
+                op = self.graph.ops[source]
+                count += op.kind is Kind.ELEMENTWISE and op.primitive != CONVERT
+                pending += [one for one in self.reads[source] if self.size[one] >= self.size[tensor]]
+        return count > 1
 
     def _nearest_shared(self, reduction: int) -> Iterator[int]:
         pending = [reduction]

@@ -26,7 +26,8 @@ class Target:
                         they would compute of narrow values is computed before them (0: no such thing)
     pads_unevenly       convolutions and windows add more padding at one end by themselves
     stacks_early        what loops stack up is there from the start of the program
-    wide_column_blocks  the same of values in float32
+    wide_column_blocks  the same of values in float32 that one operation makes
+    chained_column_blocks  the same of values in float32 that more operations make
     copies_images       what comes from outside is copied into the layout of the convolutions that read it
     copies_kernels      weights of convolutions are copied into another layout
     keeps_long_chains   random bits and the like are computed once when several kernels read them
@@ -68,6 +69,7 @@ class Target:
     products_widen: bool
     column_blocks: int
     wide_column_blocks: int
+    chained_column_blocks: int
     copies_images: bool
     copies_kernels: bool
     stacks_early: bool
@@ -122,7 +124,8 @@ _GPU = Target(
     native=_NATIVE_ON_GPU,
     products_widen=False,
     column_blocks=288,  # A100: 256 were computed apart, 317 were not (jax 0.10.2)
-    wide_column_blocks=54,  # half the cores of an A100: 32 were computed apart, 64 were not
+    wide_column_blocks=40,  # A100: 32 were computed apart, 48 were not
+    chained_column_blocks=108,  # its cores: 96 were computed apart, 128 were not
     stacks_early=True,
     pads_unevenly=False,  # cuDNN pads both ends alike
     copies_images=False,
@@ -162,6 +165,7 @@ _TPU = Target(
     products_widen=False,
     column_blocks=0,
     wide_column_blocks=0,
+    chained_column_blocks=0,
     copies_images=True,
     copies_kernels=False,
     stacks_early=False,
@@ -196,6 +200,7 @@ _CPU = replace(
     products_widen=True,
     column_blocks=0,
     wide_column_blocks=0,
+    chained_column_blocks=0,
     copies_kernels=False,
     absorbing=frozenset({Kind.REDUCE}),
     products_compute=False,
@@ -223,6 +228,7 @@ _BY_CAPABILITY = (
             name="gpu hopper",
             native=_NATIVE_ON_GPU | {"add", "add_any", "sub", "mul", "integer_pow", "square"},
             wide_column_blocks=66,  # half its cores: 64 were computed apart, 128 were not
+            chained_column_blocks=132,  # its cores
         ),
     ),
     (8.0, _GPU),
