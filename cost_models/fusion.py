@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from cost_models.affine import Affine
-from cost_models.columns import is_narrow, leaves_idle
+from cost_models.columns import GATED, is_narrow, leaves_idle
 from cost_models.graph import Graph
 from cost_models.rows import Rows
 from cost_models.targets import Target
@@ -224,12 +224,34 @@ class Fusion:
         must.update(op.writes[0] for op in graph.ops if op.primitive == RELAYOUT)
         must.update(self.rows.normalised() if self.target.elementwise_in_place else ())
         must.update(self._into_long_chains())
+        must.update(self._gated() if self.target.keeps_gated else ())
         for tensor, readers in graph.readers.items():
             refusing = [reader for reader in readers if not self._takes_producers(graph.ops[reader], tensor)]
             taken = not refusing or (self.target.products_compute and self._is_computed_by(refusing, tensor))
             if not taken or (len(readers) > 1 and tensor in self.joined_features):
                 must.add(tensor)
         return must
+
+    def _gated(self) -> Iterator[int]:
+        """Products with a logistic function, as in swish, that a sum reads, too, in a step of half precision."""
+        for op in self.graph.ops if self.narrow else ():
+            readers = self.graph.readers.get(op.writes[0], ()) if op.primitive == "mul" else ()
+            summed = len(readers) > 1 and op.phase is Phase.FORWARD and any(map(self._is_summed, readers))
+            if summed and "logistic" in map(self._unconverted, op.reads):
+                yield op.writes[0]
+
+    def _is_summed(self, reader: int) -> bool:
+        """Whether this operation is a sum that leaves the device idle, or converts what such a sum reads."""
+        op = self.graph.ops[reader]
+        after = self.graph.readers.get(op.writes[0], ()) if op.primitive == CONVERT else (reader,)
+        return any(leaves_idle(self.workload, self.graph.ops[one], self.target, self.batch, GATED) for one in after)
+
+    def _unconverted(self, tensor: int) -> str:
+        """The primitive that makes this, conversions aside."""
+        source = self.graph.producer.get(self.graph.of(tensor))
+        while source is not None and self.graph.ops[source].primitive == CONVERT:
+            source = self.graph.producer.get(self.reads[source][0])
+        return "" if source is None else self.graph.ops[source].primitive
 
     def _into_long_chains(self) -> Iterator[int]:
         """Narrow values that a long chain converts up and that something else reads: kept beside its result."""
@@ -360,9 +382,21 @@ class Fusion:
         """
         found: set[int] = set()
         for index, op in enumerate(self.graph.ops):
-            if leaves_idle(self.workload, op, self.target, self.batch):
-                found.update(self._nearest_shared(index))
+            alone = leaves_idle(self.workload, op, self.target, self.batch)
+            if alone or leaves_idle(self.workload, op, self.target, self.batch, chained=True):
+                found.update(one for one in self._nearest_shared(index) if alone or self._is_chained(one, found))
         return frozenset(found)
+
+    def _is_chained(self, tensor: int, there: set[int]) -> bool:
+        """Whether more than one operation on as many elements makes this of what is in memory."""
+        count, pending = 0, [tensor]
+        while pending and count < 2:
+            source = self.graph.producer.get(read := pending.pop())
+            if source is not None and self.fusible[source] and (read == tensor or read not in there):
+                op = self.graph.ops[source]
+                count += op.kind is Kind.ELEMENTWISE and op.primitive != CONVERT
+                pending += [one for one in self.reads[source] if self.size[one] >= self.size[tensor]]
+        return count > 1
 
     def _nearest_shared(self, reduction: int) -> Iterator[int]:
         pending = [reduction]

@@ -27,7 +27,8 @@ class Target:
                         they would compute of narrow values is computed before them (0: no such thing)
     pads_unevenly       convolutions and windows add more padding at one end by themselves
     stacks_early        what loops stack up is there from the start of the program
-    wide_column_blocks  the same of values in float32
+    wide_column_blocks  the same of values in float32 that one operation makes
+    chained_column_blocks  the same of values in float32 that more operations make
     copies_images       what comes from outside is copied into the layout of the convolutions that read it
     copies_kernels      weights of convolutions are copied into another layout
     recomputes          readers compute what is cheap again, and a library takes reductions in (`recomputing.py`)
@@ -38,6 +39,7 @@ class Target:
     breadth_first       kernels run in the order in which they can start, whatever memory that takes
     keeps_long_chains   random bits and the like are computed once when several kernels read them
     keeps_long_operands  and so are narrow values that they convert, where others read these, too
+    keeps_gated         products with a logistic function are kept where sums read them, in steps of half precision
     keeps_masks         what compares values of the forward pass is kept for the backward pass where it is smaller
     weighs_traffic      a value is kept where reading its sources again would move more bytes; else where more than
                         `copies` kernels would compute it
@@ -77,6 +79,7 @@ class Target:
     rounds: bool
     column_blocks: int
     wide_column_blocks: int
+    chained_column_blocks: int
     copies_images: bool
     copies_kernels: bool
     stacks_early: bool
@@ -89,6 +92,7 @@ class Target:
     breadth_first: bool
     keeps_long_chains: bool
     keeps_long_operands: bool
+    keeps_gated: bool
     keeps_masks: bool
     weighs_traffic: bool
     copies: int
@@ -138,7 +142,8 @@ _GPU = Target(
     products_widen=False,
     rounds=False,
     column_blocks=288,  # A100: 256 were computed apart, 317 were not (jax 0.10.2)
-    wide_column_blocks=64,  # A100: 32 were computed apart, 128 were not
+    wide_column_blocks=40,  # A100: 32 were computed apart, 48 were not
+    chained_column_blocks=108,  # its cores: 96 were computed apart, 128 were not
     stacks_early=True,
     pads_unevenly=False,  # cuDNN pads both ends alike
     copies_images=False,
@@ -151,6 +156,7 @@ _GPU = Target(
     breadth_first=False,
     keeps_long_chains=True,
     keeps_long_operands=True,
+    keeps_gated=True,
     keeps_masks=True,
     weighs_traffic=True,
     copies=0,
@@ -185,6 +191,7 @@ _TPU = Target(
     rounds=False,
     column_blocks=0,
     wide_column_blocks=0,
+    chained_column_blocks=0,
     copies_images=True,
     copies_kernels=False,
     stacks_early=False,
@@ -197,6 +204,7 @@ _TPU = Target(
     breadth_first=False,
     keeps_long_chains=False,
     keeps_long_operands=False,
+    keeps_gated=False,
     keeps_masks=False,
     weighs_traffic=True,
     copies=0,
@@ -233,6 +241,7 @@ _CPU = replace(
     rounds=True,
     column_blocks=0,
     wide_column_blocks=0,
+    chained_column_blocks=0,
     copies_kernels=False,
     absorbing=frozenset({Kind.REDUCE}),
     products_compute=False,
@@ -246,6 +255,7 @@ _CPU = replace(
     averages=2,
     costly=_COSTLY,
     keeps_long_operands=False,
+    keeps_gated=False,
     writes_iota=True,
     dot_workspace_bytes=0,
     scatters_pooling=True,
@@ -256,7 +266,11 @@ _BY_CAPABILITY = (
     (
         9.0,
         replace(
-            _GPU, name="gpu hopper", native=_NATIVE_ON_GPU | {"add", "add_any", "sub", "mul", "integer_pow", "square"}
+            _GPU,
+            name="gpu hopper",
+            native=_NATIVE_ON_GPU | {"add", "add_any", "sub", "mul", "integer_pow", "square"},
+            wide_column_blocks=66,  # half its cores: 64 were computed apart, 128 were not
+            chained_column_blocks=132,  # its cores
         ),
     ),
     (8.0, _GPU),
@@ -307,6 +321,7 @@ def target_of(
         absorbing=frozenset(),
         memory_orders=False,
         keeps_long_operands=False,
+        keeps_gated=False,
         elementwise_in_place=False,
         scatters_compute=False,
         lodges=False,
