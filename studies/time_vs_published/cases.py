@@ -42,24 +42,29 @@ class Update:
     """What an optimizer without a compiler does, read from its code.
 
     passes   float32 values that are read and written for each parameter
-    kernels  launched for each variable, one after the other from Python; 0 for those that take many at once
+    kernels  launched for each variable; 0 for those that take many variables at once
+    waits    Python waits for the device at every variable, so that launching takes its own time
     """
 
     passes: float
-    kernels: int
+    kernels: int = 0
+    waits: bool = False
 
 
-_BERT_ADAM = Update(34, 22)
+_BERT_ADAM = Update(34, 22, waits=True)
 """Norm 1, first moment 5, second 5, quotient 7, decay 5, step 7; clipping of all gradients 3, zeroing 1 (NVIDIA
-DeepLearningExamples, PyTorch BERT, `optimization.py` and `run_squad.py` in float32)."""
-_APEX = Update(13.5, 0)
+DeepLearningExamples, PyTorch BERT, `optimization.py` and `run_squad.py` in float32; every norm is read back)."""
+_APEX = Update(13.5)
 """Apex O2: gradients to float32 1.5, norm and clipping 3, FusedAdam 7, weights to float16 1.5, zeroing 0.5."""
 _HF_ADAMW = Update(22, 9)
 """Moments 10, root 4, step 4, clipping 3, zeroing 1 (transformers 4.1x, `optimization.py`)."""
-_TORCH_ADAMW = Update(21, 0)
-"""Decay 2, moments 8, root and correction 6, step 4, zeroing 1 (`torch.optim.adamw`, for each list of tensors)."""
+_TORCH_ADAMW = Update(21)
+"""Decay 2, moments 8, root and correction 6, step 4, zeroing 1 (`torch.optim.adamw`, for lists of tensors)."""
 _SGD = Update(12, 5)
 """Decay 3, momentum 5, step 3, zeroing 1 (`torch.optim.sgd` before it took lists)."""
+_RMSPROP_EMA = Update(28, 13)
+"""Decay 3, square 5, root 4, momentum 5, step 3, zeroing 1, and 7 for the average of weights and statistics (NVIDIA
+DeepLearningExamples, PyTorch ConvNets, EfficientNet)."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +72,12 @@ class Case:
     """One row to predict.
 
     layers    blocks of a transformer (traced with one and with two); 0 for other models
-    stack     "xla", "compiled" (another compiler that fuses), or "layers": one kernel a layer, as PyTorch without one
+    stack     "xla", "compiled" (another compiler that fuses), "layers": a library's kernel a layer and pass, as PyTorch
+              without one, or "operations": one kernel an operation, as TensorFlow without one
     flash     attention runs as one kernel
-    nchw      convolutions get channels first, which tensor cores do not take
+    nchw      convolutions of 16 bits get channels first, which matrix units do not take
+    of_2020   its kernels are of about that year
+    bridged   pairs of cards are joined
     gather_bytes, reduce_bytes   an element's bytes when weights are gathered and gradients are reduced
     measured_seconds             of one micro-step
     update                       None: one kernel a variable, as traced
@@ -99,7 +107,7 @@ class Case:
     outcome: str = "ok"
     exact_float32: bool = False
     update: Update | None = None
-    old: bool = False
+    of_2020: bool = False
     bridged: bool = False
 
 
@@ -274,9 +282,12 @@ def _nv_dle(row: dict[str, Any], out: Any) -> Case | Excluded:
     policy, model = _DTYPES[row["precision"]], row["model"]
     accumulation = int(float(row["grad_accum"] or 1))
     case = _measured(row, _nv_traced(row, model, policy), accumulation)
-    # ELECTRA's `run_squad.sh` asks for XLA in mixed precision alone, and its pre-training always
-    xla = "XLA" in row["framework"] and not (model == "electra-base" and row["seq"] == "384" and policy == "float32")
-    return replace(case, old=True, stack="xla" if xla else "layers", reduce_bytes=4)
+    stack = "xla" if "XLA" in row["framework"] else "layers"
+    if model == "electra-base" and row["seq"] == "384" and policy == "float32":
+        stack = "operations"  # its `run_squad.sh` asks for XLA in mixed precision alone
+    if row["framework"] == "pytorch":
+        case = replace(case, update=_RMSPROP_EMA if model.startswith("efficientnet") else _SGD)
+    return replace(case, of_2020=True, stack=stack)
 
 
 def _measured(row: dict[str, Any], traced: Traced, accumulation: int = 1) -> Case:
@@ -340,16 +351,18 @@ def _lambda(row: dict[str, Any], out: Any) -> Case | Excluded:
     case = replace(_measured(row, traced), reduce_bytes=4 if row["precision"] == "amp" or not half else 2)
     if row["id"] in _steady():
         case = replace(case, measured_seconds=_steady()[row["id"]])
-    old = "ngc22" not in row["framework"]
-    case = replace(case, bridged="NVLink" in row["note"], old=old, nchw=not bert)
+    case = replace(case, bridged="NVLink" in row["note"], of_2020="ngc22" not in row["framework"], nchw=not bert)
     return replace(case, update=(_APEX if half else _BERT_ADAM) if bert else _SGD)
 
 
 def _keras_bench(row: dict[str, Any], out: Any) -> Case | Excluded:
     if row["mode"] != "fit" or row["model"] != "bert-base":
         return out("generation, low-rank adaptation with most weights frozen, or a model of other packages")
-    case = _measured(row, _encoder("base", 512, "float32", "adamw", "class"))
-    stacks = {"keras3-jax": "xla", "keras3-tf": "xla", "native-pytorch-compiled": "compiled"}
+    native = row["framework"] == "native-pytorch-eager"
+    case = _measured(row, _encoder("base", 512, "float32", "adamw", "class", plain=native))
+    if "torch" in row["framework"]:
+        case = replace(case, update=_TORCH_ADAMW)
+    stacks = {"keras3-jax": "xla", "keras3-tf": "xla", "native-pytorch-compiled": "compiled", "keras2-tf": "operations"}
     exact = row["framework"] in ("native-pytorch-eager", "keras3-torch-eager")
     return replace(case, stack=stacks.get(row["framework"], "layers"), exact_float32=exact)
 

@@ -18,8 +18,8 @@ from cost_models.kernel_table import kernel_table
 from cost_models.library import library_kernels
 from cost_models.memory import memory, updates_of
 from cost_models.roofline import kernel_seconds, overhead_of, slower_of
-from cost_models.targets import target_of
-from cost_models.workload import Role
+from cost_models.targets import Target, target_of
+from cost_models.workload import Kind, Role
 
 CONTENTION = 0.1256
 """How much slower kernels of a GPU run beside a collective (Galvatron's coefficient, 1.1256)."""
@@ -84,7 +84,10 @@ def _update(parts: Parts, case: Case, place: Cluster) -> float:
     if case.update is None:
         return parts.update
     moved = 4 * parts.parameters * case.update.passes / _bandwidth(case, place)
-    return max(moved, parts.variables * case.update.kernels * OPERATION_SECONDS)
+    kernels = parts.variables * case.update.kernels
+    if case.update.waits:
+        return max(moved, kernels * OPERATION_SECONDS)
+    return moved + kernels * place.chip.kernel_launch_seconds  # Python is ahead of the device
 
 
 def _exposed(parts: Parts, case: Case, place: Cluster) -> float:
@@ -122,16 +125,16 @@ def _prepared(what: Traced, folder: Path, stack: str) -> Workload:
 
 @lru_cache(maxsize=4096)
 def _cached(what: Traced, folder: Path, stack: str, chip: str, batch: int, *flags: bool) -> Parts:
-    flash, nchw, flash_2, exact, old = flags
+    flash, nchw, flash_2, exact, of_2020 = flags
     place = chips.machine(chip, 1, 1) if not chip.startswith("tpu") else chips.machine(chip, 4, 1)
     model = _prepared(what, folder, stack)
     remat = RematMode.FULL if model.remat == "full" else RematMode.NONE
     config = TrainConfig(Batch(batch), precision=Precision(what.precision), remat=Remat(remat))
     calculating = replace(config, backend="torch") if exact else config
-    table = kernel_table(model, target_of(place.chip.kind), updates_of(config))
+    table = kernel_table(model, _target(place, stack), updates_of(config))
     efficiency = chips.efficiency(chip, place, flash_2=flash_2)
     compute, traffic = kernel_seconds(table, calculating, place, efficiency, fused_attention=flash)
-    if old and what.kind in ("encoder", "electra") and what.precision != "float32":
+    if of_2020 and what.kind in ("encoder", "electra") and what.precision != "float32":
         traffic = np.where(table.is_gemm, traffic, traffic * _SLOWER_IN_2020[stack])
     seconds = slower_of(compute, traffic, efficiency)
     if nchw:  # in 16 bits; `kernel_seconds` knows of float32
@@ -149,9 +152,16 @@ def _cached(what: Traced, folder: Path, stack: str, chip: str, batch: int, *flag
     )
 
 
+def _target(place: Cluster, stack: str) -> Target:
+    """What fuses: a compiler, or, with a kernel an operation, nothing but what broadcasts into it."""
+    if stack != "operations":
+        return target_of(place.chip.kind)
+    return replace(target_of(place.chip.kind, jit_compile=False), fusible=frozenset({Kind.BROADCAST}))
+
+
 def _parts(what: Traced, case: Case, place: Cluster, folder: Path) -> Parts:
     flash_2, exact = case.source == "llm-foundry", case.exact_float32
-    return _cached(what, folder, case.stack, case.chip, case.batch, case.flash, case.nchw, flash_2, exact, case.old)
+    return _cached(what, folder, case.stack, case.chip, case.batch, case.flash, case.nchw, flash_2, exact, case.of_2020)
 
 
 def predict_memory(case: Case, folder: Path) -> tuple[float, bool]:
