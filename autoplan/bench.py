@@ -203,7 +203,8 @@ class Bench:
         First without making its weights; some code looks at its weights while it builds, and then they are made.
         WorkloadError where JAX is not installed.
         """
-        key = None if config is None else config.with_(backend=TRACED_ON, jit_compile=True, steps_per_execution=1)
+        same = {"backend": TRACED_ON, "jit_compile": True, "steps_per_execution": 1, "keep_freed_memory": False}
+        key = None if config is None else config.with_(**same)
         if key is not None and key in self.traced:
             return self.traced[key]
         result = self._tracing()._look_without_weights(JobKind.TRACE, config)

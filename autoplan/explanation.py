@@ -100,4 +100,5 @@ _CHANGES: tuple[Callable[[TrainConfig, TrainConfig], TrainConfig], ...] = (
     lambda baseline, config: baseline.with_(remat=config.remat),
     lambda baseline, config: baseline.with_(steps_per_execution=config.steps_per_execution),
     lambda baseline, config: baseline.with_(jit_compile=config.jit_compile),
+    lambda baseline, config: baseline.with_(keep_freed_memory=config.keep_freed_memory),
 )

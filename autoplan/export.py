@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from autoplan.errors import ConfigError, PlanError
 from autoplan.plan import Plan
 from autoplan.planfile import first_line
+from autoplan.processes import KEEP_FREED_MEMORY
 from cost_models.config import Precision, RematMode, TrainConfig
 
 TARGETS = ("python",)
@@ -86,9 +87,18 @@ def _head(plan: Plan, config: TrainConfig) -> str:
 def _imports(config: TrainConfig) -> str:
     return (
         "import contextlib\nimport os\n\n"
-        f'os.environ["KERAS_BACKEND"] = "{config.backend}"  # read when Keras is imported\n\n'
+        f'os.environ["KERAS_BACKEND"] = "{config.backend}"  # read when Keras is imported\n'
+        f"{_memory(config)}\n"
         "import keras  # noqa: E402\n"
     )
+
+
+def _memory(config: TrainConfig) -> str:
+    """glibc is told before a backend starts its threads."""
+    if not config.keep_freed_memory:
+        return ""
+    calls = "".join(f"libc.mallopt({name}, {value})  # {why}\n" for name, value, why in KEEP_FREED_MEMORY)
+    return f"\nimport ctypes  # noqa: E402\n\nlibc = ctypes.CDLL(None)\n{calls}"
 
 
 def _constants(config: TrainConfig, baseline: TrainConfig) -> str:

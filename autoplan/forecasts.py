@@ -111,6 +111,7 @@ def survey(
     legal = [forecaster.forecasts[config] for config in space.configs if config in forecaster.forecasts]
     if not legal:
         raise WorkloadError(f"no configuration can be traced: {'; '.join(r.reason for r in rejected)}")
+    legal, no_better = _worth_their_memory(space.baseline, legal)
     fitting, too_large = feasible(legal, measurable=measurable)
     kept, too_slow = rank(fitting, keep=[space.baseline, *(one.config for one in _best_of_each_mesh(fitting))])
     return Findings(
@@ -120,7 +121,7 @@ def survey(
         space=space,
         forecasts=forecaster.forecasts,
         shortlist=tuple(_in_order_of_trial(kept)),
-        rejected=(*space.rejected, *rejected, *spared, *too_large, *too_slow),
+        rejected=(*space.rejected, *rejected, *spared, *no_better, *too_large, *too_slow),
     )
 
 
@@ -302,6 +303,36 @@ def _where_it_is_needed(
     reason = "rematerialization adds work and saves memory; these fit without it"
     figures = {"configurations": len(spared)}
     return wanted, [Rejection(config=spared[0].to_dict(), stage="slower", reason=reason, figures=figures)]
+
+
+def _worth_their_memory(baseline: TrainConfig, legal: Sequence[Forecast]) -> tuple[list[Forecast], list[Rejection]]:
+    """Of each two that differ in `keep_freed_memory` alone the faster one; the baseline and what has no twin stay.
+
+    It changes nothing but whether pages are made anew, so whoever is forecast to make none has no use for it, and
+    whoever makes some has none for doing without.
+    """
+    forecasts = {one.config: one for one in legal}
+    kept: list[Forecast] = []
+    left: dict[bool, list[TrainConfig]] = {False: [], True: []}
+    for one in legal:
+        keeps = one.config.keep_freed_memory
+        twin = forecasts.get(one.config.with_(keep_freed_memory=not keeps))
+        slower = twin is not None and (one.update_seconds, keeps) > (twin.update_seconds, not keeps)
+        if slower and one.config != baseline:
+            left[keeps].append(one.config)
+        else:
+            kept.append(one)
+    reasons = {
+        False: "with freed memory kept they are forecast to be faster: no page is made anew",
+        True: "what a micro-step frees stays in the process without it, so it gains nothing",
+    }
+    return kept, [
+        Rejection(
+            config=configs[0].to_dict(), stage="slower", reason=reasons[keeps], figures={"configurations": len(configs)}
+        )
+        for keeps, configs in left.items()
+        if configs
+    ]
 
 
 def _best_of_each_mesh(fitting: Sequence[Forecast]) -> list[Forecast]:

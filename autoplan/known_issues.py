@@ -75,6 +75,7 @@ def knob_values(config: TrainConfig) -> dict[str, Any]:
         "remat": config.remat.mode.value,
         "steps_per_execution": config.steps_per_execution,
         "jit_compile": config.jit_compile,
+        "keep_freed_memory": config.keep_freed_memory,
     }
 
 

@@ -214,7 +214,7 @@ def _structure(config: TrainConfig) -> tuple[object, ...]:
 
 
 def _program(config: TrainConfig) -> tuple[object, ...]:
-    return config.backend, config.steps_per_execution, config.jit_compile
+    return config.backend, config.steps_per_execution, config.jit_compile, config.keep_freed_memory
 
 
 def _amounts(baseline: TrainConfig, config: TrainConfig) -> tuple[float, ...]:
@@ -231,4 +231,5 @@ def _amounts(baseline: TrainConfig, config: TrainConfig) -> tuple[float, ...]:
         octaves(baseline.mesh.devices, config.mesh.devices),
         octaves(baseline.steps_per_execution, config.steps_per_execution),
         config.jit_compile != baseline.jit_compile,
+        config.keep_freed_memory != baseline.keep_freed_memory,
     )

@@ -13,7 +13,7 @@ from typing import Any
 from autoplan.errors import ConfigError
 from cost_models.config import Precision, RematMode
 
-TUNABLE = ("precision", "batch", "mesh", "remat", "steps_per_execution", "jit_compile")
+TUNABLE = ("precision", "batch", "mesh", "remat", "steps_per_execution", "jit_compile", "keep_freed_memory")
 """Knobs that tuning may turn, as `--only` names them."""
 
 KNOB_PARTS: Mapping[str, tuple[str, ...]] = {
@@ -24,6 +24,7 @@ KNOB_PARTS: Mapping[str, tuple[str, ...]] = {
     "remat": ("remat",),
     "steps_per_execution": ("steps_per_execution",),
     "jit_compile": ("jit_compile",),
+    "keep_freed_memory": ("keep_freed_memory",),
     "backend": ("backend",),
 }
 """Knob -> the flat names that it decides."""
@@ -134,5 +135,6 @@ _CONVERTERS: Mapping[str, tuple[Callable[[str], Any], str]] = {
     "remat": (RematMode, "one of " + ", ".join(mode.value for mode in RematMode)),
     "jit_compile": (_flag, "true or false"),
     "shard_state": (_flag, "true or false"),
+    "keep_freed_memory": (_flag, "true or false"),
     "backend": (str, "a Keras backend"),
 }

@@ -59,6 +59,7 @@ class ConfigShape(Value):
     remat: RematShape
     steps_per_execution: int = Field(ge=1)
     jit_compile: bool
+    keep_freed_memory: bool = Field(False, description="the process keeps memory that a micro-step frees for the next")
 
 
 @dataclass(frozen=True)

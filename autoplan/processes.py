@@ -16,8 +16,33 @@ from autoplan import control_groups
 
 LIBRARY_BYTES = 2**29
 """So much of what a process maps from files is taken for libraries."""
+KEEP_FREED_MEMORY = (
+    (-4, 0, "M_MMAP_MAX: no piece is mapped by itself"),
+    (-1, -1, "M_TRIM_THRESHOLD: none is given back"),
+    (-8, 1, "M_ARENA_MAX: all threads share one arena, which grows without a limit"),
+)
+"""Arguments of glibc's `mallopt` (`malloc.h`), and what each is for."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+
+
+def can_keep_freed_memory() -> bool:
+    """Whether this process's C library lets it be told to keep what is freed: glibc does."""
+    return sys.platform.startswith("linux") and hasattr(ctypes.CDLL(None), "mallopt")
+
+
+def keep_freed_memory() -> bool:
+    """Have the C library keep freed memory for the next allocation, and never give it back to the kernel.
+
+    For processes that free and allocate the same large pieces over and over. To be called before other threads
+    allocate: those have arenas of their own by then, which give back what is larger than an arena. False where the C
+    library cannot be told.
+    """
+    if not can_keep_freed_memory():
+        return False
+    library = ctypes.CDLL(None)
+    taken = [library.mallopt(name, value) for name, value, _ in KEEP_FREED_MEMORY]
+    return all(one == 1 for one in taken)
 
 
 def tree(pid: int) -> list[psutil.Process]:

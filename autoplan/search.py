@@ -39,6 +39,7 @@ _SEARCHED = (
     "remat",
     "steps_per_execution",
     "jit_compile",
+    "keep_freed_memory",
 )
 
 

@@ -24,6 +24,7 @@ from autoplan.errors import SourceError
 from autoplan.plan import Value
 
 DEFAULT_FUNCTION = "build_model"
+BEGUN = "a process that trains what it holds already has begun with the memory settings that it has"
 
 
 class SourceSpec(Value):
@@ -98,6 +99,7 @@ def from_callable(builder: Callable[[], Any], data: Any = None) -> SourceSpec:
         payload=parcel.payload,
         sha256=parcel.sha256,
         directory=str(Path.cwd()),
+        held={"keep_freed_memory": BEGUN},
     )
 
 

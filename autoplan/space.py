@@ -19,6 +19,7 @@ from autoplan.pins import KNOB_PARTS, TUNABLE, free_knobs, parse_pins, spelling
 from autoplan.plan import Rejection
 from cost_models.config import Batch, Layout, Mesh, Precision, Remat, RematMode, TrainConfig
 from cost_models.hardware import Cluster
+from cost_models.paging import may_page
 
 PRECISIONS = (Precision.FLOAT32, Precision.MIXED_BFLOAT16, Precision.MIXED_FLOAT16)
 EXECUTIONS = (1, 8, 32)
@@ -68,7 +69,8 @@ def legal_configs(
     asked = free_knobs(only)
     wishes = Wishes(parse_pins(fix or {}), asked - observation.held.keys(), _checked_range(effective_batch))
     _check_held(observation, baseline, wishes.pins)
-    knobs = {name: _allowed(name, values, wishes) for name, values in _single_knobs(baseline, wishes.free).items()}
+    single = _single_knobs(baseline, wishes.free, pages=may_page(baseline, cluster))
+    knobs = {name: _allowed(name, values, wishes) for name, values in single.items()}
     _check_unmovable(baseline, wishes)
     pinned = wishes.pins.get("shard_state")
     splits = [
@@ -133,20 +135,25 @@ def _on_all_devices(baseline: TrainConfig, cluster: Cluster) -> list[TrainConfig
     return [baseline.with_(batch=split, mesh=Mesh(devices, baseline.mesh.model))]
 
 
-def _single_knobs(baseline: TrainConfig, free: frozenset[str]) -> dict[str, list[Any]]:
-    """Knobs that stand alone, with the values that may be tried; the baseline's value first."""
+def _single_knobs(baseline: TrainConfig, free: frozenset[str], *, pages: bool) -> dict[str, list[Any]]:
+    """Knobs that stand alone, with the values that may be tried; the baseline's value first.
+
+    pages   whether a micro-step of this training may have its memory paged in anew (`cost_models.paging`)
+    """
     mixture = baseline.precision is Precision.OTHER
     tried: dict[str, tuple[Any, ...]] = {
         "precision": () if mixture else PRECISIONS,
         "remat": REMAT_MODES,
         "steps_per_execution": EXECUTIONS,
         "jit_compile": (True, False),
+        "keep_freed_memory": (False, True) if pages else (),
     }
     own = {
         "precision": baseline.precision,
         "remat": baseline.remat.mode,
         "steps_per_execution": baseline.steps_per_execution,
         "jit_compile": baseline.jit_compile,
+        "keep_freed_memory": baseline.keep_freed_memory,
     }
     return {name: list(dict.fromkeys((own[name], *(values if name in free else ())))) for name, values in tried.items()}
 
@@ -314,9 +321,10 @@ def _combinations(
     knobs: Mapping[str, list[Any]],
     observation: Observation,
 ) -> Iterator[TrainConfig]:
-    names = ("precision", "remat", "steps_per_execution", "jit_compile")
+    names = ("precision", "remat", "steps_per_execution", "jit_compile", "keep_freed_memory")
     chosen_executions = len(knobs["steps_per_execution"]) == 1
-    for (batch, mesh, layout), precision, remat, executions, jit in product(splits, *(knobs[name] for name in names)):
+    every = product(splits, *(knobs[name] for name in names))
+    for (batch, mesh, layout), precision, remat, executions, jit, keep in every:
         epoch = _epoch_micro_steps(observation, baseline, batch)
         if executions > max(1, epoch) and not chosen_executions:
             continue
@@ -330,6 +338,7 @@ def _combinations(
             remat=Remat(remat),
             steps_per_execution=executions,
             jit_compile=jit,
+            keep_freed_memory=keep,
         )
 
 

@@ -136,6 +136,7 @@ class TrainConfig:
     """One complete way to run a training step.
 
     A frozen value, so it is a key in tables of what was tried. `batch.data` always equals `mesh.data`.
+    `keep_freed_memory`: the process keeps memory that a micro-step frees, for the next one (`cost_models.paging`).
     """
 
     batch: Batch
@@ -146,6 +147,7 @@ class TrainConfig:
     remat: Remat = field(default_factory=Remat)
     steps_per_execution: int = 1
     jit_compile: bool = True
+    keep_freed_memory: bool = False
 
     def __post_init__(self) -> None:
         if self.batch.data != self.mesh.data:
@@ -167,6 +169,7 @@ class TrainConfig:
             "remat": self.remat.to_dict(),
             "steps_per_execution": self.steps_per_execution,
             "jit_compile": self.jit_compile,
+            "keep_freed_memory": self.keep_freed_memory,
         }
 
     @classmethod
@@ -185,6 +188,7 @@ class TrainConfig:
                 remat=Remat(RematMode(data.get("remat", {}).get("mode", "none"))),
                 steps_per_execution=data.get("steps_per_execution", 1),
                 jit_compile=data.get("jit_compile", True),
+                keep_freed_memory=data.get("keep_freed_memory", False),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"a configuration that cannot be read ({error}); expected the keys of a plan") from None
@@ -216,6 +220,8 @@ class TrainConfig:
             parts.append(f"steps_per_execution {self.steps_per_execution}")
         if not self.jit_compile:
             parts.append("jit_compile off")
+        if self.keep_freed_memory:
+            parts.append("freed memory kept")
         if self.backend != "jax":
             parts.insert(0, self.backend)
         return ", ".join(parts)

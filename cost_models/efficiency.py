@@ -17,6 +17,7 @@ from cost_models.errors import HardwareError
 from cost_models.hardware import Cluster
 
 Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
 
 _LOCAL_BYTES_PER_CLOCK = 128  # shared memory of one multiprocessor (Volta to Hopper, NVIDIA tuning guides)
 
@@ -28,9 +29,13 @@ class Efficiency:
     product     of the best-shaped product, of its dtype's peak
     product_float32   the same in float32, where it differs; 0: it does not
     bandwidth   of long streams, of the memory bandwidth
+    operands    the same of the operands of products and convolutions, where they are slower
+    convolution, kernel_gradient   of convolutions and of their kernels' gradients, of what products reach
+    fresh_pages of the rate at which the kernel gives new pages, which are in no cache when they are used
     overlap     how much of the shorter of arithmetic and traffic hides behind the longer one
     vector      elementwise operations a second, as a share of float32's peak, where cores are not known
     thin        depthwise convolutions, as a share of the peak of products, where cores are not known
+    direct      of depthwise convolutions in float32, FLOPs a clock and core forward and backward, where cores are known
     slow        operations a second of kernels that a compiler runs in plain loops, as shares of float32's peak, by kind
     grouped     whether a library takes grouped convolutions; else all are as slow as depthwise ones
     attention   of fused attention: (share of the peak over both passes at long sequences, the length at which it is
@@ -46,12 +51,17 @@ class Efficiency:
     overlap: float
     vector: float
     thin: float
+    direct: tuple[float, float]
     attention: tuple[float, int]
     tiles: tuple[tuple[int, int], ...]
     depth: int
     l2_over_memory: float
     product_float32: float = 0.0
     slow: Mapping[str, float] = field(default_factory=dict)
+    operands: float = 0.0
+    fresh_pages: float = 1.0
+    convolution: float = 1.0
+    kernel_gradient: float = 1.0
     grouped: bool = True
     cores: int = 0
     lanes: int = 0
@@ -62,13 +72,15 @@ class Efficiency:
         """Output channels a group below which a grouped convolution leaves the matrix units: half a block of theirs."""
         return min(n for _, n in self.tiles) // 2 if self.grouped else sys.maxsize
 
-    def thin_flops(self, peak: Floats, item_bytes: Floats) -> Floats:
-        """FLOP/s of depthwise and thin grouped convolutions by operand size: on vector units, which the local memory
-        of a core feeds with 128 bytes a clock; a share of the peak where cores are not known."""
+    def thin_flops(self, peak: Floats, item_bytes: Floats, is_backward: Bools) -> Floats:
+        """FLOP/s of depthwise and thin grouped convolutions by operand size: in 16 bits on vector units, which the
+        local memory of a core feeds with 128 bytes a clock, in float32 as libraries' kernels of a thread an element; a
+        share of the peak where cores are not known."""
         if not self.cores:
             return peak * self.thin
-        fed = np.minimum(float(self.lanes), _LOCAL_BYTES_PER_CLOCK / item_bytes)
-        return np.asarray(2 * self.cores * self.clock_hz * fed, np.float64)
+        fed = 2 * np.minimum(float(self.lanes), _LOCAL_BYTES_PER_CLOCK / item_bytes)
+        direct = np.where(is_backward, self.direct[1], self.direct[0])
+        return np.asarray(self.cores * self.clock_hz * np.where(item_bytes == 4, direct, fed), np.float64)
 
     @property
     def vector_operations_per_second(self) -> float:
@@ -77,12 +89,15 @@ class Efficiency:
 
 
 def efficiency_of(cluster: Cluster) -> Efficiency:
-    """What kernels reach on this cluster's chip. A measured machine's figures are what it reaches already.
+    """What kernels reach on this cluster's chip: of a measured machine's figures, which are no peaks, nearly all.
 
     HardwareError for a kind of chip that nobody described.
     """
     found = _of_chip(cluster.chip.name, cluster.chip.kind)
-    return replace(found, product=1.0, bandwidth=1.0, overlap=1.0) if cluster.local else found
+    if not cluster.local:
+        return found
+    measured = {key: figure["value"] for key, figure in _data()["measured"].get(cluster.chip.kind, {}).items()}
+    return replace(found, **{"product": 1.0, "bandwidth": 1.0, "overlap": 1.0, **measured})
 
 
 @cache
@@ -98,6 +113,7 @@ def _of_chip(name: str, kind: str) -> Efficiency:
     values |= own
     values["tiles"] = tuple((int(m), int(n)) for m, n in values["tiles"])
     values["attention"] = tuple(values["attention"])
+    values["direct"] = tuple(values["direct"])
     return Efficiency(**values)
 
 

@@ -15,15 +15,16 @@ Sets of operations and tensors are Python integers used as bit sets: steps have 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from cost_models.affine import Affine
-from cost_models.columns import leaves_idle
+from cost_models.columns import GATED, is_narrow, leaves_idle
+from cost_models.graph import Graph
+from cost_models.rows import Rows
 from cost_models.targets import Target
 from cost_models.tiles import storage
-from cost_models.workload import CONVERT, RELAYOUT, UNEVEN_PAD, Kind, Op, Phase, Workload
+from cost_models.workload import CONVERT, RELAYOUT, Kind, Op, Phase, Workload
 
-_TAKES_PADDING = frozenset({Kind.CONV, Kind.POOL})
 _PICKS = frozenset({"gather", "slice", "dynamic_slice"})
 _LONG_CHAINS = frozenset({Kind.EXPENSIVE, Kind.RANDOM})
 _CHEAP = frozenset({"add", "sub", "mul", "max", "min", "neg", "abs"})
@@ -39,7 +40,7 @@ class Kernel:
 
     flops     of everything fused in, recomputation included
     picked    (tensor read, tensor made of it): no more of the first is read than the second holds
-    aligned   tensors read element by element as the result is written: it may take the place of one
+    in_place  reads whose place the one result may take: as many bytes, read element for element
     """
 
     op: Op
@@ -49,59 +50,7 @@ class Kernel:
     fused: int = 1
     picked: tuple[tuple[int, int], ...] = ()
     body: tuple[Kernel, ...] = ()
-    aligned: tuple[int, ...] = ()
-
-
-@dataclass(slots=True)
-class Graph:
-    """The operations of one body with names resolved: views and fences are their sources."""
-
-    ops: Sequence[Op]
-    outputs: frozenset[int]
-    target: Target
-    root: dict[int, int] = field(default_factory=dict)
-    producer: dict[int, int] = field(default_factory=dict)
-    readers: dict[int, list[int]] = field(default_factory=dict)
-    fenced: set[int] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
-        padding = self._absorbed_padding()
-        for index, op in enumerate(self.ops):
-            if op.kind is Kind.BARRIER:
-                self._rename(op.writes, op.reads)
-                self.fenced.update(self.of(read) for read in op.reads)
-            elif op.reads and (op.kind is Kind.VIEW or index in padding or self._free_transpose(op)):
-                self._rename(op.writes, op.reads[:1])
-            else:
-                self.producer.update(dict.fromkeys(op.writes, index))
-                for read in dict.fromkeys(map(self.of, op.reads)):
-                    self.readers.setdefault(read, []).append(index)
-        self.outputs = frozenset(self.of(end) for end in self.outputs)
-
-    def of(self, tensor: int) -> int:
-        """The tensor whose memory this one names."""
-        return self.root.get(tensor, tensor)
-
-    def is_view(self, index: int) -> bool:
-        return all(write not in self.producer for write in self.ops[index].writes)
-
-    def _rename(self, writes: Sequence[int], reads: Sequence[int]) -> None:
-        for write, read in zip(writes, reads, strict=False):
-            self.root[write] = self.of(read)
-
-    def _free_transpose(self, op: Op) -> bool:
-        return op.primitive == "transpose" and self.target.free_transposes
-
-    def _absorbed_padding(self) -> set[int]:
-        """Pads that only convolutions and pooling read: these pad by themselves."""
-        if not self.target.fusible:
-            return set()
-        taken = ("pad", UNEVEN_PAD) if self.target.pads_unevenly else ("pad",)
-        pads = {op.writes[0]: index for index, op in enumerate(self.ops) if op.primitive in taken}
-        for op in self.ops:
-            for read in op.reads if op.kind not in _TAKES_PADDING else ():
-                pads.pop(read, None)
-        return set(pads.values())
+    in_place: tuple[int, ...] = ()
 
 
 class Fusion:
@@ -112,9 +61,11 @@ class Fusion:
         self.batch = batch
         self.target = graph.target
         self.size = [size.at(batch) for size in workload.sizes]
+        self.narrow = is_narrow(workload)
         self.small = _SMALL_SHARE * max(self.size, default=0.0)
         self.reads = [tuple(dict.fromkeys(map(graph.of, op.reads))) for op in graph.ops]
         self.fusible = [op.kind in self.target.fusible for op in graph.ops]
+        self.rows = Rows(workload, graph, batch)
         self.joined_features = self._joined_features()
         self.must = self._must()
         self.between: dict[int, int] = {}
@@ -242,7 +193,8 @@ class Fusion:
             body = tuple(kernels_of(self.workload, op.body, frozenset(op.results), self.target, self.batch))
         op = next((self.graph.ops[i] for i in inner if i in self.products), op)
         flops = self.graph.ops[index].flops + Affine.sum(self.graph.ops[i].flops for i in inner)
-        return Kernel(op, tuple(leaves), writes, flops, 1 + len(inner), tuple(picked.items()), body)
+        in_place = self.rows.in_place(index, writes, self.exists) if self.target.elementwise_in_place else ()
+        return Kernel(op, tuple(leaves), writes, flops, 1 + len(inner), tuple(picked.items()), body, in_place)
 
     def _upstream(self, index: int) -> tuple[list[int], list[int], dict[int, int]]:
         """(tensors read from memory, operations fused in, tensors read in part) of the kernel that ends here."""
@@ -270,12 +222,47 @@ class Fusion:
         graph = self.graph
         must = set(graph.fenced) | set(graph.outputs)
         must.update(op.writes[0] for op in graph.ops if op.primitive == RELAYOUT)
+        must.update(self.rows.normalised() if self.target.elementwise_in_place else ())
+        must.update(self._into_long_chains())
+        must.update(self._gated() if self.target.keeps_gated else ())
         for tensor, readers in graph.readers.items():
-            refusing = [reader for reader in readers if not self._takes_producers(graph.ops[reader])]
+            refusing = [reader for reader in readers if not self._takes_producers(graph.ops[reader], tensor)]
             taken = not refusing or (self.target.products_compute and self._is_computed_by(refusing, tensor))
             if not taken or (len(readers) > 1 and tensor in self.joined_features):
                 must.add(tensor)
         return must
+
+    def _gated(self) -> Iterator[int]:
+        """Products with a logistic function, as in swish, that a sum reads, too, in a step of half precision."""
+        for op in self.graph.ops if self.narrow else ():
+            readers = self.graph.readers.get(op.writes[0], ()) if op.primitive == "mul" else ()
+            summed = len(readers) > 1 and op.phase is Phase.FORWARD and any(map(self._is_summed, readers))
+            if summed and "logistic" in map(self._unconverted, op.reads):
+                yield op.writes[0]
+
+    def _is_summed(self, reader: int) -> bool:
+        """Whether this operation is a sum that leaves the device idle, or converts what such a sum reads."""
+        op = self.graph.ops[reader]
+        after = self.graph.readers.get(op.writes[0], ()) if op.primitive == CONVERT else (reader,)
+        return any(leaves_idle(self.workload, self.graph.ops[one], self.target, self.batch, GATED) for one in after)
+
+    def _unconverted(self, tensor: int) -> str:
+        """The primitive that makes this, conversions aside."""
+        source = self.graph.producer.get(self.graph.of(tensor))
+        while source is not None and self.graph.ops[source].primitive == CONVERT:
+            source = self.graph.producer.get(self.reads[source][0])
+        return "" if source is None else self.graph.ops[source].primitive
+
+    def _into_long_chains(self) -> Iterator[int]:
+        """Narrow values that a long chain converts up and that something else reads: kept beside its result."""
+        for op in self.graph.ops if self.target.keeps_long_operands else ():
+            if op.kind is not Kind.EXPENSIVE:
+                continue
+            read = self.graph.of(op.reads[0])
+            made = self.graph.producer.get(read)
+            widens = self.workload.tensors[read].item_bytes < self.workload.tensors[op.writes[0]].item_bytes
+            if widens and made is not None and self.fusible[made] and len(self.graph.readers[read]) > 1:
+                yield read
 
     def _joined_features(self) -> frozenset[int]:
         """Features that are joined where they lie across the lanes: what reads pieces of tiles is no kernel's part."""
@@ -315,7 +302,9 @@ class Fusion:
             return True
         return self.size[tensor] <= self.small or not self.workload.tensors[tensor].shape
 
-    def _takes_producers(self, op: Op) -> bool:
+    def _takes_producers(self, op: Op, tensor: int) -> bool:
+        if op.kind is Kind.SCATTER and self.target.scatters_compute:
+            return self.graph.of(op.reads[0]) != tensor  # what is scattered into is in memory
         return op.kind in self.target.fusible or op.kind in self.target.absorbing
 
     def _settle(self) -> None:
@@ -361,7 +350,7 @@ class Fusion:
         direct = self.graph.readers.get(tensor, ())
         if readers < 2 or not leaves or (self._is_mask(tensor) and not self.target.keeps_masks):
             return False
-        if tensor in self.before_columns and self._made_of_narrow(tensor, leaves):
+        if tensor in self.before_columns and (not self.narrow or self._made_of_narrow(tensor, leaves)):
             return True
         if len(direct) < 2 and (long or not self.target.weighs_traffic or self._shrinks(tensor, direct)):
             return False  # better cut further down the chain
@@ -393,9 +382,21 @@ class Fusion:
         """
         found: set[int] = set()
         for index, op in enumerate(self.graph.ops):
-            if leaves_idle(self.workload, op, self.target, self.batch):
-                found.update(self._nearest_shared(index))
+            alone = leaves_idle(self.workload, op, self.target, self.batch)
+            if alone or leaves_idle(self.workload, op, self.target, self.batch, chained=True):
+                found.update(one for one in self._nearest_shared(index) if alone or self._is_chained(one, found))
         return frozenset(found)
+
+    def _is_chained(self, tensor: int, there: set[int]) -> bool:
+        """Whether more than one operation on as many elements makes this of what is in memory."""
+        count, pending = 0, [tensor]
+        while pending and count < 2:
+            source = self.graph.producer.get(read := pending.pop())
+            if source is not None and self.fusible[source] and (read == tensor or read not in there):
+                op = self.graph.ops[source]
+                count += op.kind is Kind.ELEMENTWISE and op.primitive != CONVERT
+                pending += [one for one in self.reads[source] if self.size[one] >= self.size[tensor]]
+        return count > 1
 
     def _nearest_shared(self, reduction: int) -> Iterator[int]:
         pending = [reduction]

@@ -29,6 +29,7 @@ _CHIP = {
     "kernel_launch_seconds": number,
     "dispatch_seconds": number,
     "compute_capability": optional(number),
+    "fresh_page_bytes_per_second": optional(number),
     "sources": mapping,
 }
 _LINK_FIGURES = ("kind", "bytes_per_second", "latency_seconds")
@@ -66,6 +67,8 @@ class Chip:
     dispatch_seconds           the host's work to start one compiled program
     kind                       "tpu" | "gpu" | "cpu"
     compute_capability         NVIDIA's number for what the chip can do (8.0: A100, 9.0: H100): compilers go by it
+    fresh_page_bytes_per_second  how fast the kernel gives a process pages that it has not touched; None: not known, or
+                               memory of a device's own
     sources                    where each figure comes from, by its field (and dtype)
 
     Published figures are peaks; those of a measured machine are what it achieved, and its `sources` say so. For
@@ -82,6 +85,7 @@ class Chip:
     dispatch_seconds: float
     sources: Mapping[str, str] = field(default_factory=dict)
     compute_capability: float | None = None
+    fresh_page_bytes_per_second: float | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in CHIP_KINDS:
@@ -292,6 +296,7 @@ def share(whole_cluster: Cluster, devices: int, link: Link | None = None) -> Clu
         memory_bytes=chip.memory_bytes // devices,
         usable_memory_bytes=chip.usable_memory_bytes // devices,
         memory_bytes_per_second=chip.memory_bytes_per_second / devices,
+        fresh_page_bytes_per_second=chip.fresh_page_bytes_per_second and chip.fresh_page_bytes_per_second / devices,
         sources={**chip.sources, "simulated": f"one of {devices} equal shares of a single processor"},
     )
     through_memory = Link(

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cost_models.attention import Attention, find_attention
+from cost_models.convolutions import moves_by_one
 from cost_models.fusion import Kernel
 from cost_models.liveness import Updates, schedule
 from cost_models.targets import Target
@@ -17,6 +18,9 @@ from cost_models.tiles import Storage
 from cost_models.workload import ITEM_BYTES, POOL_SCATTER, Kind, Phase, Tensor, Workload
 
 Floats = npt.NDArray[np.float64]
+
+
+_BATCH_LENGTH_CHANNELS = 3
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,8 @@ class KernelTable:
     moved_by, moved_tensor, moved_times   that row moves that tensor's bytes so often
     slow                                  rows that some compilers run in plain loops, by the name of their rate in
                                           `Efficiency.slow`
+    minimal                               convolutions of windows of 3 x 3 that move by one: libraries have minimal
+                                          filtering for them (Winograd)
     attention                             None where there is none, or where the compiler decided about it already
     """
 
@@ -59,6 +65,7 @@ class KernelTable:
     dtype: npt.NDArray[np.int64]
     dtypes: tuple[str, ...]
     attention: AttentionRows | None = None
+    minimal: npt.NDArray[np.bool_] | None = None
     convolutions: npt.NDArray[np.bool_] | None = None
     updates: npt.NDArray[np.bool_] | None = None
     slow: Mapping[str, npt.NDArray[np.bool_]] = field(default_factory=dict)
@@ -67,6 +74,16 @@ class KernelTable:
     def is_convolution(self) -> npt.NDArray[np.bool_]:
         """Rows that are convolutions, as far as that is known."""
         return np.zeros(len(self.runs), np.bool_) if self.convolutions is None else self.convolutions
+
+    @property
+    def is_kernel_gradient(self) -> npt.NDArray[np.bool_]:
+        """Convolutions that sum over the batch: their results are gradients of kernels."""
+        return self.is_convolution & (self.gemm_per_sample[:, 3] > 0)
+
+    @property
+    def is_minimal(self) -> npt.NDArray[np.bool_]:
+        """Rows that minimal filtering can work out, as far as that is known."""
+        return np.zeros(len(self.runs), np.bool_) if self.minimal is None else self.minimal
 
     @property
     def is_update(self) -> npt.NDArray[np.bool_]:
@@ -80,7 +97,8 @@ class KernelTable:
         Layers repeat, and their products have one shape at every batch.
         """
         rows = np.flatnonzero(self.is_gemm)
-        kinds = np.column_stack([self.gemm_fixed, self.gemm_per_sample, self.dtype, self.is_convolution])[rows]
+        marks = self.dtype, self.is_convolution, self.is_minimal
+        kinds = np.column_stack([self.gemm_fixed, self.gemm_per_sample, *marks])[rows]
         _, first, like = np.unique(kinds, axis=0, return_index=True, return_inverse=True)
         return rows[first], np.asarray(like, np.int64).reshape(-1)
 
@@ -105,7 +123,8 @@ class KernelTable:
 def kernel_table(workload: Workload, target: Target, updates: Updates) -> KernelTable:
     """The kernels of a micro-step as rows, bodies of loops with how often they run."""
     rows: list[tuple[Kernel, float]] = []
-    plan = schedule(workload, target, updates)
+    # As written, sums of one layer stand together; orders that save memory do not keep them so.
+    plan = schedule(workload, target, Updates.TOGETHER if target.memory_orders else updates)
     _flatten(plan.kernels, 1.0, rows)
     shared = _shared_reads([kernel for kernel, _ in rows])
     moved = [
@@ -137,11 +156,15 @@ def kernel_table(workload: Workload, target: Target, updates: Updates) -> Kernel
         dtype=np.array([dtypes.index(name) for name in arithmetic], np.int64),
         dtypes=dtypes,
         attention=_attention_rows(attention, rows, moved),
+        minimal=np.array([moves_by_one(plan.tensors, kernel.op) for kernel, _ in rows], np.bool_),
         convolutions=np.array([kernel.op.kind is Kind.CONV for kernel, _ in rows], np.bool_),
         updates=np.array([kernel.op.phase is Phase.UPDATE for kernel, _ in rows], np.bool_),
         slow={
             "random": np.array([kernel.op.kind is Kind.RANDOM for kernel, _ in rows], np.bool_),
-            "pool_gradient": np.array([_is_pool_gradient(kernel) for kernel, _ in rows], np.bool_),
+            "pool_gradient": np.array([_is_pool_gradient(kernel, plan.tensors) == 2 for kernel, _ in rows], np.bool_),
+            "pool_gradient_1d": np.array(
+                [_is_pool_gradient(kernel, plan.tensors) == 1 for kernel, _ in rows], np.bool_
+            ),
         },
     )
 
@@ -182,8 +205,11 @@ def _shared_reads(kernels: Sequence[Kernel]) -> set[tuple[int, int]]:
     return shared
 
 
-def _is_pool_gradient(kernel: Kernel) -> bool:
-    return kernel.op.kind is Kind.POOL_GRADIENT or kernel.op.primitive == POOL_SCATTER
+def _is_pool_gradient(kernel: Kernel, tensors: Sequence[Tensor]) -> int:
+    """1 for the gradient of pooling along one dimension, 2 along more, 0 for another kernel."""
+    if kernel.op.kind is not Kind.POOL_GRADIENT and kernel.op.primitive != POOL_SCATTER:
+        return 0
+    return 1 if len(tensors[kernel.writes[0]].shape) <= _BATCH_LENGTH_CHANNELS else 2
 
 
 def _groups(kernel: Kernel) -> float:

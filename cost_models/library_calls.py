@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from cost_models.fusion import Graph
+from cost_models.graph import Graph
 from cost_models.workload import CONVERT, Kind, Op, Workload
 
 _DTYPES = frozenset({"float32", "float64", "bfloat16"})

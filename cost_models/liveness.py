@@ -18,12 +18,13 @@ import numpy.typing as npt
 from cost_models import fusion, recomputing
 from cost_models.affine import Affine
 from cost_models.columns import structure_batch
-from cost_models.fusion import Kernel
+from cost_models.fusion import Kernel, in_update
 from cost_models.lowering import lower
+from cost_models.memory_order import orders as memory_orders
 from cost_models.on_chip import on_chip
 from cost_models.ordering import breadth_first_order, greedy_order, program_order
 from cost_models.packing import packing
-from cost_models.state_places import Places, StatePlaces, in_places
+from cost_models.state_places import Places, StatePlaces, in_places, rooms
 from cost_models.targets import Target
 from cost_models.tiles import Storage, storage
 from cost_models.workload import Kind, Op, Phase, Role, Tensor, Workload
@@ -182,26 +183,31 @@ def schedule(workload: Workload, target: Target, updates: Updates, batch: int | 
 
     batch  samples on it: some kernels are others at other batches; None is the batch of the trace
     """
-    own = workload.local_batch
-    return _schedule(workload, target, updates, own if batch is None else structure_batch(workload, target, batch))
+    alike = workload.local_batch if batch is None else structure_batch(workload, target, batch)
+    found = _schedules(workload, target, updates, alike)
+    at = batch if batch is not None and target.memory_orders else alike
+    return found[0] if len(found) == 1 else min(found, key=lambda candidate: candidate.peak(at)[0])
 
 
 @lru_cache(maxsize=256)
-def _schedule(workload: Workload, target: Target, updates: Updates, batch: int) -> Schedule:
+def _schedules(workload: Workload, target: Target, updates: Updates, batch: int) -> tuple[Schedule, ...]:
+    """One for each order that the compiler tries."""
     workload, kernels = compiled(workload, target, batch)
     orders = _orders(workload, target, updates, kernels, batch)
-    schedules = [_Liveness(workload, target, updates, order).schedule(batch) for order in orders]
-    return min(schedules, key=lambda candidate: candidate.peak(batch)[0])
+    return tuple(_Liveness(workload, target, updates, order).schedule(batch) for order in orders)
 
 
 def _orders(
     workload: Workload, target: Target, updates: Updates, kernels: Sequence[Kernel], batch: int
 ) -> list[list[Kernel]]:
-    """Those that a compiler tries; the one that needs least is taken."""
+    """Those that a compiler tries: it takes the one that needs least."""
     if target.breadth_first:
-        return [breadth_first_order(workload, kernels)]
+        order = breadth_first_order(workload, kernels)
+        return [sorted(order, key=in_update) if updates is Updates.SELECTED else order]
     orders = [program_order(workload, kernels, together=updates is not Updates.AT_ONCE)]
-    if updates is Updates.AT_ONCE:
+    if updates is Updates.AT_ONCE and target.memory_orders:
+        orders = list(memory_orders(workload, kernels, batch))
+    elif updates is Updates.AT_ONCE:
         orders.append(greedy_order(workload, kernels, batch))
     return orders
 
@@ -213,7 +219,7 @@ class _Liveness:
         self.workload, self.target, self.updates, self.kernels = workload, target, updates, kernels
         self.birth: dict[int, int] = {}
         self.death: dict[int, int] = {}
-        self.scratch: list[int] = []
+        self.scratch: list[tuple[int, int, int, int, str]] = []
         self.labels: list[str] = []
         self.flat: list[Kernel] = []
         self.runs: list[int] = []
@@ -224,17 +230,21 @@ class _Liveness:
         self.metrics = {v.result for v in workload.variables if v.role not in _UPDATED}
         self.resident = self.states | set(workload.inputs)
         self.purposes = _purposes(workload)
+        self.rooms: list[tuple[int, int]] = []
 
     def schedule(self, batch: int) -> Schedule:
         for kernel in self.kernels:
             self.spans.append(len(self.labels))
             self._run((kernel,))
-        if self.target.stacks_early:
+        if self.target.stacks_early and not (self.target.memory_orders and self.updates is Updates.AT_ONCE):
             self._allocate_stacks()
         self._keep_outputs()
+        if self.updates is Updates.SELECTED:
+            self._average()
         places = self._lend() if self.target.lends_places and self.updates is Updates.AT_ONCE else None
         if places is None:
             self._donate()
+            places = rooms(self.rooms) if self.rooms else None
         self._share()
         stored = storage(self.workload, self.target)
         return Schedule(
@@ -266,7 +276,18 @@ class _Liveness:
             for write in kernel.writes:
                 self.death[write] = max(self.death[write], end)
             if kernel.op.kind is Kind.DOT and self.target.dot_workspace_bytes:
-                self.scratch.append(start)
+                self._scratch(start, self.target.dot_workspace_bytes, Purpose.WORKSPACE)
+
+    def _scratch(self, place: int, size: int, purpose: Purpose) -> None:
+        self.scratch.append((-1, place, place, size, purpose.value))
+
+    def _average(self) -> None:
+        """Where accumulation chooses, gradients stand beside their average, and beside copies of the sums so far."""
+        first = next((place for place, kernel in enumerate(self.flat) if in_update(kernel)), None)
+        trained = (v.tensor for v in self.workload.variables if v.role is Role.TRAINABLE)
+        size = round(sum(self.workload.tensors[tensor].bytes.fixed for tensor in trained))
+        if first is not None and self.target.averages:
+            self._scratch(max(0, first - 1), self.target.averages * size, Purpose.GRADIENTS)
 
     def _bear(self, kernel: Kernel, place: int) -> None:
         for write in kernel.writes:
@@ -299,6 +320,8 @@ class _Liveness:
             if result in self.birth and self.updates is Updates.SELECTED and result not in self.metrics:
                 self.death[result] = last
             elif result in self.birth:
+                if self.target.lodges and old not in self.death:
+                    self.rooms.append((result, self.birth[result]))
                 self.death[result] = self.death.get(old, -1) - 1
                 if self.death[result] < self.birth[result]:
                     del self.birth[result]
@@ -315,15 +338,20 @@ class _Liveness:
     def _share(self) -> None:
         """What works in place takes the place of an operand that nobody reads afterwards."""
         for place, kernel in enumerate(self.flat):
-            in_place = kernel.op.kind in _IN_PLACE
-            free = [read for read in (kernel.reads if in_place else kernel.aligned) if self._dies_at(read, place)]
+            free = [read for read in self._replaceable(kernel) if self._dies_at(read, place)]
             for write in kernel.writes if free else ():
                 made = self.workload.tensors[write]
-                alike = (read for read in free if self._is_alike(read, made, in_place))
-                match = next(alike, None)
+                match = next((read for read in free if self._is_alike(read, made)), None)
                 if match is not None and write in self.birth and self.birth[write] == place:
                     self._take_place(write, match, place)
                     free.remove(match)
+
+    def _replaceable(self, kernel: Kernel) -> Sequence[int]:
+        """What this kernel's result may take the place of, once nobody reads it any more."""
+        if kernel.op.kind in _IN_PLACE:
+            return kernel.reads
+        stands = self.updates is Updates.SELECTED and in_update(kernel) and not self.target.breadth_first
+        return () if stands else kernel.in_place
 
     def _take_place(self, write: int, match: int, place: int) -> None:
         """One buffer, or two of which one ends where the other begins."""
@@ -331,9 +359,8 @@ class _Liveness:
         if self.target.breadth_first:
             self.birth[write] = self.birth.pop(match)
 
-    def _is_alike(self, tensor: int, made: Tensor, in_place: bool) -> bool:
-        own = self.workload.tensors[tensor]
-        return own.bytes == made.bytes if in_place else own == made
+    def _is_alike(self, tensor: int, made: Tensor) -> bool:
+        return self.workload.tensors[tensor].bytes == made.bytes
 
     def _dies_at(self, tensor: int, place: int) -> bool:
         return tensor not in self.resident and tensor in self.birth and self.death[tensor] == place
@@ -355,8 +382,7 @@ class _Liveness:
             if tensor not in self.resident:
                 purpose = self.purposes.get(tensor, Purpose.ACTIVATIONS)
                 rows.append((tensor, birth, self.death[tensor], 0, purpose.value))
-        scratch_bytes = self.target.dot_workspace_bytes
-        rows += [(-1, place, place, scratch_bytes, Purpose.WORKSPACE.value) for place in self.scratch]
+        rows += self.scratch
         tensor_column, births, deaths, scratch, purposes = zip(*rows, strict=True) if rows else [()] * 5
         return Temporaries(
             tensor=np.asarray(tensor_column, np.int64),

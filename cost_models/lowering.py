@@ -14,10 +14,12 @@ from dataclasses import dataclass, field, replace
 from cost_models.affine import Affine
 from cost_models.broadcasts import with_broadcasts
 from cost_models.embedding_tables import with_whole_rows
+from cost_models.padding import with_dilated_gradients, with_uneven_padding_alone
 from cost_models.repeats import without_repeats
 from cost_models.rewriting import rewritten
 from cost_models.targets import Target
 from cost_models.tiles import convolutional_shapes
+from cost_models.transposed import with_swapped_operands
 from cost_models.widening import widened
 from cost_models.workload import (
     CONVERT,
@@ -37,6 +39,8 @@ _AGAINST_ZERO = frozenset({"max", "gt"})  # with a constant: ReLU, ELU and their
 _ADDITIONS = frozenset({"add", "add_any"})
 _PADS = ("pad", UNEVEN_PAD)
 _PARTS = frozenset({"transpose", "dynamic_slice"})  # rearrange what they read or take a part of it
+ZEROS_FOR_POOLING = "zeros for pooling"
+"""The layer that these and their copies are said to be of."""
 _Shape = tuple[str, tuple[Affine, ...]]
 
 
@@ -50,6 +54,7 @@ def lower(workload: Workload, target: Target) -> Workload:
         workload = with_whole_rows(workload, target.tile_lanes, target.tile_rows, target.on_chip_bytes)
         workload = _with_moved_features(workload)
     if target.copies_kernels:
+        workload = with_dilated_gradients(with_uneven_padding_alone(with_swapped_operands(workload)))
         workload = _with_copied_kernels(workload)
     if target.scatters_pooling and any(op.kind is Kind.POOL_GRADIENT for op in workload.ops):
         workload = _Pooling(workload, target.writes_iota, target.pools_on_padded).lowered()
@@ -270,10 +275,11 @@ class _Pooling:
     def _zeros(self, like: Tensor, index: int) -> int:
         key = like.dtype, like.shape
         if key not in self.zeros:
-            self.zeros[key] = self._new(like)
-            self.before.setdefault(self._first_use(key, index), []).insert(
-                0, Op(Kind.BROADCAST, "broadcast_in_dim", (), (self.zeros[key],), layer="zeros for pooling")
-            )
+            made = self.zeros[key] = self._new(like)
+            first = self._first_use(key, index)
+            phase = self.workload.ops[first].phase
+            zeros = Op(Kind.BROADCAST, "broadcast_in_dim", (), (made,), layer=ZEROS_FOR_POOLING, phase=phase)
+            self.before.setdefault(first, []).insert(0, zeros)
         return self.zeros[key]
 
     def _first_use(self, key: _Shape, scatter: int) -> int:
@@ -297,7 +303,7 @@ class _Pooling:
         """A scatter destroys what it scatters into; other readers keep the zeros."""
         copy = self._new(self.tensors[zeros])
         at = self.workload.ops[place]
-        made = Op(Kind.COPY, "copy", (zeros,), (copy,), layer=at.layer, phase=at.phase)
+        made = Op(Kind.COPY, "copy", (zeros,), (copy,), layer=ZEROS_FOR_POOLING, phase=at.phase)
         self.before.setdefault(place, []).append(made)
         return copy
 

@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from cost_models.affine import Affine
-from cost_models.fusion import Graph, Kernel
+from cost_models.fusion import Kernel
+from cost_models.graph import Graph
 from cost_models.library_calls import library_calls
 from cost_models.targets import Target
 from cost_models.workload import CONVERT, UNEVEN_PAD, Kind, Op, Workload
@@ -232,13 +233,15 @@ class Recomputing:
 
     def _kernel(self, index: int, writes: tuple[int, ...]) -> Kernel:
         leaves, inner, picked, aligned = self._upstream(index)
+        made = [self.workload.tensors[write] for write in writes]
+        in_place = tuple(read for read in aligned if self.workload.tensors[read] in made)
         op = self.graph.ops[index]
         body: tuple[Kernel, ...] = ()
         if op.body:
             body = tuple(kernels_of(self.workload, op.body, frozenset(op.results), self.target, self.batch))
         flops = Affine.sum(self.graph.ops[i].flops for i in inner)
         main = next((self.graph.ops[i] for i in inner if self.graph.ops[i].kind.is_product), op)
-        return Kernel(main, tuple(leaves), writes, flops, len(inner), tuple(picked.items()), body, aligned)
+        return Kernel(main, tuple(leaves), writes, flops, len(inner), tuple(picked.items()), body, in_place)
 
     def _upstream(self, index: int) -> tuple[list[int], list[int], dict[int, int], tuple[int, ...]]:
         """(tensors read from memory, operations that run, tensors read in part, tensors read element by element) of

@@ -18,6 +18,8 @@ from cost_models.fusion import Kernel
 
 Floats = npt.NDArray[np.float64]
 
+_COUNT = 2000  # temporaries that are looked at: smaller ones make no difference
+
 
 @dataclass(frozen=True)
 class Places:
@@ -31,6 +33,15 @@ class Places:
     opens: npt.NDArray[np.int64]
     closes: npt.NDArray[np.int64]
     copies: int
+
+
+def rooms(filled: Sequence[tuple[int, int]]) -> Places:
+    """Places of new states that take no old one's: free from the start of the program until they are filled.
+
+    Their old values were never read, so the compiled program does not take them in. filled: (tensor, kernel).
+    """
+    tensor, closes = np.asarray(filled, np.int64).reshape(-1, 2).T
+    return Places(tensor, np.full(len(filled), -1, np.int64), closes - 1, 0)
 
 
 class StatePlaces:
@@ -83,10 +94,13 @@ def in_places(
     turn = np.arange(places.copies) / max(places.copies, 1) - 1.0
     since[: places.copies] = turn
     opens[: places.copies] = turn + 1.0 / (2 * max(places.copies, 1))
+    largest = room.max(initial=0.0)
     taken: list[list[int]] = [[] for _ in room]
-    for row in np.argsort(-sizes, kind="stable"):
+    for row in np.argsort(-sizes, kind="stable")[:_COUNT]:
         if sizes[row] <= 0:
             break
+        if sizes[row] > largest:
+            continue
         fits = np.flatnonzero((room >= sizes[row]) & (opens <= since[row]) & (places.closes >= death[row]))
         for place in fits[np.argsort(room[fits], kind="stable")]:
             if all(death[other] < since[row] or since[other] > death[row] for other in taken[place]):

@@ -27,6 +27,8 @@ class Target:
                         they would compute of narrow values is computed before them (0: no such thing)
     pads_unevenly       convolutions and windows add more padding at one end by themselves
     stacks_early        what loops stack up is there from the start of the program
+    wide_column_blocks  the same of values in float32 that one operation makes
+    chained_column_blocks  the same of values in float32 that more operations make
     copies_images       what comes from outside is copied into the layout of the convolutions that read it
     copies_kernels      weights of convolutions are copied into another layout
     recomputes          readers compute what is cheap again, and a library takes reductions in (`recomputing.py`)
@@ -36,10 +38,18 @@ class Target:
     library_elements    elements from which on a library takes reductions and what is around them (0: none does)
     breadth_first       kernels run in the order in which they can start, whatever memory that takes
     keeps_long_chains   random bits and the like are computed once when several kernels read them
+    keeps_long_operands  and so are narrow values that they convert, where others read these, too
+    keeps_gated         products with a logistic function are kept where sums read them, in steps of half precision
     keeps_masks         what compares values of the forward pass is kept for the backward pass where it is smaller
     weighs_traffic      a value is kept where reading its sources again would move more bytes; else where more than
                         `copies` kernels would compute it
     copies              see above
+    memory_orders       kernels run in the best of the orders that XLA's memory schedulers try (`memory_order.py`)
+    elementwise_in_place  an elementwise result takes the place of an operand that nobody reads afterwards (`rows.py`)
+    scatters_compute    scatters take the producers of what they add in
+    lodges              temporaries lie where new state will be that takes no old one's place (`state_places.py`)
+    averages            sets of gradients that stand beside them where accumulation chooses: their average, and copies of
+                        the sums so far
     costly              elementwise operations that are not computed twice, whatever the traffic
     writes_joined       features that are joined across the lanes of tiles are written where several operations read it
     writes_iota         constants of counting numbers are written out
@@ -68,6 +78,8 @@ class Target:
     products_widen: bool
     rounds: bool
     column_blocks: int
+    wide_column_blocks: int
+    chained_column_blocks: int
     copies_images: bool
     copies_kernels: bool
     stacks_early: bool
@@ -79,9 +91,16 @@ class Target:
     library_elements: int
     breadth_first: bool
     keeps_long_chains: bool
+    keeps_long_operands: bool
+    keeps_gated: bool
     keeps_masks: bool
     weighs_traffic: bool
     copies: int
+    memory_orders: bool
+    elementwise_in_place: bool
+    scatters_compute: bool
+    lodges: bool
+    averages: int
     costly: frozenset[str]
     writes_joined: bool
     writes_iota: bool
@@ -123,6 +142,8 @@ _GPU = Target(
     products_widen=False,
     rounds=False,
     column_blocks=288,  # A100: 256 were computed apart, 317 were not (jax 0.10.2)
+    wide_column_blocks=40,  # A100: 32 were computed apart, 48 were not
+    chained_column_blocks=108,  # its cores: 96 were computed apart, 128 were not
     stacks_early=True,
     pads_unevenly=False,  # cuDNN pads both ends alike
     copies_images=False,
@@ -134,9 +155,16 @@ _GPU = Target(
     library_elements=0,
     breadth_first=False,
     keeps_long_chains=True,
+    keeps_long_operands=True,
+    keeps_gated=True,
     keeps_masks=True,
     weighs_traffic=True,
     copies=0,
+    memory_orders=True,
+    elementwise_in_place=True,
+    scatters_compute=True,
+    lodges=True,
+    averages=1,
     costly=frozenset(),
     writes_joined=False,
     writes_iota=False,
@@ -162,6 +190,8 @@ _TPU = Target(
     products_widen=False,
     rounds=False,
     column_blocks=0,
+    wide_column_blocks=0,
+    chained_column_blocks=0,
     copies_images=True,
     copies_kernels=False,
     stacks_early=False,
@@ -173,9 +203,16 @@ _TPU = Target(
     library_elements=0,
     breadth_first=False,
     keeps_long_chains=False,
+    keeps_long_operands=False,
+    keeps_gated=False,
     keeps_masks=False,
     weighs_traffic=True,
     copies=0,
+    memory_orders=False,
+    elementwise_in_place=False,
+    scatters_compute=False,
+    lodges=False,
+    averages=0,
     costly=frozenset(),
     writes_joined=True,
     writes_iota=False,
@@ -203,13 +240,22 @@ _CPU = replace(
     products_widen=True,
     rounds=True,
     column_blocks=0,
+    wide_column_blocks=0,
+    chained_column_blocks=0,
     copies_kernels=False,
     absorbing=frozenset({Kind.REDUCE}),
     products_compute=False,
     pads_unevenly=True,
     weighs_traffic=False,
     copies=2,
+    memory_orders=False,
+    elementwise_in_place=False,
+    scatters_compute=False,
+    lodges=False,
+    averages=2,
     costly=_COSTLY,
+    keeps_long_operands=False,
+    keeps_gated=False,
     writes_iota=True,
     dot_workspace_bytes=0,
     scatters_pooling=True,
@@ -220,7 +266,11 @@ _BY_CAPABILITY = (
     (
         9.0,
         replace(
-            _GPU, name="gpu hopper", native=_NATIVE_ON_GPU | {"add", "add_any", "sub", "mul", "integer_pow", "square"}
+            _GPU,
+            name="gpu hopper",
+            native=_NATIVE_ON_GPU | {"add", "add_any", "sub", "mul", "integer_pow", "square"},
+            wide_column_blocks=66,  # half its cores: 64 were computed apart, 128 were not
+            chained_column_blocks=132,  # its cores
         ),
     ),
     (8.0, _GPU),
@@ -269,6 +319,13 @@ def target_of(
         breadth_first=False,
         fusible=frozenset(),
         absorbing=frozenset(),
+        memory_orders=False,
+        keeps_long_operands=False,
+        keeps_gated=False,
+        elementwise_in_place=False,
+        scatters_compute=False,
+        lodges=False,
+        averages=0,
         products_compute=False,
         epilogues=False,
         product_dtype=None,

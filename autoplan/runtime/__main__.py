@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from autoplan import planfile, source
+from autoplan import planfile, processes, source
 from autoplan.errors import AutoplanError
 
 
@@ -25,6 +25,8 @@ def main(arguments: list[str]) -> int:
         planfile.refuse_what_cannot_run(plan)
         spec = source.resolve(parsed.source, script_arguments, parsed.fit)
         os.environ["KERAS_BACKEND"] = plan.config["backend"]
+        if plan.config["keep_freed_memory"]:
+            processes.keep_freed_memory()  # before a backend starts its threads
         from autoplan.runtime.running import run_source
         from autoplan.runtime.training import Training
 

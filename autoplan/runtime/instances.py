@@ -28,7 +28,7 @@ from autoplan.runtime.apply import PROCESS_WIDE
 from autoplan.runtime.blueprints import Blueprint
 from autoplan.runtime.recording import global_policy
 from autoplan.runtime.state import State
-from autoplan.source import SourceSpec
+from autoplan.source import BEGUN, SourceSpec
 
 ADVICE = "pass a function that builds and compiles the model"
 
@@ -251,15 +251,16 @@ def _enter(settings: Settings, policy: str) -> None:
 
 def _held(model: Any, blueprint: Blueprint | None, why_not: str) -> dict[str, str]:
     """Knobs that cannot be turned, with the reason and what would help."""
+    begun = {"keep_freed_memory": BEGUN}
     if blueprint is None:
-        return dict.fromkeys(PROCESS_WIDE, f"{why_not}; {ADVICE} to have them tuned")
+        return begun | dict.fromkeys(PROCESS_WIDE, f"{why_not}; {ADVICE} to have them tuned")
     outputs = [layer for layer in blueprints.output_layers(model) if layer.name in blueprint.kept]
     kept = {id(one) for layer in outputs for one in layer._flatten_layers()}
     following = [layer for layer in blueprints.weighted_layers(model) if layer.dtype_policy.name == blueprint.policy]
     if all(id(layer) in kept for layer in following):
         reason = "its layers with weights are output layers, which stay float32, or have a dtype policy of their own"
-        return {"precision": f"{reason}; {ADVICE} to have other layers in it"}
-    return {}
+        return begun | {"precision": f"{reason}; {ADVICE} to have other layers in it"}
+    return begun
 
 
 def _notes(settings: Settings, blueprint: Blueprint | None) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from autoplan import planfile
+from autoplan import planfile, processes
 from autoplan.errors import PlanError
 from autoplan.plan import Plan
 from autoplan.runtime import backends, callbacks, data, model_facts, peek
@@ -117,6 +117,8 @@ def change_to(plan: Plan) -> Change:
             f"the plan is for the {wanted.backend} backend and Keras runs on {keras.backend.backend()}; "
             f"set KERAS_BACKEND={wanted.backend} before the first import of Keras"
         )
+    if wanted.keep_freed_memory:
+        processes.keep_freed_memory()  # of less use once a backend has started its threads: `autoplan train` is earlier
     return Change(TrainConfig.from_dict(plan.baseline.config), wanted)
 
 

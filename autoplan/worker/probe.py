@@ -6,20 +6,25 @@ already in it. So a machine has a profile a backend.
 
 from __future__ import annotations
 
+import mmap
+import os
 import platform
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from statistics import median
 from typing import Any
 
 import keras
+import numpy as np
 
+from autoplan import processes
 from autoplan.errors import WorkerError
 from autoplan.runtime import backends
 from autoplan.runtime.backends import Backend
 
-PROFILE_SCHEMA = 1
+PROFILE_SCHEMA = 2
 DTYPES = ("float32", "bfloat16", "float16")
 
 _ENOUGH_SECONDS = 0.15
@@ -34,6 +39,9 @@ _STREAM_ELEMENTS = {"cpu": 2**24, "gpu": 2**27, "tpu": 2**27}
 _CHAIN = (8, 72)
 _BURST_CALLS = 50
 _REDUCED_ELEMENTS = (2**10, 2**22)
+_FRESH_BYTES = 2**26
+_TOUCHED_BYTES = 2**20
+_FRESH_MAPPINGS = 5
 
 
 def probe(name: str) -> dict[str, Any]:
@@ -41,9 +49,9 @@ def probe(name: str) -> dict[str, Any]:
 
     Returns a profile: `matmul_flops_per_second` {dtype: {size: rate}} (an empty mapping where the device refuses a
     dtype), `memory_bytes_per_second`, `kernel_launch_seconds`, `dispatch_seconds`, `usable_memory_bytes` (None where
-    the runtime sets no limit), `all_reduce` [{devices, payload_bytes, seconds}], with platform, device kind, number of
-    devices, versions and date. Takes under six seconds after the backend's import. WorkerError when Keras runs on
-    another backend in this process.
+    the runtime sets no limit), `fresh_page_bytes_per_second` (of processors under glibc, else None),
+    `all_reduce` [{devices, payload_bytes, seconds}], with platform, device kind, number of devices, versions and date.
+    Takes under six seconds after the backend's import. WorkerError when Keras runs on another backend in this process.
     """
     if keras.backend.backend() != name:
         raise WorkerError(
@@ -64,6 +72,7 @@ def probe(name: str) -> dict[str, Any]:
         "memory_bytes_per_second": _stream_rate(backend, _STREAM_ELEMENTS[kind]),
         "kernel_launch_seconds": _kernel_launch_seconds(backend),
         "dispatch_seconds": _dispatch_seconds(backend),
+        "fresh_page_bytes_per_second": _fresh_page_rate() if kind == "cpu" else None,
         "usable_memory_bytes": usable_bytes,
         "all_reduce": _all_reduces(backend, count),
         "versions": {"python": platform.python_version(), "keras": keras.version(), name: backend.version()},
@@ -117,6 +126,36 @@ def _stream_rate(backend: Backend, elements: int) -> float:
     """Bytes a second of reading and writing float32 arrays larger than the caches."""
     stream, moved_bytes = backend.streaming(elements)
     return moved_bytes / median_seconds(stream)
+
+
+def _fresh_page_rate() -> float | None:
+    """Bytes a second at which the kernel gives this process pages that it has not touched, beyond what writing takes.
+
+    On every processor at once, as XLA's threads touch them. None where another C library than glibc decides what goes
+    back to the kernel, and where it shows no cost.
+    """
+    if not processes.can_keep_freed_memory():
+        return None
+    first: list[float] = []
+    again: list[float] = []
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+        for _ in range(_FRESH_MAPPINGS):
+            with mmap.mmap(-1, _FRESH_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as mapped:
+                for seconds in (first, again):
+                    start = time.perf_counter()
+                    list(
+                        threads.map(
+                            lambda at, mapped=mapped: _touch(mapped, at), range(0, _FRESH_BYTES, _TOUCHED_BYTES)
+                        )
+                    )
+                    seconds.append(time.perf_counter() - start)
+    taken = median(first) - median(again)
+    return _FRESH_BYTES / taken if taken > 0 else None
+
+
+def _touch(mapped: mmap.mmap, start: int) -> None:
+    """Write a part of it. A function of its own: a mapping cannot be closed while an array looks at it."""
+    np.frombuffer(mapped, np.uint8, _TOUCHED_BYTES, start).fill(1)
 
 
 def _kernel_launch_seconds(backend: Backend) -> float:

@@ -64,6 +64,7 @@ def configs(batch: int) -> Iterator[TrainConfig]:
     yield TrainConfig(Batch(2 * batch, accumulation=2))
     yield TrainConfig(Batch(2 * batch), remat=Remat(RematMode.ACTIVATIONS))
     yield TrainConfig(Batch(2 * batch), precision=Precision.MIXED_BFLOAT16)
+    yield TrainConfig(Batch(8 * batch), keep_freed_memory=True)
 
 
 def key(model: str, config: TrainConfig) -> str:

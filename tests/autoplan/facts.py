@@ -57,7 +57,9 @@ def observation(own: TrainConfig | None = None, **changes: Any) -> Observation:
     return Observation.model_validate(plain | changes)
 
 
-def cluster(devices: int = 1, *, kind: str = "cpu", usable_bytes: int = 8 * GIB, local: bool = True) -> Cluster:
+def cluster(
+    devices: int = 1, *, kind: str = "cpu", usable_bytes: int = 8 * GIB, local: bool = True, pages: float | None = None
+) -> Cluster:
     """Some devices of one chip; on a CPU more than one are simulated."""
     chip = Chip(
         name="a chip",
@@ -68,6 +70,7 @@ def cluster(devices: int = 1, *, kind: str = "cpu", usable_bytes: int = 8 * GIB,
         memory_bytes_per_second=1e10,
         kernel_launch_seconds=1e-6,
         dispatch_seconds=1e-4,
+        fresh_page_bytes_per_second=pages,
     )
     link = Link("memory" if kind == "cpu" else "switch", 1e10, 0.0)
     return Cluster("a machine", chip, devices, inner_link=link, simulated=kind == "cpu" and devices > 1, local=local)

@@ -37,6 +37,7 @@ def config(**changes: Any) -> dict[str, Any]:
         "remat": {"mode": "none"},
         "steps_per_execution": 1,
         "jit_compile": True,
+        "keep_freed_memory": False,
     } | changes
 
 

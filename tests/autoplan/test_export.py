@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from autoplan import export
+from autoplan import export, processes
 from autoplan.errors import ConfigError, PlanError
 from tests.autoplan import plans
 
@@ -94,6 +94,23 @@ def test_an_exported_plan_trains_with_its_precision_accumulation_remat_and_sched
         "old_rate_lasts": 7,
         "remat": "activations",
     }
+
+
+@pytest.mark.skipif(not processes.can_keep_freed_memory(), reason="another C library decides what is given back")
+def test_an_exported_plan_keeps_freed_memory(tmp_path):
+    """glibc counts the pieces that it has mapped by themselves: of 64 MiB that are asked for none is."""
+    script, count = tmp_path / "exported.py", "(mallinfo2(), libc.malloc(2**26), mallinfo2())"
+    reading = (
+        "class Info(ctypes.Structure):\n"
+        "    _fields_ = [(name, ctypes.c_size_t) for name in ('arena', 'ordblks', 'smblks', 'hblks', 'hblkhd')]\n"
+        "    _fields_ += [(f'rest{i}', ctypes.c_size_t) for i in range(5)]\n"
+        "mallinfo2 = libc.mallinfo2\nmallinfo2.restype = Info\n"
+        f"before, _, after = {count}\nprint(after.hblks - before.hblks, after.arena - before.arena >= 2**26)\n"
+    )
+    script.write_text(exported(keep_freed_memory=True) + "\n" + reading)
+    done = subprocess.run([sys.executable, script], env=os.environ, text=True, capture_output=True)
+    assert done.stdout.splitlines()[-1:] == ["0 True"], done.stderr
+    assert "mallopt" not in exported()
 
 
 def test_an_exported_plan_trains_on_its_mesh(tmp_path):

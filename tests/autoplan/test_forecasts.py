@@ -63,6 +63,21 @@ def test_on_a_cpu_what_the_process_holds_besides_its_weights_counts(here, shares
     assert one.least_bytes == memory["total_low"] + one.outside_bytes
 
 
+def test_freed_memory_is_kept_by_those_alone_that_would_have_it_paged_in_again():
+    """64 x 64 products: each sample takes some 500 bytes, so that 2**16 samples pass 32 MiB and 2**15 do not."""
+    client = FakeClient(observation(config(2**16, 1), samples=2**20))
+    found = surveyed(client, cluster(pages=4e9), only=["batch", "keep_freed_memory"])
+    keeps = {(one.batch.local, one.keep_freed_memory) for one in found.shortlist}
+    assert (2**16, True) in keeps
+    assert (2**16, False) in keeps  # the baseline
+    least = min(size for size, keep in keeps if keep)
+    assert {size for size, keep in keeps if not keep and size != 2**16} == {s for s, _ in keeps if s < least}
+    reasons = [one.reason for one in found.rejected if one.stage == "slower"]
+    assert any("gains nothing" in reason for reason in reasons)
+    everywhere = surveyed(client, cluster(), only=["batch"])
+    assert not any(one.keep_freed_memory for one in everywhere.shortlist)
+
+
 def test_memory_of_a_host_is_not_a_devices():
     client = FakeClient(observation(process_bytes=2**30))
     found = surveyed(client, cluster(kind="gpu"), only=["batch"])

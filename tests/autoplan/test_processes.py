@@ -41,6 +41,44 @@ def test_the_most_that_a_process_held_is_not_missed_between_two_looks(holder):
     assert 256 * MIB < most < 384 * MIB
 
 
+PAGES = """
+import resource, sys
+from autoplan import processes
+if sys.argv[1] == "keep":
+    assert processes.keep_freed_memory()
+import jax
+
+@jax.jit
+def step(x):
+    y = jax.numpy.sort(x * 2.0)
+    return (jax.numpy.sort(y[::-1]) + y[::-1]).sum()
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+x = jax.numpy.arange(2**24, dtype="float32")  # 64 MiB, and so is each of the temporaries
+for _ in range(3):  # the heap grows to what it needs
+    step(x).block_until_ready()
+before = faults()
+for _ in range(3):
+    step(x).block_until_ready()
+print((faults() - before) // 3)
+"""
+
+
+@pytest.mark.skipif(not processes.can_keep_freed_memory(), reason="another C library decides what is given back")
+def test_freed_memory_that_is_kept_is_not_paged_in_again():
+    """A step of a compiled program with temporaries of 128 MiB and more, with and without."""
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    paged, kept = (
+        int(subprocess.run([sys.executable, "-c", PAGES, how], capture_output=True, check=True, env=environment).stdout)
+        for how in ("give back", "keep")
+    )
+    pages = 64 * MIB // mmap.PAGESIZE
+    assert paged > pages
+    assert kept < pages / 10
+
+
 FORK = """
 import os
 from autoplan import processes

@@ -56,6 +56,18 @@ def test_every_knob_takes_its_values():
     assert len(found.configs) == 3 * 2 * len(splits(found))
 
 
+def test_freed_memory_may_be_kept_where_pages_are_known_to_cost_time():
+    here = cluster(pages=4e9)
+    found = legal_configs(observation(), here, VERSIONS)
+    assert values(found, lambda c: c.keep_freed_memory) == {False, True}
+    assert not found.baseline.keep_freed_memory
+    assert values(space(), lambda c: c.keep_freed_memory) == {False}
+    held = legal_configs(observation(held={"keep_freed_memory": "it runs"}), here, VERSIONS)
+    assert values(held, lambda c: c.keep_freed_memory) == {False}
+    pinned = legal_configs(observation(), here, VERSIONS, fix={"keep_freed_memory": "true"})
+    assert values(pinned, lambda c: c.keep_freed_memory) == {True}
+
+
 def test_what_gains_nothing_here_is_left_out_and_named_once():
     found = space()
     assert values(found, lambda c: c.steps_per_execution) == {1}

@@ -120,7 +120,7 @@ def test_it_takes_real_predictions():
 
 
 def needed(batch):
-    return memory(dense(512, 256, slots=2), TrainConfig(Batch(batch)), cluster("gpu"))
+    return memory(dense(256, 512, slots=2), TrainConfig(Batch(batch)), cluster("gpu"))
 
 
 def temporaries(cost):

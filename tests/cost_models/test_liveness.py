@@ -1,5 +1,7 @@
 """Bytes alive at each kernel, against counting by hand."""
 
+from dataclasses import replace
+
 from cost_models.liveness import Purpose, Updates, schedule
 from cost_models.targets import target_of
 from cost_models.workload import Kind, Op, Phase, Role
@@ -51,27 +53,60 @@ def test_a_gradient_dies_in_its_update_or_waits_for_the_others():
         step.new_value(weight, step.op(Kind.ELEMENTWISE, (weight, gradient), (n, n), primitive="sub"))
     workload = step.workload()
     one = 4 * n * n
-    assert schedule(workload, GPU, Updates.AT_ONCE).peak(8)[0] == one
+    in_program_order = replace(GPU, memory_orders=False)
+    assert schedule(workload, in_program_order, Updates.AT_ONCE).peak(8)[0] == one
     assert schedule(workload, GPU, Updates.TOGETHER).peak(8)[0] == 3 * one
-    selected = schedule(workload, GPU, Updates.SELECTED)
+    selected = schedule(workload, replace(GPU, averages=0), Updates.SELECTED)
     assert selected.peak(8)[0] == 4 * one  # first all gradients and a new weight, last all new weights and a gradient
+    # Keras averages all gradients before it chooses; XLA:CPU copies the sums so far besides.
+    assert schedule(workload, GPU, Updates.SELECTED).peak(8)[0] == (3 + 3) * one
+    assert schedule(workload, CPU, Updates.SELECTED).peak(8)[0] == (3 + 3 + 3) * one
 
 
 def test_new_state_takes_the_old_states_place():
-    """Three copies of state are updated in place: no temporary but the gradient, and two rows of activations."""
-    plan = schedule(dense(K, N, slots=2), CPU, Updates.AT_ONCE)
+    """Three copies of state are updated in place: no temporary but the gradient."""
+    plan = schedule(dense(K, N, slots=2), GPU, Updates.AT_ONCE)
     gradient = 4 * K * N
-    assert plan.peak(1)[0] == gradient + 2 * 4 * N
+    assert plan.peak(1)[0] == gradient + 4 * N + 4
 
 
-def test_an_elementwise_result_stands_beside_its_operand():
+def test_an_elementwise_result_stands_beside_its_operand_and_on_gpus_and_processors_in_its_place():
     step = Step()
     a = step.op(Kind.REDUCE, (step.input(B, 4, N),), (B, N))
     end = step.op(Kind.ELEMENTWISE, (a,), (B, N), primitive="exp")
     workload = step.workload(end)
     batch = 2**20  # too much for the chip of a TPU
-    for target in (TPU, GPU):
+    for target in (TPU, replace(GPU, elementwise_in_place=False)):
         assert schedule(workload, target, Updates.AT_ONCE).peak(batch)[0] == 2 * 4 * batch * N
+    for target in (GPU, CPU):
+        assert schedule(workload, target, Updates.AT_ONCE).peak(batch)[0] == 4 * batch * N
+
+
+def test_the_rows_of_a_softmax_never_lie_in_place_of_what_they_are_made_of():
+    """x / sum(x) over rows is one kernel with its sum; over columns it is not."""
+    for shape, beside in (((B,), 2), ((N,), 1)):
+        step = Step()
+        x = step.op(Kind.SORT, (step.input(B, N),), (B, N))
+        total = step.op(Kind.REDUCE, (x,), shape)
+        spread = step.op(Kind.BROADCAST, (total,), (B, N))
+        end = step.op(Kind.SORT, (step.op(Kind.ELEMENTWISE, (x, spread), (B, N), primitive="div"),), (B, N))
+        plan = schedule(step.workload(end), GPU, Updates.AT_ONCE)
+        divided = next(place for place, kernel in enumerate(plan.kernels) if kernel.op.primitive == "div")
+        assert plan.live(8)[divided] == beside * 4 * 8 * N + 4 * (8 if shape == (B,) else N)
+
+
+def test_temporaries_lie_where_a_new_state_will_be_that_takes_no_old_ones_place():
+    """The old value is never read, so the program does not take it in, and its new one has room from the start."""
+    step = Step()
+    unread, x = step.weight("slot", 64, N, role=Role.SLOT), step.input(B, N)
+    made = step.op(Kind.SORT, (x,), (B, N))
+    largest = step.op(Kind.SORT, (made,), (B, N))
+    step.phase = Phase.UPDATE
+    step.new_value(unread, step.op(Kind.REDUCE, (largest,), (64, N)))
+    plan = schedule(step.workload(), GPU, Updates.AT_ONCE)
+    assert plan.peak(64)[0] == 4 * 64 * N  # one of the two in that room
+    assert plan.peak(65)[0] == 2 * 4 * 65 * N  # neither fits
+    assert schedule(step.workload(), TPU, Updates.AT_ONCE).live(8).max() <= 2 * 4 * 8 * N
 
 
 def test_what_is_read_next_is_on_the_chip_where_there_is_room():

@@ -147,14 +147,14 @@ def test_a_kernel_may_write_over_what_it_reads_element_by_element_alone():
     turned = step.op(Kind.MOVE, (moved,), (B, X), primitive="transpose")
     (kernel,) = kernels(step, apply(step, "mul", turned, aligned))
     assert kernel.reads == (moved, aligned) or kernel.reads == (aligned, moved)
-    assert kernel.aligned == (aligned,)
+    assert kernel.in_place == (aligned,)
 
 
 def test_what_a_product_writes_as_a_matrix_is_not_written_over():
     step = Step()
     result = step.dot(step.input(B, 8, X), step.weight("w", X, X), (B, 8, X), (B, 8), X, X)
     end = step.op(Kind.ELEMENTWISE, (result,), (B, 8, X), primitive="neg")
-    assert next(kernel for kernel in kernels(step, end) if end in kernel.writes).aligned == ()
+    assert next(kernel for kernel in kernels(step, end) if end in kernel.writes).in_place == ()
 
 
 def test_loops_carry_the_kernels_of_one_iteration():
@@ -181,7 +181,7 @@ def test_what_is_read_in_another_shape_is_not_written_over_an_operand():
     made = apply(step, "neg", step.input(B, X))
     view = step.op(Kind.VIEW, (made,), (B, 2, X // 2), primitive="reshape")
     end = step.op(Kind.SORT, (view,), (B, 2, X // 2))
-    assert next(kernel for kernel in kernels(step, end) if made in kernel.writes).aligned == ()
+    assert next(kernel for kernel in kernels(step, end) if made in kernel.writes).in_place == ()
 
 
 def test_a_call_writes_over_what_it_reads_element_by_element():
@@ -191,7 +191,7 @@ def test_a_call_writes_over_what_it_reads_element_by_element():
     wide = step.op(Kind.BROADCAST, (total,), (B, X))
     (kernel,) = kernels(step, apply(step, "mul", wide, y))
     assert set(kernel.reads) == {x, y}
-    assert kernel.aligned == (y,)
+    assert kernel.in_place == (y,)
 
 
 def test_padding_is_not_part_of_kernels_of_many_operations():

@@ -36,13 +36,14 @@ def four():
 
 
 def test_a_profile_has_a_believable_rate_for_every_question(alone):
-    assert (alone["schema"], alone["backend"], alone["platform"], alone["devices"]) == (1, "jax", "cpu", 1)
+    assert (alone["schema"], alone["backend"], alone["platform"], alone["devices"]) == (2, "jax", "cpu", 1)
     for dtype in DTYPES:
         assert alone["matmul_flops_per_second"][dtype]
         for rate in alone["matmul_flops_per_second"][dtype].values():
             assert 1e8 < rate < 1e15
     assert 1e8 < alone["memory_bytes_per_second"] < 1e13
     assert 0 <= alone["kernel_launch_seconds"] < 1e-3
+    assert 1e7 < alone["fresh_page_bytes_per_second"] < 1e12
     assert 1e-7 < alone["dispatch_seconds"] < 1e-2
     assert alone["usable_memory_bytes"] is None, "a processor's runtime sets no limit"
     assert alone["all_reduce"] == []

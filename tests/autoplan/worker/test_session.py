@@ -92,6 +92,7 @@ def test_a_training_step_is_traced_with_or_without_weights(ask, script, abstract
         {"remat": {"mode": "activations"}},
         {"steps_per_execution": 4},
         {"jit_compile": False},
+        {"keep_freed_memory": True},
     ],
 )
 def test_each_knob_is_measured(ask, changes):

@@ -1,0 +1,93 @@
+"""Workload -> Workload: what XLA copies on GPUs for the gradient of a transposed convolution's weights.
+
+Batch and features change places in both operands of that gradient, and cuDNN reads neither so: both are written anew.
+Where the padding is uneven cuDNN does not dilate either: the input is then written with its zeros between, and the
+incoming gradient with its padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from cost_models.affine import Affine
+from cost_models.workload import RELAYOUT, UNEVEN_PAD, Kind, Op, Phase, Tensor, Workload
+
+_Shape = tuple[Affine, ...]
+
+
+def with_swapped_operands(workload: Workload) -> Workload:
+    """Copies of input and incoming gradient before each gradient of a transposed convolution's weights."""
+    enlarged = _enlarged(workload)
+    if not enlarged:
+        return workload
+    padded = {op.reads[0]: op.writes[0] for op in workload.ops if op.primitive == UNEVEN_PAD}
+    tensors = list(workload.tensors)
+    beside: dict[int, int] = {}
+    ops: list[Op] = []
+    for op in workload.ops:
+        if not _is_of_weights(workload, op, enlarged):
+            ops.append(op)
+            continue
+        image, incoming = op.reads[:2]
+        shape = tensors[image].shape
+        if incoming in padded:
+            shape = _dilated(shape, tensors[incoming].shape)
+            incoming = padded[incoming]
+        tensors += [replace(tensors[image], shape=shape), tensors[incoming]]
+        copy, beside[incoming] = len(tensors) - 2, len(tensors) - 1
+        ops.append(Op(Kind.MOVE, RELAYOUT, (image,), (copy,), phase=op.phase, layer=op.layer, region=op.region))
+        ops.append(replace(op, reads=(copy, beside[incoming], *op.reads[2:])))
+    return replace(workload, tensors=tuple(tensors), ops=tuple(_with_results(ops, beside)))
+
+
+def _with_results(ops: Sequence[Op], beside: dict[int, int]) -> Iterator[Op]:
+    """What makes an incoming gradient makes its copy along with it, except where that is a library's call."""
+    for op in ops:
+        copied = [write for write in op.writes if write in beside]
+        if not copied:
+            yield op
+        elif op.kind in (Kind.ELEMENTWISE, Kind.MOVE):
+            yield replace(op, writes=(*op.writes, *(beside[write] for write in copied)))
+        else:
+            yield op
+            for write in copied:
+                yield replace(op, kind=Kind.MOVE, primitive=RELAYOUT, reads=(write,), writes=(beside[write],))
+
+
+def _enlarged(workload: Workload) -> frozenset[int]:
+    """What convolutions of the forward pass make larger images of."""
+    return frozenset(
+        op.reads[0]
+        for op in workload.ops
+        if op.kind is Kind.CONV and op.phase is Phase.FORWARD and _sides_grow(workload.tensors, op)
+    )
+
+
+def _sides_grow(tensors: Sequence[Tensor], op: Op) -> bool:
+    """Channels last: all dimensions between the first and the last."""
+    before, after = tensors[op.reads[0]].shape[1:-1], tensors[op.writes[0]].shape[1:-1]
+    pairs = list(zip(before, after, strict=False))
+    return bool(pairs) and all(one.constant and other.constant and other.fixed > one.fixed for one, other in pairs)
+
+
+def _is_of_weights(workload: Workload, op: Op, enlarged: frozenset[int]) -> bool:
+    """A convolution of the backward pass over such an input, whose result does not grow with the batch."""
+    return (
+        op.kind is Kind.CONV
+        and op.phase is Phase.BACKWARD
+        and len(op.reads) > 1
+        and op.reads[0] in enlarged
+        and all(dim.constant for dim in workload.tensors[op.writes[0]].shape)
+    )
+
+
+def _dilated(image: _Shape, incoming: _Shape) -> _Shape:
+    """The image with zeros between its elements, as many as the convolution's stride asks for."""
+    return (image[0], *_spread(image[1:-1], incoming[1:-1]), image[-1])
+
+
+def _spread(sides: Sequence[Affine], larger: Sequence[Affine]) -> Iterator[Affine]:
+    for side, large in zip(sides, larger, strict=True):
+        stride = max(1, round(large.fixed / side.fixed))
+        yield Affine(stride * (side.fixed - 1) + 1)

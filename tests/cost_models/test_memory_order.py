@@ -1,0 +1,79 @@
+"""The orders that XLA tries on GPUs: what comes first in each, and that nothing is run before what it reads."""
+
+import pytest
+
+from cost_models.fusion import kernels_of
+from cost_models.memory_order import orders
+from cost_models.targets import target_of
+from cost_models.workload import Kind, Op, Phase
+from tests.cost_models.made import B, Step
+from tests.cost_models.test_ordering import named, two_layers
+
+GPU = target_of("gpu")
+N = 256
+
+
+def of(workload):
+    outputs = frozenset(v.result for v in workload.variables) | frozenset(workload.outputs)
+    kernels = kernels_of(workload, workload.ops, outputs, GPU, workload.local_batch)
+    return [list(order) for order in orders(workload, kernels, workload.local_batch)]
+
+
+@pytest.mark.parametrize("which", range(3))
+def test_every_kernel_runs_once_after_what_it_reads(which):
+    workload, names = two_layers()
+    order = of(workload)[which]
+    assert sorted(named(order, names)) == sorted(names.values())
+    there = {v.tensor for v in workload.variables} | set(workload.inputs)
+    for kernel in order:
+        assert there.issuperset(kernel.reads)
+        there.update(kernel.writes)
+
+
+@pytest.mark.parametrize("which", range(3))
+def test_a_new_value_waits_for_the_readers_of_the_old_one(which):
+    workload, names = two_layers()
+    order = named(of(workload)[which], names)
+    assert order.index("d_h") < order.index("new_second")
+
+
+def test_in_post_order_what_leads_to_the_first_weight_comes_before_the_last_weights_gradient():
+    workload, names = two_layers()
+    order = named(of(workload)[2], names)
+    assert order == ["h", "y", "d_h", "d_first", "new_first", "d_second", "new_second"]
+
+
+def test_the_list_runs_first_what_frees_most():
+    """Two large values, one of which can be made small at once: that is done before the other is made."""
+    step = Step()
+    x = step.input(B, N)
+    large = [step.op(Kind.SORT, (x,), (B, 4 * N)) for _ in range(2)]
+    small = [step.op(Kind.REDUCE, (one,), (B,)) for one in large]
+    order = of(step.workload(*small))[0]
+    assert [len(kernel.writes) for kernel in order] == [1, 1, 1, 1]
+    assert [kernel.op.kind for kernel in order] == [Kind.SORT, Kind.REDUCE, Kind.SORT, Kind.REDUCE]
+
+
+def looped(step, start, shape):
+    """A loop that stacks what it makes of `start` ten times."""
+    stacked, inside = step.tensor(10, *shape), step.tensor(*shape)
+    body = (
+        Op(Kind.SORT, "sort", (start,), (inside,)),
+        Op(Kind.SCATTER, "dynamic_update_slice", (inside,), (stacked,)),
+    )
+    step.ops.append(Op(Kind.LOOP, "scan", (start,), (stacked,), repeat=10, body=body, phase=step.phase))
+    return stacked
+
+
+def test_the_zeros_that_loops_of_one_shape_fill_are_one_kernel():
+    step = Step()
+    x = step.input(B, N)
+    first = looped(step, x, (B, N))
+    step.phase = Phase.BACKWARD
+    second = looped(step, step.op(Kind.REDUCE, (first,), (B, N)), (B, N))
+    other = looped(step, x, (B, 2 * N))
+    order = of(step.workload(second, other))[2]
+    zeros = [kernel.writes for kernel in order if kernel.op.kind is Kind.BROADCAST]
+    assert sorted(zeros) == sorted([(first, second), (other,)])
+    place = {write: at for at, kernel in enumerate(order) for write in kernel.writes if kernel.op.kind is Kind.LOOP}
+    assert all(order.index(k) < place[k.writes[0]] for k in order if k.op.kind is Kind.BROADCAST)

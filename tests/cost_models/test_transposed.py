@@ -1,0 +1,67 @@
+"""What is copied for the gradient of a transposed convolution's weights."""
+
+import pytest
+
+from cost_models.lowering import lower
+from cost_models.targets import target_of
+from cost_models.transposed import with_swapped_operands
+from cost_models.workload import RELAYOUT, UNEVEN_PAD, Kind, Phase
+from tests.cost_models.made import B, Step, dim
+
+GPU, TPU = target_of("gpu"), target_of("tpu")
+SIDE, IN, OUT = 8, 32, 16
+
+
+def step_of(larger, uneven=False):
+    """One convolution forward, and the gradients of its weights and of its input."""
+    step = Step()
+    x, w = step.input(B, SIDE, SIDE, IN), step.weight("kernel", 3, 3, OUT, IN)
+    y = step.op(Kind.CONV, (x, w), (B, larger, larger, OUT))
+    step.phase = Phase.BACKWARD
+    incoming = step.op(Kind.ELEMENTWISE, (y,), (B, larger, larger, OUT), primitive="mul")
+    of_weights = step.op(Kind.CONV, (x, incoming), (3, 3, IN, OUT))
+    padded = incoming
+    if uneven:
+        shape = (B, larger + 1, larger + 1, OUT)
+        padded = step.op(Kind.MOVE, (incoming,), shape, primitive=UNEVEN_PAD)
+    of_input = step.op(Kind.CONV, (padded, w), (B, SIDE, SIDE, IN))
+    return step.workload(of_weights, of_input), x, incoming, of_weights
+
+
+def copies(workload, of_weights):
+    made = next(op for op in workload.ops if of_weights in op.writes)
+    return [tuple(workload.tensors[read].shape) for read in made.reads]
+
+
+def shape(*sizes):
+    return tuple(map(dim, sizes))
+
+
+def test_both_operands_are_written_anew():
+    before, x, incoming, of_weights = step_of(2 * SIDE)
+    after = with_swapped_operands(before)
+    assert copies(after, of_weights) == [shape(B, SIDE, SIDE, IN), shape(B, 2 * SIDE, 2 * SIDE, OUT)]
+    made = next(op for op in after.ops if of_weights in op.writes)
+    assert {x, incoming}.isdisjoint(made.reads)
+    assert next(op for op in after.ops if made.reads[0] in op.writes).primitive == RELAYOUT
+    assert made.reads[1] in next(op for op in after.ops if incoming in op.writes).writes
+
+
+def test_uneven_padding_is_written_into_them():
+    before, _, _, of_weights = step_of(2 * SIDE, uneven=True)
+    dilated, padded = 2 * (SIDE - 1) + 1, 2 * SIDE + 1
+    after = copies(with_swapped_operands(before), of_weights)
+    assert after == [shape(B, dilated, dilated, IN), shape(B, padded, padded, OUT)]
+
+
+@pytest.mark.parametrize("larger", [SIDE, SIDE // 2])
+def test_other_convolutions_are_left_alone(larger):
+    before, _, _, _ = step_of(larger)
+    assert with_swapped_operands(before) is before
+
+
+def test_it_is_done_on_gpus_alone():
+    before, _, _, of_weights = step_of(2 * SIDE)
+    for target, swapped in ((GPU, True), (TPU, False)):
+        made = next(op for op in lower(before, target).ops if of_weights in op.writes)
+        assert (made.reads[1] >= len(before.tensors)) is swapped
