@@ -18,7 +18,7 @@ from cost_models.fusion import Kernel
 from cost_models.graph import Graph
 from cost_models.library_calls import library_calls
 from cost_models.targets import Target
-from cost_models.workload import CONVERT, UNEVEN_PAD, Kind, Op, Workload
+from cost_models.workload import CONVERT, FLATTEN, UNEVEN_PAD, Kind, Op, Workload
 
 _PICKS = frozenset({"gather", "slice", "dynamic_slice"})
 _COSTLY = frozenset({Kind.EXPENSIVE, Kind.GATHER, Kind.REDUCE})
@@ -64,13 +64,20 @@ class Recomputing:
         self.unfusible = self._unfusible()
         for index in range(len(graph.ops) - 1, -1, -1):
             self._decide(index)
+        self.views = self._views()
+
+    def _views(self) -> dict[int, int]:
+        """Matrices that are only views, as what they are made of is in memory for all its readers."""
+        flat = (op for op in self.graph.ops if op.primitive == FLATTEN)
+        named = {op.writes[0]: self.graph.of(op.reads[0]) for op in flat}
+        return {write: read for write, read in named.items() if self.shared[read]}
 
     def kernels(self) -> list[Kernel]:
         """The kernels in program order."""
         found: list[Kernel] = []
         for index, op in enumerate(self.graph.ops):
             writes = tuple(write for write in op.writes if write in self.graph.producer and self.exists[write])
-            if writes and self._ends(index):
+            if writes and self._ends(index) and writes[0] not in self.views:
                 found.append(self._kernel(index, writes))
         return found
 
@@ -161,14 +168,10 @@ class Recomputing:
             if not self.loose[index] or self.graph.is_view(index) or self._is_unary(index):
                 continue
             for write in self.graph.ops[index].writes:
-                readers = [r for r in self.graph.readers.get(write, ()) if not self._flattens(write, r)]
+                readers = self.graph.readers.get(write, ())
                 if write in self.graph.outputs or not all(self._goes(index, r, found, known) for r in readers):
                     found.add(write)
         return found
-
-    def _flattens(self, tensor: int, reader: int) -> bool:
-        """Whether a product reads this as a matrix: that view of it is an operation like any other."""
-        return tensor in self.flat and self.graph.ops[reader].kind is Kind.DOT
 
     def _goes(self, source: int, reader: int, unfusible: set[int], known: dict[tuple[int, int], bool]) -> bool:
         """Whether an operation can be fused into this one by all ways (InstructionFusion::CanFuseOnAllPaths)."""
@@ -240,7 +243,9 @@ class Recomputing:
         if op.body:
             body = tuple(kernels_of(self.workload, op.body, frozenset(op.results), self.target, self.batch))
         flops = Affine.sum(self.graph.ops[i].flops for i in inner)
-        main = next((self.graph.ops[i] for i in inner if self.graph.ops[i].kind.is_product), op)
+        products = (self.graph.ops[i] for i in inner if self.graph.ops[i].kind.is_product)
+        computing = (self.graph.ops[i] for i in inner if self.graph.ops[i].primitive != FLATTEN)
+        main = next(products, next(computing, op))
         return Kernel(main, tuple(leaves), writes, flops, len(inner), tuple(picked.items()), body, in_place)
 
     def _upstream(self, index: int) -> tuple[list[int], list[int], dict[int, int], tuple[int, ...]]:
@@ -263,7 +268,7 @@ class Recomputing:
                         inner[source] = None
                         pending.append(source)
                     continue
-                leaves[read] = None
+                leaves[read := self.views.get(read, read)] = None
                 if op.kind not in _ALIGNED:
                     moved.add(read)
                 if op.primitive in _PICKS and read == self.graph.of(op.reads[0]):

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from cost_models.workload import UNEVEN_PAD, Kind, Op, Tensor, Workload
+from cost_models.workload import FLATTEN, UNEVEN_PAD, Kind, Op, Tensor, Workload
 
 _PADS = ("pad", UNEVEN_PAD)
 _UNARY = frozenset(
     {"abs", "ceil", "cos", "erf", "erfc", "exp", "expm1", "floor", "log", "log1p", "logistic", "neg", "not"}
-    | {"round", "rsqrt", "sign", "sin", "sqrt", "square", "tan", "tanh", "transpose", *_PADS}
+    | {"round", "rsqrt", "sign", "sin", "sqrt", "square", "tan", "tanh", "transpose", FLATTEN, *_PADS}
 )
 _ALIKE = frozenset({Kind.REDUCE, Kind.BROADCAST})
 _WITH_CONSTANTS = frozenset({Kind.ELEMENTWISE, Kind.EXPENSIVE})

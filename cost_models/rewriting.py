@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from cost_models.affine import Affine
 from cost_models.widening import WIDE, is_part_of_convolution
-from cost_models.workload import CONVERT, Kind, Op, Phase, Tensor, Workload
+from cost_models.workload import CONVERT, FLATTEN, Kind, Op, Phase, Tensor, Workload
 
 _WORDS = 2
 """That threefry draws for a random number; both are kept, and the number is made of them wherever it is read."""
@@ -113,7 +113,12 @@ class _Rewriting:
         reads = []
         for read in op.reads:
             reads.append(read)
-            if self._is_transposed(op, read):
+            if self._is_flattened(op, read):
+                like = self.tensors[read]
+                reads[-1] = len(self.tensors)
+                self.tensors.append(replace(like, shape=(like.elements,)))
+                yield Op(Kind.MOVE, FLATTEN, (read,), (reads[-1],), phase=op.phase, layer=op.layer, region=op.region)
+            elif self._is_transposed(op, read):
                 padding = self.padding.get(read)
                 source = padding.reads[0] if padding else read
                 copy = reads[-1] = self._new(source, self.tensors[source].dtype)
@@ -140,6 +145,13 @@ class _Rewriting:
 
     def _of_weights(self, op: Op) -> bool:
         return op.phase is Phase.BACKWARD and all(dim.constant for dim in self.tensors[op.writes[0]].shape)
+
+    def _is_flattened(self, op: Op, read: int) -> bool:
+        """Whether a product of matrices reads this, which has more dimensions, in its own order."""
+        shape = self.tensors[read].shape
+        if op.kind is not Kind.DOT or not op.gemm or op.gemm[0] != Affine(1) or len(shape) <= _MATRIX:
+            return False
+        return not self._is_transposed(op, read)
 
     def _is_transposed(self, op: Op, read: int) -> bool:
         """Whether a product reads a transposed copy of this operand.

@@ -15,10 +15,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from cost_models.affine import Affine
-from cost_models.workload import CONVERT, UNEVEN_PAD, Kind, Op, Tensor, Workload, walk
+from cost_models.workload import CONVERT, FLATTEN, UNEVEN_PAD, Kind, Op, Tensor, Workload, walk
 
 WIDE = "float32"
 _ARITHMETIC = frozenset({Kind.ELEMENTWISE, Kind.EXPENSIVE, Kind.REDUCE, Kind.POOL})
+_ORDERS = frozenset({"transpose", FLATTEN})
 _HALVES = frozenset({"bfloat16", "float16"})
 
 
@@ -54,8 +55,8 @@ class _Widening:
 
     wide         that of which this is the rounding, or that to which it was converted
     products_of  that of a product's result
-    padding      what pads for a convolution
-    convolved    what convolutions read
+    padding      what pads or puts in another order for a product
+    multiplied   what products read, also in another order or padded
     """
 
     def __init__(
@@ -66,13 +67,13 @@ class _Widening:
         self.wide: dict[int, int] = {}
         self.products_of: dict[int, int] = {}
         self.padding: dict[int, Op] = {}
-        self.convolved = {read for op in workload.ops if op.kind is Kind.CONV for read in op.reads}
-        padded = (op for op in workload.ops if is_part_of_convolution(op) and op.writes[0] in self.convolved)
-        self.convolved.update([op.reads[0] for op in padded])
+        self.multiplied = {read for op in workload.ops if op.kind.is_product for read in op.reads}
+        moved = [op for op in workload.ops if op.kind is Kind.MOVE and not self.multiplied.isdisjoint(op.writes)]
+        self.multiplied.update([op.reads[0] for op in moved])
 
     def rewritten(self, ops: Sequence[Op]) -> Iterator[Op]:
         for op in ops:
-            if self.rounds and is_part_of_convolution(op):
+            if self.rounds and (is_part_of_convolution(op) or (op.kind is Kind.MOVE and op.primitive in _ORDERS)):
                 self.padding[op.writes[0]] = op
             if op.primitive == CONVERT:
                 yield self._conversion(op)
@@ -123,12 +124,12 @@ class _Widening:
     def _rounded(self, op: Op) -> Iterator[Op]:
         """With conversions of its own, made after those of products and after libraries take sums in.
 
-        What a convolution reads as well is converted once for both.
+        What a product reads as well is converted once for both.
         """
         shared: dict[int, int] = {}
         if op.primitive == "reduce_sum":
             op = replace(op, primitive="reduce")
-            for read in self.convolved.intersection(op.reads):
+            for read in self.multiplied.intersection(op.reads):
                 yield from self._raised(op, read)
                 shared[read] = self.wide.get(read, read)
         known, self.wide = self.wide, shared
