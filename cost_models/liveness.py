@@ -203,7 +203,7 @@ def _orders(
     """Those that a compiler tries: it takes the one that needs least."""
     if target.breadth_first:
         order = breadth_first_order(workload, kernels)
-        return [sorted(order, key=in_update) if updates is Updates.SELECTED else order]
+        return [order if updates is Updates.AT_ONCE else sorted(order, key=in_update)]
     orders = [program_order(workload, kernels, together=updates is not Updates.AT_ONCE)]
     if updates is Updates.AT_ONCE and target.memory_orders:
         orders = list(memory_orders(workload, kernels, batch))
