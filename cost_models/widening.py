@@ -11,7 +11,7 @@ is narrow, and converted up by each reader.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 
 from cost_models.affine import Affine
@@ -42,7 +42,8 @@ def widened(
     widening = _Widening(workload, narrow, native, products, rounds)
     ops = tuple(widening.rewritten(workload.ops))
     lasting = {*workload.outputs, *(v.result for v in workload.variables)}
-    return replace(workload, tensors=tuple(widening.tensors), ops=_without_idle_conversions(ops, lasting))
+    idle = {CONVERT, *(_ORDERS if rounds else ())}
+    return replace(workload, tensors=tuple(widening.tensors), ops=_without_idle(ops, idle, lasting))
 
 
 def is_part_of_convolution(op: Op) -> bool:
@@ -182,13 +183,13 @@ def _reading(op: Op, names: Mapping[int, int]) -> Op:
     return replace(op, reads=tuple(names.get(read, read) for read in op.reads), body=body)
 
 
-def _without_idle_conversions(ops: tuple[Op, ...], lasting: Iterable[int]) -> tuple[Op, ...]:
-    """Conversions whose result nobody reads are not made."""
+def _without_idle(ops: tuple[Op, ...], idle: Set[str], lasting: Iterable[int]) -> tuple[Op, ...]:
+    """Operations of these primitives whose result nobody reads are not made."""
     read = {*lasting, *(end for op in walk(ops) for end in (*op.reads, *op.results))}
-    return tuple(_kept(ops, read))
+    return tuple(_kept(ops, idle, read))
 
 
-def _kept(ops: Sequence[Op], read: set[int]) -> Iterator[Op]:
+def _kept(ops: Sequence[Op], idle: Set[str], read: set[int]) -> Iterator[Op]:
     for op in ops:
-        if op.primitive != CONVERT or read.intersection(op.writes):
-            yield replace(op, body=tuple(_kept(op.body, read))) if op.body else op
+        if op.primitive not in idle or read.intersection(op.writes):
+            yield replace(op, body=tuple(_kept(op.body, idle, read))) if op.body else op

@@ -159,3 +159,17 @@ def test_what_a_loop_takes_parts_of_is_converted_before_the_loop():
     assert (conversion.primitive, conversion.reads) == ("convert_element_type", (stack,))
     assert loop.reads == (*conversion.writes, other)
     assert loop.body[0].reads == conversion.writes
+
+
+@pytest.mark.parametrize("order", ["transpose", "flatten"])
+def test_what_a_product_reads_in_another_order_is_converted_before(order):
+    step = Step()
+    x, w = step.input(B, 4, X, dtype="bfloat16"), step.weight("w", X, X)
+    moved = step.op(Kind.MOVE, (x,), (B, 4, X), dtype="bfloat16", primitive=order)
+    end = step.op(Kind.DOT, (moved, w), (B, 4, X), dtype="bfloat16")
+    assert told(cpu(step, end)) == [
+        ("convert_element_type", "bfloat16", "float32"),
+        (order, "float32", "float32"),
+        ("dot", "float32", "float32", "float32"),
+        ("convert_element_type", "float32", "bfloat16"),
+    ]
