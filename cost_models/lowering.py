@@ -194,7 +194,7 @@ class _Pooling:
                 readers.setdefault(read, []).append(index)
         for index, op in enumerate(ops):
             if op.kind is Kind.POOL_GRADIENT:
-                only = readers.get(op.writes[0], ())
+                only = readers.get(op.writes[0], [])
                 into_sum = [ops[reader].primitive in _ADDITIONS for reader in only] == [True]
                 if self.pads:
                     self._replace_on_padded(index, op, only[0] if into_sum else None)

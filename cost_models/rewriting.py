@@ -1,4 +1,4 @@
-"""Workload -> Workload: what XLA:CPU makes of single operations before it fuses any (jax 0.10.2, by its optimised text)."""
+"""Workload -> Workload: what XLA:CPU makes of single operations before it fuses any (jax 0.10.2)."""
 
 from __future__ import annotations
 

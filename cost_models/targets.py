@@ -260,7 +260,7 @@ _CPU = replace(
     dot_workspace_bytes=0,
     scatters_pooling=True,
     host_apart=False,
-    uncertainty=(0.35, 0.6),
+    uncertainty=(0.08, 0.08),
 )
 _BY_CAPABILITY = (
     (

@@ -11,9 +11,10 @@ is narrow, and converted up by each reader.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from cost_models.affine import Affine
 from cost_models.workload import CONVERT, UNEVEN_PAD, Kind, Op, Tensor, Workload, walk
 
 WIDE = "float32"
@@ -49,7 +50,13 @@ def is_part_of_convolution(op: Op) -> bool:
 
 
 class _Widening:
-    """`wide` names the float32 value of which a narrow one is the rounding; `products_of` that of a product's result."""
+    """Float32 values by narrow ones.
+
+    wide         that of which this is the rounding, or that to which it was converted
+    products_of  that of a product's result
+    padding      what pads for a convolution
+    convolved    what convolutions read
+    """
 
     def __init__(
         self, workload: Workload, narrow: frozenset[str], native: frozenset[str], products: bool, rounds: bool
@@ -59,6 +66,9 @@ class _Widening:
         self.wide: dict[int, int] = {}
         self.products_of: dict[int, int] = {}
         self.padding: dict[int, Op] = {}
+        self.convolved = {read for op in workload.ops if op.kind is Kind.CONV for read in op.reads}
+        padded = (op for op in workload.ops if is_part_of_convolution(op) and op.writes[0] in self.convolved)
+        self.convolved.update([op.reads[0] for op in padded])
 
     def rewritten(self, ops: Sequence[Op]) -> Iterator[Op]:
         for op in ops:
@@ -72,9 +82,18 @@ class _Widening:
                 yield from self._all_raised(op)
                 yield from self._in_float32(op)
             elif op.body:
+                stacks = self._stacks(op)
+                for stack in stacks:
+                    yield from self._raised(op, stack)
+                op = _reading(op, {stack: self.wide[stack] for stack in stacks}) if stacks else op
                 yield replace(op, body=tuple(self.rewritten(op.body)))
             else:
                 yield op
+
+    def _stacks(self, op: Op) -> list[int]:
+        """What a loop takes a part of in each iteration, if that part would be converted up: then it is before."""
+        shapes = {read: self.tensors[read].shape for read in op.reads if self.tensors[read].dtype in self.narrow}
+        return [read for read, shape in shapes.items() if self.rounds and shape and shape[0] == Affine(op.repeat)]
 
     def _conversion(self, op: Op) -> Op:
         """Down: remembered. Up again: the value that was there before."""
@@ -102,10 +121,17 @@ class _Widening:
             yield op
 
     def _rounded(self, op: Op) -> Iterator[Op]:
-        """With conversions of its own, which are made after those of products, and after libraries take sums."""
-        known, self.wide = self.wide, {}
+        """With conversions of its own, made after those of products and after libraries take sums in.
+
+        What a convolution reads as well is converted once for both.
+        """
+        shared: dict[int, int] = {}
         if op.primitive == "reduce_sum":
             op = replace(op, primitive="reduce")
+            for read in self.convolved.intersection(op.reads):
+                yield from self._raised(op, read)
+                shared[read] = self.wide.get(read, read)
+        known, self.wide = self.wide, shared
         yield from self._all_raised(op)
         yield from self._in_float32(op)
         self.wide = known
@@ -147,6 +173,12 @@ class _Widening:
         if op.kind is Kind.EXPENSIVE:
             return bool(dtypes)
         return op.primitive not in self.native and not dtypes.isdisjoint(self.narrow)
+
+
+def _reading(op: Op, names: Mapping[int, int]) -> Op:
+    """The operation, and those of its body, with other names for what they read."""
+    body = tuple(_reading(inner, names) for inner in op.body)
+    return replace(op, reads=tuple(names.get(read, read) for read in op.reads), body=body)
 
 
 def _without_idle_conversions(ops: tuple[Op, ...], lasting: Iterable[int]) -> tuple[Op, ...]:

@@ -174,3 +174,30 @@ def test_updates_of_one_variable_are_a_kernel_for_each_piece_of_state():
     mean = step.op(Kind.ELEMENTWISE, (slot, gradient), (X, X), primitive="add")
     new = step.op(Kind.ELEMENTWISE, (weight, mean), (X, X), primitive="sub")
     assert [kernel.writes for kernel in kernels(step, mean, new)] == [(mean,), (new,)]
+
+
+def test_what_is_read_in_another_shape_is_not_written_over_an_operand():
+    step = Step()
+    made = apply(step, "neg", step.input(B, X))
+    view = step.op(Kind.VIEW, (made,), (B, 2, X // 2), primitive="reshape")
+    end = step.op(Kind.SORT, (view,), (B, 2, X // 2))
+    assert next(kernel for kernel in kernels(step, end) if made in kernel.writes).in_place == ()
+
+
+def test_a_call_writes_over_what_it_reads_element_by_element():
+    step = Step()
+    x, y = step.input(B, X), step.input(B, X)
+    total = step.op(Kind.REDUCE, (x,), (B,), primitive="reduce_sum")
+    wide = step.op(Kind.BROADCAST, (total,), (B, X))
+    (kernel,) = kernels(step, apply(step, "mul", wide, y))
+    assert set(kernel.reads) == {x, y}
+    assert kernel.in_place == (y,)
+
+
+def test_padding_is_not_part_of_kernels_of_many_operations():
+    for length, kept in ((8, False), (40, True)):
+        step = Step()
+        end = padded = step.op(Kind.MOVE, (step.input(B, X - 1),), (B, X), primitive="pad")
+        for _ in range(length):
+            end = apply(step, "neg", end)
+        assert (padded in written(step, end)) is kept
