@@ -121,19 +121,40 @@ class _Rewriting:
                 if padding:
                     reads[-1] = self._new(read, self.tensors[read].dtype)
                     yield replace(padding, reads=(copy,), writes=(reads[-1],))
-        yield replace(op, reads=tuple(reads))
+        yield from self._by_channels(replace(op, reads=tuple(reads)))
+
+    def _by_channels(self, op: Op) -> Iterator[Op]:
+        """The gradient of weights of a convolution by groups is made for all channels, and what counts is chosen."""
+        result = self.tensors[op.writes[0]]
+        channels = self.tensors[op.reads[0]].shape[-1]
+        if op.kind is not Kind.CONV or not self._of_weights(op) or result.shape[-2] == channels:
+            yield op
+            return
+        whole = replace(result, shape=(*result.shape[:-2], channels, result.shape[-1]))
+        made, chosen = len(self.tensors), len(self.tensors) + 1
+        self.tensors += [whole, whole]
+        yield replace(op, writes=(made,))
+        chooses = replace(op, kind=Kind.ELEMENTWISE, primitive="select_n", reads=(made,), writes=(chosen,))
+        yield replace(chooses, flops=Affine(), gemm=())
+        yield replace(op, kind=Kind.REDUCE, primitive="reduce", reads=(chosen,), flops=Affine(), gemm=())
+
+    def _of_weights(self, op: Op) -> bool:
+        return op.phase is Phase.BACKWARD and all(dim.constant for dim in self.tensors[op.writes[0]].shape)
 
     def _is_transposed(self, op: Op, read: int) -> bool:
         """Whether a product reads a transposed copy of this operand.
 
         Products of several groups want these first, gradients of a convolution's weights want samples last. A
-        gradient of weights that sums over samples and places reads the other gradient with its features first.
+        gradient of weights that sums over samples and places reads the other gradient with its features first, and
+        weights of more dimensions than two are wanted with what is summed first: in the backward pass they are not.
         """
+        shape = self.tensors[read].shape
         if op.kind is Kind.DOT and op.gemm and op.gemm[0] != Affine(1):
             return not self._has_leading(read, op.gemm[0])
-        of_weights = op.phase is Phase.BACKWARD and all(dim.constant for dim in self.tensors[op.writes[0]].shape)
-        places = read == op.reads[0] and len(self.tensors[read].shape) > _MATRIX
-        return of_weights and (op.kind is Kind.CONV or places)
+        if op.kind is Kind.DOT and op.gemm and len(shape) > _MATRIX and all(dim.constant for dim in shape):
+            return op.phase is Phase.BACKWARD or not self._has_leading(read, op.gemm[3])
+        places = read == op.reads[0] and len(shape) > _MATRIX
+        return self._of_weights(op) and (op.kind is Kind.CONV or places)
 
     def _has_leading(self, tensor: int, groups: Affine) -> bool:
         """Whether the first dimensions are the groups."""

@@ -99,3 +99,28 @@ def test_what_a_convolution_pads_by_itself_is_transposed_before():
     assert (padding.primitive, padding.reads) == (UNEVEN_PAD, moved.writes)
     assert gradient.reads[0] == padding.writes[0]
     assert workload.tensors[padding.writes[0]] == workload.tensors[padded]
+
+
+def test_weights_of_more_than_two_dimensions_are_transposed_for_the_backward_pass():
+    step = Step()
+    x, kernel, dy = step.input(B, 16, X), step.weight("kernel", X, 4, 2), step.input(B, 16, 4, 2)
+    gemm = (Affine(1), Affine(0, 16), Affine(X), Affine(X))
+    step.op(Kind.DOT, (x, kernel), (B, 16, 4, 2), gemm=gemm)
+    step.phase = Phase.BACKWARD
+    step.op(Kind.DOT, (dy, kernel), (B, 16, X), gemm=gemm)
+    forward, moved, backward = rewritten(step.workload()).ops
+    assert forward.reads == (x, kernel)
+    assert (moved.primitive, moved.reads) == ("transpose", (kernel,))
+    assert backward.reads == (dy, *moved.writes)
+
+
+@pytest.mark.parametrize(("inner", "made"), [(1, True), (X, False)])
+def test_the_gradient_of_a_convolution_by_groups_is_made_for_all_channels(inner, made):
+    step = Step()
+    step.phase = Phase.BACKWARD
+    end = step.op(Kind.CONV, (step.input(B, 16, X), step.input(B, 16, X)), (3, inner, X))
+    workload = rewritten(step.workload(end))
+    product, *rest = [op for op in workload.ops if op.kind is not Kind.MOVE]
+    assert workload.tensors[product.writes[0]].shape == (Affine(3), Affine(X), Affine(X))
+    assert [op.primitive for op in rest] == (["select_n", "reduce"] if made else [])
+    assert (rest or [product])[-1].writes == (end,)
