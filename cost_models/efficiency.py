@@ -19,6 +19,7 @@ from cost_models.hardware import Cluster
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
+
 _LOCAL_BYTES_PER_CLOCK = 128  # shared memory of one multiprocessor (Volta to Hopper, NVIDIA tuning guides)
 
 
@@ -35,7 +36,7 @@ class Efficiency:
     overlap     how much of the shorter of arithmetic and traffic hides behind the longer one
     vector      elementwise operations a second, as a share of float32's peak, where cores are not known
     thin        depthwise convolutions, as a share of the peak of products, where cores are not known
-    direct      of depthwise convolutions in float32, FLOPs a clock and core forward and backward, where cores are known
+    direct      of depthwise convolutions, FLOPs a clock and core forward and backward, where cores are known
     slow        operations a second of kernels that a compiler runs in plain loops, as shares of float32's peak, by kind
     grouped     whether a library takes grouped convolutions; else all are as slow as depthwise ones
     attention   of fused attention: (share of the peak over both passes at long sequences, the length at which it is
@@ -72,15 +73,17 @@ class Efficiency:
         """Output channels a group below which a grouped convolution leaves the matrix units: half a block of theirs."""
         return min(n for _, n in self.tiles) // 2 if self.grouped else sys.maxsize
 
-    def thin_flops(self, peak: Floats, item_bytes: Floats, is_backward: Bools) -> Floats:
-        """FLOP/s of depthwise and thin grouped convolutions by operand size: in 16 bits on vector units, which the
-        local memory of a core feeds with 128 bytes a clock, in float32 as libraries' kernels of a thread an element; a
-        share of the peak where cores are not known."""
+    def thin_flops(self, peak: Floats, item_bytes: Floats, width: Floats, is_backward: Bools) -> Floats:
+        """FLOP/s of grouped convolutions with `width` output channels a group, too few for matrix units.
+
+        With one, kernels of a thread an element, which instructions bind and not the width of operands; with more, what
+        the local memory of a core feeds to its vector units. A share of the peak where cores are not known.
+        """
         if not self.cores:
             return peak * self.thin
         fed = 2 * np.minimum(float(self.lanes), _LOCAL_BYTES_PER_CLOCK / item_bytes)
         direct = np.where(is_backward, self.direct[1], self.direct[0])
-        return np.asarray(self.cores * self.clock_hz * np.where(item_bytes == 4, direct, fed), np.float64)
+        return np.asarray(self.cores * self.clock_hz * np.where(width <= 1, direct, fed), np.float64)
 
     @property
     def vector_operations_per_second(self) -> float:

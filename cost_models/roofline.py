@@ -240,7 +240,8 @@ def kernel_seconds(
     if chip.kind == "gpu" and _TF32_FROM not in chip.peak_flops_per_second:
         rates[table.is_minimal & (table.item_bytes == 4)] *= _MINIMAL_FILTERING
     thin = table.is_grouped & (table.gemm_fixed[:, 2] < efficiency.thinnest)
-    rates[thin] = efficiency.thin_flops(peaks[thin], table.item_bytes[thin], table.is_backward[thin])
+    widths = table.gemm_fixed[thin, 2]
+    rates[thin] = efficiency.thin_flops(peaks[thin], table.item_bytes[thin], widths, table.is_backward[thin])
     for kind, rows in table.slow.items():
         if kind in efficiency.slow:
             rates[rows] = peak_rate(chip, "float32") * efficiency.slow[kind]

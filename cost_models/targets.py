@@ -48,8 +48,7 @@ class Target:
     elementwise_in_place  an elementwise result takes the place of an operand that nobody reads afterwards (`rows.py`)
     scatters_compute    scatters take the producers of what they add in
     lodges              temporaries lie where new state will be that takes no old one's place (`state_places.py`)
-    averages            sets of gradients that stand beside them where accumulation chooses: their average, and copies of
-                        the sums so far
+    averages            sets that stand beside gradients where accumulation chooses: their average, copies of the sums
     costly              elementwise operations that are not computed twice, whatever the traffic
     writes_joined       features that are joined across the lanes of tiles are written where several operations read it
     writes_iota         constants of counting numbers are written out
