@@ -46,6 +46,7 @@ class _Segment:
     """Operations of one layer and pass, without an operation of another that needs their results between them."""
 
     owner: _Owner
+    has_product: bool  # its layer, in this pass or another
     ops: list[Op] = field(default_factory=list)
     made: set[int] = field(default_factory=set)
 
@@ -57,8 +58,8 @@ class _Segment:
     def is_kernel(self) -> bool:
         """Whether a library has a kernel for all of it."""
         layer, phase, _ = self.owner
-        named = bool(layer) and phase is not Phase.UPDATE and not layer.startswith(_LOSS)
-        return named and not any(op.kind in _KEPT for op in self.ops)
+        plain = bool(layer) and phase is not Phase.UPDATE and not layer.startswith(_LOSS) and not self.has_product
+        return plain and not any(op.kind in _KEPT for op in self.ops)
 
     def largest(self, size: Sequence[float]) -> float:
         """Bytes of the largest operand that it does not make itself."""
@@ -69,7 +70,7 @@ class _Rewriting:
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
         self.size = [size.at(workload.local_batch) for size in workload.sizes]
-        self.segments = _Ordering().of(workload.ops)
+        self.segments = _Ordering(workload.ops).segments()
         self.home = {write: one for one in self.segments for write in one.made}
         self.producer = {write: op for op in workload.ops for write in op.writes}
         self.results = self._results()
@@ -181,6 +182,12 @@ class _Rewriting:
         return bool(made) and source[: len(made)] != made
 
 
+def _with_products(ops: Sequence[Op]) -> set[str]:
+    """Layers that multiply, themselves or in a scope of theirs."""
+    layers = {op.layer for op in ops if op.kind.is_product}
+    return layers | {layer.rpartition("/")[0] for layer in layers}
+
+
 def _flops(op: Op) -> Affine:
     return op.flops * _PHILOX_OVER_THREEFRY if op.kind is Kind.RANDOM else op.flops
 
@@ -188,15 +195,17 @@ def _flops(op: Op) -> Affine:
 class _Ordering:
     """Operations by layer and pass, in an order in which each reads what came before. Updates come last."""
 
-    def __init__(self) -> None:
+    def __init__(self, ops: Sequence[Op]) -> None:
+        self.ops = ops
+        self.with_products = _with_products(ops)
         self.open: dict[_Owner, _Segment] = {}
         self.home: dict[int, _Owner] = {}
         self.done: list[_Segment] = []
 
-    def of(self, ops: Sequence[Op]) -> list[_Segment]:
+    def segments(self) -> list[_Segment]:
         later: list[Op] = []
         deferred: set[int] = set()
-        for op in ops:
+        for op in self.ops:
             if op.phase is Phase.UPDATE:
                 later.append(op)
                 deferred.update(op.writes)
@@ -216,7 +225,7 @@ class _Ordering:
             for read in op.reads:
                 if self.home.get(read, owner) != owner:
                     self._close(self.home[read])
-            self.open.setdefault(owner, _Segment(owner)).add(op)
+            self.open.setdefault(owner, _Segment(owner, op.layer in self.with_products)).add(op)
             self.home.update(dict.fromkeys(op.writes, owner))
             if not op.layer or op.phase is Phase.UPDATE:
                 self._close(owner)

@@ -237,7 +237,7 @@ def kernel_seconds(
     rates[table.is_gemm] = (peaks[at] * share_of_peak)[like]
     rates[table.is_convolution] *= efficiency.convolution
     rates[table.is_kernel_gradient] *= efficiency.kernel_gradient / efficiency.convolution
-    if chip.kind == "gpu" and _TF32_FROM not in chip.peak_flops_per_second:
+    if chip.kind == "gpu" and not _takes_float32(chip):
         rates[table.is_minimal & (table.item_bytes == 4)] *= _MINIMAL_FILTERING
     thin = table.is_grouped & (table.gemm_fixed[:, 2] < efficiency.thinnest)
     widths = table.gemm_fixed[thin, 2]
@@ -249,18 +249,19 @@ def kernel_seconds(
         flops, rates = _fused(table.attention, gemm, flops, rates, peaks, efficiency)
     streamed = np.where(table.is_gemm, efficiency.operands or efficiency.bandwidth, efficiency.bandwidth)
     compute, traffic = flops / (rates * share), moved / (memory_rate * share * streamed)
-    transposing = _TRANSPOSED * np.where(_is_transposed(table, chip), traffic, 0.0)
-    return compute + transposing, traffic + transposing
+    if _takes_float32(chip) and table.is_convolution.any():
+        transposing = _TRANSPOSED * np.where(table.is_convolution & (table.item_bytes == 4), traffic, 0.0)
+        return compute + transposing, traffic + transposing
+    return compute, traffic
 
 
-def _is_transposed(table: KernelTable, chip: Chip) -> npt.NDArray[np.bool_]:
-    """Convolutions that matrix units take with channels last, while the program holds them first.
+def _takes_float32(chip: Chip) -> bool:
+    """Whether a GPU's matrix units take float32, as TF32: of convolutions those with channels last.
 
     XLA:GPU lays out float32 images with channels first on every GPU, and those of 16 bits with channels last from Volta
     on (`gpu_layout_assignment.cc`; jax 0.10.2 compiled for an A100 does); PyTorch holds them first unless told.
     """
-    matrix_units = chip.kind == "gpu" and _TF32_FROM in chip.peak_flops_per_second
-    return np.asarray(table.is_convolution & (table.item_bytes == 4) & matrix_units, np.bool_)
+    return chip.kind == "gpu" and _TF32_FROM in chip.peak_flops_per_second
 
 
 def _as_the_backend_calculates(

@@ -1,5 +1,7 @@
 """Kernels of a library against bytes counted by hand, in elements of (batch, rows, columns)."""
 
+from dataclasses import replace
+
 import pytest
 
 from cost_models.affine import Affine
@@ -8,7 +10,7 @@ from cost_models.library import library_kernels
 from cost_models.liveness import Updates
 from cost_models.targets import target_of
 from cost_models.workload import Kind, Phase
-from tests.cost_models.made import B, Step
+from tests.cost_models.made import B, Step, attention
 
 ROWS, COLUMNS = 64, 512
 BIG, ROW = 8 * ROWS * COLUMNS, 8 * ROWS  # elements at a batch of 8
@@ -140,3 +142,12 @@ def test_what_is_no_layer_and_the_loss_stay_as_they_are(layer):
     both = elementwise(step, elementwise(step, x))
     found = library_kernels(step.workload(both))
     assert [op.kind for op in found.ops] == [Kind.ELEMENTWISE, Kind.ELEMENTWISE, Kind.BARRIER]
+
+
+def test_causal_attention_is_still_found():
+    """Its mask is made in the layer around the products, which therefore keeps its operations."""
+    made = attention(1024, library=True, causal=True)
+    around = tuple(op if op.kind is Kind.DOT else replace(op, layer="attention") for op in made.ops)
+    found = library_kernels(replace(made, ops=around))
+    assert [op.primitive for op in found.ops[:-1]] == [op.primitive for op in made.ops]
+    assert kernel_table(found, target_of("gpu"), Updates.AT_ONCE).attention.causal
