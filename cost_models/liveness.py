@@ -323,6 +323,15 @@ class _Liveness:
         columns = np.asarray(rows, np.int64).reshape(-1, 3)
         return Moved(columns[:, 0], columns[:, 1], columns[:, 2].astype(np.float64))
 
+    def _beside_choice(self) -> list[tuple[int, int, int, int, str]]:
+        """While loss scaling chooses, unscaled gradients and their new sums stand beside the old sums."""
+        if self.updates is not Updates.SELECTED or not self.target.sums_beside_choices:
+            return []
+        shapes = (self.workload.tensors[v.tensor] for v in self.workload.variables if v.role is Role.TRAINABLE)
+        size = round(2 * sum(tensor.bytes.fixed for tensor in shapes))
+        chosen = (place for place, one in enumerate(self.flat) if one.op.kind is Kind.BRANCH and in_update(one))
+        return [(-1, place, len(self.labels) - 1, size, Purpose.GRADIENTS.value) for place in list(chosen)[:1]]
+
     def _temporaries(self) -> Temporaries:
         rows: list[tuple[int, int, int, int, str]] = []
         for tensor, birth in self.birth.items():
@@ -331,6 +340,7 @@ class _Liveness:
                 rows.append((tensor, birth, self.death[tensor], 0, purpose.value))
         scratch_bytes = self.target.dot_workspace_bytes
         rows += [(-1, place, place, scratch_bytes, Purpose.WORKSPACE.value) for place in self.scratch]
+        rows += self._beside_choice()
         tensor_column, births, deaths, scratch, purposes = zip(*rows, strict=True) if rows else [()] * 5
         return Temporaries(
             tensor=np.asarray(tensor_column, np.int64),

@@ -196,3 +196,21 @@ def test_what_loops_stack_up_is_there_from_the_start_on_gpus():
     workload = step.workload(end)
     assert schedule(workload, GPU, Updates.TOGETHER).live(8)[0] == 4 * 8 * N * (10 + 1)
     assert schedule(workload, TPU, Updates.TOGETHER).live(8)[0] == 4 * 8 * N
+
+
+def test_while_loss_scaling_chooses_gradients_and_their_sums_stand_beside_the_old_on_gpus():
+    step = Step()
+    w = step.weight("w", N, N)
+    x = step.input(B, N)
+    step.phase = Phase.BACKWARD
+    gradient = step.dot(x, x, (N, N), N, B, N)
+    step.phase = Phase.UPDATE
+    new = step.tensor(N, N)
+    body = (Op(Kind.ELEMENTWISE, "sub", (w, gradient), (new,), phase=Phase.UPDATE),)
+    step.ops.append(Op(Kind.BRANCH, "cond", (w, gradient), (new,), body=body, results=(new,), phase=Phase.UPDATE))
+    step.new_value(w, new)
+    one = 4 * N * N
+    for updates, target, more in ((Updates.SELECTED, GPU, 2), (Updates.SELECTED, CPU, 0), (Updates.TOGETHER, GPU, 0)):
+        alone = replace(target, sums_beside_choices=False)
+        beside, plain = (schedule(step.workload(), which, updates).peak(8)[0] for which in (target, alone))
+        assert beside - plain == more * one
