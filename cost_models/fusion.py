@@ -18,8 +18,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from cost_models.affine import Affine
-from cost_models.columns import GATED, is_narrow, leaves_idle
+from cost_models.columns import is_narrow, leaves_idle
 from cost_models.graph import Graph
+from cost_models.kept import kept
 from cost_models.rows import Rows
 from cost_models.targets import Target
 from cost_models.tiles import storage
@@ -223,46 +224,28 @@ class Fusion:
         must = set(graph.fenced) | set(graph.outputs)
         must.update(op.writes[0] for op in graph.ops if op.primitive == RELAYOUT)
         must.update(self.rows.normalised() if self.target.elementwise_in_place else ())
-        must.update(self._into_long_chains())
-        must.update(self._gated() if self.target.keeps_gated else ())
+        must.update(kept(self.workload, graph, self.batch))
         for tensor, readers in graph.readers.items():
             refusing = [reader for reader in readers if not self._takes_producers(graph.ops[reader], tensor)]
             taken = not refusing or (self.target.products_compute and self._is_computed_by(refusing, tensor))
             if not taken or (len(readers) > 1 and tensor in self.joined_features):
-                must.add(tensor)
+                must.add(self._before_activation(tensor, refusing))
         return must
 
-    def _gated(self) -> Iterator[int]:
-        """Products with a logistic function, as in swish, that a sum reads, too, in a step of half precision."""
-        for op in self.graph.ops if self.narrow else ():
-            readers = self.graph.readers.get(op.writes[0], ()) if op.primitive == "mul" else ()
-            summed = len(readers) > 1 and op.phase is Phase.FORWARD and any(map(self._is_summed, readers))
-            if summed and "logistic" in map(self._unconverted, op.reads):
-                yield op.writes[0]
+    def _before_activation(self, tensor: int, readers: Sequence[int]) -> int:
+        """What is in memory of an activation that products read: what it is made of, where others read that, too.
 
-    def _is_summed(self, reader: int) -> bool:
-        """Whether this operation is a sum that leaves the device idle, or converts what such a sum reads."""
-        op = self.graph.ops[reader]
-        after = self.graph.readers.get(op.writes[0], ()) if op.primitive == CONVERT else (reader,)
-        return any(leaves_idle(self.workload, self.graph.ops[one], self.target, self.batch, GATED) for one in after)
-
-    def _unconverted(self, tensor: int) -> str:
-        """The primitive that makes this, conversions aside."""
-        source = self.graph.producer.get(self.graph.of(tensor))
-        while source is not None and self.graph.ops[source].primitive == CONVERT:
-            source = self.graph.producer.get(self.reads[source][0])
-        return "" if source is None else self.graph.ops[source].primitive
-
-    def _into_long_chains(self) -> Iterator[int]:
-        """Narrow values that a long chain converts up and that something else reads: kept beside its result."""
-        for op in self.graph.ops if self.target.keeps_long_operands else ():
-            if op.kind is not Kind.EXPENSIVE:
-                continue
-            read = self.graph.of(op.reads[0])
-            made = self.graph.producer.get(read)
-            widens = self.workload.tensors[read].item_bytes < self.workload.tensors[op.writes[0]].item_bytes
-            if widens and made is not None and self.fusible[made] and len(self.graph.readers[read]) > 1:
-                yield read
+        Products compute one cheap operation themselves, and the gradient of a ReLU asks for what came in.
+        """
+        source = self.graph.producer.get(tensor)
+        if source is None or not self.target.products_compute or not self._are_plain(readers):
+            return tensor
+        op = self.graph.ops[source]
+        if op.primitive not in ("max", "min") or not self.fusible[source]:
+            return tensor
+        large = [read for read in self.reads[source] if not self._is_broadcast(read)]
+        same = len(large) == 1 and self.workload.tensors[large[0]] == self.workload.tensors[tensor]
+        return large[0] if same and len(self.graph.readers[large[0]]) > 1 else tensor
 
     def _joined_features(self) -> frozenset[int]:
         """Features that are joined where they lie across the lanes: what reads pieces of tiles is no kernel's part."""
@@ -274,11 +257,12 @@ class Fusion:
 
     def _is_computed_by(self, readers: Sequence[int], tensor: int) -> bool:
         """Whether all these readers are plain products, and the tensor a short chain of what is in memory anyway."""
-        plain = all(
-            (op := self.graph.ops[reader]).kind is Kind.DOT and op.gemm and op.gemm[0] == Affine(1)
-            for reader in readers
-        )
-        return plain and self._is_short_chain(tensor)
+        return self._are_plain(readers) and self._is_short_chain(tensor)
+
+    def _are_plain(self, readers: Sequence[int]) -> bool:
+        """Whether these are products of two matrices each."""
+        ops = [self.graph.ops[reader] for reader in readers]
+        return all(op.kind is Kind.DOT and bool(op.gemm) and op.gemm[0] == Affine(1) for op in ops)
 
     def _is_short_chain(self, tensor: int) -> bool:
         """Cheap arithmetic of one operand of that size and dtype, the others being broadcast from next to nothing."""
