@@ -23,8 +23,8 @@ from cost_models.graph import Graph
 from cost_models.rows import Rows
 from cost_models.targets import Target
 from cost_models.tiles import storage
-from cost_models.widening import WIDE
-from cost_models.workload import CONVERT, ITEM_BYTES, RELAYOUT, Kind, Op, Phase, Workload
+from cost_models.weighing import Arithmetic, as_computed, members
+from cost_models.workload import CONVERT, RELAYOUT, Kind, Op, Phase, Workload
 
 _PICKS = frozenset({"gather", "slice", "dynamic_slice"})
 _LONG_CHAINS = frozenset({Kind.EXPENSIVE, Kind.RANDOM})
@@ -62,8 +62,8 @@ class Fusion:
         self.batch = batch
         self.target = graph.target
         self.size = [size.at(batch) for size in workload.sizes]
-        self.computed = self._as_computed()
-        self.arithmetic = dict(self.target.arithmetic)
+        self.computed = as_computed(workload, graph, self.size)
+        self.arithmetic = Arithmetic(workload, graph, batch)
         self.narrow = is_narrow(workload)
         self.small = _SMALL_SHARE * max(self.size, default=0.0)
         self.reads = [tuple(dict.fromkeys(map(graph.of, op.reads))) for op in graph.ops]
@@ -77,28 +77,6 @@ class Fusion:
         self.exists = self._without_choice()
         for _ in range(2):  # readers depend on what is kept and the other way round: twice settles it
             self._settle()
-
-    def _as_computed(self) -> Sequence[float]:
-        """Sizes by tensor before products round them: what other kernels would hand to these, if they wrote it at all.
-
-        Where something else reads it, too, or a convolution, it is rounded there.
-        """
-        if not self.target.product_dtype:
-            return self.size
-        computed = list(self.size)
-        for tensor, readers in self.graph.readers.items():
-            if self._is_rounded(tensor) and all(self.graph.ops[reader].kind is Kind.DOT for reader in readers):
-                computed[tensor] *= ITEM_BYTES[WIDE] / self.workload.tensors[tensor].item_bytes
-        return computed
-
-    def _is_rounded(self, tensor: int) -> bool:
-        """Whether arithmetic in float32 makes this, in the dtype to which products round."""
-        op = self.graph.ops[self.graph.producer[tensor]] if tensor in self.graph.producer else None
-        if op is None or op.kind is not Kind.ELEMENTWISE or op.primitive == CONVERT:
-            return False
-        large = (read for read in op.reads if self.size[read] >= self.size[tensor])
-        wide = any(self.workload.tensors[read].dtype == WIDE for read in large)
-        return wide and self.workload.tensors[tensor].dtype == self.target.product_dtype
 
     def _with_epilogue(self) -> frozenset[int]:
         """Products whose result goes on into one elementwise operation: they end where that chain ends."""
@@ -322,7 +300,7 @@ class Fusion:
             if not self.fusible[index] or self.graph.is_view(index):
                 continue
             below, tainted = 0, op.kind in _LONG_CHAINS
-            arithmetic = 1 << index if op.primitive in self.arithmetic else 0
+            arithmetic = 1 << index if self.arithmetic.weighs(op) else 0
             inside = self._one_product(index, product)
             for read in self.reads[index]:
                 below |= 1 << read if self.exists[read] else leaves.get(read, 0)
@@ -365,27 +343,18 @@ class Fusion:
             return True
         if not self.target.weighs_traffic:
             return readers > self.target.copies
-        below = sum(self.size[leaf] for leaf in _bits(leaves))
+        below = sum(self.size[leaf] for leaf in members(leaves))
         if below <= self.small:
             return False
         own_traffic = (1 + readers) * self.computed[tensor] + below
-        extra = (readers - 1) * self._arithmetic_bytes(dear)
+        extra = (readers - 1) * self.arithmetic.bytes_of(dear)
         if readers * below + extra <= own_traffic:
             return False
-        for reader in _bits(users):
-            extra += sum(self.size[leaf] for leaf in _bits(leaves & ~self._leaves_without(reader, tensor)))
+        for reader in members(users):
+            extra += sum(self.size[leaf] for leaf in members(leaves & ~self._leaves_without(reader, tensor)))
             if extra > own_traffic:
                 return True
         return False
-
-    def _arithmetic_bytes(self, operations: int) -> float:
-        """Bytes that could be moved in the time that these operations take."""
-        total = 0.0
-        for index in _bits(operations):
-            op = self.graph.ops[index]
-            each = self.arithmetic[op.primitive]
-            total += each * self.workload.tensors[op.writes[0]].elements.at(self.batch)
-        return total
 
     def _is_mask(self, tensor: int) -> bool:
         op = self.graph.ops[self.graph.producer[tensor]]
@@ -425,7 +394,7 @@ class Fusion:
         made = self.workload.tensors[tensor]
         if made.dtype != "float32":
             return False
-        narrow = (leaf for leaf in _bits(leaves) if self.workload.tensors[leaf].item_bytes < made.item_bytes)
+        narrow = (leaf for leaf in members(leaves) if self.workload.tensors[leaf].item_bytes < made.item_bytes)
         return sum(self.size[leaf] for leaf in narrow) >= _NARROW_SHARE * self.size[tensor]
 
     def _is_costly(self, tensor: int) -> bool:
@@ -486,13 +455,6 @@ def _together(one: Kernel, other: Kernel) -> Kernel:
         fused=one.fused + other.fused,
         picked=(*one.picked, *other.picked),
     )
-
-
-def _bits(mask: int) -> Iterator[int]:
-    while mask:
-        low = mask & -mask
-        yield low.bit_length() - 1
-        mask ^= low
 
 
 def in_update(kernel: Kernel) -> bool:

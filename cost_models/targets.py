@@ -48,8 +48,8 @@ class Target:
     lodges              temporaries lie where new state will be that takes no old one's place (`state_places.py`)
     averages            sets of gradients that stand beside them where accumulation chooses: their average, and copies of
                         the sums so far
-    arithmetic          bytes that could be moved in the time that an operation takes on one element, where that is weighed
-                        against reading what was kept of it
+    arithmetic          bytes that could be moved in the time that an operation takes on one element, where that is
+                        weighed against reading what was kept of it
     costly              elementwise operations that are not computed twice, whatever the traffic
     writes_joined       features that are joined across the lanes of tiles are written where several operations read it
     writes_iota         constants of counting numbers are written out
@@ -227,10 +227,10 @@ _TPU_V4 = replace(
     name="tpu v4",
     arithmetic=(("div", 3.0), ("exp", 2.5), ("expm1", 2.5), ("logistic", 5.5), ("tanh", 5.5), ("erfc", 12.0)),
 )
-"""Between bounds that its compiler's choices give (jax 0.10.2): it keeps attention's probabilities in bfloat16 (div more
-than 2), silu (exp and div more than 4) and exp (more than 2), and computes again a softmax in bfloat16 (div less than 4),
-elu (expm1 less than 4), the gradients of logits (exp less than 6) and of attention's scores (div less than 6). v5e
-computes all of these again, as far as has been seen."""
+"""Between bounds that this compiler's choices give (jax 0.10.2). It keeps attention's probabilities in bfloat16 (div:
+more than 2), silu (exp and div: more than 4), exp (more than 2) and the factor of exact GELU; it computes again a
+softmax in bfloat16 (div: less than 4), elu (expm1: less than 4), softplus, and the gradients of logits (exp: less than
+6) and of attention's scores (div: less than 6). Of the same steps v5e computes all but exp, tanh and logistic again."""
 _CPU = replace(
     _GPU,
     name="cpu",
