@@ -24,6 +24,7 @@ from cost_models.kept import kept
 from cost_models.rows import Rows
 from cost_models.targets import Target
 from cost_models.tiles import storage
+from cost_models.weighing import Arithmetic, as_computed, members
 from cost_models.workload import CONVERT, RELAYOUT, Kind, Op, Phase, Workload
 
 _PICKS = frozenset({"gather", "slice", "dynamic_slice"})
@@ -62,6 +63,8 @@ class Fusion:
         self.batch = batch
         self.target = graph.target
         self.size = [size.at(batch) for size in workload.sizes]
+        self.computed = as_computed(workload, graph, self.size)
+        self.arithmetic = Arithmetic(workload, graph, batch)
         self.narrow = is_narrow(workload)
         self.small = _SMALL_SHARE * max(self.size, default=0.0)
         self.reads = [tuple(dict.fromkeys(map(graph.of, op.reads))) for op in graph.ops]
@@ -296,24 +299,28 @@ class Fusion:
         users = self._users()
         self.exists = self._without_choice()
         leaves: dict[int, int] = {}
+        dear: dict[int, int] = {}
         long: set[int] = set()
         product: set[int] = set()
         for index, op in enumerate(self.graph.ops):
             if not self.fusible[index] or self.graph.is_view(index):
                 continue
             below, tainted = 0, op.kind in _LONG_CHAINS
+            arithmetic = 1 << index if self.arithmetic.weighs(op) else 0
             inside = self._one_product(index, product)
             for read in self.reads[index]:
                 below |= 1 << read if self.exists[read] else leaves.get(read, 0)
+                arithmetic |= 0 if self.exists[read] else dear.get(read, 0)
                 tainted |= read in long
             for write in op.writes:
                 if write not in self.must and (
                     not (write in self.between or self._goes_on(write))
                     if inside
-                    else self._keep(write, below, users.get(write, 0), tainted)
+                    else self._keep(write, below, users.get(write, 0), tainted, arithmetic)
                 ):
                     self.exists[write] = True
                 leaves[write] = below
+                dear[write] = arithmetic
                 if inside and not self.exists[write]:
                     product.add(write)
                 if tainted and not self.exists[write]:
@@ -329,7 +336,7 @@ class Fusion:
             self.exists[read] = own is None or own != self.between.get(carried[0])
         return bool(carried)
 
-    def _keep(self, tensor: int, leaves: int, users: int, long: bool) -> bool:
+    def _keep(self, tensor: int, leaves: int, users: int, long: bool, dear: int) -> bool:
         readers = users.bit_count()
         direct = self.graph.readers.get(tensor, ())
         if readers < 2 or not leaves or (self._is_mask(tensor) and not self.target.keeps_masks):
@@ -342,15 +349,15 @@ class Fusion:
             return True
         if not self.target.weighs_traffic:
             return readers > self.target.copies
-        below = sum(self.size[leaf] for leaf in _bits(leaves))
+        below = sum(self.size[leaf] for leaf in members(leaves))
         if below <= self.small:
             return False
-        own_traffic = (1 + readers) * self.size[tensor] + below
-        if readers * below <= own_traffic:
+        own_traffic = (1 + readers) * self.computed[tensor] + below
+        extra = (readers - 1) * self.arithmetic.bytes_of(dear)
+        if readers * below + extra <= own_traffic:
             return False
-        extra = 0.0
-        for reader in _bits(users):
-            extra += sum(self.size[leaf] for leaf in _bits(leaves & ~self._leaves_without(reader, tensor)))
+        for reader in members(users):
+            extra += sum(self.size[leaf] for leaf in members(leaves & ~self._leaves_without(reader, tensor)))
             if extra > own_traffic:
                 return True
         return False
@@ -405,7 +412,7 @@ class Fusion:
         made = self.workload.tensors[tensor]
         if made.dtype != "float32":
             return False
-        narrow = (leaf for leaf in _bits(leaves) if self.workload.tensors[leaf].item_bytes < made.item_bytes)
+        narrow = (leaf for leaf in members(leaves) if self.workload.tensors[leaf].item_bytes < made.item_bytes)
         return sum(self.size[leaf] for leaf in narrow) >= _NARROW_SHARE * self.size[tensor]
 
     def _is_costly(self, tensor: int) -> bool:
@@ -466,13 +473,6 @@ def _together(one: Kernel, other: Kernel) -> Kernel:
         fused=one.fused + other.fused,
         picked=(*one.picked, *other.picked),
     )
-
-
-def _bits(mask: int) -> Iterator[int]:
-    while mask:
-        low = mask & -mask
-        yield low.bit_length() - 1
-        mask ^= low
 
 
 def in_update(kernel: Kernel) -> bool:

@@ -155,7 +155,7 @@ def check_origin(workload: Workload, config: TrainConfig) -> None:
 def target_for(config: TrainConfig, cluster: Cluster) -> Target:
     """What turns this configuration into kernels there."""
     chip = cluster.chip
-    return target_of(chip.kind, config.jit_compile, config.backend, chip.compute_capability)
+    return target_of(chip.kind, config.jit_compile, config.backend, chip.compute_capability, chip.name)
 
 
 def plan_of(workload: Workload, config: TrainConfig, cluster: Cluster) -> Schedule:

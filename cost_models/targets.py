@@ -50,6 +50,8 @@ class Target:
     scatters_compute    scatters take the producers of what they add in
     lodges              temporaries lie where new state will be that takes no old one's place (`state_places.py`)
     averages            sets that stand beside gradients where accumulation chooses: their average, copies of the sums
+    arithmetic          bytes that could be moved in the time that an operation takes on one element, where that is
+                        weighed against reading what was kept of it
     costly              elementwise operations that are not computed twice, whatever the traffic
     writes_joined       features that are joined across the lanes of tiles are written where several operations read it
     writes_iota         constants of counting numbers are written out
@@ -104,6 +106,7 @@ class Target:
     scatters_compute: bool
     lodges: bool
     averages: int
+    arithmetic: tuple[tuple[str, float], ...]
     costly: frozenset[str]
     writes_joined: bool
     writes_iota: bool
@@ -170,6 +173,7 @@ _GPU = Target(
     scatters_compute=True,
     lodges=True,
     averages=1,
+    arithmetic=(),
     costly=frozenset(),
     writes_joined=False,
     writes_iota=False,
@@ -220,6 +224,7 @@ _TPU = Target(
     scatters_compute=False,
     lodges=False,
     averages=0,
+    arithmetic=(),
     costly=frozenset(),
     writes_joined=True,
     writes_iota=False,
@@ -232,6 +237,15 @@ _TPU = Target(
     host_apart=True,
     uncertainty=(0.1, 0.12),
 )
+_TPU_V4 = replace(
+    _TPU,
+    name="tpu v4",
+    arithmetic=(("div", 3.0), ("exp", 2.5), ("expm1", 2.5), ("logistic", 5.5), ("tanh", 5.5), ("erfc", 12.0)),
+)
+"""Between bounds that this compiler's choices give (jax 0.10.2). It keeps attention's probabilities in bfloat16 (div:
+more than 2), silu (exp and div: more than 4), exp (more than 2) and the factor of exact GELU; it computes again a
+softmax in bfloat16 (div: less than 4), elu (expm1: less than 4), softplus, and the gradients of logits (exp: less than
+6) and of attention's scores (div: less than 6). Of the same steps v5e computes all but exp, tanh and logistic again."""
 _CPU = replace(
     _GPU,
     name="cpu",
@@ -289,23 +303,30 @@ _BY_CAPABILITY = (
 nothing of its operands and wants scratch."""
 _ON_ANOTHER_BACKEND = (0.5, 1.0)
 """No compiler's figures were held against these: half as much or twice as much of the temporaries is possible."""
+_BY_CHIP: Mapping[str, Target] = {"tpu-v4": _TPU_V4}
+"""Chips whose compiler differs from that of their kind."""
 _TARGETS: Mapping[str, Target] = {"gpu": _GPU, "tpu": _TPU, "cpu": _CPU}
 
 
 def target_of(
-    chip_kind: str, jit_compile: bool = True, backend: str = "jax", compute_capability: float | None = None
+    chip_kind: str,
+    jit_compile: bool = True,
+    backend: str = "jax",
+    compute_capability: float | None = None,
+    chip: str = "",
 ) -> Target:
     """What compiles for this kind of chip; without a compiler every operation is a kernel that writes its result.
 
     backend             workloads are traced on JAX: what another backend keeps alive of the same step is less certain
     compute_capability  of an NVIDIA chip; None is taken for an A100's
+    chip                its name in the catalogue; one that is not told apart is taken for the usual one of its kind
 
     HardwareError for a kind that nobody described.
     """
     if chip_kind not in _TARGETS:
         known = ", ".join(_TARGETS)
         raise HardwareError(f"no compiler rules for a {chip_kind!r} device; known kinds are {known}")
-    target = _TARGETS[chip_kind]
+    target = _BY_CHIP.get(chip, _TARGETS[chip_kind])
     if chip_kind == "gpu" and compute_capability is not None:
         target = next(made for least, made in _BY_CAPABILITY if compute_capability >= least)
     if backend != "jax":

@@ -31,3 +31,11 @@ def test_what_compiles_for_a_gpu_depends_on_what_the_chip_can_do():
     assert ampere == target_of("gpu")
     assert "add" in hopper.native - ampere.native
     assert {target.name for target in (volta, ampere, hopper)} == {"gpu volta", "gpu", "gpu hopper"}
+
+
+def test_a_chip_that_is_not_told_apart_is_the_usual_one_of_its_kind():
+    v4 = target_of("tpu", chip="tpu-v4")
+    assert v4.arithmetic
+    assert v4.name == "tpu v4"
+    assert target_of("tpu", chip="tpu-v5e") == target_of("tpu") != v4
+    assert not target_of("tpu", chip="tpu-v4", jit_compile=False).fusible
