@@ -25,6 +25,23 @@ def with_uneven_padding_alone(workload: Workload) -> Workload:
     return replace(workload, tensors=tuple(padding.tensors), ops=ops)
 
 
+def with_shared_padding(workload: Workload) -> Workload:
+    """The same image padded to the same shape is padded once: XLA merges equal operations."""
+    first: dict[tuple[int, tuple[Affine, ...]], int] = {}
+    same: dict[int, int] = {}
+    for op in workload.ops:
+        if op.primitive == UNEVEN_PAD and op.phase is Phase.FORWARD:
+            write = op.writes[0]
+            one = first.setdefault((op.reads[0], workload.tensors[write].shape), write)
+            if one != write:
+                same[write] = one
+    if not same:
+        return workload
+    left = (op for op in workload.ops if not (op.primitive == UNEVEN_PAD and op.writes[0] in same))
+    ops = tuple(replace(op, reads=tuple(same.get(read, read) for read in op.reads)) for op in left)
+    return replace(workload, ops=ops)
+
+
 def with_dilated_gradients(workload: Workload) -> Workload:
     """The incoming gradients of strided grouped convolutions written out."""
     tensors = list(workload.tensors)

@@ -1,7 +1,7 @@
 """How much of an uneven padding is written on GPUs, and what strided grouped convolutions read in the backward pass."""
 
 from cost_models.affine import Affine
-from cost_models.padding import with_dilated_gradients, with_uneven_padding_alone
+from cost_models.padding import with_dilated_gradients, with_shared_padding, with_uneven_padding_alone
 from cost_models.workload import RELAYOUT, UNEVEN_PAD, Kind, Phase
 from tests.cost_models.made import B, Step, dim
 
@@ -61,3 +61,16 @@ def test_the_gradient_of_a_strided_grouped_convolutions_input_reads_zeros_betwee
     assert (maker(after, read).primitive, maker(after, read).reads) == (RELAYOUT, (y,))
     alone, *_ = strided(5, groups=1)
     assert with_dilated_gradients(alone) is alone
+
+
+def test_two_convolutions_that_pad_one_image_alike_share_what_is_padded():
+    step = Step()
+    x, w = step.input(B, SIDE, SIDE, CHANNELS), step.weight("kernel", 2, 2, CHANNELS, CHANNELS)
+    sides = (SIDE + 1, SIDE + 1, SIDE + 2)
+    pads = [step.op(Kind.MOVE, (x,), (B, side, side, CHANNELS), primitive=UNEVEN_PAD) for side in sides]
+    ends = [step.op(Kind.CONV, (pad, w), (B, SIDE, SIDE, CHANNELS)) for pad in pads]
+    before = step.workload(*ends)
+    after = with_shared_padding(before)
+    assert [maker(after, end).reads[0] for end in ends] == [pads[0], pads[0], pads[2]]
+    assert len(after.ops) == len(before.ops) - 1
+    assert with_shared_padding(after) is after
