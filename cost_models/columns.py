@@ -20,20 +20,28 @@ from cost_models.workload import ITEM_BYTES, Kind, Op, Phase, Workload
 _WIDTH = 32  # columns a block
 _UNSPLIT = 4096  # elements that one reduction sums (ReductionDimensionRaceFreeBound)
 _HALF_BYTES = 2
+GATED = 2.0
+"""By how much more a logistic function is to compute than what normalises (A100: 512 blocks were too few, 640 not)."""
 _BATCHES = tuple(2**power for power in range(13))  # looked at for one whose layouts are the same
 
 
-def leaves_idle(workload: Workload, op: Op, target: Target, batch: int) -> bool:
+def leaves_idle(
+    workload: Workload, op: Op, target: Target, batch: int, times: float = 1.0, chained: bool = False
+) -> bool:
     """Whether this operation is a reduction over columns that does not fill the device at a local batch.
 
     Of the forward pass: what the backward pass computes before one is gone again soon after.
+
+    times    by how much more would be computed in it than usual: as many more blocks are too few
+    chained  whether more than one operation would be: in float32 then as many blocks are asked for as there are cores
     """
     if not _sums_columns(workload, op):
         return False
     if is_narrow(workload):
-        return _blocks(workload, op, batch) < target.column_blocks
+        return _blocks(workload, op, batch) < times * target.column_blocks
     images = workload.tensors[op.reads[0]].shape in _images(workload)  # cuDNN has their channels first in float32
-    return not images and _blocks(workload, op, batch) < target.wide_column_blocks
+    least = target.chained_column_blocks if chained else target.wide_column_blocks
+    return not images and _blocks(workload, op, batch) < times * least
 
 
 @lru_cache(maxsize=4096)
@@ -113,9 +121,17 @@ def is_narrow(workload: Workload) -> bool:
     return any(ITEM_BYTES.get(tensor.dtype, 0) == _HALF_BYTES for tensor in workload.tensors)
 
 
-def _idle(workload: Workload, target: Target, batch: int) -> frozenset[int]:
-    candidates = enumerate(_candidates(workload))
-    return frozenset(number for number, op in candidates if leaves_idle(workload, op, target, batch))
+_Case = tuple[int, float, bool]
+_CASES = ((1.0, False), (GATED, False), (1.0, True))
+
+
+def _idle(workload: Workload, target: Target, batch: int) -> frozenset[_Case]:
+    candidates = ((number, op, *case) for number, op in enumerate(_candidates(workload)) for case in _CASES)
+    return frozenset(
+        (number, times, chained)
+        for number, op, times, chained in candidates
+        if leaves_idle(workload, op, target, batch, times, chained)
+    )
 
 
 def _sums_columns(workload: Workload, op: Op) -> bool:
@@ -133,7 +149,7 @@ def _blocks(workload: Workload, op: Op, batch: int) -> float:
     rows = _elements(source, batch) / max(results, 1.0)
     width = made[-1].at(batch)
     blocks = results / max(width, 1.0) * math.ceil(width / _WIDTH)
-    return blocks * math.sqrt(rows) if rows > _UNSPLIT else blocks
+    return math.inf if rows > _UNSPLIT else blocks
 
 
 def _elements(shape: Sequence[Affine], batch: int) -> float:

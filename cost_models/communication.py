@@ -35,6 +35,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from math import ceil, prod
+from statistics import NormalDist
 
 from cost_models.errors import ConfigError, HardwareError
 from cost_models.hardware import Cluster, Link
@@ -115,6 +116,21 @@ def collective_permute(payload_bytes: int, cluster: Cluster, devices: int, *, st
         return NOTHING
     way = _way(cluster, devices, stride)
     return Collective("collective_permute", way.launch_seconds + way.pass_seconds(payload_bytes), payload_bytes)
+
+
+_SPREAD = 0.08 / 5.4
+"""Standard deviation of the seconds of GPUs of one kind, as a share of their mean."""
+
+
+def slowest_of(devices: int) -> float:
+    """How many times the seconds of a typical GPU the slowest of `devices` needs, which all others wait for.
+
+    The expected largest of as many normal values (Blom 1958). GPUs of one kind differ by 8% under their power limits
+    (Sinha et al. 2022, arXiv 2208.11035: from whisker to whisker, which is 5.4 standard deviations).
+    """
+    if devices == 1:
+        return 1.0
+    return 1.0 + _SPREAD * NormalDist().inv_cdf((devices - 0.375) / (devices + 0.25))
 
 
 class _Way(ABC):

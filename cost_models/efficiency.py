@@ -17,6 +17,8 @@ from cost_models.errors import HardwareError
 from cost_models.hardware import Cluster
 
 Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+
 
 _LOCAL_BYTES_PER_CLOCK = 128  # shared memory of one multiprocessor (Volta to Hopper, NVIDIA tuning guides)
 
@@ -30,9 +32,11 @@ class Efficiency:
     bandwidth   of long streams, of the memory bandwidth
     operands    the same of the operands of products and convolutions, where they are slower
     convolution, kernel_gradient   of convolutions and of their kernels' gradients, of what products reach
+    fresh_pages of the rate at which the kernel gives new pages, which are in no cache when they are used
     overlap     how much of the shorter of arithmetic and traffic hides behind the longer one
     vector      elementwise operations a second, as a share of float32's peak, where cores are not known
     thin        depthwise convolutions, as a share of the peak of products, where cores are not known
+    direct      of depthwise convolutions, FLOPs a clock and core forward and backward, where cores are known
     slow        operations a second of kernels that a compiler runs in plain loops, as shares of float32's peak, by kind
     grouped     whether a library takes grouped convolutions; else all are as slow as depthwise ones
     attention   of fused attention: (share of the peak over both passes at long sequences, the length at which it is
@@ -48,6 +52,7 @@ class Efficiency:
     overlap: float
     vector: float
     thin: float
+    direct: tuple[float, float]
     attention: tuple[float, int]
     tiles: tuple[tuple[int, int], ...]
     depth: int
@@ -55,6 +60,7 @@ class Efficiency:
     product_float32: float = 0.0
     slow: Mapping[str, float] = field(default_factory=dict)
     operands: float = 0.0
+    fresh_pages: float = 1.0
     convolution: float = 1.0
     kernel_gradient: float = 1.0
     grouped: bool = True
@@ -67,13 +73,17 @@ class Efficiency:
         """Output channels a group below which a grouped convolution leaves the matrix units: half a block of theirs."""
         return min(n for _, n in self.tiles) // 2 if self.grouped else sys.maxsize
 
-    def thin_flops(self, peak: Floats, item_bytes: Floats) -> Floats:
-        """FLOP/s of depthwise and thin grouped convolutions by operand size: on vector units, which the local memory
-        of a core feeds with 128 bytes a clock; a share of the peak where cores are not known."""
+    def thin_flops(self, peak: Floats, item_bytes: Floats, width: Floats, is_backward: Bools) -> Floats:
+        """FLOP/s of grouped convolutions with `width` output channels a group, too few for matrix units.
+
+        With one, kernels of a thread an element, which instructions bind and not the width of operands; with more, what
+        the local memory of a core feeds to its vector units. A share of the peak where cores are not known.
+        """
         if not self.cores:
             return peak * self.thin
-        fed = np.minimum(float(self.lanes), _LOCAL_BYTES_PER_CLOCK / item_bytes)
-        return np.asarray(2 * self.cores * self.clock_hz * fed, np.float64)
+        fed = 2 * np.minimum(float(self.lanes), _LOCAL_BYTES_PER_CLOCK / item_bytes)
+        direct = np.where(is_backward, self.direct[1], self.direct[0])
+        return np.asarray(self.cores * self.clock_hz * np.where(width <= 1, direct, fed), np.float64)
 
     @property
     def vector_operations_per_second(self) -> float:
@@ -106,6 +116,7 @@ def _of_chip(name: str, kind: str) -> Efficiency:
     values |= own
     values["tiles"] = tuple((int(m), int(n)) for m, n in values["tiles"])
     values["attention"] = tuple(values["attention"])
+    values["direct"] = tuple(values["direct"])
     return Efficiency(**values)
 
 

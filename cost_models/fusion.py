@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from cost_models.affine import Affine
 from cost_models.columns import is_narrow, leaves_idle
 from cost_models.graph import Graph
+from cost_models.kept import kept
 from cost_models.rows import Rows
 from cost_models.targets import Target
 from cost_models.tiles import storage
@@ -235,24 +236,28 @@ class Fusion:
         must = set(graph.fenced) | set(graph.outputs)
         must.update(op.writes[0] for op in graph.ops if op.primitive == RELAYOUT)
         must.update(self.rows.normalised() if self.target.elementwise_in_place else ())
-        must.update(self._into_long_chains())
+        must.update(kept(self.workload, graph, self.batch))
         for tensor, readers in graph.readers.items():
             refusing = [reader for reader in readers if not self._takes_producers(graph.ops[reader], tensor)]
             taken = not refusing or (self.target.products_compute and self._is_computed_by(refusing, tensor))
             if not taken or (len(readers) > 1 and tensor in self.joined_features):
-                must.add(tensor)
+                must.add(self._before_activation(tensor, refusing))
         return must
 
-    def _into_long_chains(self) -> Iterator[int]:
-        """Narrow values that a long chain converts up and that something else reads: kept beside its result."""
-        for op in self.graph.ops if self.target.keeps_long_operands else ():
-            if op.kind is not Kind.EXPENSIVE:
-                continue
-            read = self.graph.of(op.reads[0])
-            made = self.graph.producer.get(read)
-            widens = self.workload.tensors[read].item_bytes < self.workload.tensors[op.writes[0]].item_bytes
-            if widens and made is not None and self.fusible[made] and len(self.graph.readers[read]) > 1:
-                yield read
+    def _before_activation(self, tensor: int, readers: Sequence[int]) -> int:
+        """What is in memory of an activation that products read: what it is made of, where others read that, too.
+
+        Products compute one cheap operation themselves, and the gradient of a ReLU asks for what came in.
+        """
+        source = self.graph.producer.get(tensor)
+        if source is None or not self.target.products_compute or not self._are_plain(readers):
+            return tensor
+        op = self.graph.ops[source]
+        if op.primitive not in ("max", "min") or not self.fusible[source]:
+            return tensor
+        large = [read for read in self.reads[source] if not self._is_broadcast(read)]
+        same = len(large) == 1 and self.workload.tensors[large[0]] == self.workload.tensors[tensor]
+        return large[0] if same and len(self.graph.readers[large[0]]) > 1 else tensor
 
     def _joined_features(self) -> frozenset[int]:
         """Features that are joined where they lie across the lanes: what reads pieces of tiles is no kernel's part."""
@@ -264,11 +269,12 @@ class Fusion:
 
     def _is_computed_by(self, readers: Sequence[int], tensor: int) -> bool:
         """Whether all these readers are plain products, and the tensor a short chain of what is in memory anyway."""
-        plain = all(
-            (op := self.graph.ops[reader]).kind is Kind.DOT and op.gemm and op.gemm[0] == Affine(1)
-            for reader in readers
-        )
-        return plain and self._is_short_chain(tensor)
+        return self._are_plain(readers) and self._is_short_chain(tensor)
+
+    def _are_plain(self, readers: Sequence[int]) -> bool:
+        """Whether these are products of two matrices each."""
+        ops = [self.graph.ops[reader] for reader in readers]
+        return all(op.kind is Kind.DOT and bool(op.gemm) and op.gemm[0] == Affine(1) for op in ops)
 
     def _is_short_chain(self, tensor: int) -> bool:
         """Cheap arithmetic of one operand of that size and dtype, the others being broadcast from next to nothing."""
@@ -376,9 +382,21 @@ class Fusion:
         """
         found: set[int] = set()
         for index, op in enumerate(self.graph.ops):
-            if leaves_idle(self.workload, op, self.target, self.batch):
-                found.update(self._nearest_shared(index))
+            alone = leaves_idle(self.workload, op, self.target, self.batch)
+            if alone or leaves_idle(self.workload, op, self.target, self.batch, chained=True):
+                found.update(one for one in self._nearest_shared(index) if alone or self._is_chained(one, found))
         return frozenset(found)
+
+    def _is_chained(self, tensor: int, there: set[int]) -> bool:
+        """Whether more than one operation on as many elements makes this of what is in memory."""
+        count, pending = 0, [tensor]
+        while pending and count < 2:
+            source = self.graph.producer.get(read := pending.pop())
+            if source is not None and self.fusible[source] and (read == tensor or read not in there):
+                op = self.graph.ops[source]
+                count += op.kind is Kind.ELEMENTWISE and op.primitive != CONVERT
+                pending += [one for one in self.reads[source] if self.size[one] >= self.size[tensor]]
+        return count > 1
 
     def _nearest_shared(self, reduction: int) -> Iterator[int]:
         pending = [reduction]

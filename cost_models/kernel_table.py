@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cost_models.attention import Attention, find_attention
+from cost_models.convolutions import moves_by_one
 from cost_models.fusion import Kernel
 from cost_models.liveness import Updates, schedule
 from cost_models.targets import Target
@@ -44,6 +45,8 @@ class KernelTable:
     moved_by, moved_tensor, moved_times   that row moves that tensor's bytes so often
     slow                                  rows that some compilers run in plain loops, by the name of their rate in
                                           `Efficiency.slow`
+    minimal                               convolutions of windows of 3 x 3 that move by one: libraries have minimal
+                                          filtering for them (Winograd)
     attention                             None where there is none, or where the compiler decided about it already
     """
 
@@ -62,6 +65,7 @@ class KernelTable:
     dtype: npt.NDArray[np.int64]
     dtypes: tuple[str, ...]
     attention: AttentionRows | None = None
+    minimal: npt.NDArray[np.bool_] | None = None
     convolutions: npt.NDArray[np.bool_] | None = None
     updates: npt.NDArray[np.bool_] | None = None
     slow: Mapping[str, npt.NDArray[np.bool_]] = field(default_factory=dict)
@@ -77,6 +81,11 @@ class KernelTable:
         return self.is_convolution & (self.gemm_per_sample[:, 3] > 0)
 
     @property
+    def is_minimal(self) -> npt.NDArray[np.bool_]:
+        """Rows that minimal filtering can work out, as far as that is known."""
+        return np.zeros(len(self.runs), np.bool_) if self.minimal is None else self.minimal
+
+    @property
     def is_update(self) -> npt.NDArray[np.bool_]:
         """Rows that belong to the optimizer and the metrics, as far as that is known."""
         return np.zeros(len(self.runs), np.bool_) if self.updates is None else self.updates
@@ -88,7 +97,8 @@ class KernelTable:
         Layers repeat, and their products have one shape at every batch.
         """
         rows = np.flatnonzero(self.is_gemm)
-        kinds = np.column_stack([self.gemm_fixed, self.gemm_per_sample, self.dtype, self.is_convolution])[rows]
+        marks = self.dtype, self.is_convolution, self.is_minimal
+        kinds = np.column_stack([self.gemm_fixed, self.gemm_per_sample, *marks])[rows]
         _, first, like = np.unique(kinds, axis=0, return_index=True, return_inverse=True)
         return rows[first], np.asarray(like, np.int64).reshape(-1)
 
@@ -146,6 +156,7 @@ def kernel_table(workload: Workload, target: Target, updates: Updates) -> Kernel
         dtype=np.array([dtypes.index(name) for name in arithmetic], np.int64),
         dtypes=dtypes,
         attention=_attention_rows(attention, rows, moved),
+        minimal=np.array([moves_by_one(plan.tensors, kernel.op) for kernel, _ in rows], np.bool_),
         convolutions=np.array([kernel.op.kind is Kind.CONV for kernel, _ in rows], np.bool_),
         updates=np.array([kernel.op.phase is Phase.UPDATE for kernel, _ in rows], np.bool_),
         slow={

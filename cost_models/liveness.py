@@ -203,7 +203,7 @@ def _orders(
     """Those that a compiler tries: it takes the one that needs least."""
     if target.breadth_first:
         order = breadth_first_order(workload, kernels)
-        return [sorted(order, key=in_update) if updates is Updates.SELECTED else order]
+        return [order if updates is Updates.AT_ONCE else sorted(order, key=in_update)]
     orders = [program_order(workload, kernels, together=updates is not Updates.AT_ONCE)]
     if updates is Updates.AT_ONCE and target.memory_orders:
         orders = list(memory_orders(workload, kernels, batch))
@@ -375,6 +375,15 @@ class _Liveness:
         columns = np.asarray(rows, np.int64).reshape(-1, 3)
         return Moved(columns[:, 0], columns[:, 1], columns[:, 2].astype(np.float64))
 
+    def _beside_choice(self) -> list[tuple[int, int, int, int, str]]:
+        """While loss scaling chooses, unscaled gradients and their new sums stand beside the old sums."""
+        if self.updates is not Updates.SELECTED or not self.target.sums_beside_choices:
+            return []
+        shapes = (self.workload.tensors[v.tensor] for v in self.workload.variables if v.role is Role.TRAINABLE)
+        size = round(2 * sum(tensor.bytes.fixed for tensor in shapes))
+        chosen = (place for place, one in enumerate(self.flat) if one.op.kind is Kind.BRANCH and in_update(one))
+        return [(-1, place, len(self.labels) - 1, size, Purpose.GRADIENTS.value) for place in list(chosen)[:1]]
+
     def _temporaries(self) -> Temporaries:
         copies = Purpose.WEIGHT_COPIES.value
         rows: list[tuple[int, int, int, int, str]] = [(old, 0, end, 0, copies) for old, end in self.copies.items()]
@@ -383,6 +392,7 @@ class _Liveness:
                 purpose = self.purposes.get(tensor, Purpose.ACTIVATIONS)
                 rows.append((tensor, birth, self.death[tensor], 0, purpose.value))
         rows += self.scratch
+        rows += self._beside_choice()
         tensor_column, births, deaths, scratch, purposes = zip(*rows, strict=True) if rows else [()] * 5
         return Temporaries(
             tensor=np.asarray(tensor_column, np.int64),

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from cost_models.affine import Affine
 from cost_models.broadcasts import with_broadcasts
 from cost_models.embedding_tables import with_whole_rows
+from cost_models.padding import with_dilated_gradients, with_uneven_padding_alone
 from cost_models.repeats import without_repeats
 from cost_models.rewriting import rewritten
 from cost_models.targets import Target
@@ -53,7 +54,7 @@ def lower(workload: Workload, target: Target) -> Workload:
         workload = with_whole_rows(workload, target.tile_lanes, target.tile_rows, target.on_chip_bytes)
         workload = _with_moved_features(workload)
     if target.copies_kernels:
-        workload = with_swapped_operands(workload)
+        workload = with_dilated_gradients(with_uneven_padding_alone(with_swapped_operands(workload)))
         workload = _with_copied_kernels(workload)
     if target.scatters_pooling and any(op.kind is Kind.POOL_GRADIENT for op in workload.ops):
         workload = _Pooling(workload, target.writes_iota, target.pools_on_padded).lowered()
@@ -193,7 +194,7 @@ class _Pooling:
                 readers.setdefault(read, []).append(index)
         for index, op in enumerate(ops):
             if op.kind is Kind.POOL_GRADIENT:
-                only = readers.get(op.writes[0], ())
+                only = readers.get(op.writes[0], [])
                 into_sum = [ops[reader].primitive in _ADDITIONS for reader in only] == [True]
                 if self.pads:
                     self._replace_on_padded(index, op, only[0] if into_sum else None)

@@ -19,7 +19,7 @@ from cost_models.hardware import Cluster
 from cost_models.liveness import Purpose, Schedule, Updates, schedule
 from cost_models.targets import Target, target_of
 from cost_models.tiles import storage
-from cost_models.workload import Role, Workload
+from cost_models.workload import Kind, Role, Workload
 
 Bytes = TypeVar("Bytes", int, npt.NDArray[np.int64])
 """Of one configuration, or of many in an array."""
@@ -119,8 +119,15 @@ def _on_target(workload: Workload, config: TrainConfig, target: Target) -> Memor
         components = sharded(workload, components, config.mesh.data)
     total = sum(components.values())
     guessed = _GUESSED * min(target.on_chip_bytes, temporary_bytes)
-    below, above = (round(share * temporary_bytes + guessed) for share in target.uncertainty)
+    below, above = (round(share * temporary_bytes + guessed) for share in _uncertainty(workload, target))
     return MemoryCost(**components, host=0, total=total, total_low=total - below, total_high=total + above)
+
+
+def _uncertainty(workload: Workload, target: Target) -> tuple[float, float]:
+    """(below, above) as shares of the temporaries."""
+    if target.loop_uncertainty is not None and any(op.kind is Kind.LOOP for op in workload.ops):
+        return target.loop_uncertainty
+    return target.uncertainty
 
 
 def check(workload: Workload, config: TrainConfig) -> None:

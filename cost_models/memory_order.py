@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from cost_models.affine import Affine
 from cost_models.fusion import Kernel, in_update
 from cost_models.lowering import ZEROS_FOR_POOLING
+from cost_models.ordering import program_order
 from cost_models.workload import Kind, Op, Phase, Tensor, Workload
 
 _ZEROS = Op(Kind.BROADCAST, "broadcast_in_dim", (), (), layer="zeros")
@@ -27,11 +28,17 @@ _Rank = Callable[[int], tuple[float, ...]]
 
 
 def orders(workload: Workload, kernels: Sequence[Kernel], batch: int) -> Iterator[list[Kernel]]:
-    """The kernels in each of the three orders: list, depth first, post-order."""
+    """The kernels in each of the three orders: list, depth first, post-order. Then as written, zeros first.
+
+    Where ranks tie at their bounds, as they do late in a deep net, XLA's depth-first order takes each layer's weights
+    up before it goes on to the layer below: that is how programs are written.
+    """
     kernels = _with_zeros(workload, kernels)
     graph = _Graph(workload, kernels, batch)
     for order in (graph.by_list(), graph.depth_first(graph.by_weight()), graph.depth_first(None)):
         yield [kernels[place] for place in order]
+    written = sorted(kernels, key=lambda kernel: kernel.op is not _ZEROS)
+    yield program_order(workload, written, together=False)
 
 
 def _with_zeros(workload: Workload, kernels: Sequence[Kernel]) -> list[Kernel]:

@@ -9,6 +9,7 @@ one whose process keeps what it frees (`studies/time_vs_this_cpu`).
 from __future__ import annotations
 
 from cost_models.config import TrainConfig
+from cost_models.efficiency import efficiency_of
 from cost_models.hardware import Cluster
 from cost_models.memory import memory
 from cost_models.workload import Workload
@@ -38,4 +39,4 @@ def returned_bytes(workload: Workload, config: TrainConfig, cluster: Cluster) ->
 def paging_seconds(workload: Workload, config: TrainConfig, cluster: Cluster) -> float:
     """Seconds of a micro-step in which pages are made anew; 0 where the machine's rate is not known."""
     rate = cluster.chip.fresh_page_bytes_per_second
-    return returned_bytes(workload, config, cluster) / rate if rate else 0.0
+    return returned_bytes(workload, config, cluster) / (rate * efficiency_of(cluster).fresh_pages) if rate else 0.0

@@ -18,12 +18,15 @@ from cost_models.fusion import Kernel
 from cost_models.graph import Graph
 from cost_models.library_calls import library_calls
 from cost_models.targets import Target
-from cost_models.workload import CONVERT, Kind, Op, Workload
+from cost_models.workload import CONVERT, FLATTEN, UNEVEN_PAD, Kind, Op, Workload
 
 _PICKS = frozenset({"gather", "slice", "dynamic_slice"})
 _COSTLY = frozenset({Kind.EXPENSIVE, Kind.GATHER, Kind.REDUCE})
 _UNSPLIT = 32  # elements (TreeReductionRewriter)
 _MATRIX = 2  # dimensions
+_APART = frozenset({"concatenate", "pad", UNEVEN_PAD, "dynamic_update_slice"})
+"""What XLA computes by blocks of code of their own."""
+_LONGEST = 15  # operations of a kernel that such a block is still added to
 _ALIGNED = frozenset({Kind.ELEMENTWISE, Kind.EXPENSIVE})
 _REPEATING = frozenset({Kind.BROADCAST, Kind.GATHER})
 """Kinds that may read an element of their operand several times."""
@@ -41,6 +44,7 @@ class Recomputing:
 
     exists  flags by tensor: it is in memory at some time
     shared  and all that reads it reads it from there
+    length  by kernel, how many operations run in it so far
     within  by operation, the kernels in which it runs, named by their last operation (Python integers as bit sets)
     """
 
@@ -53,18 +57,27 @@ class Recomputing:
         self.exists = bytearray(b"\1") * len(workload.tensors)
         self.shared = bytearray(b"\1") * len(workload.tensors)
         self.within = [0] * len(graph.ops)
+        self.length = [0] * len(graph.ops)
         self.repeats = [False] * len(graph.ops)
         self.flat = self._flat()
+        self.reshaped = self._reshaped()
         self.unfusible = self._unfusible()
         for index in range(len(graph.ops) - 1, -1, -1):
             self._decide(index)
+        self.views = self._views()
+
+    def _views(self) -> dict[int, int]:
+        """Matrices that are only views, as what they are made of is in memory for all its readers."""
+        flat = (op for op in self.graph.ops if op.primitive == FLATTEN)
+        named = {op.writes[0]: self.graph.of(op.reads[0]) for op in flat}
+        return {write: read for write, read in named.items() if self.shared[read]}
 
     def kernels(self) -> list[Kernel]:
         """The kernels in program order."""
         found: list[Kernel] = []
         for index, op in enumerate(self.graph.ops):
             writes = tuple(write for write in op.writes if write in self.graph.producer and self.exists[write])
-            if writes and self._ends(index):
+            if writes and self._ends(index) and writes[0] not in self.views:
                 found.append(self._kernel(index, writes))
         return found
 
@@ -94,10 +107,12 @@ class Recomputing:
         for write in op.writes:
             refusing, taking = self._readers(write)
             everywhere = refusing | taking
-            kept = self._is_kept(index, write, everywhere, taking)
+            kept = self._is_kept(index, write, everywhere) or self._is_in_the_way(op, taking)
             self.shared[write] = kept
             self.exists[write] = kept or bool(refusing) or write in self.graph.outputs
             self.within[index] |= (1 << index if self.exists[write] else 0) | (0 if kept else taking)
+        for kernel in _numbers(self.within[index]):
+            self.length[kernel] += 1
         inner = (reader for write in op.writes if not self.exists[write] for reader in self._loose_readers(write))
         self.repeats[index] = op.kind in _REPEATING or any(self.repeats[reader] for reader in inner)
 
@@ -126,7 +141,11 @@ class Recomputing:
         made = self.workload.tensors[op.writes[0]].shape
         return any(self.workload.tensors[read].shape[-1] != made[-1] for read in op.reads)
 
-    def _is_kept(self, index: int, tensor: int, everywhere: int, taking: int) -> bool:
+    def _is_in_the_way(self, op: Op, taking: int) -> bool:
+        """Whether code for this would be too much for one of these kernels (FusionNodeIndexingEvaluation)."""
+        return op.primitive in _APART and any(self.length[kernel] > _LONGEST for kernel in _numbers(taking))
+
+    def _is_kept(self, index: int, tensor: int, everywhere: int) -> bool:
         """Whether all readers read this from memory."""
         if not everywhere:
             return False
@@ -149,14 +168,10 @@ class Recomputing:
             if not self.loose[index] or self.graph.is_view(index) or self._is_unary(index):
                 continue
             for write in self.graph.ops[index].writes:
-                readers = [r for r in self.graph.readers.get(write, ()) if not self._flattens(write, r)]
+                readers = self.graph.readers.get(write, ())
                 if write in self.graph.outputs or not all(self._goes(index, r, found, known) for r in readers):
                     found.add(write)
         return found
-
-    def _flattens(self, tensor: int, reader: int) -> bool:
-        """Whether a product reads this as a matrix: that view of it is an operation like any other."""
-        return tensor in self.flat and self.graph.ops[reader].kind is Kind.DOT
 
     def _goes(self, source: int, reader: int, unfusible: set[int], known: dict[tuple[int, int], bool]) -> bool:
         """Whether an operation can be fused into this one by all ways (InstructionFusion::CanFuseOnAllPaths)."""
@@ -228,7 +243,9 @@ class Recomputing:
         if op.body:
             body = tuple(kernels_of(self.workload, op.body, frozenset(op.results), self.target, self.batch))
         flops = Affine.sum(self.graph.ops[i].flops for i in inner)
-        main = next((self.graph.ops[i] for i in inner if self.graph.ops[i].kind.is_product), op)
+        products = (self.graph.ops[i] for i in inner if self.graph.ops[i].kind.is_product)
+        computing = (self.graph.ops[i] for i in inner if self.graph.ops[i].primitive != FLATTEN)
+        main = next(products, next(computing, op))
         return Kernel(main, tuple(leaves), writes, flops, len(inner), tuple(picked.items()), body, in_place)
 
     def _upstream(self, index: int) -> tuple[list[int], list[int], dict[int, int], tuple[int, ...]]:
@@ -243,6 +260,7 @@ class Recomputing:
         pending = [index]
         while pending:
             op = self.graph.ops[at := pending.pop()]
+            moved.update(self.graph.of(read) for read in op.reads if not self._looks_alike(read, self.graph.of(read)))
             for read in self.reads[at]:
                 source = self.graph.producer.get(read)
                 if source is not None and self._runs_in(read, source, at, call):
@@ -250,7 +268,7 @@ class Recomputing:
                         inner[source] = None
                         pending.append(source)
                     continue
-                leaves[read] = None
+                leaves[read := self.views.get(read, read)] = None
                 if op.kind not in _ALIGNED:
                     moved.add(read)
                 if op.primitive in _PICKS and read == self.graph.of(op.reads[0]):
@@ -258,8 +276,10 @@ class Recomputing:
                 else:
                     whole.add(read)
         moved.update(self._behind(inner))
-        made = self.graph.ops[index].writes
-        aligned = tuple(read for read in leaves if read not in moved and self.flat.isdisjoint((read, *made)))
+        aligned = () if self.reshaped.issuperset(self.graph.ops[index].writes) else tuple(leaves)
+        if not call and not self.flat.isdisjoint(self.graph.ops[index].writes):
+            aligned = ()
+        aligned = tuple(read for read in aligned if read not in moved and (call or read not in self.flat))
         return list(leaves), list(inner), {read: made for read, made in picked.items() if read not in whole}, aligned
 
     def _flat(self) -> set[int]:
@@ -267,6 +287,19 @@ class Recomputing:
         products = (op for op in self.graph.ops if op.kind is Kind.DOT and op.gemm and op.gemm[0] == Affine(1))
         ends = {self.graph.of(end) for op in products for end in (*op.reads, *op.writes)}
         return {end for end in ends if len(self.workload.tensors[end].shape) > _MATRIX}
+
+    def _reshaped(self) -> set[int]:
+        """What all readers see in another shape."""
+        seen: dict[int, bool] = {}
+        for op in self.graph.ops:
+            for read in op.reads if op.kind is not Kind.VIEW else ():
+                root = self.graph.of(read)
+                seen[root] = seen.get(root, True) and not self._looks_alike(read, root)
+        return {tensor for tensor, always in seen.items() if always}
+
+    def _looks_alike(self, one: int, other: int) -> bool:
+        shapes = ([dim for dim in self.workload.tensors[end].shape if dim != Affine(1)] for end in (one, other))
+        return next(shapes) == next(shapes)
 
     def _behind(self, inner: Iterable[int]) -> set[int]:
         """What these operations read behind one of them that moves or repeats what it reads."""
@@ -286,3 +319,11 @@ class Recomputing:
             and not self.shared[tensor]
             and not self._stands_alone(tensor, reader)
         )
+
+
+def _numbers(mask: int) -> Iterator[int]:
+    """The members of a bit set."""
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from cost_models.workload import UNEVEN_PAD, Kind, Op, Tensor, Workload
+from cost_models.workload import FLATTEN, UNEVEN_PAD, Kind, Op, Tensor, Workload
 
 _PADS = ("pad", UNEVEN_PAD)
 _UNARY = frozenset(
     {"abs", "ceil", "cos", "erf", "erfc", "exp", "expm1", "floor", "log", "log1p", "logistic", "neg", "not"}
-    | {"round", "rsqrt", "sign", "sin", "sqrt", "square", "tan", "tanh", "transpose", *_PADS}
+    | {"round", "rsqrt", "sign", "sin", "sqrt", "square", "tan", "tanh", "transpose", FLATTEN, *_PADS}
 )
 _ALIKE = frozenset({Kind.REDUCE, Kind.BROADCAST})
 _WITH_CONSTANTS = frozenset({Kind.ELEMENTWISE, Kind.EXPENSIVE})
@@ -29,9 +29,12 @@ def without_repeats(workload: Workload) -> Workload:
 
 def _merged(ops: Sequence[Op], tensors: Sequence[Tensor]) -> tuple[Op, ...]:
     root: dict[int, int] = {}
+    first_of: dict[int, int] = {}
     known: dict[Any, int] = {}
     merged: list[Op] = []
     for op in ops:
+        if not first_of.keys().isdisjoint(op.reads):
+            op = replace(op, reads=tuple(first_of.get(read, read) for read in op.reads))
         if op.kind is Kind.VIEW and op.reads:
             root[op.writes[0]] = root.get(op.reads[0], op.reads[0])
         elif _is_comparable(op):
@@ -40,7 +43,7 @@ def _merged(ops: Sequence[Op], tensors: Sequence[Tensor]) -> tuple[Op, ...]:
             key = op.primitive, tuple(root.get(read, read) for read in values), made.dtype, made.shape, op.region
             first = known.setdefault(key, op.writes[0])
             if first != op.writes[0]:
-                root[op.writes[0]] = first
+                root[op.writes[0]] = first_of[op.writes[0]] = first
                 op = replace(op, kind=Kind.VIEW, reads=(first,))
         elif op.body:
             op = replace(op, body=_merged(op.body, tensors))

@@ -1,4 +1,4 @@
-"""Workload -> Workload: what XLA:CPU makes of single operations before it fuses any (jax 0.10.2, by its optimised text)."""
+"""Workload -> Workload: what XLA:CPU makes of single operations before it fuses any (jax 0.10.2)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from cost_models.affine import Affine
 from cost_models.widening import WIDE, is_part_of_convolution
-from cost_models.workload import CONVERT, Kind, Op, Phase, Tensor, Workload
+from cost_models.workload import CONVERT, FLATTEN, Kind, Op, Phase, Tensor, Workload
 
 _WORDS = 2
 """That threefry draws for a random number; both are kept, and the number is made of them wherever it is read."""
@@ -22,12 +22,19 @@ def rewritten(workload: Workload) -> Workload:
 
 
 class _Rewriting:
-    """`mask_of` names the mask that a number was converted from; `largest` holds results of reductions to a maximum."""
+    """What operations were made of, by what they made.
+
+    mask_of  the mask that a number was converted from
+    bounded  the value of which this is the larger one of it and a constant, in float32
+    largest  results of reductions to a maximum
+    padding  padding that is part of a convolution
+    """
 
     def __init__(self, tensors: list[Tensor], batch: int) -> None:
         self.tensors, self.batch = tensors, batch
         self.mask_of: dict[int, int] = {}
         self.largest: set[int] = set()
+        self.bounded: dict[int, int] = {}
         self.padding: dict[int, Op] = {}
 
     def ops(self, ops: Sequence[Op]) -> Iterator[Op]:
@@ -45,6 +52,8 @@ class _Rewriting:
     def _note(self, op: Op) -> None:
         if op.primitive == CONVERT and op.reads and self.tensors[op.reads[0]].dtype == "bool":
             self.mask_of[op.writes[0]] = op.reads[0]
+        elif op.primitive == "max" and len(op.reads) == 1 and self.tensors[op.writes[0]].dtype == WIDE:
+            self.bounded[op.writes[0]] = op.reads[0]
         elif op.primitive == "reduce_max":
             self.largest.update(op.writes)
         elif is_part_of_convolution(op):
@@ -86,10 +95,12 @@ class _Rewriting:
     def _simplified(self, op: Op) -> Op:
         """A product with a converted mask is a selection, the larger of a maximum and a constant is the maximum.
 
-        Transposing a matrix costs nothing.
+        A value between two constants is one operation, and transposing a matrix costs nothing.
         """
         if op.primitive == "max" and len(op.reads) == 1 and op.reads[0] in self.largest:
             return replace(op, kind=Kind.VIEW)
+        if op.primitive == "min" and len(op.reads) == 1 and op.reads[0] in self.bounded:
+            return replace(op, primitive="clamp", reads=(self.bounded[op.reads[0]],))
         if op.primitive == "mul" and not self.mask_of.keys().isdisjoint(op.reads):
             masks = [self.mask_of[read] for read in op.reads if read in self.mask_of]
             return replace(op, primitive="select_n", reads=(*masks, *(r for r in op.reads if r not in self.mask_of)))
@@ -102,7 +113,12 @@ class _Rewriting:
         reads = []
         for read in op.reads:
             reads.append(read)
-            if self._is_transposed(op, read):
+            if self._is_flattened(op, read):
+                like = self.tensors[read]
+                reads[-1] = len(self.tensors)
+                self.tensors.append(replace(like, shape=(like.elements,)))
+                yield Op(Kind.MOVE, FLATTEN, (read,), (reads[-1],), phase=op.phase, layer=op.layer, region=op.region)
+            elif self._is_transposed(op, read):
                 padding = self.padding.get(read)
                 source = padding.reads[0] if padding else read
                 copy = reads[-1] = self._new(source, self.tensors[source].dtype)
@@ -110,19 +126,47 @@ class _Rewriting:
                 if padding:
                     reads[-1] = self._new(read, self.tensors[read].dtype)
                     yield replace(padding, reads=(copy,), writes=(reads[-1],))
-        yield replace(op, reads=tuple(reads))
+        yield from self._by_channels(replace(op, reads=tuple(reads)))
+
+    def _by_channels(self, op: Op) -> Iterator[Op]:
+        """The gradient of weights of a convolution by groups is made for all channels, and what counts is chosen."""
+        result = self.tensors[op.writes[0]]
+        channels = self.tensors[op.reads[0]].shape[-1]
+        if op.kind is not Kind.CONV or not self._of_weights(op) or result.shape[-2] == channels:
+            yield op
+            return
+        whole = replace(result, shape=(*result.shape[:-2], channels, result.shape[-1]))
+        made, chosen = len(self.tensors), len(self.tensors) + 1
+        self.tensors += [whole, whole]
+        yield replace(op, writes=(made,))
+        chooses = replace(op, kind=Kind.ELEMENTWISE, primitive="select_n", reads=(made,), writes=(chosen,))
+        yield replace(chooses, flops=Affine(), gemm=())
+        yield replace(op, kind=Kind.REDUCE, primitive="reduce", reads=(chosen,), flops=Affine(), gemm=())
+
+    def _of_weights(self, op: Op) -> bool:
+        return op.phase is Phase.BACKWARD and all(dim.constant for dim in self.tensors[op.writes[0]].shape)
+
+    def _is_flattened(self, op: Op, read: int) -> bool:
+        """Whether a product of matrices reads this, which has more dimensions, in its own order."""
+        shape = self.tensors[read].shape
+        if op.kind is not Kind.DOT or not op.gemm or op.gemm[0] != Affine(1) or len(shape) <= _MATRIX:
+            return False
+        return not self._is_transposed(op, read)
 
     def _is_transposed(self, op: Op, read: int) -> bool:
         """Whether a product reads a transposed copy of this operand.
 
         Products of several groups want these first, gradients of a convolution's weights want samples last. A
-        gradient of weights that sums over samples and places reads the other gradient with its features first.
+        gradient of weights that sums over samples and places reads the other gradient with its features first, and
+        weights of more dimensions than two are wanted with what is summed first: in the backward pass they are not.
         """
+        shape = self.tensors[read].shape
         if op.kind is Kind.DOT and op.gemm and op.gemm[0] != Affine(1):
             return not self._has_leading(read, op.gemm[0])
-        of_weights = op.phase is Phase.BACKWARD and all(dim.constant for dim in self.tensors[op.writes[0]].shape)
-        places = read == op.reads[0] and len(self.tensors[read].shape) > _MATRIX
-        return of_weights and (op.kind is Kind.CONV or places)
+        if op.kind is Kind.DOT and op.gemm and len(shape) > _MATRIX and all(dim.constant for dim in shape):
+            return op.phase is Phase.BACKWARD or not self._has_leading(read, op.gemm[3])
+        places = read == op.reads[0] and len(shape) > _MATRIX
+        return self._of_weights(op) and (op.kind is Kind.CONV or places)
 
     def _has_leading(self, tensor: int, groups: Affine) -> bool:
         """Whether the first dimensions are the groups."""

@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cost_models.communication import all_gather, all_reduce, reduce_scatter
+from cost_models.communication import all_gather, all_reduce, reduce_scatter, slowest_of
 from cost_models.config import TrainConfig
 from cost_models.efficiency import Efficiency, efficiency_of
 from cost_models.errors import HardwareError
 from cost_models.hardware import Chip, Cluster
 from cost_models.kernel_table import AttentionRows, KernelTable, kernel_table
+from cost_models.library import library_kernels
 from cost_models.memory import check, target_for, updates_of
 from cost_models.paging import paging_seconds
 from cost_models.products import product_flops_share
@@ -62,6 +63,15 @@ _OFF_JAX = {
     "torch": _Dispatch(micro_step_seconds=1.3e-3, operation_seconds=1.0e-5),
 }
 
+_MINIMAL_FILTERING = 2.25
+"""How many times fewer multiplications 3 x 3 convolutions need as F(2x2, 3x3) (Lavin & Gray 2015, arXiv 1509.09308,
+section 4). Libraries work out float32 ones so where matrix units do not take float32: on GPUs before Ampere."""
+
+_TRANSPOSED = 2
+"""How often more what a convolution reads and writes is moved where it is transposed before and after."""
+_TF32_FROM = "bfloat16"
+"""GPUs that calculate in it are those from Ampere on, whose matrix units take float32, too."""
+
 _GAIN_FROM_GROUPS = frozenset({"tensorflow"})
 """Backends whose `steps_per_execution` spares the host work. JAX's is a loop in Python; PyTorch has none."""
 
@@ -72,7 +82,7 @@ class TimeCost:
 
     compute_seconds        kernels whose arithmetic takes longer than their traffic
     memory_seconds         kernels whose traffic takes longer, and pages that a processor's kernel has to make anew
-    communication_seconds  collectives that no computation hides
+    communication_seconds  collectives that no computation hides, and waiting for the slowest device
     overhead_seconds       launches of kernels and the host's work for each program
     mfu                    model FLOPs a second over the chip's peak (PaLM, appendix B); recomputation does not count;
                            None where nobody said how many model FLOPs there are
@@ -137,7 +147,10 @@ def step_time(
 
 def device_time(workload: Workload, config: TrainConfig, cluster: Cluster) -> DeviceTime:
     """What a device spends in the kernels of one micro-step: of the mesh, the batches' sizes matter and no more."""
-    table = kernel_table(workload, target_for(config, cluster), updates_of(config))
+    program, target = workload, target_for(config, cluster)
+    if config.backend == "torch" and not config.jit_compile and cluster.chip.kind == "gpu":
+        program, target = library_kernels(workload), target_of(cluster.chip.kind)
+    table = kernel_table(program, target, updates_of(config))
     compute, traffic = kernel_seconds(table, config, cluster)
     slower = slower_of(compute, traffic, efficiency_of(cluster))
     of_compute = float(slower[compute >= traffic].sum())
@@ -156,6 +169,9 @@ def parts_of(
     memory_seconds = device.memory_seconds + _accumulation_seconds(workload, config, cluster)
     gradients, statistics = _communication(workload, config, cluster)
     communication = np.maximum(0.0, gradients - overlap * device.backward_seconds) + statistics
+    if cluster.chip.kind == "gpu":  # all wait for the slowest
+        working = device.compute_seconds + memory_seconds
+        communication = communication + working * (slowest_of(config.mesh.devices) - 1)
     busy = device.compute_seconds + memory_seconds + communication
     return {
         "compute": device.compute_seconds,
@@ -221,15 +237,31 @@ def kernel_seconds(
     rates[table.is_gemm] = (peaks[at] * share_of_peak)[like]
     rates[table.is_convolution] *= efficiency.convolution
     rates[table.is_kernel_gradient] *= efficiency.kernel_gradient / efficiency.convolution
+    if chip.kind == "gpu" and not _takes_float32(chip):
+        rates[table.is_minimal & (table.item_bytes == 4)] *= _MINIMAL_FILTERING
     thin = table.is_grouped & (table.gemm_fixed[:, 2] < efficiency.thinnest)
-    rates[thin] = efficiency.thin_flops(peaks[thin], table.item_bytes[thin])
+    widths = table.gemm_fixed[thin, 2]
+    rates[thin] = efficiency.thin_flops(peaks[thin], table.item_bytes[thin], widths, table.is_backward[thin])
     for kind, rows in table.slow.items():
         if kind in efficiency.slow:
             rates[rows] = peak_rate(chip, "float32") * efficiency.slow[kind]
     if fused and table.attention is not None:
         flops, rates = _fused(table.attention, gemm, flops, rates, peaks, efficiency)
     streamed = np.where(table.is_gemm, efficiency.operands or efficiency.bandwidth, efficiency.bandwidth)
-    return flops / (rates * share), moved / (memory_rate * share * streamed)
+    compute, traffic = flops / (rates * share), moved / (memory_rate * share * streamed)
+    if _takes_float32(chip) and table.is_convolution.any():
+        transposing = _TRANSPOSED * np.where(table.is_convolution & (table.item_bytes == 4), traffic, 0.0)
+        return compute + transposing, traffic + transposing
+    return compute, traffic
+
+
+def _takes_float32(chip: Chip) -> bool:
+    """Whether a GPU's matrix units take float32, as TF32: of convolutions those with channels last.
+
+    XLA:GPU lays out float32 images with channels first on every GPU, and those of 16 bits with channels last from Volta
+    on (`gpu_layout_assignment.cc`; jax 0.10.2 compiled for an A100 does); PyTorch holds them first unless told.
+    """
+    return chip.kind == "gpu" and _TF32_FROM in chip.peak_flops_per_second
 
 
 def _as_the_backend_calculates(

@@ -11,13 +11,15 @@ is narrow, and converted up by each reader.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 
-from cost_models.workload import CONVERT, UNEVEN_PAD, Kind, Op, Tensor, Workload, walk
+from cost_models.affine import Affine
+from cost_models.workload import CONVERT, FLATTEN, UNEVEN_PAD, Kind, Op, Tensor, Workload, walk
 
 WIDE = "float32"
 _ARITHMETIC = frozenset({Kind.ELEMENTWISE, Kind.EXPENSIVE, Kind.REDUCE, Kind.POOL})
+_ORDERS = frozenset({"transpose", FLATTEN})
 _HALVES = frozenset({"bfloat16", "float16"})
 
 
@@ -40,7 +42,8 @@ def widened(
     widening = _Widening(workload, narrow, native, products, rounds)
     ops = tuple(widening.rewritten(workload.ops))
     lasting = {*workload.outputs, *(v.result for v in workload.variables)}
-    return replace(workload, tensors=tuple(widening.tensors), ops=_without_idle_conversions(ops, lasting))
+    idle = {CONVERT, *(_ORDERS if rounds else ())}
+    return replace(workload, tensors=tuple(widening.tensors), ops=_without_idle(ops, idle, lasting))
 
 
 def is_part_of_convolution(op: Op) -> bool:
@@ -49,7 +52,13 @@ def is_part_of_convolution(op: Op) -> bool:
 
 
 class _Widening:
-    """`wide` names the float32 value of which a narrow one is the rounding; `products_of` that of a product's result."""
+    """Float32 values by narrow ones.
+
+    wide         that of which this is the rounding, or that to which it was converted
+    products_of  that of a product's result
+    padding      what pads or puts in another order for a product
+    multiplied   what products read, also in another order or padded
+    """
 
     def __init__(
         self, workload: Workload, narrow: frozenset[str], native: frozenset[str], products: bool, rounds: bool
@@ -59,10 +68,13 @@ class _Widening:
         self.wide: dict[int, int] = {}
         self.products_of: dict[int, int] = {}
         self.padding: dict[int, Op] = {}
+        self.multiplied = {read for op in workload.ops if op.kind.is_product for read in op.reads}
+        moved = [op for op in workload.ops if op.kind is Kind.MOVE and not self.multiplied.isdisjoint(op.writes)]
+        self.multiplied.update([op.reads[0] for op in moved])
 
     def rewritten(self, ops: Sequence[Op]) -> Iterator[Op]:
         for op in ops:
-            if self.rounds and is_part_of_convolution(op):
+            if self.rounds and (is_part_of_convolution(op) or (op.kind is Kind.MOVE and op.primitive in _ORDERS)):
                 self.padding[op.writes[0]] = op
             if op.primitive == CONVERT:
                 yield self._conversion(op)
@@ -72,9 +84,18 @@ class _Widening:
                 yield from self._all_raised(op)
                 yield from self._in_float32(op)
             elif op.body:
+                stacks = self._stacks(op)
+                for stack in stacks:
+                    yield from self._raised(op, stack)
+                op = _reading(op, {stack: self.wide[stack] for stack in stacks}) if stacks else op
                 yield replace(op, body=tuple(self.rewritten(op.body)))
             else:
                 yield op
+
+    def _stacks(self, op: Op) -> list[int]:
+        """What a loop takes a part of in each iteration, if that part would be converted up: then it is before."""
+        shapes = {read: self.tensors[read].shape for read in op.reads if self.tensors[read].dtype in self.narrow}
+        return [read for read, shape in shapes.items() if self.rounds and shape and shape[0] == Affine(op.repeat)]
 
     def _conversion(self, op: Op) -> Op:
         """Down: remembered. Up again: the value that was there before."""
@@ -102,10 +123,17 @@ class _Widening:
             yield op
 
     def _rounded(self, op: Op) -> Iterator[Op]:
-        """With conversions of its own, which are made after those of products, and after libraries take sums."""
-        known, self.wide = self.wide, {}
+        """With conversions of its own, made after those of products and after libraries take sums in.
+
+        What a product reads as well is converted once for both.
+        """
+        shared: dict[int, int] = {}
         if op.primitive == "reduce_sum":
             op = replace(op, primitive="reduce")
+            for read in self.multiplied.intersection(op.reads):
+                yield from self._raised(op, read)
+                shared[read] = self.wide.get(read, read)
+        known, self.wide = self.wide, shared
         yield from self._all_raised(op)
         yield from self._in_float32(op)
         self.wide = known
@@ -149,13 +177,19 @@ class _Widening:
         return op.primitive not in self.native and not dtypes.isdisjoint(self.narrow)
 
 
-def _without_idle_conversions(ops: tuple[Op, ...], lasting: Iterable[int]) -> tuple[Op, ...]:
-    """Conversions whose result nobody reads are not made."""
+def _reading(op: Op, names: Mapping[int, int]) -> Op:
+    """The operation, and those of its body, with other names for what they read."""
+    body = tuple(_reading(inner, names) for inner in op.body)
+    return replace(op, reads=tuple(names.get(read, read) for read in op.reads), body=body)
+
+
+def _without_idle(ops: tuple[Op, ...], idle: Set[str], lasting: Iterable[int]) -> tuple[Op, ...]:
+    """Operations of these primitives whose result nobody reads are not made."""
     read = {*lasting, *(end for op in walk(ops) for end in (*op.reads, *op.results))}
-    return tuple(_kept(ops, read))
+    return tuple(_kept(ops, idle, read))
 
 
-def _kept(ops: Sequence[Op], read: set[int]) -> Iterator[Op]:
+def _kept(ops: Sequence[Op], idle: Set[str], read: set[int]) -> Iterator[Op]:
     for op in ops:
-        if op.primitive != CONVERT or read.intersection(op.writes):
-            yield replace(op, body=tuple(_kept(op.body, read))) if op.body else op
+        if op.primitive not in idle or read.intersection(op.writes):
+            yield replace(op, body=tuple(_kept(op.body, idle, read))) if op.body else op

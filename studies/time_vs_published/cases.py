@@ -6,6 +6,7 @@ import csv
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -37,15 +38,49 @@ _LLAMA = {"gated": True, "untied": True}
 
 
 @dataclass(frozen=True)
+class Update:
+    """What an optimizer without a compiler does, read from its code.
+
+    passes   float32 values that are read and written for each parameter
+    kernels  launched for each variable; 0 for those that take many variables at once
+    waits    Python waits for the device at every variable, so that launching takes its own time
+    """
+
+    passes: float
+    kernels: int = 0
+    waits: bool = False
+
+
+_BERT_ADAM = Update(34, 22, waits=True)
+"""Norm 1, first moment 5, second 5, quotient 7, decay 5, step 7; clipping of all gradients 3, zeroing 1 (NVIDIA
+DeepLearningExamples, PyTorch BERT, `optimization.py` and `run_squad.py` in float32; every norm is read back)."""
+_APEX = Update(13.5)
+"""Apex O2: gradients to float32 1.5, norm and clipping 3, FusedAdam 7, weights to float16 1.5, zeroing 0.5."""
+_HF_ADAMW = Update(22, 9)
+"""Moments 10, root 4, step 4, clipping 3, zeroing 1 (transformers 4.1x, `optimization.py`)."""
+_TORCH_ADAMW = Update(21)
+"""Decay 2, moments 8, root and correction 6, step 4, zeroing 1 (`torch.optim.adamw`, for lists of tensors)."""
+_SGD = Update(12, 5)
+"""Decay 3, momentum 5, step 3, zeroing 1 (`torch.optim.sgd` before it took lists)."""
+_RMSPROP_EMA = Update(28, 13)
+"""Decay 3, square 5, root 4, momentum 5, step 3, zeroing 1, and 7 for the average of weights and statistics (NVIDIA
+DeepLearningExamples, PyTorch ConvNets, EfficientNet)."""
+
+
+@dataclass(frozen=True)
 class Case:
     """One row to predict.
 
     layers    blocks of a transformer (traced with one and with two); 0 for other models
-    stack     "xla", "compiled" (another compiler that fuses), or "layers": one kernel a layer, as PyTorch without one
+    stack     "xla", "compiled" (another compiler that fuses), "layers": a library's kernel a layer and pass, as PyTorch
+              without one, or "operations": one kernel an operation, as TensorFlow without one
     flash     attention runs as one kernel
-    nchw      convolutions get channels first, which tensor cores do not take
+    nchw      convolutions of 16 bits get channels first, which matrix units do not take
+    of_2020   its kernels are of about that year
+    bridged   pairs of cards are joined
     gather_bytes, reduce_bytes   an element's bytes when weights are gathered and gradients are reduced
     measured_seconds             of one micro-step
+    update                       None: one kernel a variable, as traced
     exact_float32                PyTorch's own default: no TF32 in matrix products (NVIDIA's containers change it)
     peak_bytes                   what the device held at most, by the row; 0 where it does not say
     """
@@ -71,6 +106,9 @@ class Case:
     peak_bytes: float = 0.0
     outcome: str = "ok"
     exact_float32: bool = False
+    update: Update | None = None
+    of_2020: bool = False
+    bridged: bool = False
 
 
 @dataclass(frozen=True)
@@ -142,6 +180,8 @@ def _timm(row: dict[str, Any], out: Any) -> Case | Excluded:
     if found is None:
         return out("no counterpart in Keras (pruned, routed, or normalised by layers of its own)")
     kind, options = found
+    if kind in ("vit", "mixer"):
+        options = options | {"autocast": True}
     traced = Traced(kind, int(row["img_size"]), "mixed_float16", "nesterov", json.dumps(options), 8)
     family = "transformer" if kind in ("vit", "mixer") else "convolutional"
     batch = int(row["batch"])
@@ -150,7 +190,7 @@ def _timm(row: dict[str, Any], out: Any) -> Case | Excluded:
         chip="gpu-rtx-3090",
         batch=batch,
         nchw=row["memory_format"] == "nchw" and family == "convolutional",
-        flash=kind == "vit",  # PyTorch 2.1 runs scaled_dot_product_attention fused
+        update=_SGD,
         measured_seconds=batch / float(row["samples_per_s"]),
     )
 
@@ -242,8 +282,12 @@ def _nv_dle(row: dict[str, Any], out: Any) -> Case | Excluded:
     policy, model = _DTYPES[row["precision"]], row["model"]
     accumulation = int(float(row["grad_accum"] or 1))
     case = _measured(row, _nv_traced(row, model, policy), accumulation)
-    xla = "XLA" in row["framework"]
-    return replace(case, stack="xla" if xla else "layers", reduce_bytes=2 if policy == "mixed_float16" else 4)
+    stack = "xla" if "XLA" in row["framework"] else "layers"
+    if model == "electra-base" and row["seq"] == "384" and policy == "float32":
+        stack = "operations"  # its `run_squad.sh` asks for XLA in mixed precision alone
+    if row["framework"] == "pytorch":
+        case = replace(case, update=_RMSPROP_EMA if model.startswith("efficientnet") else _SGD)
+    return replace(case, of_2020=True, stack=stack)
 
 
 def _measured(row: dict[str, Any], traced: Traced, accumulation: int = 1) -> Case:
@@ -281,24 +325,44 @@ def _nv_traced(row: dict[str, Any], model: str, policy: str) -> Traced:
     return Traced(kind, image, policy, optimizer, json.dumps(options), 8)
 
 
-def _encoder(size: str, length: int, policy: str, optimizer: str, head: str) -> Traced:
-    return Traced("encoder", length, policy, optimizer, json.dumps({"arch": _BERT[size], "head": head}))
+def _encoder(size: str, length: int, policy: str, optimizer: str, head: str, *, plain: bool = False) -> Traced:
+    arch = _BERT[size] | ({"plain": True} if plain else {})
+    return Traced("encoder", length, policy, optimizer, json.dumps({"arch": arch, "head": head}))
 
 
-def _lambda(row: dict[str, Any], _out: Any) -> Case | Excluded:
+@cache
+def _steady() -> dict[str, float]:
+    """Seconds of a micro-step by row, where the logs behind the published table tell them (`logs.py`)."""
+    with (HERE / "steady.csv").open(newline="", encoding="utf-8") as file:
+        return {row["id"]: float(row["seconds"]) for row in csv.DictReader(file)}
+
+
+def _lambda(row: dict[str, Any], out: Any) -> Case | Excluded:
     policy, model = _DTYPES[row["precision"]], row["model"]
-    if model.startswith("bert"):
-        traced = _encoder(model.partition("-")[2], 384, policy, "adam", "span")
+    shared = row["section"].startswith(("results/LambdaCloud_", "results/Linode_")) and "RTX6000" in row["section"]
+    if shared and policy == "mixed_float16" and not model.startswith("bert"):
+        return out("waits for images decoded on a shared host (its logs, and the same card in a workstation)")
+    bert = model.startswith("bert")
+    if bert:
+        traced = _encoder(model.partition("-")[2], 384, policy, "adam", "span", plain=True)
     else:
         traced = Traced("resnet", 224, policy, "sgd", json.dumps({"depth": 50}), 8)
-    return replace(_measured(row, traced), reduce_bytes=2 if policy == "mixed_float16" else 4)
+    half = policy == "mixed_float16"
+    case = replace(_measured(row, traced), reduce_bytes=4 if row["precision"] == "amp" or not half else 2)
+    if row["id"] in _steady():
+        case = replace(case, measured_seconds=_steady()[row["id"]])
+    case = replace(case, bridged="NVLink" in row["note"], of_2020="ngc22" not in row["framework"], nchw=not bert)
+    return replace(case, update=(_APEX if half else _BERT_ADAM) if bert else _SGD)
 
 
 def _keras_bench(row: dict[str, Any], out: Any) -> Case | Excluded:
     if row["mode"] != "fit" or row["model"] != "bert-base":
         return out("generation, low-rank adaptation with most weights frozen, or a model of other packages")
-    case = _measured(row, _encoder("base", 512, "float32", "adamw", "class"))
-    stacks = {"keras3-jax": "xla", "keras3-tf": "xla", "native-pytorch-compiled": "compiled"}
+    native = row["framework"] == "native-pytorch-eager"
+    case = _measured(row, _encoder("base", 512, "float32", "adamw", "class", plain=native))
+    if "torch" in row["framework"]:
+        case = replace(case, update=_TORCH_ADAMW)
+    stacks = {"keras3-jax": "xla", "keras3-tf": "xla", "native-pytorch-compiled": "compiled", "keras2-tf": "operations"}
     exact = row["framework"] in ("native-pytorch-eager", "keras3-torch-eager")
     return replace(case, stack=stacks.get(row["framework"], "layers"), exact_float32=exact)
 
@@ -308,8 +372,8 @@ def _hf(row: dict[str, Any], out: Any) -> Case | Excluded:
         return out("sentences padded to unknown lengths")
     if row["remat"] not in ("none", ""):
         return out("remat of an encoder with dropout: not in this study's models")
-    traced = _encoder("large", int(float(row["seq"])), _DTYPES[row["precision"]], "adamw", "class")
-    return _measured(row, traced, int(float(row["grad_accum"])))
+    traced = _encoder("large", int(float(row["seq"])), _DTYPES[row["precision"]], "adamw", "class", plain=True)
+    return replace(_measured(row, traced, int(float(row["grad_accum"]))), update=_HF_ADAMW)
 
 
 def _jax_toolbox(row: dict[str, Any], out: Any) -> Case | Excluded:

@@ -23,9 +23,36 @@ _FLASH_2_ON_HOPPER = (0.34, 490)
 """FlashAttention-2 on an H100 reaches 335 of 989 TFLOP/s over both passes (Dao 2023)."""
 
 
+_BRIDGE = {
+    "kind": "host",
+    "bytes_per_second": 5.0e10,
+    "latency_seconds": 5e-06,
+    "launch_seconds": 4.5e-05,
+    "efficiency": 0.43,
+}
+"""Two Turing cards with a bridge: 21.5 GB/s (NVIDIA/nccl-tests, issue 44) of 50."""
+_PEERS = {
+    "kind": "host",
+    "bytes_per_second": 1.6e10,
+    "latency_seconds": 5e-06,
+    "launch_seconds": 4.5e-05,
+    "efficiency": 0.75,
+}
+"""Quadro cards over PCIe 3, whose drivers allow access to peers: as the catalogue's T4."""
+
+
 @cache
-def machine(chip: str, devices: int, per_host: int) -> Cluster:
-    """`devices` of a chip, `per_host` in each host; a TPU's slice holds as many."""
+def machine(chip: str, devices: int, per_host: int, *, bridged: bool = False) -> Cluster:
+    """`devices` of a chip, `per_host` in each host; a TPU's slice holds as many. Bridges join pairs of cards."""
+    found = _machine(chip, devices, per_host)
+    if bridged and devices == 2:
+        return from_mapping(found.to_dict() | {"inner_link": _BRIDGE})
+    if devices > 1 and chip.startswith("quadro"):
+        return from_mapping(found.to_dict() | {"inner_link": _PEERS})
+    return found
+
+
+def _machine(chip: str, devices: int, per_host: int) -> Cluster:
     if chip.startswith("tpu"):
         cores = 2 if chip in ("tpu-v2", "tpu-v3", "tpu-v4", "tpu-v5p") else 1
         return cluster(f"{chip}-{devices * cores}")
@@ -35,9 +62,9 @@ def machine(chip: str, devices: int, per_host: int) -> Cluster:
     if chip not in _CARDS:
         return found
     _, single, half, rate, gib, *_ = _CARDS[chip]
-    known = found.to_dict()
+    known, ampere = found.to_dict(), "bfloat16" in found.chip.peak_flops_per_second
     known["chip"] |= {
-        "peak_flops_per_second": {"float32": single, "float16": half, "bfloat16": half},
+        "peak_flops_per_second": {"float32": single, "float16": half} | ({"bfloat16": half} if ampere else {}),
         "memory_bytes_per_second": rate,
         "memory_bytes": gib * 2**30,
         "usable_memory_bytes": gib * 2**30,
@@ -51,5 +78,7 @@ def efficiency(chip: str, place: Cluster, *, flash_2: bool) -> Efficiency:
     if chip in _CARDS:
         *_, cores, lanes, clock_hz = _CARDS[chip]
         found = replace(found, cores=cores, lanes=lanes, clock_hz=clock_hz)
+        if "bfloat16" not in place.chip.peak_flops_per_second:  # matrix units of Turing at Volta's full rate
+            found = replace(found, product=efficiency_of(cluster("gpu-v100-32gb")).product)
     hopper = "bfloat16" in place.chip.peak_flops_per_second and "float8" in place.chip.peak_flops_per_second
     return replace(found, attention=_FLASH_2_ON_HOPPER) if flash_2 and hopper else found

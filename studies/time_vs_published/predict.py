@@ -12,16 +12,29 @@ from cases import Case
 from traces import Traced, workload
 
 from cost_models import Batch, Precision, Remat, RematMode, TrainConfig, Workload
-from cost_models.communication import all_gather, all_reduce, reduce_scatter
+from cost_models.communication import all_gather, all_reduce, reduce_scatter, slowest_of
 from cost_models.hardware import Cluster
 from cost_models.kernel_table import kernel_table
+from cost_models.library import library_kernels
 from cost_models.memory import memory, updates_of
 from cost_models.roofline import kernel_seconds, overhead_of, slower_of
-from cost_models.targets import target_of
-from cost_models.workload import Kind, Op, Phase
+from cost_models.targets import Target, target_of
+from cost_models.workload import Kind, Role
 
 CONTENTION = 0.1256
 """How much slower kernels of a GPU run beside a collective (Galvatron's coefficient, 1.1256)."""
+BUCKET_BYTES = 25 * 2**20
+"""Gradients that are reduced at a time: PyTorch's `bucket_cap_mb`."""
+_COPIES = 4  # gradients are read and written once on their way into a bucket, and once on their way out
+_SLOWER_IN_2020 = {"layers": 1.78, "xla": 1.23}
+"""How much longer than at 90% of the bandwidth kernels of transformers took in 16 bits on a V100 in 2020.
+
+A layer of BERT-large (8 x 512 tokens) took 9.14 ms in PyTorch, 39% of it beside its products, and 8.4 ms with XLA
+(Ivanov et al. 2021, arXiv 2007.00072, tables 1 and 4); its kernels as counted here move 1.60 and 1.63 GB beside the
+products, which is 2.0 and 2.3 ms.
+"""
+OPERATION_SECONDS = 1e-5
+"""An operation of PyTorch from Python, as `cost_models.roofline` measured it."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +46,7 @@ class Parts:
     update: float
     overhead: float
     parameters: float
+    variables: float
     flops: float
 
     def extended(self, longer: Parts, blocks: int) -> Parts:
@@ -53,55 +67,78 @@ class Predicted:
 
 def predict(case: Case, folder: Path) -> Predicted:
     """Seconds of a micro-step; an update's share of it where gradients are accumulated."""
-    place = chips.machine(case.chip, case.devices, case.devices_per_host)
+    place = chips.machine(case.chip, case.devices, case.devices_per_host, bridged=case.bridged)
     parts = _parts(case.traced if not case.layers else case.traced.with_layers(1), case, place, folder)
     if case.layers:
         parts = parts.extended(_parts(case.traced.with_layers(2), case, place, folder), case.layers)
-    update = parts.update / (case.devices if case.shard_state else 1) / case.accumulation
+    update = _update(parts, case, place) / (case.devices if case.shard_state else 1) / case.accumulation
     device = parts.forward + parts.backward + update + parts.overhead
     exposed = _exposed(parts, case, place) if case.devices > 1 else 0.0
+    if place.chip.kind == "gpu":  # all wait for the slowest
+        exposed += device * (slowest_of(case.devices) - 1)
     return Predicted(device + exposed, exposed, parts.flops, parts.parameters)
+
+
+def _update(parts: Parts, case: Case, place: Cluster) -> float:
+    """Seconds of the optimizer: one kernel a variable, or what a library without a compiler launches."""
+    if case.update is None:
+        return parts.update
+    moved = 4 * parts.parameters * case.update.passes / _bandwidth(case, place)
+    kernels = parts.variables * case.update.kernels
+    if case.update.waits:
+        return max(moved, kernels * OPERATION_SECONDS)
+    return moved + kernels * place.chip.kernel_launch_seconds  # Python is ahead of the device
 
 
 def _exposed(parts: Parts, case: Case, place: Cluster) -> float:
     """Seconds of collectives beyond what they hide behind, and what they slow down meanwhile.
 
     Weights of a sharded state are gathered before each pass, and gradients scattered; the next layer's while this one's
-    is at work. Gradients of copies are reduced once an update while the backward pass runs.
+    is at work. Gradients of copies are reduced once an update, in buckets, while the backward pass runs: the last
+    bucket is full when that ends. Gradients are copied into buckets and out of them.
     """
     gathered, reduced = round(parts.parameters * case.gather_bytes), round(parts.parameters * case.reduce_bytes)
-    count = case.devices
+    count, copies, last = case.devices, 0.0, 0.0
     if case.shard_state:
         gather = all_gather(gathered, place, count).seconds
         scatter = reduce_scatter(reduced, place, count).seconds
         forward, backward = gather, gather + scatter
     else:
         forward, backward = 0.0, all_reduce(reduced, place, count).seconds / case.accumulation
-    hidden = min(forward, parts.forward) + min(backward, parts.backward)
-    waits = max(0.0, forward - parts.forward) + max(0.0, backward - parts.backward)
-    return waits + (CONTENTION * hidden if place.chip.kind == "gpu" else 0.0)
+        last = backward * min(1.0, BUCKET_BYTES / reduced)
+        copies = _COPIES * reduced / _bandwidth(case, place) / case.accumulation
+    hidden = min(forward, parts.forward) + min(backward - last, parts.backward)
+    waits = max(0.0, forward - parts.forward) + max(last, backward - parts.backward)
+    return waits + copies + (CONTENTION * hidden if place.chip.kind == "gpu" else 0.0)
+
+
+def _bandwidth(case: Case, place: Cluster) -> float:
+    rate = place.chip.memory_bytes_per_second
+    return rate * chips.efficiency(case.chip, place, flash_2=False).bandwidth
 
 
 @lru_cache(maxsize=64)
 def _prepared(what: Traced, folder: Path, stack: str) -> Workload:
     found = workload(what, folder)
-    return layer_by_layer(found) if stack == "layers" else found
+    return library_kernels(found) if stack == "layers" else found
 
 
 @lru_cache(maxsize=4096)
 def _cached(what: Traced, folder: Path, stack: str, chip: str, batch: int, *flags: bool) -> Parts:
-    flash, nchw, flash_2, exact = flags
+    flash, nchw, flash_2, exact, of_2020 = flags
     place = chips.machine(chip, 1, 1) if not chip.startswith("tpu") else chips.machine(chip, 4, 1)
     model = _prepared(what, folder, stack)
     remat = RematMode.FULL if model.remat == "full" else RematMode.NONE
     config = TrainConfig(Batch(batch), precision=Precision(what.precision), remat=Remat(remat))
     calculating = replace(config, backend="torch") if exact else config
-    table = kernel_table(model, target_of(place.chip.kind), updates_of(config))
+    table = kernel_table(model, _target(place, stack), updates_of(config))
     efficiency = chips.efficiency(chip, place, flash_2=flash_2)
     compute, traffic = kernel_seconds(table, calculating, place, efficiency, fused_attention=flash)
-    if nchw:
-        traffic = traffic + np.where(table.is_gemm, 2 * traffic, 0.0)
+    if of_2020 and what.kind in ("encoder", "electra") and what.precision != "float32":
+        traffic = np.where(table.is_gemm, traffic, traffic * _SLOWER_IN_2020[stack])
     seconds = slower_of(compute, traffic, efficiency)
+    if nchw:  # in 16 bits; `kernel_seconds` knows of float32
+        seconds = seconds + np.where(table.is_convolution & (table.item_bytes == 2), 2 * traffic, 0.0)
     updating = table.is_update
     launches = float(table.runs.sum())
     return Parts(
@@ -110,33 +147,21 @@ def _cached(what: Traced, folder: Path, stack: str, chip: str, batch: int, *flag
         update=float(seconds[updating].sum()),
         overhead=overhead_of(model, launches, float(seconds.sum()), config, place),
         parameters=float(model.parameters),
+        variables=float(sum(one.role is Role.TRAINABLE for one in model.variables)),
         flops=model.model_flops.at(batch),
     )
 
 
+def _target(place: Cluster, stack: str) -> Target:
+    """What fuses: a compiler, or, with a kernel an operation, nothing but what broadcasts into it."""
+    if stack != "operations":
+        return target_of(place.chip.kind)
+    return replace(target_of(place.chip.kind, jit_compile=False), fusible=frozenset({Kind.BROADCAST}))
+
+
 def _parts(what: Traced, case: Case, place: Cluster, folder: Path) -> Parts:
     flash_2, exact = case.source == "llm-foundry", case.exact_float32
-    return _cached(what, folder, case.stack, case.chip, case.batch, case.flash, case.nchw, flash_2, exact)
-
-
-def layer_by_layer(found: Workload) -> Workload:
-    """The workload as a library runs it that has a kernel for each layer: what goes from layer to layer is written.
-
-    A fence around every value that another layer reads, or the same layer's backward pass: an autograd keeps what
-    gradients need and computes nothing twice, and nothing fuses across a fence.
-    """
-    layer_of = {write: _owner(op) for op in found.ops for write in op.writes}
-    crossing: dict[int, None] = {}
-    for op in found.ops:
-        for read in op.reads:
-            if read in layer_of and layer_of[read] != _owner(op) and op.phase is not Phase.UPDATE:
-                crossing[read] = None
-    fence = Op(Kind.BARRIER, "layers", tuple(crossing), (), phase=Phase.BACKWARD)
-    return replace(found, ops=(*found.ops, fence))
-
-
-def _owner(op: Op) -> tuple[str, Phase]:
-    return op.layer, op.phase
+    return _cached(what, folder, case.stack, case.chip, case.batch, case.flash, case.nchw, flash_2, exact, case.of_2020)
 
 
 def predict_memory(case: Case, folder: Path) -> tuple[float, bool]:

@@ -90,7 +90,8 @@ def _line(source: str, family: str, rows: Sequence[Row]) -> None:
     if source == "all":
         parts = [one for one in groups_of(rows).values() if len(one) > 2 * _LEFT_OUT]
         after = f"{error([r for part in parts for r in scaled(part)]):.1f}%"
-    flat = f"{error(trivial(rows)):.1f}%" if source != "all" else ""
+    sources = [rows] if source != "all" else list(groups_of(rows).values())
+    flat = f"{error([r for part in sources for r in trivial(part)]):.1f}%"
     middle = statistics.median(ratios)
     print(f"| {source} | {family} | {len(rows)} | {error(ratios):.1f}% | {middle:.2f} | {after} | {order} | {flat} |")
 

@@ -119,12 +119,52 @@ def _encoded(tokens: Any, arch: dict[str, Any], *, dropout: float) -> Any:
     x = layers.Dropout(dropout)(layers.LayerNormalization(epsilon=1e-12)(x))
     x = layers.Dense(width)(x) if embedded != width else x
     for _ in range(arch["layers"]):
-        mixed = layers.MultiHeadAttention(arch["heads"], width // arch["heads"], dropout=dropout)(x, x)
+        if arch.get("plain"):
+            mixed = _plain_attention(x, tokens, arch["heads"], dropout)
+        else:
+            mixed = layers.MultiHeadAttention(arch["heads"], width // arch["heads"], dropout=dropout)(x, x)
         x = layers.LayerNormalization(epsilon=1e-12)(x + layers.Dropout(dropout)(mixed))
         inner = layers.Activation("gelu")(layers.Dense(arch["ffn"])(x))
         inner = layers.Dropout(dropout)(layers.Dense(width)(inner))
         x = layers.LayerNormalization(epsilon=1e-12)(x + inner)
     return x
+
+
+def _plain_attention(x: Any, tokens: Any, heads: int, dropout: float) -> Any:
+    """Attention as PyTorch spells it out, a kernel each: scores, their scaling, mask, softmax, dropout, mixing.
+
+    Without tokens there is no mask, and softmax runs in float32, as autocast has it.
+    """
+    width, length = x.shape[-1], x.shape[1]
+    query, key, value = (layers.Reshape((length, heads, width // heads))(layers.Dense(width)(x)) for _ in range(3))
+    scores = layers.Rescaling((width // heads) ** -0.5)(_Product("bqhd,bkhd->bhqk")([query, key]))
+    weights = (
+        layers.Softmax()(_Masked()([scores, tokens])) if tokens is not None else layers.Softmax(dtype="float32")(scores)
+    )
+    weights = layers.Dropout(dropout)(weights) if dropout else weights
+    mixed = _Product("bhqk,bkhd->bqhd")([weights, value])
+    return layers.Dense(width)(layers.Reshape((length, width))(mixed))
+
+
+@keras.saving.register_keras_serializable("time_vs_published")
+class _Product(layers.Layer):
+    """A product of two activations."""
+
+    def __init__(self, equation: str) -> None:
+        super().__init__()
+        self.equation = equation
+
+    def call(self, both: Any) -> Any:
+        return ops.einsum(self.equation, *both)
+
+
+@keras.saving.register_keras_serializable("time_vs_published")
+class _Masked(layers.Layer):
+    """Scores with a large negative number where there is no word."""
+
+    def call(self, both: Any) -> Any:
+        scores, tokens = both
+        return scores + ops.cast(ops.where(tokens > 0, 0.0, -10000.0), scores.dtype)[:, None, None, :]
 
 
 def encoder(arch: dict[str, Any], length: int, *, head: str, dropout: float = 0.1) -> Any:
@@ -143,16 +183,21 @@ def encoder(arch: dict[str, Any], length: int, *, head: str, dropout: float = 0.
 
 
 def vit(width: int, depth: int, heads: int, patch: int, image: int) -> Any:
-    """Vision Transformer with a class token and dense attention."""
+    """Vision Transformer with a class token, as PyTorch's autocast runs it: norms, softmax and what blocks add up in
+    float32; attention not fused (PyTorch before 2.0)."""
     inputs = layers.Input((image, image, 3))
     x = layers.Conv2D(width, patch, strides=patch)(inputs)
     x = layers.Reshape((-1, width))(x)
-    x = _ClassToken()(x)
-    arch = {"heads": heads, "ffn": 4 * width, "bias": True, "causal": False}
+    x = _ClassToken(dtype="float32")(x)
     for _ in range(depth):
-        x = Block(arch, remat=False)(x)
-    x = layers.LayerNormalization(epsilon=1e-6)(x)[:, 0]
+        x = x + _plain_attention(_norm(x), None, heads, 0.0)
+        x = x + layers.Dense(width)(layers.Activation("gelu")(layers.Dense(4 * width)(_norm(x))))
+    x = _norm(x)[:, 0]
     return keras.Model(inputs, layers.Dense(1000)(x))
+
+
+def _norm(x: Any) -> Any:
+    return layers.LayerNormalization(epsilon=1e-6, dtype="float32")(x)
 
 
 @keras.saving.register_keras_serializable("time_vs_published")
@@ -169,14 +214,13 @@ class _ClassToken(layers.Layer):
 
 
 def mixer(width: int, depth: int, patch: int, image: int) -> Any:
-    """MLP-Mixer: perceptrons over patches and over channels in turn."""
+    """MLP-Mixer: perceptrons over patches and over channels in turn; dtypes as in `vit`."""
     inputs = layers.Input((image, image, 3))
     x = layers.Reshape((-1, width))(layers.Conv2D(width, patch, strides=patch)(inputs))
     for _ in range(depth):
-        mixed = layers.Permute((2, 1))(layers.LayerNormalization(epsilon=1e-6)(x))
-        mixed = layers.Dense(x.shape[1])(layers.Dense(width // 2, activation="gelu")(mixed))
+        mixed = layers.Permute((2, 1))(_norm(x))
+        mixed = layers.Dense(x.shape[1])(layers.Activation("gelu")(layers.Dense(width // 2)(mixed)))
         x = x + layers.Permute((2, 1))(mixed)
-        normed = layers.LayerNormalization(epsilon=1e-6)(x)
-        x = x + layers.Dense(width)(layers.Dense(4 * width, activation="gelu")(normed))
-    x = layers.GlobalAveragePooling1D()(layers.LayerNormalization(epsilon=1e-6)(x))
+        x = x + layers.Dense(width)(layers.Activation("gelu")(layers.Dense(4 * width)(_norm(x))))
+    x = layers.GlobalAveragePooling1D()(_norm(x))
     return keras.Model(inputs, layers.Dense(1000)(x))

@@ -39,3 +39,16 @@ def test_a_second_equal_broadcast_is_a_view_of_the_first():
     x = step.input(B)
     first, second = (step.op(Kind.BROADCAST, (x,), (B, X), primitive="broadcast_in_dim") for _ in range(2))
     assert ops(step) == [(Kind.BROADCAST, (x,), (first,)), (Kind.VIEW, (first,), (second,))]
+
+
+def test_a_relu_and_what_compares_with_its_bound_share_a_constant_of_that_shape():
+    step = Step()
+    x = step.input(B, X)
+    bounded = step.op(Kind.ELEMENTWISE, (x,), (B, X), primitive="max")
+    mask = step.op(Kind.ELEMENTWISE, (x,), (B, X), dtype="bool", primitive="gt")
+    constant = mask + 1
+    assert ops(step) == [
+        (Kind.BROADCAST, (), (constant,)),
+        (Kind.ELEMENTWISE, (x, constant), (bounded,)),
+        (Kind.ELEMENTWISE, (x, constant), (mask,)),
+    ]

@@ -81,7 +81,8 @@ def test_kernels_are_found_for_the_nearest_batch_with_the_same_reductions(batch,
 
 def test_where_no_reduction_leaves_the_device_idle_one_structure_serves_all():
     workload, _, _ = normalised("float32")
-    assert structure_batch(workload, replace(GPU, wide_column_blocks=0), 4096) == 32
+    full = replace(GPU, wide_column_blocks=0, chained_column_blocks=0)
+    assert structure_batch(workload, full, 4096) == 32
     narrow, _, _ = normalised()
     assert structure_batch(narrow, replace(GPU, column_blocks=0), 4096) == 32
 
@@ -105,3 +106,21 @@ def test_kernels_for_cpus_are_found_for_a_batch_at_which_the_same_tensors_are_la
     end = step.op(Kind.REDUCE, (wide,), (B, 256))
     step.tensors[0] = step.tensors[1]  # so that no third size is there
     assert structure_batch(step.workload(end, batch=3), target_of("cpu"), batch) == like
+
+
+@pytest.mark.parametrize(("columns", "relu", "kept"), [(40, True, True), (107, True, True), (108, True, False)])
+def test_in_float32_chains_are_computed_apart_on_fewer_blocks_than_there_are_cores(columns, relu, kept):
+    """An A100 has 108 cores; one operation alone is computed apart on fewer than 40 blocks of 32 columns."""
+    step = Step()
+    width = 32 * columns
+    x = step.op(Kind.SORT, (step.input(B, width),), (B, width))
+    biased = step.op(Kind.ELEMENTWISE, (x, x), (B, width), primitive="add")
+    made = step.op(Kind.ELEMENTWISE, (biased,), (B, width), primitive="max") if relu else biased
+    mean = step.op(Kind.REDUCE, (made,), (width,), primitive="reduce_sum")
+    end = step.op(Kind.SORT, (step.op(Kind.ELEMENTWISE, (made, mean), (B, width), primitive="mul"),), (B, width))
+    assert (made in written(step.workload(end), end, batch=64)) is kept
+
+
+@pytest.mark.parametrize(("columns", "kept"), [(39, True), (40, False)])
+def test_in_float32_one_operation_is_computed_apart_on_fewer_blocks_still(columns, kept):
+    test_in_float32_chains_are_computed_apart_on_fewer_blocks_than_there_are_cores(columns, False, kept)

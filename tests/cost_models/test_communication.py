@@ -18,6 +18,7 @@ from cost_models.communication import (
     all_to_all,
     collective_permute,
     reduce_scatter,
+    slowest_of,
 )
 from cost_models.errors import ConfigError, HardwareError
 from cost_models.hardware import Chip, Cluster, Link, cluster, share
@@ -321,3 +322,18 @@ def test_a_whole_pod_of_v6e():
     """tpu-recipes, microbenchmarks/trillium/collectives, read 2026-11-29: psum of 17408x17408 bfloat16, 235.76 GB/s."""
     payload = 17408 * 17408 * 2
     within(1.3, all_reduce(payload, cluster("tpu-v6e-256"), 256).seconds, 2 * 255 / 256 * payload / 235.7595e9)
+
+
+def test_the_slowest_of_several_is_the_expected_largest_of_normal_values():
+    """Tables of normal order statistics: 0.564 of 2, 1.424 of 8, 2.389 of 64 standard deviations; Blom's is near."""
+    deviation = 0.08 / 5.4
+    assert slowest_of(1) == 1
+    for devices, expected in [(2, 0.564), (8, 1.424), (64, 2.389)]:
+        assert (slowest_of(devices) - 1) / deviation == pytest.approx(expected, rel=0.05)
+
+
+def test_cards_without_access_to_peers_go_through_host_memory():
+    through_host, peers = cluster("gpu-rtx-2080ti-x2"), cluster("gpu-t4-x2")
+    payload = GIB
+    assert all_reduce(payload, through_host, 2).seconds == pytest.approx(payload / 3.76e9, rel=0.01)
+    assert all_reduce(payload, peers, 2).seconds == pytest.approx(payload / 12e9, rel=0.01)

@@ -35,11 +35,23 @@ def test_vector_units_make_the_float32_rate_of_the_data_sheets(name):
     assert 2 * efficiency_of(published(name)).vector_operations_per_second == pytest.approx(expected[name], rel=0.01)
 
 
-def test_depthwise_products_are_fed_by_a_cores_local_memory():
+def test_thin_groups_are_fed_by_a_cores_local_memory():
     a100 = efficiency_of(published("gpu-a100-40gb"))
-    half, single = a100.thin_flops(np.full(2, 312e12), np.array([2.0, 4.0]))
+    both = np.array([2.0, 4.0])
+    half, single = a100.thin_flops(np.full(2, 312e12), both, np.full(2, 4.0), np.full(2, True))
     assert half == pytest.approx(2 * 108 * 64 * 1.41e9)
     assert single == pytest.approx(half / 2)
+
+
+@pytest.mark.parametrize("item_bytes", [2.0, 4.0])
+def test_depthwise_convolutions_take_as_long_as_they_were_seen_to_take(item_bytes):
+    """pytorch issue 75747: 32 x 768 sequences of 768, windows of 768, on an RTX 3090."""
+    card = efficiency_of(published("gpu-rtx-3090"))
+    passes = np.array([False, True])
+    forward, backward = card.thin_flops(np.full(2, 71e12), np.full(2, item_bytes), np.ones(2), passes)
+    multiply_adds = 32 * 768 * 768 * 768
+    assert 2 * multiply_adds / forward == pytest.approx(14e-3, rel=0.05)
+    assert 2 * 2 * multiply_adds / backward == pytest.approx(65e-3, rel=0.05)
 
 
 def test_a_measured_machine_reaches_its_own_figures():

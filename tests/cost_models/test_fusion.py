@@ -308,3 +308,32 @@ def test_a_product_that_something_else_reads_is_written():
     step = Step()
     dy, _, ends = gradient_of_gelu(step, elsewhere=True)
     assert dy in written(step, *ends, target=TPU)
+
+
+def test_scatters_take_in_what_makes_their_updates_on_gpus_but_not_what_they_scatter_into():
+    step = Step()
+    indices, x = step.input(B, 1, dtype="int32"), step.input(B, X)
+    table = step.op(Kind.BROADCAST, (), (1000, X), primitive="broadcast_in_dim")
+    update = step.op(Kind.ELEMENTWISE, (x,), (B, X), primitive="mul")
+    end = step.op(Kind.SCATTER, (table, indices, update), (1000, X), primitive="scatter-add")
+    workload = step.workload(end)
+    for target, taken in ((GPU, True), (TPU, False), (CPU, False)):
+        made = {w for k in kernels_of(workload, workload.ops, frozenset({end}), target, 8) for w in k.writes}
+        assert (update not in made) is taken
+        assert table in made
+
+
+def test_products_compute_a_relu_of_what_its_gradient_reads_anyway():
+    """Normalised values are kept and not their ReLU: both products and the gradient's mask are made of these."""
+    step = Step()
+    x, w = step.op(Kind.SORT, (step.input(B, X),), (B, X)), step.weight("w", X, X)
+    normalised = step.op(Kind.ELEMENTWISE, (x, step.op(Kind.SORT, (x,), (B, X))), (B, X), primitive="add")
+    relu = step.op(Kind.ELEMENTWISE, (normalised,), (B, X), primitive="max")
+    y = step.dot(relu, w, (B, X), B, X, X)
+    step.phase = Phase.BACKWARD
+    mask = step.op(Kind.ELEMENTWISE, (normalised,), (B, X), dtype="bool", primitive="gt")
+    end = step.op(Kind.ELEMENTWISE, (mask, y), (B, X), primitive="select_n")
+    workload = step.workload(step.dot(relu, end, (X, X), X, B, X))
+    made = {w for k in kernels_of(workload, workload.ops, frozenset(workload.outputs), GPU, 8) for w in k.writes}
+    assert normalised in made
+    assert relu not in made

@@ -47,7 +47,7 @@ def test_it_has_no_choices_and_comparisons(primitive):
 
 
 def test_it_takes_in_what_alone_reads_its_result_and_then_what_that_is_made_of():
-    """Softmax: the largest is subtracted in the same call, and the bias of a product and the product come in with it."""
+    """Softmax: the largest is subtracted in the same call; a product and its bias come in with it."""
     step = Step()
     product = step.dot(step.input(B, X), step.weight("w", X, X), (B, X), B, X, X)
     logits = apply(step, "add", product, step.op(Kind.BROADCAST, (step.weight("b", X),), (B, X)))

@@ -226,3 +226,21 @@ def test_on_cpus_an_elementwise_result_takes_the_place_of_an_operand_of_its_shap
     assert schedule(workload, CPU, Updates.AT_ONCE).peak(8)[0] == 2 * 4 * 8 * N
     columns = schedule(workload, CPU, Updates.AT_ONCE).temporaries
     assert (columns.tensor[0], columns.birth[0]) == (b, 0)  # one buffer, from the first kernel on
+
+
+def test_while_loss_scaling_chooses_gradients_and_their_sums_stand_beside_the_old_on_gpus():
+    step = Step()
+    w = step.weight("w", N, N)
+    x = step.input(B, N)
+    step.phase = Phase.BACKWARD
+    gradient = step.dot(x, x, (N, N), N, B, N)
+    step.phase = Phase.UPDATE
+    new = step.tensor(N, N)
+    body = (Op(Kind.ELEMENTWISE, "sub", (w, gradient), (new,), phase=Phase.UPDATE),)
+    step.ops.append(Op(Kind.BRANCH, "cond", (w, gradient), (new,), body=body, results=(new,), phase=Phase.UPDATE))
+    step.new_value(w, new)
+    one = 4 * N * N
+    for updates, target, more in ((Updates.SELECTED, GPU, 2), (Updates.SELECTED, CPU, 0), (Updates.TOGETHER, GPU, 0)):
+        alone = replace(target, sums_beside_choices=False)
+        beside, plain = (schedule(step.workload(), which, updates).peak(8)[0] for which in (target, alone))
+        assert beside - plain == more * one

@@ -174,3 +174,15 @@ def test_on_tpus_a_reshape_of_an_images_features_moves_them_as_they_are_converte
     assert lowered.tensors[groups].dtype == "float32"
     assert made[tokens] == (Kind.VIEW, "reshape")  # every feature stays where it is
     assert RELAYOUT not in primitives(lower(step.workload(wide, tokens), GPU))
+
+
+def test_on_cpus_a_gradient_of_pooling_is_scattered_into_what_it_is_added_to():
+    step = Step()
+    x, other = step.input(B, 32, 32, 4), step.input(B, 32, 32, 4)
+    pooled = step.op(Kind.POOL, (x,), (B, 16, 16, 4), primitive="reduce_window_max")
+    step.phase = Phase.BACKWARD
+    flops = Affine(0, 2 * 16 * 16 * 4 * 2**2)
+    gradient = step.op(Kind.POOL_GRADIENT, (pooled, x), (B, 32, 32, 4), flops=flops)
+    total = step.op(Kind.ELEMENTWISE, (gradient, other), (B, 32, 32, 4), primitive="add_any")
+    last = lower(step.workload(total), CPU).ops[-1]
+    assert (last.primitive, last.reads[0], last.writes) == ("scatter_of_pooling", other, (total,))

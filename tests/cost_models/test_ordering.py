@@ -100,3 +100,17 @@ def test_breadth_first_starts_with_what_waits_for_nothing():
     workload = step.workload(behind, early)
     kernels = kernels_of(workload, workload.ops, frozenset({behind, early}), GPU, 8)
     assert [kernel.writes[0] for kernel in breadth_first_order(workload, kernels)] == [early, behind - 1, behind]
+
+
+def test_breadth_first_runs_gradients_of_values_before_what_the_forward_pass_has_left():
+    step = Step()
+    x = step.input(B, N)
+    shared = step.op(Kind.SORT, (x,), (B, N))
+    forward = step.op(Kind.REDUCE, (shared,), (B,))
+    step.phase = Phase.BACKWARD
+    moved = step.op(Kind.MOVE, (shared,), (B, N), primitive="rev")
+    backward = step.op(Kind.ELEMENTWISE, (shared,), (B, N), primitive="exp")
+    ends = frozenset({forward, moved, backward})
+    workload = step.workload(*ends)
+    order = breadth_first_order(workload, kernels_of(workload, workload.ops, ends, GPU, 8))
+    assert [kernel.writes[0] for kernel in order] == [shared, backward, forward, moved]

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from cost_models.config import Batch, TrainConfig
+from cost_models.efficiency import efficiency_of
 from cost_models.memory import memory
 from cost_models.paging import LARGEST_KEPT_BYTES, may_page, paging_seconds, returned_bytes
 from cost_models.roofline import step_time
@@ -35,7 +36,7 @@ def test_all_temporaries_are_paged_in_again_once_they_are_more_than_the_c_librar
 
 def test_the_seconds_are_the_bytes_over_the_measured_rate_and_stand_under_memory():
     step = dense(64, 1024)
-    expected = temporary_bytes(config()) / RATE
+    expected = temporary_bytes(config()) / (RATE * efficiency_of(HERE).fresh_pages)
     assert paging_seconds(step, config(), HERE) == pytest.approx(expected)
     paged, kept = (step_time(step, config(keep_freed_memory=keep), HERE) for keep in (False, True))
     assert paged.memory_seconds - kept.memory_seconds == pytest.approx(expected)

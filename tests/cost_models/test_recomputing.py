@@ -3,7 +3,7 @@
 from cost_models.affine import Affine
 from cost_models.recomputing import kernels_of
 from cost_models.targets import target_of
-from cost_models.workload import CONVERT, Kind, Phase
+from cost_models.workload import CONVERT, FLATTEN, Kind, Phase
 from tests.cost_models.made import B, Step
 
 X = 1024
@@ -174,3 +174,56 @@ def test_updates_of_one_variable_are_a_kernel_for_each_piece_of_state():
     mean = step.op(Kind.ELEMENTWISE, (slot, gradient), (X, X), primitive="add")
     new = step.op(Kind.ELEMENTWISE, (weight, mean), (X, X), primitive="sub")
     assert [kernel.writes for kernel in kernels(step, mean, new)] == [(mean,), (new,)]
+
+
+def test_what_is_read_in_another_shape_is_not_written_over_an_operand():
+    step = Step()
+    made = apply(step, "neg", step.input(B, X))
+    view = step.op(Kind.VIEW, (made,), (B, 2, X // 2), primitive="reshape")
+    end = step.op(Kind.SORT, (view,), (B, 2, X // 2))
+    assert next(kernel for kernel in kernels(step, end) if made in kernel.writes).in_place == ()
+
+
+def test_a_call_writes_over_what_it_reads_element_by_element():
+    step = Step()
+    x, y = step.input(B, X), step.input(B, X)
+    total = step.op(Kind.REDUCE, (x,), (B,), primitive="reduce_sum")
+    wide = step.op(Kind.BROADCAST, (total,), (B, X))
+    (kernel,) = kernels(step, apply(step, "mul", wide, y))
+    assert set(kernel.reads) == {x, y}
+    assert kernel.in_place == (y,)
+
+
+def test_padding_is_not_part_of_kernels_of_many_operations():
+    for length, kept in ((8, False), (40, True)):
+        step = Step()
+        end = padded = step.op(Kind.MOVE, (step.input(B, X - 1),), (B, X), primitive="pad")
+        for _ in range(length):
+            end = apply(step, "neg", end)
+        assert (padded in written(step, end)) is kept
+
+
+def viewed_as_a_matrix(step, tensor, width):
+    """A product that reads this of (B, 8, width) as a matrix."""
+    flat = step.op(Kind.MOVE, (tensor,), ((B, 8 * width),), primitive=FLATTEN)
+    return step.dot(flat, step.weight("w", width, X), (B, 8, X), (B, 8), width, X)
+
+
+def test_a_matrix_of_what_is_in_memory_for_all_is_a_view_of_it():
+    step = Step()
+    parts = [step.input(B, 8, X) for _ in range(2)]
+    made = step.op(Kind.ELEMENTWISE, parts, (B, 8, X), primitive="add")
+    total = step.op(Kind.REDUCE, (made,), (X,), primitive="reduce_sum")
+    end = viewed_as_a_matrix(step, made, X)
+    assert written(step, total, end) == {made, total, end}
+    assert made in reads(step, end, total, end)
+
+
+def test_a_matrix_of_what_is_cheap_is_made_for_the_product_alone():
+    step = Step()
+    x = step.input(B, 8, X)
+    made = step.op(Kind.ELEMENTWISE, (x,), (B, 8, X), primitive="neg")
+    other = step.op(Kind.SORT, (made,), (B, 8, X))
+    end = viewed_as_a_matrix(step, made, X)
+    assert written(step, other, end) == {made, made + 2, other, end}
+    assert reads(step, made + 2, other, end) == (x,)

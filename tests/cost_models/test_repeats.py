@@ -14,7 +14,7 @@ def kinds(step):
 def test_the_second_of_two_equal_operations_is_a_view():
     step = Step()
     x, y = step.input(B, X), step.input(B, X)
-    first, second = (step.op(Kind.ELEMENTWISE, (x, y), (B, X), primitive="mul") for _ in range(2))
+    first, _ = (step.op(Kind.ELEMENTWISE, (x, y), (B, X), primitive="mul") for _ in range(2))
     assert kinds(step) == [Kind.ELEMENTWISE, Kind.VIEW]
     assert without_repeats(step.workload()).ops[1].reads == (first,)
 
@@ -61,3 +61,11 @@ def test_one_value_padded_twice_to_one_shape_is_one_value():
     for zero in zeros:
         step.op(Kind.MOVE, (x, zero), (B, X + 1), primitive="pad")
     assert kinds(step) == [Kind.MOVE, Kind.VIEW]
+
+
+def test_what_reads_the_second_of_two_equal_values_reads_the_first():
+    step = Step()
+    x = step.input(B, X)
+    first, second = (step.op(Kind.ELEMENTWISE, (x,), (B, X), primitive="exp") for _ in range(2))
+    step.op(Kind.ELEMENTWISE, (second,), (B, X), primitive="mul")
+    assert without_repeats(step.workload()).ops[-1].reads == (first,)

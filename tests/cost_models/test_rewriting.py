@@ -2,7 +2,7 @@ import pytest
 
 from cost_models.affine import Affine
 from cost_models.rewriting import rewritten
-from cost_models.workload import CONVERT, Kind, Phase
+from cost_models.workload import CONVERT, UNEVEN_PAD, Kind, Phase
 from tests.cost_models.made import B, Step
 
 X = 8
@@ -68,7 +68,7 @@ def test_gradients_of_weights_read_transposed_copies():
     step.op(Kind.CONV, (x, dy), (3, X, X))
     step.op(Kind.CONV, (dy, weight), (B, 16, X))
     step.op(Kind.DOT, (dy, x), (X, X), gemm=(Affine(1), Affine(X), Affine(0, 16), Affine(X)))
-    read = [[source for source in op.reads] for op in rewritten(step.workload()).ops if op.kind is Kind.MOVE]
+    read = [list(op.reads) for op in rewritten(step.workload()).ops if op.primitive == "transpose"]
     assert read == [[x], [dy], [dy]]
 
 
@@ -77,3 +77,51 @@ def test_transposing_a_matrix_is_free_and_transposing_more_is_not():
     step.op(Kind.MOVE, (step.input(B, X),), (X, B), primitive="transpose")
     step.op(Kind.MOVE, (step.input(B, 4, X),), (B, X, 4), primitive="transpose")
     assert [kind for kind, _ in named(rewritten(step.workload()))] == [Kind.VIEW, Kind.MOVE]
+
+
+def test_between_two_constants_is_one_operation_in_float32():
+    for dtype, last in (("float32", "clamp"), ("bfloat16", "min")):
+        step = Step()
+        x = step.input(B, X, dtype=dtype)
+        lower = step.op(Kind.ELEMENTWISE, (x,), (B, X), dtype=dtype, primitive="max")
+        step.op(Kind.ELEMENTWISE, (lower,), (B, X), dtype=dtype, primitive="min")
+        assert named(rewritten(step.workload()))[-1] == (Kind.ELEMENTWISE, last)
+
+
+def test_what_a_convolution_pads_by_itself_is_transposed_before():
+    step = Step()
+    x, dy = step.input(B, 16, X), step.input(B, 16, X)
+    padded = step.op(Kind.MOVE, (x,), (B, 17, X), primitive=UNEVEN_PAD)
+    step.phase = Phase.BACKWARD
+    step.op(Kind.CONV, (padded, dy), (2, X, X))
+    _, moved, padding, _, gradient = (workload := rewritten(step.workload())).ops
+    assert (moved.primitive, moved.reads) == ("transpose", (x,))
+    assert (padding.primitive, padding.reads) == (UNEVEN_PAD, moved.writes)
+    assert gradient.reads[0] == padding.writes[0]
+    assert workload.tensors[padding.writes[0]] == workload.tensors[padded]
+
+
+def test_weights_of_more_than_two_dimensions_are_transposed_for_the_backward_pass():
+    step = Step()
+    x, kernel, dy = step.input(B, 16, X), step.weight("kernel", X, 4, 2), step.input(B, 16, 4, 2)
+    gemm = (Affine(1), Affine(0, 16), Affine(X), Affine(X))
+    step.op(Kind.DOT, (x, kernel), (B, 16, 4, 2), gemm=gemm)
+    step.phase = Phase.BACKWARD
+    step.op(Kind.DOT, (dy, kernel), (B, 16, X), gemm=gemm)
+    ops = rewritten(step.workload()).ops
+    assert [(op.primitive, op.reads[0]) for op in ops if op.kind is Kind.MOVE] == [
+        *(("flatten", x), ("flatten", kernel)),
+        *(("flatten", dy), ("transpose", kernel)),
+    ]
+
+
+@pytest.mark.parametrize(("inner", "made"), [(1, True), (X, False)])
+def test_the_gradient_of_a_convolution_by_groups_is_made_for_all_channels(inner, made):
+    step = Step()
+    step.phase = Phase.BACKWARD
+    end = step.op(Kind.CONV, (step.input(B, 16, X), step.input(B, 16, X)), (3, inner, X))
+    workload = rewritten(step.workload(end))
+    product, *rest = [op for op in workload.ops if op.kind is not Kind.MOVE]
+    assert workload.tensors[product.writes[0]].shape == (Affine(3), Affine(X), Affine(X))
+    assert [op.primitive for op in rest] == (["select_n", "reduce"] if made else [])
+    assert (rest or [product])[-1].writes == (end,)

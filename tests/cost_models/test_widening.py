@@ -4,7 +4,7 @@ import pytest
 
 from cost_models.targets import target_of
 from cost_models.widening import widened
-from cost_models.workload import Kind, Op
+from cost_models.workload import UNEVEN_PAD, Kind, Op
 from tests.cost_models.made import B, Step
 
 X = 256
@@ -120,3 +120,56 @@ def test_what_the_step_itself_converts_up_of_a_product_is_the_product():
     ops = widened(step.workload(up), NARROW, frozenset(), products=True, rounds=True).ops
     product = next(op for op in ops if op.kind is Kind.DOT)
     assert (ops[-1].kind, ops[-1].reads) == (Kind.VIEW, product.writes)
+
+
+def cpu(step, *outputs):
+    return widened(step.workload(*outputs), NARROW, frozenset(), products=True, rounds=True)
+
+
+def test_what_a_convolution_pads_by_itself_is_converted_before():
+    step = Step()
+    x, w = step.input(B, X, dtype="bfloat16"), step.weight("w", 3, X)
+    padded = step.op(Kind.MOVE, (x,), (B, X + 1), dtype="bfloat16", primitive=UNEVEN_PAD)
+    end = step.op(Kind.CONV, (padded, w), (B, X), dtype="bfloat16")
+    assert told(cpu(step, end))[1:3] == [
+        ("convert_element_type", "bfloat16", "float32"),
+        (UNEVEN_PAD, "float32", "float32"),
+    ]
+
+
+def test_a_sum_of_narrow_values_reads_what_a_product_reads_converted():
+    for conversions in (1, 2):
+        step = Step()
+        x, other = (step.input(B, X, dtype="bfloat16") for _ in range(2))
+        total = step.op(Kind.REDUCE, (x,), (X,), dtype="bfloat16", primitive="reduce_sum")
+        read = x if conversions == 1 else other
+        end = step.op(Kind.DOT, (read, step.weight("w", X, X)), (B, X), dtype="bfloat16")
+        made = told(cpu(step, total, end))
+        assert made.count(("convert_element_type", "bfloat16", "float32")) == conversions
+        assert ("reduce", "float32", "float32") in made  # no library sums it
+
+
+def test_what_a_loop_takes_parts_of_is_converted_before_the_loop():
+    step = Step()
+    stack, other = step.input(9, B, X, dtype="bfloat16"), step.input(B, X, dtype="bfloat16")
+    part, out = step.tensor(B, X, dtype="bfloat16"), step.tensor(B, X)
+    body = (Op(Kind.MOVE, "dynamic_slice", (stack,), (part,)),)
+    step.ops.append(Op(Kind.LOOP, "scan", (stack, other), (out,), repeat=9, body=body, results=(part,)))
+    conversion, loop = cpu(step, out).ops
+    assert (conversion.primitive, conversion.reads) == ("convert_element_type", (stack,))
+    assert loop.reads == (*conversion.writes, other)
+    assert loop.body[0].reads == conversion.writes
+
+
+@pytest.mark.parametrize("order", ["transpose", "flatten"])
+def test_what_a_product_reads_in_another_order_is_converted_before(order):
+    step = Step()
+    x, w = step.input(B, 4, X, dtype="bfloat16"), step.weight("w", X, X)
+    moved = step.op(Kind.MOVE, (x,), (B, 4, X), dtype="bfloat16", primitive=order)
+    end = step.op(Kind.DOT, (moved, w), (B, 4, X), dtype="bfloat16")
+    assert told(cpu(step, end)) == [
+        ("convert_element_type", "bfloat16", "float32"),
+        (order, "float32", "float32"),
+        ("dot", "float32", "float32", "float32"),
+        ("convert_element_type", "float32", "bfloat16"),
+    ]

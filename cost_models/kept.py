@@ -1,0 +1,50 @@
+"""What XLA keeps on GPUs because it is long to compute, though several could compute it anew.
+
+- the narrow argument of a long chain (erfc), which is converted up: kept beside the chain's result;
+- a product with a logistic function (swish) that a sum on few blocks reads, as squeeze-and-excitation does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cost_models.columns import GATED, is_narrow, leaves_idle
+from cost_models.graph import Graph
+from cost_models.workload import CONVERT, Kind, Op, Phase, Workload
+
+
+def kept(workload: Workload, graph: Graph, batch: int) -> Iterator[int]:
+    """Values of one body of operations that are in memory for that reason, at a local batch."""
+    for op in graph.ops:
+        if op.kind is Kind.EXPENSIVE and graph.target.keeps_long_operands:
+            yield from _into_long_chain(workload, graph, op)
+        elif op.primitive == "mul" and graph.target.keeps_gated and is_narrow(workload):
+            readers = graph.readers.get(op.writes[0], ())
+            summed = op.phase is Phase.FORWARD and any(_is_summed(workload, graph, one, batch) for one in readers)
+            if len(readers) > 1 and summed and "logistic" in (_made_by(graph, read) for read in op.reads):
+                yield op.writes[0]
+
+
+def _into_long_chain(workload: Workload, graph: Graph, op: Op) -> Iterator[int]:
+    """The argument where it is narrower than the result and something else reads it."""
+    read = graph.of(op.reads[0])
+    made = graph.producer.get(read)
+    widens = workload.tensors[read].item_bytes < workload.tensors[op.writes[0]].item_bytes
+    fusible = made is not None and graph.ops[made].kind in graph.target.fusible
+    if widens and fusible and len(graph.readers[read]) > 1:
+        yield read
+
+
+def _is_summed(workload: Workload, graph: Graph, reader: int, batch: int) -> bool:
+    """Whether this operation is a sum that leaves the device idle, or converts what such a sum reads."""
+    op = graph.ops[reader]
+    after = graph.readers.get(op.writes[0], ()) if op.primitive == CONVERT else (reader,)
+    return any(leaves_idle(workload, graph.ops[one], graph.target, batch, GATED) for one in after)
+
+
+def _made_by(graph: Graph, tensor: int) -> str:
+    """The primitive that makes this, conversions aside."""
+    source = graph.producer.get(graph.of(tensor))
+    while source is not None and graph.ops[source].primitive == CONVERT:
+        source = graph.producer.get(graph.of(graph.ops[source].reads[0]))
+    return "" if source is None else graph.ops[source].primitive

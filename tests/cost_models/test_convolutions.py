@@ -1,0 +1,41 @@
+"""Which convolutions have minimal filtering, by their shapes alone."""
+
+import pytest
+
+from cost_models.affine import Affine
+from cost_models.convolutions import moves_by_one
+from cost_models.workload import Kind
+from tests.cost_models.made import B, Step
+
+
+def convolution(*, window=3, side=8, groups=1, channels=16, filters=32):
+    """x of 8 x 8 places, and what comes out of it."""
+    step = Step()
+    x = step.input(B, 8, 8, channels)
+    w = step.weight("w", window, window, channels // groups, filters)
+    gemm = (Affine(groups), Affine(0, side * side), Affine(filters // groups), Affine(window * window * channels))
+    y = step.op(Kind.CONV, (x, w), (B, side, side, filters), gemm=gemm)
+    return step, step.ops[-1], (x, w, y)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [({}, True), ({"side": 4}, False), ({"window": 1}, False), ({"window": 5}, False), ({"groups": 16}, False)],
+)
+def test_windows_of_three_by_three_at_every_place_and_of_all_channels(options, expected):
+    step, op, _ = convolution(**options)
+    assert moves_by_one(step.tensors, op) is expected
+
+
+def test_gradients_too():
+    step, op, (x, w, y) = convolution()
+    of_input = step.op(Kind.CONV, (y, w), (B, 8, 8, 16), gemm=op.gemm)
+    of_weights = step.op(Kind.CONV, (x, y), (3, 3, 16, 32), gemm=op.gemm)
+    assert of_input != of_weights
+    assert all(moves_by_one(step.tensors, one) for one in step.ops)
+
+
+def test_products_are_none():
+    step = Step()
+    step.dot(step.input(B, 9), step.weight("w", 9, 9), (B, 9), B, 9, 9)
+    assert not moves_by_one(step.tensors, step.ops[0])

@@ -1,0 +1,63 @@
+"""How much of an uneven padding is written on GPUs, and what strided grouped convolutions read in the backward pass."""
+
+from cost_models.affine import Affine
+from cost_models.padding import with_dilated_gradients, with_uneven_padding_alone
+from cost_models.workload import RELAYOUT, UNEVEN_PAD, Kind, Phase
+from tests.cost_models.made import B, Step, dim
+
+SIDE, CHANNELS = 40, 16
+
+
+def strided(kernel, groups):
+    """A convolution of stride 2 with "same" padding, and its two gradients."""
+    step = Step()
+    x, w = step.input(B, SIDE, SIDE, CHANNELS), step.weight("kernel", kernel, kernel, 1, CHANNELS)
+    padded = step.op(Kind.MOVE, (x,), (B, SIDE + kernel - 2, SIDE + kernel - 2, CHANNELS), primitive=UNEVEN_PAD)
+    gemm = (Affine(groups), Affine(1), Affine(1), Affine(1))
+    y = step.op(Kind.CONV, (padded, w), (B, SIDE // 2, SIDE // 2, CHANNELS), gemm=gemm)
+    step.phase = Phase.BACKWARD
+    of_weights = step.op(Kind.CONV, (padded, y), (kernel, kernel, 1, CHANNELS), gemm=gemm)
+    of_input = step.op(Kind.CONV, (y, w), (B, SIDE, SIDE, CHANNELS), gemm=gemm)
+    return step.workload(of_weights, of_input), padded, y, of_weights, of_input
+
+
+def shape_of(workload, tensor):
+    return tuple(workload.tensors[tensor].shape)
+
+
+def maker(workload, tensor):
+    return next(op for op in workload.ops if tensor in op.writes)
+
+
+def image(side):
+    return (dim(B), dim(side), dim(side), dim(CHANNELS))
+
+
+def test_only_what_one_end_has_more_is_written():
+    before, padded, _, of_weights, _ = strided(5, groups=1)
+    after = with_uneven_padding_alone(before)
+    assert shape_of(after, padded) == image(SIDE + 1)
+    assert maker(after, of_weights).reads[0] == padded
+
+
+def test_the_gradient_of_a_grouped_convolutions_weights_reads_all_of_the_padding():
+    before, padded, _, of_weights, _ = strided(5, groups=CHANNELS)
+    after = with_uneven_padding_alone(before)
+    anew = maker(after, of_weights).reads[0]
+    assert (shape_of(after, padded), shape_of(after, anew)) == (image(SIDE + 1), image(SIDE + 3))
+    assert maker(after, anew).phase is Phase.BACKWARD
+
+
+def test_where_one_element_is_added_forward_and_backward_share_it():
+    before, _, _, _, _ = strided(3, groups=CHANNELS)
+    assert with_uneven_padding_alone(before) is before
+
+
+def test_the_gradient_of_a_strided_grouped_convolutions_input_reads_zeros_between_and_around():
+    before, _, y, _, of_input = strided(5, groups=CHANNELS)
+    after = with_dilated_gradients(before)
+    read = maker(after, of_input).reads[0]
+    assert shape_of(after, read) == image(SIDE + 5 - 1)
+    assert (maker(after, read).primitive, maker(after, read).reads) == (RELAYOUT, (y,))
+    alone, *_ = strided(5, groups=1)
+    assert with_dilated_gradients(alone) is alone
