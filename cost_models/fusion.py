@@ -94,16 +94,25 @@ class Fusion:
         return frozenset(found)
 
     def _goes_on(self, tensor: int) -> bool:
-        """Whether exactly one elementwise operation reads this, element for element, and makes no more bytes of it."""
+        """Whether exactly one elementwise operation reads this, element for element, and makes no more bytes of it.
+
+        More bytes do where that is a step to a sum of gradients: of a table that is the head, too, the product waits
+        for what is scattered.
+        """
         readers = self.graph.readers.get(tensor, ())
         if len(readers) != 1 or self.graph.ops[readers[0]].kind is not Kind.ELEMENTWISE:
             return False
         elements = self.workload.tensors[tensor].elements
         made = self.graph.ops[readers[0]].writes
-        return all(
-            self.workload.tensors[write].elements == elements and self.size[write] <= self.size[tensor]
-            for write in made
-        )
+        if any(self.workload.tensors[write].elements != elements for write in made):
+            return False
+        return all(self.size[write] <= self.size[tensor] for write in made) or self._is_summed(readers[0])
+
+    def _is_summed(self, index: int) -> bool:
+        """Whether this converts what is then added to another gradient."""
+        op = self.graph.ops[index]
+        readers = self.graph.readers.get(op.writes[0], ())
+        return op.primitive == CONVERT and [self.graph.ops[reader].primitive for reader in readers] == ["add_any"]
 
     def _goes_on_together(self, tensor: int) -> bool:
         """Whether several elementwise operations read this, and all that follows from them ends in one of them.
