@@ -301,6 +301,8 @@ class Fusion:
     def _takes_producers(self, op: Op, tensor: int) -> bool:
         if op.kind is Kind.SCATTER and self.target.scatters_compute:
             return self.graph.of(op.reads[0]) != tensor  # what is scattered into is in memory
+        if op.kind is Kind.DOT and self.target.epilogues and self.graph.reads_turned_stack(op, tensor, self.workload):
+            return False
         return op.kind in self.target.fusible or op.kind in self.target.absorbing
 
     def _settle(self) -> None:

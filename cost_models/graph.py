@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from cost_models.targets import Target
-from cost_models.workload import UNEVEN_PAD, Kind, Op
+from cost_models.workload import UNEVEN_PAD, Kind, Op, Workload
 
 _TAKES_PADDING = frozenset({Kind.CONV, Kind.POOL})
 
@@ -43,6 +43,19 @@ class Graph:
 
     def is_view(self, index: int) -> bool:
         return all(write not in self.producer for write in self.ops[index].writes)
+
+    def reads_turned_stack(self, op: Op, tensor: int, workload: Workload) -> bool:
+        """Whether an operation reads, beside this tensor, what a loop stacked up, with its dimensions in another order.
+
+        XLA:TPU makes the order part of a product, which then takes nothing in.
+        """
+        turned = (
+            source
+            for read in op.reads
+            if (source := self.of(read)) != tensor
+            if workload.tensors[read].shape != workload.tensors[source].shape
+        )
+        return any(source in self.producer and self.ops[self.producer[source]].kind is Kind.LOOP for source in turned)
 
     def _rename(self, writes: Sequence[int], reads: Sequence[int]) -> None:
         for write, read in zip(writes, reads, strict=False):

@@ -10,6 +10,7 @@ from cost_models.graph import Graph
 from cost_models.workload import CONVERT, ITEM_BYTES, Kind, Op, Workload
 
 _WIDE = "float32"
+_COMPUTES = frozenset({Kind.DOT, Kind.REDUCE})
 
 
 def members(mask: int) -> Iterator[int]:
@@ -23,7 +24,7 @@ def members(mask: int) -> Iterator[int]:
 def as_computed(workload: Workload, graph: Graph, sizes: Sequence[float]) -> Sequence[float]:
     """Sizes by tensor before products round them: what these would be handed if another kernel wrote it.
 
-    What sums or convolutions read, too, is rounded where it is written.
+    What convolutions read, too, is rounded where it is written.
     """
     dtype = graph.target.product_dtype
     if not dtype:
@@ -31,7 +32,7 @@ def as_computed(workload: Workload, graph: Graph, sizes: Sequence[float]) -> Seq
     computed = list(sizes)
     for tensor, readers in graph.readers.items():
         made = workload.tensors[tensor]
-        if made.dtype == dtype and all(graph.ops[reader].kind is Kind.DOT for reader in readers):
+        if made.dtype == dtype and all(graph.ops[reader].kind in _COMPUTES for reader in readers):
             source = graph.producer.get(tensor)
             if source is not None and _is_wide(workload, graph.ops[source], sizes[tensor], sizes):
                 computed[tensor] *= ITEM_BYTES[_WIDE] / made.item_bytes
