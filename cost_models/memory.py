@@ -113,7 +113,7 @@ def _on_target(workload: Workload, config: TrainConfig, target: Target) -> Memor
     temporary_bytes += beyond
     components["workspace"] += beyond
     if target.fusible:
-        components["workspace"] += round((plan.packing - 1.0) * temporary_bytes)
+        components["workspace"] += round((plan.packing - 1.0 + target.unseen) * temporary_bytes)
     components["collective_buffers"] = 0
     if config.layout.shard_state and config.mesh.data > 1:
         components = sharded(workload, components, config.mesh.data)

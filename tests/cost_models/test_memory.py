@@ -164,12 +164,13 @@ def test_of_the_chip_and_the_memory_the_fuller_counts():
 
 
 def test_on_gpus_steps_with_loops_are_less_sure_to_need_more_and_surer_not_to_need_less():
-    """Shares of the temporaries: 7% below and 14% above, or 12% and 11% with loops."""
+    """Shares of the temporaries that are known: 7% below and 14% above, or 12% and 11% with loops."""
     plain, looped = dense(256, 512), dense(256, 512)
     loop = Op(Kind.LOOP, "scan", (), (), repeat=2)
     looped = replace(looped, ops=(*looped.ops, loop))
     for workload, below, above in ((plain, 0.07, 0.14), (looped, 0.12, 0.11)):
         cost = memory(workload, TrainConfig(Batch(4096)), cluster("gpu"))
-        temporaries = cost.gradients + cost.weight_copies + cost.activations + cost.workspace
+        temporaries = cost.gradients + cost.weight_copies + cost.activations
+        assert cost.workspace == round(target_of("gpu").unseen * temporaries)
         assert cost.total - cost.total_low == round(below * temporaries)
         assert cost.total_high - cost.total == round(above * temporaries)

@@ -18,6 +18,7 @@ from autoplan.jobs import Client, Job, JobKind, Observation
 from autoplan.plan import FailureKind, Measurement
 from autoplan.runtime import graphs, instances
 from autoplan.runtime.recording import global_policy
+from autoplan.source import BEGUN
 from tests.models import live
 
 QUICK = {"groups": 3, "group_seconds": 0.05, "max_seconds": 20}
@@ -127,12 +128,12 @@ def test_a_step_is_traced_in_the_precision_that_is_asked(ask, packed, observed):
 
 def test_what_cannot_be_built_again_keeps_what_is_set_before_building(packed):
     held = packed["subclassed"].held
-    assert set(held) == {"precision", "remat", "mesh", "layout"}
+    assert set(held) == {"keep_freed_memory", "precision", "remat", "mesh", "layout"}
     assert held["mesh"] == (
         "Subclassed is a subclassed model, whose __init__ cannot be run again; pass a function that builds and "
         "compiles the model to have them tuned"
     )
-    assert packed["functional"].held == packed["sequential"].held == {}
+    assert packed["functional"].held == packed["sequential"].held == {"keep_freed_memory": BEGUN}
 
 
 def test_the_source_says_what_was_assumed(packed):
@@ -331,7 +332,11 @@ def test_live_models_of_another_backend_travel_there(backend, root, tmp_path):
     environment = {**os.environ, "KERAS_BACKEND": backend, "PYTHONPATH": str(root)}
     done = subprocess.run([sys.executable, "main.py"], cwd=tmp_path, capture_output=True, text=True, env=environment)
     told = done.stdout.splitlines()
-    assert told == ["functional", "sequential", "subclassed layout mesh precision remat"], done.stderr
+    assert told == [
+        "functional keep_freed_memory",
+        "sequential keep_freed_memory",
+        "subclassed keep_freed_memory layout mesh precision remat",
+    ], done.stderr
 
 
 def test_a_model_that_travels_as_it_is_does_not_open_on_another_backend(root, tmp_path):
