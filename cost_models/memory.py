@@ -123,6 +123,7 @@ def _on_target(workload: Workload, config: TrainConfig, target: Target) -> Memor
     return MemoryCost(**components, host=0, total=total, total_low=total - below, total_high=total + above)
 
 
+@lru_cache(maxsize=64)
 def _uncertainty(workload: Workload, target: Target) -> tuple[float, float]:
     """(below, above) as shares of the temporaries."""
     if target.loop_uncertainty is not None and any(op.kind is Kind.LOOP for op in workload.ops):
