@@ -284,10 +284,13 @@ class _Liveness:
     def _average(self) -> None:
         """Where accumulation chooses, gradients stand beside their average, and beside copies of the sums so far."""
         first = next((place for place, kernel in enumerate(self.flat) if in_update(kernel)), None)
-        trained = (v.tensor for v in self.workload.variables if v.role is Role.TRAINABLE)
-        size = round(sum(self.workload.tensors[tensor].bytes.fixed for tensor in trained))
         if first is not None and self.target.averages:
-            self._scratch(max(0, first - 1), self.target.averages * size, Purpose.GRADIENTS)
+            self._scratch(max(0, first - 1), self.target.averages * self._gradient_bytes(), Purpose.GRADIENTS)
+
+    def _gradient_bytes(self) -> int:
+        """One set of gradients, each as its variable is."""
+        trained = (v.tensor for v in self.workload.variables if v.role is Role.TRAINABLE)
+        return round(sum(self.workload.tensors[tensor].bytes.fixed for tensor in trained))
 
     def _bear(self, kernel: Kernel, place: int) -> None:
         for write in kernel.writes:
@@ -379,8 +382,7 @@ class _Liveness:
         """While loss scaling chooses, unscaled gradients and their new sums stand beside the old sums."""
         if self.updates is not Updates.SELECTED or not self.target.sums_beside_choices:
             return []
-        shapes = (self.workload.tensors[v.tensor] for v in self.workload.variables if v.role is Role.TRAINABLE)
-        size = round(2 * sum(tensor.bytes.fixed for tensor in shapes))
+        size = 2 * self._gradient_bytes()
         chosen = (place for place, one in enumerate(self.flat) if one.op.kind is Kind.BRANCH and in_update(one))
         return [(-1, place, len(self.labels) - 1, size, Purpose.GRADIENTS.value) for place in list(chosen)[:1]]
 
