@@ -72,6 +72,11 @@ class Measurement(Value):
     wall_seconds: float
     notes: list[str] = []
 
+    @property
+    def samples_per_micro_step(self) -> float:
+        """On average: less than the global batch where epochs end in a partial one."""
+        return self.samples_per_second * self.micro_step_seconds
+
 
 class CompiledMemory(Value):
     """What the compiler says that its program needs on one device, in bytes. None: it does not say.

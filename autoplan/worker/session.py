@@ -151,7 +151,9 @@ class Session:
         elif self.job.kind in _TRAINS_NOTHING:
             self._answer(FitCall(1, model, {"batch_size": batch_size}, type(model).fit), _synthetic_facts(batch_size))
         else:
-            model.fit(**arguments, **rebuild.synthetic_arguments(model, batch_size))
+            timed = self.change if self.job.kind is JobKind.MEASURE else None
+            wanted = None if timed is None else timed.wanted.batch
+            model.fit(**arguments, **rebuild.synthetic_arguments(model, batch_size, wanted))
 
     def _on_fit(self, call: FitCall) -> Any:
         """Called in place of each `fit` of the source."""

@@ -106,6 +106,14 @@ def test_each_knob_is_measured(ask, changes):
     assert found.peak_bytes > 0
 
 
+@pytest.mark.parametrize("batch", [(2048, 1), (96, 3)])
+def test_a_builder_without_data_is_measured_with_whole_batches(ask, batch):
+    own = observed(ask(JobKind.OBSERVE, "builder_no_data.py")).config
+    result = ask(JobKind.MEASURE, "builder_no_data.py", changes={"batch": batch}, baseline=own, **QUICK)
+    assert result.failure is None, result.failure
+    assert Measurement.model_validate(result.value).samples_per_micro_step == pytest.approx(batch[0])
+
+
 def test_equal_seeds_give_equal_losses_whatever_the_batch_is_cut_into(ask):
     own = observed(ask(JobKind.OBSERVE, "mlp.py")).config
     size = own["batch"]["effective"]
