@@ -26,7 +26,7 @@ from cost_models.catalogue import row_of_device_kind
 from cost_models.hardware import Chip, Cluster, Link, cluster, from_mapping, share
 
 LOCAL = "local"
-_PROFILE_SCHEMA = 2
+_PROFILE_SCHEMA = 3
 _VERSIONS = ("jax", "jaxlib", "tensorflow", "tensorflow-cpu", "torch", "keras")
 _SETTINGS = ("CUDA_VISIBLE_DEVICES", "JAX_PLATFORMS", "XLA_FLAGS", "XLA_CLIENT_MEM_FRACTION", "OMP_NUM_THREADS")
 
@@ -185,12 +185,20 @@ def _measured_chip(profile: Mapping[str, Any], name: str, *, memory: int, usable
         kernel_launch_seconds=profile["kernel_launch_seconds"],
         dispatch_seconds=profile["dispatch_seconds"],
         fresh_page_bytes_per_second=profile.get("fresh_page_bytes_per_second"),
+        host_micro_step_seconds=profile.get("host_micro_step_seconds"),
+        host_variable_seconds=profile.get("host_variable_seconds"),
+        processors=profile.get("processors"),
+        cache_bytes=profile.get("cache_bytes"),
         sources={
             "peak_flops_per_second": f"best of square products, {how}; no peak of a data sheet",
             "memory_bytes_per_second": f"reading and writing a large array, {how}",
             "kernel_launch_seconds": f"chain of tiny products, {how}",
             "dispatch_seconds": f"burst of tiny programs, {how}",
             "fresh_page_bytes_per_second": f"first touch of mapped memory, {how}",
+            "host_micro_step_seconds": f"fits of tiny models, {how}",
+            "host_variable_seconds": f"fits of tiny models, {how}",
+            "processors": "that this process may use",
+            "cache_bytes": "the last level, as the kernel tells it",
             "usable_memory_bytes": "the runtime's limit"
             if usable != memory
             else "physical memory or control group limit",

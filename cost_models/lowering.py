@@ -15,6 +15,7 @@ from cost_models.affine import Affine
 from cost_models.broadcasts import with_broadcasts
 from cost_models.embedding_tables import with_whole_rows
 from cost_models.padding import with_dilated_gradients, with_shared_padding, with_uneven_padding_alone
+from cost_models.polynomials import as_polynomials
 from cost_models.repeats import without_repeats
 from cost_models.rewriting import rewritten
 from cost_models.targets import Target
@@ -63,6 +64,8 @@ def lower(workload: Workload, target: Target) -> Workload:
         workload = without_repeats(rewritten(workload))
     if target.widens:
         workload = widened(workload, target.narrow, target.native, target.products_widen, target.rounds)
+    if target.rewrites:
+        workload = as_polynomials(workload)
     return without_repeats(with_broadcasts(workload)) if target.recomputes else workload
 
 

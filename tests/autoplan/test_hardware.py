@@ -17,7 +17,7 @@ from cost_models.hardware import cluster
 GIB = 2**30
 
 PROFILE = {
-    "schema": 2,
+    "schema": 3,
     "backend": "jax",
     "platform": "cpu",
     "device_kind": "cpu",

@@ -23,7 +23,7 @@ from cost_models.roofline import (
     step_time,
 )
 from cost_models.targets import target_of
-from cost_models.workload import POOL_SCATTER, Kind, Op
+from cost_models.workload import Kind, Op
 from tests.cost_models.made import HEAD, HEADS, B, Step, attention, chip, cluster, dense
 
 PEAK, BANDWIDTH = 1e14, 1e12
@@ -154,56 +154,6 @@ def test_tiles_that_are_not_filled_cost_as_if_they_were():
 def test_depthwise_convolutions_do_not_run_on_matrix_units():
     assert shaped(Kind.CONV, 512, 4096, 1, 9) == pytest.approx(1e12 / PEAK / efficiency_of(LOCAL).thin)
     assert shaped(Kind.CONV, 2, 4096, 128, 4096) == pytest.approx(1e12 / PEAK)
-
-
-def test_processors_have_no_library_for_grouped_convolutions():
-    processor = cluster("cpu", local=True)
-    reached = efficiency_of(processor)
-    assert shaped(Kind.CONV, 2, 4096, 128, 4096, processor) == pytest.approx(1e12 / PEAK / reached.thin)
-    assert shaped(Kind.CONV, 1, 4096, 128, 4096, processor) == pytest.approx(1e12 / PEAK / reached.convolution)
-
-
-def test_gradients_of_kernels_are_slower_than_other_convolutions_on_processors():
-    def seconds(shape, machine):
-        step = Step()
-        of = step.op(Kind.CONV, (step.input(B, N), step.input(B, N)), (N, N), flops=Affine(0, 1e9), gemm=shape)
-        table = kernel_table(step.workload(of), target_of(machine.chip.kind), Updates.AT_ONCE)
-        return kernel_seconds(table, config(1024), machine)[0].sum()
-
-    processor = cluster("cpu", local=True)
-    reached = efficiency_of(processor)
-    forward = Affine(1), Affine(0, 4096), Affine(128), Affine(4096)
-    of_kernel = Affine(1), Affine(4096), Affine(128), Affine(0, 4096)
-    ratio = reached.convolution / reached.kernel_gradient
-    assert seconds(of_kernel, processor) / seconds(forward, processor) == pytest.approx(ratio)
-    assert seconds(of_kernel, LOCAL) == pytest.approx(seconds(forward, LOCAL))
-
-
-def test_operands_of_products_are_read_more_slowly_on_processors():
-    """Products of one sample: their traffic takes longer than their arithmetic."""
-    processor = cluster("cpu", local=True)
-    table = kernel_table(one_product(), target_of("cpu"), Updates.AT_ONCE)
-    traffic = kernel_seconds(table, config(1), processor)[1].sum()
-    moved = table.bytes_at(1).sum()
-    assert traffic == pytest.approx(moved / (BANDWIDTH * efficiency_of(processor).operands))
-
-
-def test_processors_draw_numbers_and_send_back_pooling_in_loops_of_their_own():
-    def seconds(kind, machine, shape=(B, N), **more):
-        step = Step()
-        drawn = step.op(kind, (step.input(*shape), step.input(*shape)), shape, flops=Affine(0, 50 * N), **more)
-        used = step.op(Kind.ELEMENTWISE, (drawn, step.input(*shape)), shape)
-        table = kernel_table(step.workload(used), target_of(machine.chip.kind), Updates.AT_ONCE)
-        return kernel_seconds(table, config(1024), machine)[0].sum()
-
-    processor, slow = cluster("cpu", local=True), efficiency_of(cluster("cpu")).slow
-    operations = 50 * N * 1024
-    assert seconds(Kind.RANDOM, processor) == pytest.approx(operations / (PEAK * slow["random"]), rel=1e-3)
-    scatter = seconds(Kind.SCATTER, processor, primitive=POOL_SCATTER)
-    assert scatter == pytest.approx(operations / (PEAK * slow["pool_gradient_1d"]), rel=1e-3)
-    images = seconds(Kind.SCATTER, processor, (B, 4, 4, N // 16), primitive=POOL_SCATTER)
-    assert images == pytest.approx(operations / (PEAK * slow["pool_gradient"]), rel=1e-3)
-    assert seconds(Kind.RANDOM, LOCAL) < operations / (PEAK * slow["random"]) / 5
 
 
 def test_a_loop_costs_its_body_as_often_as_it_runs():
