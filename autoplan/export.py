@@ -94,11 +94,16 @@ def _imports(config: TrainConfig) -> str:
 
 
 def _memory(config: TrainConfig) -> str:
-    """glibc is told before a backend starts its threads."""
+    """glibc is told before a backend starts its threads; where there is another C library, nothing is."""
     if not config.keep_freed_memory:
         return ""
-    calls = "".join(f"libc.mallopt({name}, {value})  # {why}\n" for name, value, why in KEEP_FREED_MEMORY)
-    return f"\nimport ctypes  # noqa: E402\n\nlibc = ctypes.CDLL(None)\n{calls}"
+    calls = "".join(f"    libc.mallopt({name}, {value})  # {why}\n" for name, value, why in KEEP_FREED_MEMORY)
+    return (
+        "\nimport ctypes  # noqa: E402\nimport sys  # noqa: E402\n\n"
+        'libc = ctypes.CDLL(None) if sys.platform.startswith("linux") else None\n'
+        'if hasattr(libc, "mallopt"):  # glibc: it keeps freed memory for the next micro-step\n'
+        f"{calls}"
+    )
 
 
 def _constants(config: TrainConfig, baseline: TrainConfig) -> str:

@@ -113,6 +113,17 @@ def test_an_exported_plan_keeps_freed_memory(tmp_path):
     assert "mallopt" not in exported()
 
 
+def test_an_exported_plan_runs_where_freed_memory_cannot_be_kept(tmp_path):
+    """Other systems have another C library, or none that answers to this name."""
+    script = tmp_path / "exported.py"
+    head = "import sys\nsys.platform = 'darwin'\nimport ctypes\ndel ctypes.CDLL\n"
+    text = exported(keep_freed_memory=True)
+    before_keras = text[: text.index("import keras")]
+    script.write_text(head + before_keras)
+    done = subprocess.run([sys.executable, script], env=os.environ, text=True, capture_output=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_an_exported_plan_trains_on_its_mesh(tmp_path):
     did = trained(tmp_path, exported(batch=(64, 1), mesh={"data": 4, "model": 1}), samples=512)
     assert did["devices"] == 4
