@@ -194,8 +194,9 @@ class Session:
         observation = self._observe(call, facts)
         self._settle(call)
         self.channel.phase("trace")
-        local_batch = int(self.job.options.get("local_batch") or facts.batch)
         built_with = self.job.config or observation["config"]
+        # A step that changes with the batch is another one at every batch, so the one that is asked about is traced.
+        local_batch = int(built_with["batch"]["local"])
         workload = trace(call.model, call.arguments, facts, local_batch, built_with)
         return {"observation": observation, "workload": workload.to_dict()}
 
