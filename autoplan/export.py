@@ -76,12 +76,21 @@ def _refuse(config: TrainConfig) -> None:
 
 def _head(plan: Plan, config: TrainConfig) -> str:
     return (
-        f'"""{first_line(plan)}\n\n'
-        f"Plain calls of Keras {plan.environment.keras} for {config.describe()}.\n"
+        f'"""{_in_docstring(first_line(plan))}\n\n'
+        f"Plain calls of Keras {_in_docstring(plan.environment.keras)} for {config.describe()}.\n"
         "Put each part where it belongs: the settings before the model is built, the model inside planned_model(),\n"
         "COMPILE and FIT into your calls.\n"
         '"""\n'
     )
+
+
+def _printable(text: str) -> str:
+    """A plan's own words as they may stand in a comment: nothing in them ends the line, or is no text."""
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+
+
+def _in_docstring(text: str) -> str:
+    return _printable(text).replace("\\", "\\\\").replace('"""', "'''")
 
 
 def _imports(config: TrainConfig) -> str:
@@ -163,7 +172,8 @@ def _schedule(config: TrainConfig, baseline: TrainConfig) -> str:
 
 def _usage(plan: Plan, config: TrainConfig, baseline: TrainConfig) -> str:
     notes = [*_usage_lines(), *_batch_notes(plan, config, baseline), *(f"Note: {note}" for note in plan.notes)]
-    return "\n" + "".join(f"# {line}".rstrip() + "\n" for note in notes for line in note.splitlines() or [""])
+    lines = [line for note in notes for line in note.splitlines() or [""]]
+    return "\n" + "".join(f"# {_printable(line)}".rstrip() + "\n" for line in lines)
 
 
 def _usage_lines() -> Iterator[str]:
