@@ -98,6 +98,14 @@ def test_a_training_step_is_traced_at_the_batch_that_is_asked_about(ask, size):
     assert 2 * size * size * FEATURES in [op.flops.at(size) for op in products]
 
 
+def test_a_batch_beyond_all_indices_is_told_by_lines(ask):
+    own = observed(ask(JobKind.OBSERVE, "mlp.py")).config
+    result = ask(JobKind.TRACE, "mlp.py", changes={"batch": (2**40, 1)}, baseline=own)
+    assert result.failure is None, result.failure
+    workload = Workload.from_dict(result.value["workload"])
+    assert (workload.batch_exact, workload.local_batch) == (False, own["batch"]["local"])
+
+
 @pytest.mark.parametrize(
     "changes",
     [
