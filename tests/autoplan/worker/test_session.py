@@ -9,8 +9,9 @@ from autoplan import source
 from autoplan.jobs import Client, Job, JobKind, Observation
 from autoplan.plan import FailureKind, Measurement
 from cost_models.config import TrainConfig
-from cost_models.workload import Workload
+from cost_models.workload import Kind, Workload
 
+FEATURES = 24  # of what `contrastive.py` compares
 QUICK = {"groups": 3, "group_seconds": 0.05, "max_seconds": 20}
 
 
@@ -82,6 +83,27 @@ def test_a_training_step_is_traced_with_or_without_weights(ask, script, abstract
     result = ask(JobKind.TRACE, script, abstract=abstract)
     assert result.failure is None
     assert Workload.from_dict(result.value["workload"]).ops
+
+
+@pytest.mark.parametrize("size", [16, 32])
+def test_a_training_step_is_traced_at_the_batch_that_is_asked_about(ask, size):
+    """Where every sample is compared with every other, a trace at one batch says nothing of others."""
+    own = observed(ask(JobKind.OBSERVE, "contrastive.py")).config
+    assert own["batch"]["local"] == 16
+    result = ask(JobKind.TRACE, "contrastive.py", changes={"batch": (size, 1)}, baseline=own)
+    assert result.failure is None, result.failure
+    workload = Workload.from_dict(result.value["workload"])
+    assert (workload.batch_exact, workload.local_batch) == (True, size)
+    products = [op for op in workload.ops if op.kind is Kind.DOT]
+    assert 2 * size * size * FEATURES in [op.flops.at(size) for op in products]
+
+
+def test_a_batch_beyond_all_indices_is_told_by_lines(ask):
+    own = observed(ask(JobKind.OBSERVE, "mlp.py")).config
+    result = ask(JobKind.TRACE, "mlp.py", changes={"batch": (2**40, 1)}, baseline=own)
+    assert result.failure is None, result.failure
+    workload = Workload.from_dict(result.value["workload"])
+    assert (workload.batch_exact, workload.local_batch) == (False, own["batch"]["local"])
 
 
 @pytest.mark.parametrize(
