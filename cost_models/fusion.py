@@ -303,6 +303,8 @@ class Fusion:
             return self.graph.of(op.reads[0]) != tensor  # what is scattered into is in memory
         if op.kind is Kind.DOT and self.target.epilogues and self.graph.reads_turned_stack(op, tensor, self.workload):
             return False
+        if op.kind is Kind.MOVE and len(op.writes) > 1:
+            return False  # padded and put in another order by one kernel, which reads it in tiles
         return op.kind in self.target.fusible or op.kind in self.target.absorbing
 
     def _settle(self) -> None:
