@@ -25,7 +25,7 @@ from cost_models.rows import Rows
 from cost_models.targets import Target
 from cost_models.tiles import storage
 from cost_models.weighing import Arithmetic, as_computed, members
-from cost_models.workload import CONVERT, RELAYOUT, Kind, Op, Phase, Workload
+from cost_models.workload import CONVERT, RELAYOUT, UNEVEN_PAD, Kind, Op, Phase, Workload
 
 _PICKS = frozenset({"gather", "slice", "dynamic_slice"})
 _LONG_CHAINS = frozenset({Kind.EXPENSIVE, Kind.RANDOM})
@@ -303,7 +303,7 @@ class Fusion:
             return self.graph.of(op.reads[0]) != tensor  # what is scattered into is in memory
         if op.kind is Kind.DOT and self.target.epilogues and self.graph.reads_turned_stack(op, tensor, self.workload):
             return False
-        if op.kind is Kind.MOVE and len(op.writes) > 1:
+        if op.primitive == UNEVEN_PAD and len(op.writes) > 1:
             return False  # padded and put in another order by one kernel, which reads it in tiles
         return op.kind in self.target.fusible or op.kind in self.target.absorbing
 
