@@ -148,7 +148,7 @@ def _sums_columns(workload: Workload, op: Op) -> bool:
 
 
 def _sums_groups(workload: Workload, op: Op) -> bool:
-    """Whether a reduction of the forward pass makes one value a sample and group of images with their channels in groups.
+    """Whether a reduction of the forward pass makes one value a sample and group of images with grouped channels.
 
     XLA makes two of it where channels come last: over columns, which keeps all channels, and then within the groups.
     """

@@ -398,9 +398,15 @@ class Fusion:
             source = self.graph.producer.get(read := pending.pop())
             if source is not None and self.fusible[source] and (read == tensor or read not in there):
                 op = self.graph.ops[source]
-                count += op.kind is Kind.ELEMENTWISE and op.primitive != CONVERT
+                count += op.kind is Kind.ELEMENTWISE and op.primitive != CONVERT and not self._is_bias(op)
                 pending += [one for one in self.reads[source] if self.size[one] >= self.size[tensor]]
         return count > 1
+
+    def _is_bias(self, op: Op) -> bool:
+        """Whether this adds to what a product makes, which computes it along."""
+        made_by = (self.graph.producer.get(self.graph.of(read)) for read in op.reads)
+        of_product = any(one is not None and self.graph.ops[one].kind is Kind.DOT for one in made_by)
+        return op.primitive == "add" and of_product
 
     def _nearest_shared(self, reduction: int) -> Iterator[int]:
         pending = [reduction]

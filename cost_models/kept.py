@@ -14,7 +14,6 @@ from cost_models.columns import GATED, is_narrow, leaves_idle
 from cost_models.graph import Graph
 from cost_models.workload import CONVERT, Kind, Op, Phase, Workload
 
-
 _LONG_ROW = 4096  # elements of a channel of one image (A100: joined features of 2,304 were kept, of 4,096 were not)
 
 

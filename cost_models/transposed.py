@@ -1,8 +1,8 @@
 """Workload -> Workload: what XLA copies on GPUs for the gradient of a transposed or dilated convolution's weights.
 
 Batch and features change places in both operands of that gradient, and cuDNN reads neither so: both are written anew.
-Where the padding of a transposed one is uneven cuDNN does not dilate either: the input is then written with its zeros between, and the
-incoming gradient with its padding.
+Where the padding of a transposed one is uneven cuDNN does not dilate either: the input is then written with its zeros
+between, and the incoming gradient with its padding.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def with_swapped_operands(workload: Workload) -> Workload:
         copy, beside[incoming] = len(tensors) - 2, len(tensors) - 1
         ops.append(Op(Kind.MOVE, RELAYOUT, (image,), (copy,), phase=op.phase, layer=op.layer, region=op.region))
         ops.append(replace(op, reads=(copy, beside[incoming], *op.reads[2:])))
-    return replace(workload, tensors=tuple(tensors), ops=tuple(_before_readers(list(_with_results(ops, beside)), beside)))
+    ordered = _before_readers(list(_with_results(ops, beside)), beside)
+    return replace(workload, tensors=tuple(tensors), ops=tuple(ordered))
 
 
 def _with_results(ops: Sequence[Op], beside: dict[int, int]) -> Iterator[Op]:
