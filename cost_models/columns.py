@@ -22,6 +22,7 @@ _UNSPLIT = 4096  # elements that one reduction sums (ReductionDimensionRaceFreeB
 _HALF_BYTES = 2
 _GROUPED = 2  # dimensions of sums of groups: samples and groups
 _WIDE_ROW = 128  # channels (A100, groups in half precision: of 16 samples 128 were computed apart, 96 were not)
+_LONG_COLUMN = 1536  # rows (A100, float32: columns of 1,024 rows were not computed apart, of 1,536 they were)
 _FEW_SAMPLES = 8  # the same: of 8 samples 64 channels were computed apart, of 16 they were not
 GATED = 2.0
 """By how much more a logistic function is to compute than what normalises (A100: 512 blocks were too few, 640 not)."""
@@ -45,8 +46,11 @@ def leaves_idle(
     if is_narrow(workload):
         return _blocks(workload, op, batch) < times * target.column_blocks
     images = workload.tensors[op.reads[0]].shape in _images(workload)  # cuDNN has their channels first in float32
+    if images:
+        return False
     least = target.chained_column_blocks if chained else target.wide_column_blocks
-    return not images and _blocks(workload, op, batch) < times * least
+    few = _blocks(workload, op, batch) < times * least
+    return few or (not chained and _lies_in_caches(workload, op, target, batch))
 
 
 @lru_cache(maxsize=4096)
@@ -164,6 +168,14 @@ def _is_held_apart(workload: Workload, op: Op, target: Target, batch: int) -> bo
     samples, channels = source[0].at(batch), source[-1].at(batch) * source[-2].at(batch)
     few = channels >= _WIDE_ROW or samples <= _FEW_SAMPLES
     return few and samples * math.ceil(channels / _WIDTH) < target.grouped_column_blocks
+
+
+def _lies_in_caches(workload: Workload, op: Op, target: Target, batch: int) -> bool:
+    """Whether long columns that are few lie in the cores' caches: what is computed before is read from there."""
+    read, made = (workload.tensors[end] for end in (op.reads[0], op.writes[0]))
+    rows = read.elements.at(batch) / max(made.elements.at(batch), 1.0)
+    cached = read.bytes.at(batch) < target.cached_column_bytes
+    return rows >= _LONG_COLUMN and cached and _blocks(workload, op, batch) <= target.cached_column_blocks
 
 
 def _blocks(workload: Workload, op: Op, batch: int) -> float:
