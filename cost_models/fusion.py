@@ -25,7 +25,7 @@ from cost_models.rows import Rows
 from cost_models.targets import Target
 from cost_models.tiles import storage
 from cost_models.weighing import Arithmetic, as_computed, members
-from cost_models.workload import CONVERT, RELAYOUT, Kind, Op, Phase, Workload
+from cost_models.workload import CONVERT, RELAYOUT, UNEVEN_PAD, Kind, Op, Phase, Workload
 
 _PICKS = frozenset({"gather", "slice", "dynamic_slice"})
 _LONG_CHAINS = frozenset({Kind.EXPENSIVE, Kind.RANDOM})
@@ -303,6 +303,8 @@ class Fusion:
             return self.graph.of(op.reads[0]) != tensor  # what is scattered into is in memory
         if op.kind is Kind.DOT and self.target.epilogues and self.graph.reads_turned_stack(op, tensor, self.workload):
             return False
+        if op.primitive == UNEVEN_PAD and len(op.writes) > 1:
+            return False  # padded and put in another order by one kernel, which reads it in tiles
         return op.kind in self.target.fusible or op.kind in self.target.absorbing
 
     def _settle(self) -> None:
@@ -396,9 +398,15 @@ class Fusion:
             source = self.graph.producer.get(read := pending.pop())
             if source is not None and self.fusible[source] and (read == tensor or read not in there):
                 op = self.graph.ops[source]
-                count += op.kind is Kind.ELEMENTWISE and op.primitive != CONVERT
+                count += op.kind is Kind.ELEMENTWISE and op.primitive != CONVERT and not self._is_bias(op)
                 pending += [one for one in self.reads[source] if self.size[one] >= self.size[tensor]]
         return count > 1
+
+    def _is_bias(self, op: Op) -> bool:
+        """Whether this adds to what a product makes, which computes it along."""
+        made_by = (self.graph.producer.get(self.graph.of(read)) for read in op.reads)
+        of_product = any(one is not None and self.graph.ops[one].kind is Kind.DOT for one in made_by)
+        return op.primitive == "add" and of_product
 
     def _nearest_shared(self, reduction: int) -> Iterator[int]:
         pending = [reduction]

@@ -7,6 +7,7 @@ of lines: computed once for a structure, evaluated for any number of batch sizes
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -88,6 +89,7 @@ class Schedule:
     stored       how the target stores the tensors that `temporaries` names
     local_batch  samples for which the kernels were found
     places       of state, in which temporaries stand while it waits for its new value (None: they do not)
+    copied       state that is copied since the order lets its new value come before its last reader
     """
 
     kernels: tuple[Kernel, ...]
@@ -99,6 +101,7 @@ class Schedule:
     moved: Moved = field(repr=False)
     on_chip_bytes: int = 0
     places: Places | None = field(default=None, repr=False)
+    copied: frozenset[int] = frozenset()
     _known: dict[int, Floats] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
@@ -147,6 +150,13 @@ class Schedule:
         at = int(live.argmax())
         return round(float(live[at])), at
 
+    def ordered_peak(self, batch: int) -> int:
+        """Bytes at the peak as they are when a compiler chooses among orders: it copies state after that."""
+        if not self.copied or not self.labels:
+            return self.peak(batch)[0]
+        sizes = np.where(np.isin(self.temporaries.tensor, list(self.copied)), 0.0, self.sizes(batch))
+        return round(float(self._sweep(sizes).max()))
+
     def on_chip_peak(self, batch: int) -> int:
         """Bytes of the temporaries that are on the chip, at the kernel at which they are most."""
         if not self.on_chip_bytes or not self.labels:
@@ -184,16 +194,21 @@ def schedule(workload: Workload, target: Target, updates: Updates, batch: int | 
     batch  samples on it: some kernels are others at other batches; None is the batch of the trace
     """
     alike = workload.local_batch if batch is None else structure_batch(workload, target, batch)
-    found = _schedules(workload, target, updates, alike)
     at = batch if batch is not None and target.memory_orders else alike
-    return found[0] if len(found) == 1 else min(found, key=lambda candidate: candidate.peak(at)[0])
+    found = _schedules(workload, target, updates, alike, _near(at) if target.memory_orders else alike)
+    return found[0] if len(found) == 1 else min(found, key=lambda candidate: candidate.ordered_peak(at))
+
+
+def _near(batch: int) -> int:
+    """The power of two nearest to a batch: orders hang on sizes, and need not be found anew for every batch."""
+    return int(2 ** round(math.log2(max(1, batch))))
 
 
 @lru_cache(maxsize=256)
-def _schedules(workload: Workload, target: Target, updates: Updates, batch: int) -> tuple[Schedule, ...]:
-    """One for each order that the compiler tries."""
+def _schedules(workload: Workload, target: Target, updates: Updates, batch: int, at: int) -> tuple[Schedule, ...]:
+    """One for each order that the compiler tries at a batch, of the kernels that there are at another."""
     workload, kernels = compiled(workload, target, batch)
-    orders = _orders(workload, target, updates, kernels, batch)
+    orders = _orders(workload, target, updates, kernels, at)
     return tuple(_Liveness(workload, target, updates, order).schedule(batch) for order in orders)
 
 
@@ -225,6 +240,8 @@ class _Liveness:
         self.runs: list[int] = []
         self.spans: list[int] = []
         self.copies: dict[int, int] = {}
+        self.copied: dict[int, tuple[int, int]] = {}
+        self.first_read: dict[int, int] = {}
         self.states = {v.tensor for v in workload.variables}
         self.donated = {v.result: v.tensor for v in workload.variables}
         self.metrics = {v.result for v in workload.variables if v.role not in _UPDATED}
@@ -257,6 +274,7 @@ class _Liveness:
             self._moved(),
             self.target.on_chip_bytes,
             places,
+            frozenset(self.copied),
         )
 
     def _run(self, kernels: Sequence[Kernel], runs: int = 1) -> None:
@@ -273,6 +291,7 @@ class _Liveness:
             self._bear(kernel, end)
             for read in () if branch and kernel.body else kernel.reads:
                 self.death[read] = max(self.death.get(read, -1), end)
+                self.first_read.setdefault(read, start)
             for write in kernel.writes:
                 self.death[write] = max(self.death[write], end)
             if kernel.op.kind is Kind.DOT and self.target.dot_workspace_bytes:
@@ -327,6 +346,9 @@ class _Liveness:
                     self.rooms.append((result, self.birth[result]))
                 self.death[result] = self.death.get(old, -1) - 1
                 if self.death[result] < self.birth[result]:
+                    del self.birth[result]
+                elif self.target.memory_orders and self.updates is Updates.AT_ONCE:
+                    self.copied[old] = (self.first_read[old], self.death[old])
                     del self.birth[result]
 
     def _lend(self) -> Places:
@@ -389,6 +411,7 @@ class _Liveness:
     def _temporaries(self) -> Temporaries:
         copies = Purpose.WEIGHT_COPIES.value
         rows: list[tuple[int, int, int, int, str]] = [(old, 0, end, 0, copies) for old, end in self.copies.items()]
+        rows += [(old, first, last, 0, copies) for old, (first, last) in self.copied.items()]
         for tensor, birth in self.birth.items():
             if tensor not in self.resident:
                 purpose = self.purposes.get(tensor, Purpose.ACTIVATIONS)

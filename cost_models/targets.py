@@ -29,6 +29,10 @@ class Target:
     stacks_early        what loops stack up is there from the start of the program
     wide_column_blocks  the same of values in float32 that one operation makes
     chained_column_blocks  the same of values in float32 that more operations make
+    cached_column_blocks  up to so many blocks it is computed before them, too, where long columns in float32 take
+                        fewer bytes than `cached_column_bytes`: those of the caches of all cores
+    cached_column_bytes  see above
+    grouped_column_blocks  the same of narrow images whose channels are summed in groups
     copies_images       what comes from outside is copied into the layout of the convolutions that read it
     copies_kernels      weights of convolutions are copied into another layout
     recomputes          readers compute what is cheap again, and a library takes reductions in (`recomputing.py`)
@@ -40,6 +44,8 @@ class Target:
     keeps_long_chains   random bits and the like are computed once when several kernels read them
     keeps_long_operands  and so are narrow values that they convert, where others read these, too
     keeps_gated         products with a logistic function are kept where sums read them, in steps of half precision
+    keeps_joined        and so are joined features of images in float32 whose channels are summed over short rows
+    costly_to_pool      what is made with one of these primitives is written before pooling reads it
     keeps_masks         what compares values of the forward pass is kept for the backward pass where it is smaller
     weighs_traffic      a value is kept where reading its sources again would move more bytes; else where more than
                         `copies` kernels would compute it
@@ -85,6 +91,9 @@ class Target:
     column_blocks: int
     wide_column_blocks: int
     chained_column_blocks: int
+    cached_column_blocks: int
+    cached_column_bytes: int
+    grouped_column_blocks: int
     copies_images: bool
     copies_kernels: bool
     stacks_early: bool
@@ -98,6 +107,8 @@ class Target:
     keeps_long_chains: bool
     keeps_long_operands: bool
     keeps_gated: bool
+    keeps_joined: bool
+    costly_to_pool: frozenset[str]
     keeps_masks: bool
     weighs_traffic: bool
     copies: int
@@ -153,6 +164,9 @@ _GPU = Target(
     column_blocks=288,  # A100: 256 were computed apart, 317 were not (jax 0.10.2)
     wide_column_blocks=40,  # A100: 32 were computed apart, 48 were not
     chained_column_blocks=108,  # its cores: 96 were computed apart, 128 were not
+    cached_column_blocks=80,  # A100: 80 were computed apart, 96 were not
+    cached_column_bytes=108 * 192 * 2**10,  # A100: columns of 21.0 MB were computed apart, of 25.2 MB they were not
+    grouped_column_blocks=160,  # A100: 128 were computed apart, 192 were not
     stacks_early=True,
     pads_unevenly=False,  # cuDNN pads both ends alike
     copies_images=False,
@@ -166,6 +180,8 @@ _GPU = Target(
     keeps_long_chains=True,
     keeps_long_operands=True,
     keeps_gated=True,
+    keeps_joined=True,
+    costly_to_pool=frozenset(),
     keeps_masks=True,
     weighs_traffic=True,
     copies=0,
@@ -205,6 +221,9 @@ _TPU = Target(
     column_blocks=0,
     wide_column_blocks=0,
     chained_column_blocks=0,
+    cached_column_blocks=0,
+    cached_column_bytes=0,
+    grouped_column_blocks=0,
     copies_images=True,
     copies_kernels=False,
     stacks_early=False,
@@ -218,6 +237,8 @@ _TPU = Target(
     keeps_long_chains=False,
     keeps_long_operands=False,
     keeps_gated=False,
+    keeps_joined=False,
+    costly_to_pool=frozenset(),
     keeps_masks=False,
     weighs_traffic=True,
     copies=0,
@@ -267,6 +288,9 @@ _CPU = replace(
     column_blocks=0,
     wide_column_blocks=0,
     chained_column_blocks=0,
+    cached_column_blocks=0,
+    cached_column_bytes=0,
+    grouped_column_blocks=0,
     copies_kernels=False,
     absorbing=frozenset({Kind.REDUCE}),
     products_compute=False,
@@ -283,6 +307,7 @@ _CPU = replace(
     costly=_COSTLY,
     keeps_long_operands=False,
     keeps_gated=False,
+    keeps_joined=False,
     writes_iota=True,
     dot_workspace_bytes=0,
     scatters_pooling=True,
@@ -299,6 +324,8 @@ _BY_CAPABILITY = (
             native=_NATIVE_ON_GPU | {"add", "add_any", "sub", "mul", "integer_pow", "square"},
             wide_column_blocks=66,  # half its cores: 64 were computed apart, 128 were not
             chained_column_blocks=132,  # its cores
+            cached_column_bytes=132 * 256 * 2**10,
+            costly_to_pool=frozenset({"expm1"}),  # elu was kept in bfloat16, on an A100 it was not
         ),
     ),
     (8.0, _GPU),
@@ -359,6 +386,7 @@ def target_of(
         memory_orders=False,
         keeps_long_operands=False,
         keeps_gated=False,
+        keeps_joined=False,
         elementwise_in_place=False,
         sums_beside_choices=False,
         scatters_compute=False,

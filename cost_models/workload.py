@@ -41,6 +41,8 @@ FLATTEN = "flatten"
 """The primitive by which a product views an operand of more dimensions as a matrix."""
 RELAYOUT = "relayout"
 """The primitive of a reshape that moves what it reads; its result is written."""
+STRIDED_CONVOLUTION = "strided_convolution"
+"""The primitive of a convolution that skips positions. A gradient of weights does where these were applied dilated."""
 CONVERT = "convert_element_type"
 """The primitive that changes a dtype."""
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from autoplan.worker.trace.rules import Cost, rule_for
 from autoplan.worker.trace.written_out import written_out
-from cost_models.workload import UNEVEN_PAD, Kind, Phase
+from cost_models.workload import STRIDED_CONVOLUTION, UNEVEN_PAD, Kind, Phase
 
 _INLINED = frozenset(
     {"jit", "pjit", "closed_call", "core_call", "call", "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
@@ -173,6 +173,8 @@ class _Walker:
             kind, cost = Kind.VIEW, Cost()
         if name == "pad" and any(low != high for low, high, _ in eqn.params["padding_config"]):
             name = UNEVEN_PAD
+        if name == _CONVOLUTION and any(stride != 1 for stride in eqn.params["window_strides"]):
+            name = STRIDED_CONVOLUTION
         return RawOp(kind, name, self._reads(eqn, env), self._writes(eqn, env), cost, phase, layer, self.place.region)
 
     def _padded_convolution(
