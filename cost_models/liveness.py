@@ -172,7 +172,7 @@ class Schedule:
 @lru_cache(maxsize=64)
 def compiled(workload: Workload, target: Target, batch: int) -> tuple[Workload, tuple[Kernel, ...]]:
     """The workload as lowered for the target, and its kernels in program order, as they are at a local batch."""
-    lowered = lower(workload, target)
+    lowered = lower(workload, target, batch)
     outputs = frozenset(v.result for v in lowered.variables) | frozenset(lowered.outputs)
     kernels_of = recomputing.kernels_of if target.recomputes else fusion.kernels_of
     return lowered, tuple(kernels_of(lowered, lowered.ops, outputs, target, batch))
