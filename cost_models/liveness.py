@@ -154,6 +154,13 @@ class Schedule:
         on_chip = self._of_temporaries(self.stored.at(batch)) - self.sizes(batch)
         return round(float(self._sweep(on_chip).max()))
 
+    def on_chip_at(self, batch: int, at: int) -> int:
+        """Bytes of the temporaries that are on the chip at a kernel."""
+        if not self.on_chip_bytes:
+            return 0
+        on_chip = self._of_temporaries(self.stored.at(batch)) - self.sizes(batch)
+        return round(float(on_chip[self.alive(at)].sum()))
+
     def alive(self, at: int) -> npt.NDArray[np.bool_]:
         """Which temporaries are in memory at a kernel."""
         return (self.temporaries.birth <= at) & (at <= self.temporaries.death)

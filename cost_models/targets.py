@@ -252,7 +252,7 @@ _TPU = Target(
     dot_workspace_bytes=0,
     scatters_pooling=False,
     host_apart=True,
-    uncertainty=(0.1, 0.12),
+    uncertainty=(0.08, 0.08),
 )
 _TPU_V4 = replace(
     _TPU,
@@ -263,13 +263,11 @@ _TPU_V4 = replace(
 more than 2), silu (exp and div: more than 4), exp (more than 2) and the factor of exact GELU; it computes again a
 softmax in bfloat16 (div: less than 4), elu (expm1: less than 4), softplus, and the gradients of logits (exp: less than
 6) and of attention's scores (div: less than 6). Of the same steps v5e computes all but exp, tanh and logistic again."""
-_TPU_V6E = replace(
-    _TPU,
-    name="tpu v6e",
-    wide_products_apart=True,
-    arithmetic=(("erfc", 12.0),),
-)
-"""It keeps the factor of exact GELU as v4 does, and computes silu, elu, softplus and softmax again as v5e does."""
+_ERFC = (("erfc", 12.0),)
+"""The factor of exact GELU is kept, as on v4; silu, elu, softplus and softmax are computed again, as on v5e."""
+_TPU_V5P = replace(_TPU, name="tpu v5p", arithmetic=_ERFC)
+_TPU_V6E = replace(_TPU, name="tpu v6e", arithmetic=_ERFC, wide_products_apart=True)
+_TPU_V7X = replace(_TPU_V6E, name="tpu v7x")
 _CPU = replace(
     _GPU,
     name="cpu",
@@ -328,7 +326,12 @@ _BY_CAPABILITY = (
 nothing of its operands and wants scratch."""
 _ON_ANOTHER_BACKEND = (0.5, 1.0)
 """No compiler's figures were held against these: half as much or twice as much of the temporaries is possible."""
-_BY_CHIP: Mapping[str, Target] = {"tpu-v4": _TPU_V4, "tpu-v6e": _TPU_V6E}
+_BY_CHIP: Mapping[str, Target] = {
+    "tpu-v4": _TPU_V4,
+    "tpu-v5p": _TPU_V5P,
+    "tpu-v6e": _TPU_V6E,
+    "tpu-v7x": _TPU_V7X,
+}
 """Chips whose compiler differs from that of their kind."""
 _TARGETS: Mapping[str, Target] = {"gpu": _GPU, "tpu": _TPU, "cpu": _CPU}
 
