@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from cost_models.affine import Affine
+from cost_models.packed_masks import MOST_SAMPLES
 from cost_models.targets import Target
 from cost_models.tiles import convolutional_shapes, storage
 from cost_models.workload import ITEM_BYTES, Kind, Op, Phase, Workload
@@ -65,6 +66,8 @@ def structure_batch(workload: Workload, target: Target, batch: int) -> int:
         return _same_calls(workload, target.library_elements, batch)
     if target.writes_joined and _joins_features(workload):
         return _alike(workload, target, batch)
+    if target.tile_lanes and (own <= MOST_SAMPLES) != (batch <= MOST_SAMPLES):
+        return MOST_SAMPLES if batch <= MOST_SAMPLES else 2 * MOST_SAMPLES
     if not target.column_blocks or batch == own or not _candidates(workload):
         return own
     wanted = _idle(workload, target, batch)

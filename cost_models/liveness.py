@@ -164,6 +164,13 @@ class Schedule:
         on_chip = self._of_temporaries(self.stored.at(batch)) - self.sizes(batch)
         return round(float(self._sweep(on_chip).max()))
 
+    def on_chip_at(self, batch: int, at: int) -> int:
+        """Bytes of the temporaries that are on the chip at a kernel."""
+        if not self.on_chip_bytes:
+            return 0
+        on_chip = self._of_temporaries(self.stored.at(batch)) - self.sizes(batch)
+        return round(float(on_chip[self.alive(at)].sum()))
+
     def alive(self, at: int) -> npt.NDArray[np.bool_]:
         """Which temporaries are in memory at a kernel."""
         return (self.temporaries.birth <= at) & (at <= self.temporaries.death)
@@ -182,7 +189,7 @@ class Schedule:
 @lru_cache(maxsize=64)
 def compiled(workload: Workload, target: Target, batch: int) -> tuple[Workload, tuple[Kernel, ...]]:
     """The workload as lowered for the target, and its kernels in program order, as they are at a local batch."""
-    lowered = lower(workload, target)
+    lowered = lower(workload, target, batch)
     outputs = frozenset(v.result for v in lowered.variables) | frozenset(lowered.outputs)
     kernels_of = recomputing.kernels_of if target.recomputes else fusion.kernels_of
     return lowered, tuple(kernels_of(lowered, lowered.ops, outputs, target, batch))

@@ -17,6 +17,10 @@ class Target:
     products_compute    products take short elementwise chains of one operand in (XLA's Triton products)
     absorbing           kinds that take fusible producers in, though their own results are written
     epilogues           what an elementwise operation makes of a product's result is written instead of that result
+    wide_products_apart  products of float32 write it where only products read it again, which then add the bias and
+                        round (`epilogues.py`), and where a softmax follows (`row_maxima.py`)
+    row_elements        of a row from which its maximum is taken in the kernel that finds it (`row_maxima.py`; 0: none)
+    product_row_elements  the same where a product that makes the row is part of that kernel
     product_dtype       products round float32 operands to this dtype, and what only products read is kept in it
     widens              operations that a narrow dtype lacks run in float32, and what is kept of them is (`widening.py`)
     narrow              dtypes that lack all operations but those of `native`; all narrow ones lack long chains
@@ -82,6 +86,9 @@ class Target:
     absorbing: frozenset[Kind]
     products_compute: bool
     epilogues: bool
+    wide_products_apart: bool
+    row_elements: int
+    product_row_elements: int
     product_dtype: str | None
     widens: bool
     narrow: frozenset[str]
@@ -155,6 +162,9 @@ _GPU = Target(
     absorbing=frozenset({Kind.REDUCE, Kind.POOL, Kind.POOL_GRADIENT}),
     products_compute=True,
     epilogues=False,
+    wide_products_apart=False,
+    row_elements=0,
+    product_row_elements=0,
     product_dtype=None,
     widens=True,
     narrow=frozenset({"bfloat16"}),
@@ -212,6 +222,9 @@ _TPU = Target(
     absorbing=frozenset({Kind.REDUCE, Kind.DOT, Kind.CONV}),
     products_compute=False,
     epilogues=True,
+    wide_products_apart=False,
+    row_elements=8192,  # 8,192 were, 10,000 were not (jax 0.10.2)
+    product_row_elements=2048,  # 2,048 were, 4,096 were not
     product_dtype="bfloat16",
     widens=False,
     narrow=frozenset(),
@@ -260,7 +273,7 @@ _TPU = Target(
     dot_workspace_bytes=0,
     scatters_pooling=False,
     host_apart=True,
-    uncertainty=(0.1, 0.12),
+    uncertainty=(0.08, 0.08),
 )
 _TPU_V4 = replace(
     _TPU,
@@ -271,6 +284,11 @@ _TPU_V4 = replace(
 more than 2), silu (exp and div: more than 4), exp (more than 2) and the factor of exact GELU; it computes again a
 softmax in bfloat16 (div: less than 4), elu (expm1: less than 4), softplus, and the gradients of logits (exp: less than
 6) and of attention's scores (div: less than 6). Of the same steps v5e computes all but exp, tanh and logistic again."""
+_ERFC = (("erfc", 12.0),)
+"""The factor of exact GELU is kept, as on v4; silu, elu, softplus and softmax are computed again, as on v5e."""
+_TPU_V5P = replace(_TPU, name="tpu v5p", arithmetic=_ERFC)
+_TPU_V6E = replace(_TPU, name="tpu v6e", arithmetic=_ERFC, wide_products_apart=True)
+_TPU_V7X = replace(_TPU_V6E, name="tpu v7x")
 _CPU = replace(
     _GPU,
     name="cpu",
@@ -335,7 +353,12 @@ _BY_CAPABILITY = (
 nothing of its operands and wants scratch."""
 _ON_ANOTHER_BACKEND = (0.5, 1.0)
 """No compiler's figures were held against these: half as much or twice as much of the temporaries is possible."""
-_BY_CHIP: Mapping[str, Target] = {"tpu-v4": _TPU_V4}
+_BY_CHIP: Mapping[str, Target] = {
+    "tpu-v4": _TPU_V4,
+    "tpu-v5p": _TPU_V5P,
+    "tpu-v6e": _TPU_V6E,
+    "tpu-v7x": _TPU_V7X,
+}
 """Chips whose compiler differs from that of their kind."""
 _TARGETS: Mapping[str, Target] = {"gpu": _GPU, "tpu": _TPU, "cpu": _CPU}
 
@@ -395,6 +418,8 @@ def target_of(
         unseen=0.0,
         products_compute=False,
         epilogues=False,
+        wide_products_apart=False,
+        row_elements=0,
         product_dtype=None,
         free_transposes=False,
         on_chip_bytes=0,
