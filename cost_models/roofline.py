@@ -293,14 +293,15 @@ def _fused(
 ) -> tuple[Floats, Floats]:
     """(FLOPs, FLOP/s) where attention is one kernel: its backward pass makes the scores again, a fifth product beside
     four, and of masked pairs whole blocks are skipped."""
-    most, half_length = efficiency.attention
     length = np.maximum(gemm[:, 1:].max(axis=1, initial=1.0), 1.0)
+    head = np.maximum(gemm[:, 1:].min(axis=1, initial=np.inf), 1.0)
     block = min(n for _, n in efficiency.tiles)
     needed = np.minimum(1.0, (length + block) / (2 * length)) if rows.causal else np.ones(len(flops))
     worked = np.where(rows.vector, 0.0, flops)
     worked = np.where(rows.forward, flops * needed, np.where(rows.backward, 1.25 * flops * needed, worked))
-    reached = peaks * most * length / (length + half_length)
-    return worked, np.where(rows.forward | rows.backward, reached, rates)
+    peak = peaks[rows.forward | rows.backward].max(initial=0.0)  # operands are narrow, if scores are not
+    forward, backward = (peak * share for share in efficiency.attention.shares(length, head, causal=rows.causal))
+    return worked, np.where(rows.forward, forward, np.where(rows.backward, backward, rates))
 
 
 def slower_of(compute: Floats, traffic: Floats, efficiency: Efficiency) -> Floats:

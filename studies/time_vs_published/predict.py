@@ -114,7 +114,7 @@ def _exposed(parts: Parts, case: Case, place: Cluster) -> float:
 
 def _bandwidth(case: Case, place: Cluster) -> float:
     rate = place.chip.memory_bytes_per_second
-    return rate * chips.efficiency(case.chip, place, flash_2=False).bandwidth
+    return rate * chips.efficiency(case.chip, place).bandwidth
 
 
 @lru_cache(maxsize=64)
@@ -124,16 +124,16 @@ def _prepared(what: Traced, folder: Path, stack: str) -> Workload:
 
 
 @lru_cache(maxsize=4096)
-def _cached(what: Traced, folder: Path, stack: str, chip: str, batch: int, *flags: bool) -> Parts:
-    flash, nchw, flash_2, exact, of_2020 = flags
+def _cached(what: Traced, folder: Path, stack: str, chip: str, batch: int, attention: str, *flags: bool) -> Parts:
+    nchw, exact, of_2020 = flags
     place = chips.machine(chip, 1, 1) if not chip.startswith("tpu") else chips.machine(chip, 4, 1)
     model = _prepared(what, folder, stack)
     remat = RematMode.FULL if model.remat == "full" else RematMode.NONE
     config = TrainConfig(Batch(batch), precision=Precision(what.precision), remat=Remat(remat))
     calculating = replace(config, backend="torch") if exact else config
     table = kernel_table(model, _target(place, stack), updates_of(config))
-    efficiency = chips.efficiency(chip, place, flash_2=flash_2)
-    compute, traffic = kernel_seconds(table, calculating, place, efficiency, fused_attention=flash)
+    efficiency = chips.efficiency(chip, place, attention=attention if attention != "chip" else "")
+    compute, traffic = kernel_seconds(table, calculating, place, efficiency, fused_attention=bool(attention))
     if of_2020 and what.kind in ("encoder", "electra") and what.precision != "float32":
         traffic = np.where(table.is_gemm, traffic, traffic * _SLOWER_IN_2020[stack])
     seconds = slower_of(compute, traffic, efficiency)
@@ -160,8 +160,8 @@ def _target(place: Cluster, stack: str) -> Target:
 
 
 def _parts(what: Traced, case: Case, place: Cluster, folder: Path) -> Parts:
-    flash_2, exact = case.source == "llm-foundry", case.exact_float32
-    return _cached(what, folder, case.stack, case.chip, case.batch, case.flash, case.nchw, flash_2, exact, case.of_2020)
+    flags = case.nchw, case.exact_float32, case.of_2020
+    return _cached(what, folder, case.stack, case.chip, case.batch, case.attention, *flags)
 
 
 def predict_memory(case: Case, folder: Path) -> tuple[float, bool]:

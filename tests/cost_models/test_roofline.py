@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from cost_models.affine import Affine
@@ -365,13 +366,27 @@ def test_fused_attention_moves_no_scores_and_reaches_its_own_share_of_the_peak()
     table = kernel_table(attention(length, library=True), target_of("gpu"), Updates.AT_ONCE)
     half = config(batch, precision=Precision.MIXED_BFLOAT16)
     compute, traffic = kernel_seconds(table, half, place, fused_attention=True)
-    most, half_length = efficiency_of(place).attention
+    forward, _ = efficiency_of(place).attention.shares(np.array([length]), np.array([HEAD]), causal=False)
     flops = 2 * 2 * batch * HEADS * length * length * HEAD
-    assert compute.sum() == pytest.approx(flops / 312e12 / most * (length + half_length) / length, rel=1e-6)
+    assert compute.sum() == pytest.approx(flops / 312e12 / forward[0], rel=1e-6)
     operands = 4 * batch * HEADS * length * HEAD * 2  # queries, keys and values in, the mixture out
     assert traffic.sum() == pytest.approx(operands / 1555e9 / efficiency_of(place).bandwidth, rel=0.01)
     apart = kernel_seconds(table, half, place, fused_attention=False)
     assert apart[1].sum() > 10 * traffic.sum()
+
+
+def test_fused_attention_multiplies_in_16_bits_whatever_its_weights_would_be_written_in():
+    half, place = config(2, precision=Precision.MIXED_BFLOAT16), published("gpu-a100-40gb")
+    narrow, wide = (
+        kernel_seconds(
+            kernel_table(attention(4096, library=True, weights_dtype=dtype), target_of("gpu"), Updates.AT_ONCE),
+            half,
+            place,
+            fused_attention=True,
+        )[0].sum()
+        for dtype in ("bfloat16", "float32")
+    )
+    assert wide == pytest.approx(narrow, rel=1e-6)
 
 
 def test_a_scatter_moves_what_is_scattered_and_not_the_table():
