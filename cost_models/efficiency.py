@@ -68,6 +68,7 @@ class Efficiency:
     bandwidth   of long streams, of the memory bandwidth
     operands    the same of the operands of products and convolutions, where they are slower
     convolution, kernel_gradient   of convolutions and of their kernels' gradients, of what products reach
+    transpose   of the memory bandwidth, of kernels that turn channels first into channels last in 16 bits, and back
     fresh_pages of the rate at which the kernel gives new pages, which are in no cache when they are used
     overlap     how much of the shorter of arithmetic and traffic hides behind the longer one
     vector      elementwise operations a second, as a share of float32's peak, where cores are not known
@@ -93,6 +94,7 @@ class Efficiency:
     depth: int
     l2_over_memory: float
     product_float32: float = 0.0
+    transpose: tuple[float, float] = (1.0, 1.0)
     slow: Mapping[str, float] = field(default_factory=dict)
     operands: float = 0.0
     fresh_pages: float = 1.0
@@ -151,7 +153,9 @@ def _of_chip(name: str, kind: str) -> Efficiency:
     values |= own
     values["tiles"] = tuple((int(m), int(n)) for m, n in values["tiles"])
     values["attention"] = FusedAttention(**values["attention"])
-    values["direct"] = tuple(values["direct"])
+    for pair in ("direct", "transpose"):
+        if pair in values:
+            values[pair] = tuple(values[pair])
     return Efficiency(**values)
 
 

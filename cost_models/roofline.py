@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from cost_models.communication import all_gather, all_reduce, reduce_scatter, slowest_of
 from cost_models.config import TrainConfig
+from cost_models.convolutions import transposed_bytes
 from cost_models.efficiency import Efficiency, efficiency_of
 from cost_models.errors import HardwareError
 from cost_models.hardware import Chip, Cluster
@@ -67,8 +68,6 @@ _MINIMAL_FILTERING = 2.25
 """How many times fewer multiplications 3 x 3 convolutions need as F(2x2, 3x3) (Lavin & Gray 2015, arXiv 1509.09308,
 section 4). Libraries work out float32 ones so where matrix units do not take float32: on GPUs before Ampere."""
 
-_TRANSPOSED = 2
-"""How often more what a convolution reads and writes is moved where it is transposed before and after."""
 _TF32_FROM = "bfloat16"
 """GPUs that calculate in it are those from Ampere on, whose matrix units take float32, too."""
 
@@ -250,7 +249,9 @@ def kernel_seconds(
     streamed = np.where(table.is_gemm, efficiency.operands or efficiency.bandwidth, efficiency.bandwidth)
     compute, traffic = flops / (rates * share), moved / (memory_rate * share * streamed)
     if _takes_float32(chip) and table.is_convolution.any():
-        transposing = _TRANSPOSED * np.where(table.is_convolution & (table.item_bytes == 4), traffic, 0.0)
+        operands, _ = transposed_bytes(table, batch)  # kernels for TF32 write channels first themselves
+        stream = memory_rate * share * efficiency.bandwidth
+        transposing = np.where(table.item_bytes == 4, operands / stream, 0.0)
         return compute + transposing, traffic + transposing
     return compute, traffic
 

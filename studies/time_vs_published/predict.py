@@ -13,8 +13,10 @@ from traces import Traced, workload
 
 from cost_models import Batch, Precision, Remat, RematMode, TrainConfig, Workload
 from cost_models.communication import all_gather, all_reduce, reduce_scatter, slowest_of
+from cost_models.convolutions import transposed_bytes
+from cost_models.efficiency import Efficiency, Floats
 from cost_models.hardware import Cluster
-from cost_models.kernel_table import kernel_table
+from cost_models.kernel_table import KernelTable, kernel_table
 from cost_models.library import library_kernels
 from cost_models.memory import memory, updates_of
 from cost_models.roofline import kernel_seconds, overhead_of, slower_of
@@ -137,8 +139,8 @@ def _cached(what: Traced, folder: Path, stack: str, chip: str, batch: int, atten
     if of_2020 and what.kind in ("encoder", "electra") and what.precision != "float32":
         traffic = np.where(table.is_gemm, traffic, traffic * _SLOWER_IN_2020[stack])
     seconds = slower_of(compute, traffic, efficiency)
-    if nchw:  # in 16 bits; `kernel_seconds` knows of float32
-        seconds = seconds + np.where(table.is_convolution & (table.item_bytes == 2), 2 * traffic, 0.0)
+    if nchw:
+        seconds = seconds + _transposing(table, batch, place, efficiency)
     updating = table.is_update
     launches = float(table.runs.sum())
     return Parts(
@@ -150,6 +152,18 @@ def _cached(what: Traced, folder: Path, stack: str, chip: str, batch: int, atten
         variables=float(sum(one.role is Role.TRAINABLE for one in model.variables)),
         flops=model.model_flops.at(batch),
     )
+
+
+def _transposing(table: KernelTable, batch: int, place: Cluster, efficiency: Efficiency) -> Floats:
+    """Seconds of transpositions in 16 bits; `kernel_seconds` knows of float32.
+
+    Kernels of Volta and Turing write channels first themselves (`volta_fp16_s884cudnn_..._nhwc2nchw`, in the same
+    profile that the rate is from); those of Ampere and later are `..._nhwckrsc_nhwc` and a `nhwcToNchwKernel`.
+    """
+    operands, results = transposed_bytes(table, batch)
+    to_last, to_first = (place.chip.memory_bytes_per_second * share for share in efficiency.transpose)
+    after = results / to_first if "bfloat16" in place.chip.peak_flops_per_second else 0.0
+    return np.where(table.item_bytes == 2, operands / to_last + after, 0.0)
 
 
 def _target(place: Cluster, stack: str) -> Target:
