@@ -20,7 +20,43 @@ Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
 
+_BACKWARD_PRODUCTS = 2.5
+"""Products of fused attention's backward pass over those of its forward pass: five and two."""
 _LOCAL_BYTES_PER_CLOCK = 128  # shared memory of one multiprocessor (Volta to Hopper, NVIDIA tuning guides)
+
+
+@dataclass(frozen=True)
+class FusedAttention:
+    """What attention as one kernel reaches of the peak of products.
+
+    full, causal   by the width of a head, for all pairs of positions and for causal ones, whose kernels skip blocks and
+                   have shorter rows: (share over both passes at long sequences, the length at which it is half of
+                   that). Widths between are interpolated.
+    forward_over_backward   how much more the forward pass reaches than the backward pass
+    """
+
+    full: Mapping[int, tuple[float, float]]
+    causal: Mapping[int, tuple[float, float]]
+    forward_over_backward: float = 1.0
+
+    def shares(self, length: Floats, width: Floats, *, causal: bool) -> tuple[Floats, Floats]:
+        """Shares of the peak, forward and backward, at these lengths and widths of a head."""
+        curves = self.causal if causal else self.full
+        widths = sorted(curves)
+        most, half_length = (np.interp(width, widths, [curves[at][which] for at in widths]) for which in (0, 1))
+        both = most * length / (length + half_length)
+        backward = both * (1 / self.forward_over_backward + _BACKWARD_PRODUCTS) / (1 + _BACKWARD_PRODUCTS)
+        return np.asarray(self.forward_over_backward * backward, np.float64), np.asarray(backward, np.float64)
+
+    def slower(self, forward: float, backward: float) -> FusedAttention:
+        """The same for kernels that take so many times longer in each pass."""
+        ratio = self.forward_over_backward
+        both = (1 / ratio + _BACKWARD_PRODUCTS) / (forward / ratio + backward * _BACKWARD_PRODUCTS)
+        full, causal = (
+            {width: (most * both, half_length) for width, (most, half_length) in curves.items()}
+            for curves in (self.full, self.causal)
+        )
+        return FusedAttention(full, causal, ratio * backward / forward)
 
 
 @dataclass(frozen=True)
@@ -32,6 +68,7 @@ class Efficiency:
     bandwidth   of long streams, of the memory bandwidth
     convolution, kernel_gradient   of convolutions and of their kernels' gradients, of what products reach
     line_convolution   both of convolutions along one dimension
+    transpose   of the memory bandwidth, of kernels that turn channels first into channels last in 16 bits, and back
     fresh_pages of the rate at which the kernel gives new pages, which are in no cache when they are used
     overlap     how much of the shorter of arithmetic and traffic hides behind the longer one
     vector      elementwise operations a second, as a share of float32's peak, where cores are not known
@@ -39,8 +76,7 @@ class Efficiency:
     direct      of depthwise convolutions, FLOPs a clock and core forward and backward, where cores are known
     slow        operations a second of kernels that a compiler runs in plain loops, as shares of float32's peak, by kind
     grouped     whether a library takes grouped convolutions; else all are as slow as depthwise ones
-    attention   of fused attention: (share of the peak over both passes at long sequences, the length at which it is
-                half of that)
+    attention   of fused attention, of the peak
     tiles       (m, n) of the blocks in which a core works; depth: elements of k at a time
     fork_seconds  what it takes to hand a kernel to several cores
     near        (bytes that a kernel moves as a share of the last cache, share of `bandwidth` that it reaches)
@@ -60,11 +96,12 @@ class Efficiency:
     vector: float
     thin: float
     direct: tuple[float, float]
-    attention: tuple[float, int]
+    attention: FusedAttention
     tiles: tuple[tuple[int, int], ...]
     depth: int
     l2_over_memory: float
     product_float32: float = 0.0
+    transpose: tuple[float, float] = (1.0, 1.0)
     slow: Mapping[str, float] = field(default_factory=dict)
     fresh_pages: float = 1.0
     convolution: float = 1.0
@@ -129,11 +166,12 @@ def _of_chip(name: str, kind: str) -> Efficiency:
         own |= {"tiles": [[side, side]], "depth": side}
     values |= own
     values["tiles"] = tuple((int(m), int(n)) for m, n in values["tiles"])
-    values["attention"] = tuple(values["attention"])
-    values["direct"] = tuple(values["direct"])
-    if kind == "cpu":
-        values["line_convolution"] = tuple(values["line_convolution"])
-        for curve in ("near", "looping"):
+    values["attention"] = FusedAttention(**values["attention"])
+    for pair in ("direct", "transpose", "line_convolution"):
+        if pair in values:
+            values[pair] = tuple(values[pair])
+    for curve in ("near", "looping"):
+        if curve in values:
             values[curve] = tuple((float(share), float(reached)) for share, reached in values[curve])
     return Efficiency(**values)
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from cost_models.communication import all_gather, all_reduce, reduce_scatter, slowest_of
 from cost_models.config import TrainConfig
+from cost_models.convolutions import transposed_bytes
 from cost_models.efficiency import Efficiency, efficiency_of
 from cost_models.errors import HardwareError
 from cost_models.hardware import Chip, Cluster
@@ -68,8 +69,6 @@ _MINIMAL_FILTERING = 2.25
 """How many times fewer multiplications 3 x 3 convolutions need as F(2x2, 3x3) (Lavin & Gray 2015, arXiv 1509.09308,
 section 4). Libraries work out float32 ones so where matrix units do not take float32: on GPUs before Ampere."""
 
-_TRANSPOSED = 2
-"""How often more what a convolution reads and writes is moved where it is transposed before and after."""
 _TF32_FROM = "bfloat16"
 """GPUs that calculate in it are those from Ampere on, whose matrix units take float32, too."""
 
@@ -248,7 +247,9 @@ def kernel_seconds(
         flops, rates = _fused(table.attention, gemm, flops, rates, peaks, efficiency)
     compute, traffic = flops / (rates * share), moved / (memory_rate * share * efficiency.bandwidth)
     if _takes_float32(chip) and table.is_convolution.any():
-        transposing = _TRANSPOSED * np.where(table.is_convolution & (table.item_bytes == 4), traffic, 0.0)
+        operands, _ = transposed_bytes(table, batch)  # kernels for TF32 write channels first themselves
+        stream = memory_rate * share * efficiency.bandwidth
+        transposing = np.where(table.item_bytes == 4, operands / stream, 0.0)
         return compute + transposing, traffic + transposing
     return compute, traffic
 
@@ -291,14 +292,15 @@ def _fused(
 ) -> tuple[Floats, Floats]:
     """(FLOPs, FLOP/s) where attention is one kernel: its backward pass makes the scores again, a fifth product beside
     four, and of masked pairs whole blocks are skipped."""
-    most, half_length = efficiency.attention
     length = np.maximum(gemm[:, 1:].max(axis=1, initial=1.0), 1.0)
+    head = np.maximum(gemm[:, 1:].min(axis=1, initial=np.inf), 1.0)
     block = min(n for _, n in efficiency.tiles)
     needed = np.minimum(1.0, (length + block) / (2 * length)) if rows.causal else np.ones(len(flops))
     worked = np.where(rows.vector, 0.0, flops)
     worked = np.where(rows.forward, flops * needed, np.where(rows.backward, 1.25 * flops * needed, worked))
-    reached = peaks * most * length / (length + half_length)
-    return worked, np.where(rows.forward | rows.backward, reached, rates)
+    peak = peaks[rows.forward | rows.backward].max(initial=0.0)  # operands are narrow, if scores are not
+    forward, backward = (peak * share for share in efficiency.attention.shares(length, head, causal=rows.causal))
+    return worked, np.where(rows.forward, forward, np.where(rows.backward, backward, rates))
 
 
 def slower_of(compute: Floats, traffic: Floats, efficiency: Efficiency) -> Floats:

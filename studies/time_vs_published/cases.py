@@ -74,7 +74,7 @@ class Case:
     layers    blocks of a transformer (traced with one and with two); 0 for other models
     stack     "xla", "compiled" (another compiler that fuses), "layers": a library's kernel a layer and pass, as PyTorch
               without one, or "operations": one kernel an operation, as TensorFlow without one
-    flash     attention runs as one kernel
+    attention  which library runs attention as one kernel: "triton", "flash-2", "chip": the best there is; "": none
     nchw      convolutions of 16 bits get channels first, which matrix units do not take
     of_2020   its kernels are of about that year
     bridged   pairs of cards are joined
@@ -98,7 +98,7 @@ class Case:
     accumulation: int
     shard_state: bool
     stack: str
-    flash: bool
+    attention: str
     nchw: bool
     gather_bytes: int
     reduce_bytes: int
@@ -199,7 +199,7 @@ def _plain(row: dict[str, Any], traced: Traced, family: str) -> Case:
     """One device, nothing sharded, kernels of PyTorch without a compiler."""
     return Case(
         row["id"], row["source"], family, row["model"], traced, 0, _CHIPS.get(row.get("hw", ""), ""), 1, 1, 1, 1,
-        shard_state=False, stack="layers", flash=False, nchw=False, gather_bytes=4, reduce_bytes=4,
+        shard_state=False, stack="layers", attention="", nchw=False, gather_bytes=4, reduce_bytes=4,
         measured_seconds=0.0, peak_bytes=_peak(row),
     )  # fmt: skip
 
@@ -222,11 +222,25 @@ def _decoder(row: dict[str, Any], arch: dict[str, Any], **changes: Any) -> Case:
     traced = Traced("decoder", int(row["seq"]), _DTYPES[row["precision"]], "adamw", options)
     devices = int(row["n"])
     case = replace(_plain(row, traced, "transformer"), layers=layers, devices=devices, devices_per_host=min(8, devices))
-    case = replace(case, batch=int(float(row["micro_batch"])), shard_state=True, flash=True, gather_bytes=2, **changes)
+    case = replace(
+        case,
+        batch=int(float(row["micro_batch"])),
+        shard_state=True,
+        gather_bytes=2,
+        **({"attention": "chip"} | changes),
+    )
     if row["tokens_per_s_per_device"]:
         rate = float(row["tokens_per_s_per_device"]) / int(row["seq"])
         case = replace(case, measured_seconds=case.batch / rate)
     return case
+
+
+_FLASH_2 = "flash-2"
+_OF_2024 = ("H100 80GB BF16 (Large Scale, >= 128 GPUs)",)
+"""The table for which `submit_benchmarks.py` installed flash-attn 2.4 (commit 5e85bd62d, January 2024).
+
+The other tables are of 2023 (commits up to c6cfb4284, and b2a43a147), when its default was `--attn_impl triton`.
+"""
 
 
 def _llm_foundry(row: dict[str, Any], out: Any) -> Case | Excluded:
@@ -235,14 +249,16 @@ def _llm_foundry(row: dict[str, Any], out: Any) -> Case | Excluded:
     pure = row["precision"] == "bf16/PURE"
     arch = _arch(row)
     accumulation = int(float(row["grad_accum"] or 1))
-    return _decoder(row, arch, accumulation=accumulation, reduce_bytes=2 if pure else 4)
+    attention = _FLASH_2 if row["section"] in _OF_2024 else "triton"
+    return _decoder(row, arch, accumulation=accumulation, reduce_bytes=2 if pure else 4, attention=attention)
 
 
 def _torchtitan(row: dict[str, Any], out: Any) -> Case | Excluded:
     parallel = json.loads(row["parallel"])
     if set(parallel) - {"fsdp", "dp"}:
         return out("tensor, context or pipeline parallel")
-    return _decoder(row, _arch(row, **_LLAMA), stack="compiled" if "compile" in row["technique"] else "layers")
+    stack = "compiled" if "compile" in row["technique"] else "layers"
+    return _decoder(row, _arch(row, **_LLAMA), stack=stack, attention=_FLASH_2)  # PyTorch's own is FlashAttention-2
 
 
 def _maxtext(row: dict[str, Any], out: Any) -> Case | Excluded:
@@ -383,7 +399,7 @@ def _jax_toolbox(row: dict[str, Any], out: Any) -> Case | Excluded:
     if "TE" in row["precision"]:
         return out("TransformerEngine: fused kernels with no Keras counterpart")
     case = _decoder(row, _arch(row, vocab=50304, bias=True, positions=True), stack="xla")
-    return replace(case, shard_state=False, flash=False)
+    return replace(case, shard_state=False, attention="")
 
 
 _READERS = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 
-from cost_models.efficiency import Efficiency, efficiency_of
+from cost_models.efficiency import Efficiency, FusedAttention, efficiency_of
 from cost_models.hardware import Cluster, cluster, from_mapping
 
 # Data sheets: NVIDIA Turing (2018) and Ampere GA102 (2020) white papers; torchtitan's note on its H100s.
@@ -19,8 +19,14 @@ _CARDS = {
     "a40": ("gpu-a6000", 74.8e12, 149.7e12, 696e9, 48, 84, 128, 1.74e9),
     "h100-hbm2e": ("gpu-h100-80gb", 494.5e12, 989e12, 2.4e12, 96, 132, 128, 1.98e9),
 }  # fmt: skip
-_FLASH_2_ON_HOPPER = (0.34, 490)
-"""FlashAttention-2 on an H100 reaches 335 of 989 TFLOP/s over both passes (Dao 2023)."""
+_FLASH_2_ON_HOPPER = FusedAttention(
+    full={64: (0.304, 200), 128: (0.348, 190)}, causal={64: (0.296, 545), 128: (0.337, 530)}, forward_over_backward=1.16
+)
+"""FlashAttention-2 on an H100: bars of 512 to 16384 in assets/flash2_h100_fwd_bwd_benchmark.png of
+github.com/Dao-AILab/flash-attention, within 2%; passes apart as on an A100."""
+_TRITON = (1.4, 2.0)
+"""How many times longer FlashAttention in Triton takes, forward and backward, than FlashAttention-2 (Dao 2023, arXiv
+2307.08691, section 4.1: "around 1.3-1.5x" and "around 2x")."""
 
 
 _BRIDGE = {
@@ -72,13 +78,15 @@ def _machine(chip: str, devices: int, per_host: int) -> Cluster:
     return from_mapping(known)
 
 
-def efficiency(chip: str, place: Cluster, *, flash_2: bool) -> Efficiency:
-    """The chip's curves; with the kernels of FlashAttention-2 where the row's library is that."""
+def efficiency(chip: str, place: Cluster, *, attention: str = "") -> Efficiency:
+    """The chip's curves; with those of the row's own kernels for attention: "flash-2" or "triton", both without what
+    Hopper brought."""
     found = efficiency_of(place)
     if chip in _CARDS:
         *_, cores, lanes, clock_hz = _CARDS[chip]
         found = replace(found, cores=cores, lanes=lanes, clock_hz=clock_hz)
         if "bfloat16" not in place.chip.peak_flops_per_second:  # matrix units of Turing at Volta's full rate
             found = replace(found, product=efficiency_of(cluster("gpu-v100-32gb")).product)
-    hopper = "bfloat16" in place.chip.peak_flops_per_second and "float8" in place.chip.peak_flops_per_second
-    return replace(found, attention=_FLASH_2_ON_HOPPER) if flash_2 and hopper else found
+    if attention and "float8" in place.chip.peak_flops_per_second:
+        found = replace(found, attention=_FLASH_2_ON_HOPPER)
+    return replace(found, attention=found.attention.slower(*_TRITON)) if attention == "triton" else found

@@ -4,7 +4,9 @@
 
 That source's tables divide by the whole time of short runs, of six to a few hundred micro-steps, so that loading of
 libraries, tuning of kernels and the last, smaller batch are averaged in. Its logs hold the progress of two passes; of
-the second one the median of all but the last micro-step is taken, on all its processes.
+the second one the median of all but the last micro-step is taken, on all its processes. Runs of 2022 that have one pass
+are taken from their eleventh micro-step on. Tables of 2022 name cards, not folders: the log is the one that prints the
+table's figure, which the table holds without its fraction.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ HERE = Path(__file__).resolve().parent
 STEADY = HERE / "steady.csv"
 _BAR = re.compile(r"Iteration:\s+\d+%\|[^|]*\|\s*(\d+)/(\d+)\s*\[[\d:]+<[^,]*,\s*([\d.]+)(it/s|s/it)\]")
 _SECOND_PASS = re.compile(r"Epoch:\s+50%")
-_LINE = re.compile(r"Epoch: (\d+) Iteration: (\d+)\s.*train\.total_ips : ([\d.]+) img/s")
+_LINE = re.compile(r"Epoch: (\d+) Iteration: (\d+)\s.*train\.total_ips : ([\d.]+) (?:img|images)/s")
+_TABLED = re.compile(r"(?:training_sequences_per_second|Summary: train\.loss.*train\.compute_ips) : ([\d.]+)")
+_WARM_UP = 10
 
 
 def steady_seconds(log: str, samples: float) -> tuple[float, int] | None:
@@ -34,8 +38,9 @@ def steady_seconds(log: str, samples: float) -> tuple[float, int] | None:
 def _of_bars(log: str) -> Iterator[float]:
     """Seconds of micro-steps as progress bars of the second pass show them, without the last of the pass."""
     start = _SECOND_PASS.search(log)
-    for done, total, figure, unit in _BAR.findall(log[start.start() :] if start else ""):
-        if int(done) < int(total):
+    first = 0 if start else _WARM_UP
+    for done, total, figure, unit in _BAR.findall(log[start.start() :] if start else log):
+        if first < int(done) < int(total):
             yield float(figure) if unit == "s/it" else 1 / float(figure)
 
 
@@ -47,19 +52,50 @@ def _of_lines(log: str) -> list[float]:
     return passes[max(passes)][1:-1] if passes else []
 
 
+# Folders of the cards that tables of 2022 name (`scripts/compile_results_pytorch.py`); `{}` is the number, if several.
+_FOLDERS = {
+    "quadro-rtx8000-48gb": "{}QuadroRTX8000", "v100-16gb-sxm": "LambdaCloud_{}V100_16GB", "rtx-3090-24gb": "{}3090",
+    "a10-24gb": "LambdaCloud_{}A10", "a100-40gb-pcie": "LambdaCloud_{}A100_40GB_PCIe", "rtx-4090-24gb": "{}4090",
+    "a100-80gb-pcie": "{}A100_80GB_PCIe", "a100-80gb-sxm": "{}A100_80GB_SXM4", "rtx-a6000-48gb": "{}A6000",
+    "h100-80gb-pcie": "{}H100_80GB_PCIe5", "h100-80gb-sxm": "{}H100_80GB_SXM5",
+}  # fmt: skip
+_TASKS = {
+    ("bert-base", "amp"): "bert_base_squad_FP16", ("bert-large", "amp"): "bert_large_squad_FP16",
+    ("resnet50-v1.5", "amp"): "resnet50_AMP", ("bert-base", "fp32(tf32 on Ampere+)"): "bert_base_squad_FP32",
+    ("bert-large", "fp32(tf32 on Ampere+)"): "bert_large_squad_FP32",
+    ("resnet50-v1.5", "fp32(tf32 on Ampere+)"): "resnet50_FP32",
+}  # fmt: skip
+
+
+def _section(row: dict[str, str]) -> str:
+    """The folder of a row's logs, as `_logs` calls it."""
+    task = _TASKS.get((row["model"], row["precision"]))
+    if not row["section"].endswith(".csv") or row["hw"] not in _FOLDERS or not task:
+        return row["section"]
+    folder = _FOLDERS[row["hw"]].format(f"{row['n']}x" if row["n"] != "1" else "")
+    return f"results/{folder}_v1/PyTorch_{task}"
+
+
+def _is_of(row: dict[str, str], log: str) -> bool:
+    """Whether a log prints what the table says, where the table is all that names it."""
+    tabled = _TABLED.findall(log)
+    return not row["section"].endswith(".csv") or (
+        bool(tabled) and int(float(tabled[-1])) == int(float(row["samples_per_s"]))
+    )
+
+
 def main() -> None:
     clone = Path(sys.argv[1])
     logs = _logs(clone)
     with (HERE / "published.csv").open(newline="", encoding="utf-8") as file:
-        rows = [row for row in csv.DictReader(file) if row["source"] == "lambda" and row["section"] in logs]
+        rows = [row for row in csv.DictReader(file) if row["source"] == "lambda" and _section(row) in logs]
     with STEADY.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["id", "seconds", "micro_steps", "log"])
         for row in rows:
             samples = int(row["n"]) * float(row["micro_batch"])
-            of_logs = {
-                name: steady_seconds(_git(clone, "show", f"HEAD:{name}"), samples) for name in logs[row["section"]]
-            }
+            texts = {name: _git(clone, "show", f"HEAD:{name}") for name in logs[_section(row)]}
+            of_logs = {name: steady_seconds(log, samples) for name, log in texts.items() if _is_of(row, log)}
             for name, steady in of_logs.items():
                 if steady:
                     writer.writerow([row["id"], f"{steady[0]:.5g}", steady[1], name])

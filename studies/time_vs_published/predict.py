@@ -13,8 +13,10 @@ from traces import Traced, workload
 
 from cost_models import Batch, Precision, Remat, RematMode, TrainConfig, Workload
 from cost_models.communication import all_gather, all_reduce, reduce_scatter, slowest_of
+from cost_models.convolutions import transposed_bytes
+from cost_models.efficiency import Efficiency, Floats
 from cost_models.hardware import Cluster
-from cost_models.kernel_table import kernel_table
+from cost_models.kernel_table import KernelTable, kernel_table
 from cost_models.library import library_kernels
 from cost_models.memory import memory, updates_of
 from cost_models.roofline import kernel_seconds, overhead_of, slower_of
@@ -114,7 +116,7 @@ def _exposed(parts: Parts, case: Case, place: Cluster) -> float:
 
 def _bandwidth(case: Case, place: Cluster) -> float:
     rate = place.chip.memory_bytes_per_second
-    return rate * chips.efficiency(case.chip, place, flash_2=False).bandwidth
+    return rate * chips.efficiency(case.chip, place).bandwidth
 
 
 @lru_cache(maxsize=64)
@@ -124,21 +126,21 @@ def _prepared(what: Traced, folder: Path, stack: str) -> Workload:
 
 
 @lru_cache(maxsize=4096)
-def _cached(what: Traced, folder: Path, stack: str, chip: str, batch: int, *flags: bool) -> Parts:
-    flash, nchw, flash_2, exact, of_2020 = flags
+def _cached(what: Traced, folder: Path, stack: str, chip: str, batch: int, attention: str, *flags: bool) -> Parts:
+    nchw, exact, of_2020 = flags
     place = chips.machine(chip, 1, 1) if not chip.startswith("tpu") else chips.machine(chip, 4, 1)
     model = _prepared(what, folder, stack)
     remat = RematMode.FULL if model.remat == "full" else RematMode.NONE
     config = TrainConfig(Batch(batch), precision=Precision(what.precision), remat=Remat(remat))
     calculating = replace(config, backend="torch") if exact else config
     table = kernel_table(model, _target(place, stack), updates_of(config))
-    efficiency = chips.efficiency(chip, place, flash_2=flash_2)
-    compute, traffic = kernel_seconds(table, calculating, place, efficiency, fused_attention=flash)
+    efficiency = chips.efficiency(chip, place, attention=attention if attention != "chip" else "")
+    compute, traffic = kernel_seconds(table, calculating, place, efficiency, fused_attention=bool(attention))
     if of_2020 and what.kind in ("encoder", "electra") and what.precision != "float32":
         traffic = np.where(table.is_gemm, traffic, traffic * _SLOWER_IN_2020[stack])
     seconds = slower_of(compute, traffic, efficiency)
-    if nchw:  # in 16 bits; `kernel_seconds` knows of float32
-        seconds = seconds + np.where(table.is_convolution & (table.item_bytes == 2), 2 * traffic, 0.0)
+    if nchw:
+        seconds = seconds + _transposing(table, batch, place, efficiency)
     updating = table.is_update
     launches = float(table.runs.sum())
     return Parts(
@@ -152,6 +154,18 @@ def _cached(what: Traced, folder: Path, stack: str, chip: str, batch: int, *flag
     )
 
 
+def _transposing(table: KernelTable, batch: int, place: Cluster, efficiency: Efficiency) -> Floats:
+    """Seconds of transpositions in 16 bits; `kernel_seconds` knows of float32.
+
+    Kernels of Volta and Turing write channels first themselves (`volta_fp16_s884cudnn_..._nhwc2nchw`, in the same
+    profile that the rate is from); those of Ampere and later are `..._nhwckrsc_nhwc` and a `nhwcToNchwKernel`.
+    """
+    operands, results = transposed_bytes(table, batch)
+    to_last, to_first = (place.chip.memory_bytes_per_second * share for share in efficiency.transpose)
+    after = results / to_first if "bfloat16" in place.chip.peak_flops_per_second else 0.0
+    return np.where(table.item_bytes == 2, operands / to_last + after, 0.0)
+
+
 def _target(place: Cluster, stack: str) -> Target:
     """What fuses: a compiler, or, with a kernel an operation, nothing but what broadcasts into it."""
     if stack != "operations":
@@ -160,8 +174,8 @@ def _target(place: Cluster, stack: str) -> Target:
 
 
 def _parts(what: Traced, case: Case, place: Cluster, folder: Path) -> Parts:
-    flash_2, exact = case.source == "llm-foundry", case.exact_float32
-    return _cached(what, folder, case.stack, case.chip, case.batch, case.flash, case.nchw, flash_2, exact, case.of_2020)
+    flags = case.nchw, case.exact_float32, case.of_2020
+    return _cached(what, folder, case.stack, case.chip, case.batch, case.attention, *flags)
 
 
 def predict_memory(case: Case, folder: Path) -> tuple[float, bool]:

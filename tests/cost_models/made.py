@@ -115,7 +115,7 @@ def cluster(kind="gpu", devices=1, *, link=None, simulated=False, local=False, *
 HEADS, HEAD = 8, 64
 
 
-def attention(length, *, library, causal=False, dropout=False):
+def attention(length, *, library, causal=False, dropout=False, weights_dtype="bfloat16"):
     """softmax(q k) v of one layer in bfloat16, forward alone, under the library's scope or under another."""
     step = Step()
     step.layer = "attention/BTNH,BSNH->BNTS" if library else "attention"
@@ -130,7 +130,7 @@ def attention(length, *, library, causal=False, dropout=False):
         mask = step.op(Kind.ELEMENTWISE, ends, (length, length), dtype="bool", primitive="ge")
         scores = step.op(Kind.ELEMENTWISE, (mask, scores), pairs, dtype="bfloat16", primitive="select_n")
     largest = step.op(Kind.REDUCE, (scores,), (B, HEADS, length), dtype="bfloat16")
-    weights = step.op(Kind.ELEMENTWISE, (scores, largest), pairs, dtype="bfloat16", primitive="exp")
+    weights = step.op(Kind.ELEMENTWISE, (scores, largest), pairs, dtype=weights_dtype, primitive="exp")
     if dropout:
         bits = step.op(Kind.RANDOM, (), pairs, dtype="uint32")
         weights = step.op(Kind.ELEMENTWISE, (weights, bits), pairs, dtype="bfloat16", primitive="select_n")

@@ -15,8 +15,11 @@ from tests.cost_models.made import cluster
 @pytest.mark.parametrize("kind", CHIP_KINDS)
 def test_every_kind_of_chip_has_shares_that_are_shares(kind):
     found = efficiency_of(cluster(kind))
-    for share in (found.product, found.bandwidth, found.overlap, found.vector, found.thin, found.attention[0]):
+    for share in (found.product, found.bandwidth, found.overlap, found.vector, found.thin):
         assert 0 < share <= 1
+    for causal in (False, True):
+        passes = found.attention.shares(np.array([16384.0]), np.array([128.0]), causal=causal)
+        assert all(0 < share[0] <= 1 for share in passes)
 
 
 def test_chips_are_the_catalogues_and_name_their_sources():
@@ -52,6 +55,32 @@ def test_depthwise_convolutions_take_as_long_as_they_were_seen_to_take(item_byte
     multiply_adds = 32 * 768 * 768 * 768
     assert 2 * multiply_adds / forward == pytest.approx(14e-3, rel=0.05)
     assert 2 * 2 * multiply_adds / backward == pytest.approx(65e-3, rel=0.05)
+
+
+_LENGTHS = 2.0 ** np.arange(9, 15)
+_BARS = {
+    (64, False): [132, 153, 162, 171, 175, 176],
+    (128, False): [151, 173, 187, 196, 201, 203],
+    (64, True): [88, 119, 140, 156, 165, 171],
+    (128, True): [99, 133, 155, 173, 182, 189],
+}
+"""TFLOP/s of both passes on an A100 (README of FlashAttention, flash2_a100_fwd_bwd_benchmark.png)."""
+
+
+@pytest.mark.parametrize(("width", "causal"), _BARS)
+def test_fused_attention_reaches_what_its_authors_measured(width, causal):
+    card = efficiency_of(published("gpu-a100-80gb"))
+    forward, backward = card.attention.shares(_LENGTHS, np.full(len(_LENGTHS), width), causal=causal)
+    both = 3.5 / (1 / forward + 2.5 / backward)  # a product of the forward pass, two and a half of the backward pass
+    assert 312 * both == pytest.approx(_BARS[width, causal], rel=0.02)
+    assert forward / backward == pytest.approx(np.full(len(_LENGTHS), 73 / 63), rel=0.01)
+
+
+def test_slower_kernels_of_attention_take_as_many_times_longer_in_each_pass():
+    curves = efficiency_of(published("gpu-a100-80gb")).attention
+    at = np.array([2048.0]), np.array([128.0])
+    passes = zip(curves.shares(*at, causal=True), curves.slower(1.4, 2.0).shares(*at, causal=True), strict=True)
+    assert [(fast / slow)[0] for fast, slow in passes] == pytest.approx([1.4, 2.0])
 
 
 def test_a_measured_machine_reaches_its_own_figures():

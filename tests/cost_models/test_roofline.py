@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from cost_models.affine import Affine
@@ -194,7 +195,7 @@ def convolving(dtype):
     return step.workload(step.op(Kind.CONV, (x, w), (B, 56, 56, 64), dtype=dtype, gemm=gemm, flops=flops))
 
 
-def test_float32_images_are_transposed_for_matrix_units():
+def test_float32_images_are_transposed_for_matrix_units_whose_kernels_write_the_results_as_they_were():
     def seconds(dtype, name):
         machine, asked = published(name), config(64)
         table = kernel_table(convolving(dtype), target_of("gpu"), Updates.TOGETHER)
@@ -203,7 +204,8 @@ def test_float32_images_are_transposed_for_matrix_units():
         return traffic[row], table.bytes_at(64)[row] / (machine.chip.memory_bytes_per_second * 0.9)
 
     traffic, moved = seconds("float32", "gpu-a100-40gb")
-    assert traffic == pytest.approx(3 * moved)
+    operands = 4 * (64 * 56 * 56 * 64 + 9 * 64 * 64)  # the image and the kernel
+    assert traffic == pytest.approx(moved + 2 * operands / (1555e9 * 0.9), rel=1e-3)
     for dtype, name in [("bfloat16", "gpu-a100-40gb"), ("float32", "gpu-v100-16gb")]:
         traffic, moved = seconds(dtype, name)
         assert traffic == pytest.approx(moved)
@@ -315,13 +317,27 @@ def test_fused_attention_moves_no_scores_and_reaches_its_own_share_of_the_peak()
     table = kernel_table(attention(length, library=True), target_of("gpu"), Updates.AT_ONCE)
     half = config(batch, precision=Precision.MIXED_BFLOAT16)
     compute, traffic = kernel_seconds(table, half, place, fused_attention=True)
-    most, half_length = efficiency_of(place).attention
+    forward, _ = efficiency_of(place).attention.shares(np.array([length]), np.array([HEAD]), causal=False)
     flops = 2 * 2 * batch * HEADS * length * length * HEAD
-    assert compute.sum() == pytest.approx(flops / 312e12 / most * (length + half_length) / length, rel=1e-6)
+    assert compute.sum() == pytest.approx(flops / 312e12 / forward[0], rel=1e-6)
     operands = 4 * batch * HEADS * length * HEAD * 2  # queries, keys and values in, the mixture out
     assert traffic.sum() == pytest.approx(operands / 1555e9 / efficiency_of(place).bandwidth, rel=0.01)
     apart = kernel_seconds(table, half, place, fused_attention=False)
     assert apart[1].sum() > 10 * traffic.sum()
+
+
+def test_fused_attention_multiplies_in_16_bits_whatever_its_weights_would_be_written_in():
+    half, place = config(2, precision=Precision.MIXED_BFLOAT16), published("gpu-a100-40gb")
+    narrow, wide = (
+        kernel_seconds(
+            kernel_table(attention(4096, library=True, weights_dtype=dtype), target_of("gpu"), Updates.AT_ONCE),
+            half,
+            place,
+            fused_attention=True,
+        )[0].sum()
+        for dtype in ("bfloat16", "float32")
+    )
+    assert wide == pytest.approx(narrow, rel=1e-6)
 
 
 def test_a_scatter_moves_what_is_scattered_and_not_the_table():
