@@ -1,5 +1,5 @@
-"""How libraries work convolutions out: which ones minimal filtering takes (Lavin & Gray 2015), what is transposed, how many
-positions a window has, and which gradients belong to transposed convolutions."""
+"""How libraries work convolutions out: which ones minimal filtering takes (Lavin & Gray 2015), what is transposed,
+how many positions a window has, and which gradients belong to transposed convolutions."""
 
 from __future__ import annotations
 

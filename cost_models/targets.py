@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from cost_models.errors import HardwareError
 from cost_models.workload import Kind
@@ -363,6 +364,41 @@ _BY_CHIP: Mapping[str, Target] = {
 _TARGETS: Mapping[str, Target] = {"gpu": _GPU, "tpu": _TPU, "cpu": _CPU}
 
 
+_EAGER: Mapping[str, Any] = {
+    "widens": False,
+    "copies_images": False,
+    "copies_kernels": False,
+    "stacks_early": False,
+    "recomputes": False,
+    "lends_places": False,
+    "pools_on_padded": False,
+    "rewrites": False,
+    "rounds": False,
+    "library_elements": 0,
+    "breadth_first": False,
+    "fusible": frozenset(),
+    "absorbing": frozenset(),
+    "memory_orders": False,
+    "keeps_long_operands": False,
+    "keeps_gated": False,
+    "keeps_joined": False,
+    "elementwise_in_place": False,
+    "sums_beside_choices": False,
+    "scatters_compute": False,
+    "lodges": False,
+    "averages": 0,
+    "unseen": 0.0,
+    "products_compute": False,
+    "epilogues": False,
+    "wide_products_apart": False,
+    "row_elements": 0,
+    "product_dtype": None,
+    "free_transposes": False,
+    "on_chip_bytes": 0,
+}
+"""Of whoever runs operations one by one: nothing is fused, moved, or made again."""
+
+
 def target_of(
     chip_kind: str,
     jit_compile: bool = True,
@@ -390,37 +426,4 @@ def target_of(
         )
     if jit_compile:
         return target
-    return replace(
-        target,
-        name=f"{target.name} eager",
-        widens=False,
-        copies_images=False,
-        copies_kernels=False,
-        stacks_early=False,
-        recomputes=False,
-        lends_places=False,
-        pools_on_padded=False,
-        rewrites=False,
-        rounds=False,
-        library_elements=0,
-        breadth_first=False,
-        fusible=frozenset(),
-        absorbing=frozenset(),
-        memory_orders=False,
-        keeps_long_operands=False,
-        keeps_gated=False,
-        keeps_joined=False,
-        elementwise_in_place=False,
-        sums_beside_choices=False,
-        scatters_compute=False,
-        lodges=False,
-        averages=0,
-        unseen=0.0,
-        products_compute=False,
-        epilogues=False,
-        wide_products_apart=False,
-        row_elements=0,
-        product_dtype=None,
-        free_transposes=False,
-        on_chip_bytes=0,
-    )
+    return replace(target, name=f"{target.name} eager", **_EAGER)
