@@ -7,7 +7,6 @@ of lines: computed once for a structure, evaluated for any number of batch sizes
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -202,20 +201,15 @@ def schedule(workload: Workload, target: Target, updates: Updates, batch: int | 
     """
     alike = workload.local_batch if batch is None else structure_batch(workload, target, batch)
     at = batch if batch is not None and target.memory_orders else alike
-    found = _schedules(workload, target, updates, alike, _near(at) if target.memory_orders else alike)
+    found = _schedules(workload, target, updates, alike)
     return found[0] if len(found) == 1 else min(found, key=lambda candidate: candidate.ordered_peak(at))
 
 
-def _near(batch: int) -> int:
-    """The power of two nearest to a batch: orders hang on sizes, and need not be found anew for every batch."""
-    return int(2 ** round(math.log2(max(1, batch))))
-
-
 @lru_cache(maxsize=256)
-def _schedules(workload: Workload, target: Target, updates: Updates, batch: int, at: int) -> tuple[Schedule, ...]:
-    """One for each order that the compiler tries at a batch, of the kernels that there are at another."""
+def _schedules(workload: Workload, target: Target, updates: Updates, batch: int) -> tuple[Schedule, ...]:
+    """One for each order that the compiler tries."""
     workload, kernels = compiled(workload, target, batch)
-    orders = _orders(workload, target, updates, kernels, at)
+    orders = _orders(workload, target, updates, kernels, batch)
     return tuple(_Liveness(workload, target, updates, order).schedule(batch) for order in orders)
 
 
