@@ -34,8 +34,8 @@ class Target:
     stacks_early        what loops stack up is there from the start of the program
     wide_column_blocks  the same of values in float32 that one operation makes
     chained_column_blocks  the same of values in float32 that more operations make
-    cached_column_blocks  up to so many blocks it is computed before them, too, where long columns in float32 take
-                        fewer bytes than `cached_column_bytes`: those of the caches of all cores
+    cached_column_blocks  up to so many blocks chains count as such though a part of them is written, where long columns
+                        in float32 take fewer bytes than `cached_column_bytes`: those of the caches of all cores
     cached_column_bytes  see above
     grouped_column_blocks  the same of narrow images whose channels are summed in groups
     copies_images       what comes from outside is copied into the layout of the convolutions that read it
