@@ -28,7 +28,7 @@ from cost_models.rows import Rows
 from cost_models.targets import Target
 from cost_models.tiles import storage
 from cost_models.weighing import Arithmetic, as_computed, members
-from cost_models.workload import CONVERT, RELAYOUT, UNEVEN_PAD, Kind, Op, Phase, Workload
+from cost_models.workload import RELAYOUT, UNEVEN_PAD, Kind, Op, Phase, Workload
 
 _PICKS = frozenset({"gather", "slice", "dynamic_slice"})
 _LONG_CHAINS = frozenset({Kind.EXPENSIVE, Kind.RANDOM})
