@@ -50,8 +50,17 @@ def leaves_idle(
     if images:
         return False
     least = target.chained_column_blocks if chained else target.wide_column_blocks
-    few = _blocks(workload, op, batch) < times * least
-    return few or (not chained and _lies_in_caches(workload, op, target, batch))
+    return _blocks(workload, op, batch) < times * least
+
+
+def lies_in_caches(workload: Workload, op: Op, target: Target, batch: int) -> bool:
+    """Whether this is a reduction over long columns in float32 that are few and lie in the cores' caches."""
+    if not _sums_columns(workload, op) or is_narrow(workload):
+        return False
+    read, made = (workload.tensors[end] for end in (op.reads[0], op.writes[0]))
+    rows = read.elements.at(batch) / max(made.elements.at(batch), 1.0)
+    cached = read.bytes.at(batch) < target.cached_column_bytes
+    return rows >= _LONG_COLUMN and cached and _blocks(workload, op, batch) <= target.cached_column_blocks
 
 
 @lru_cache(maxsize=4096)
@@ -138,12 +147,15 @@ _CASES = ((1.0, False), (GATED, False), (1.0, True))
 
 
 def _idle(workload: Workload, target: Target, batch: int) -> frozenset[_Case]:
-    candidates = ((number, op, *case) for number, op in enumerate(_candidates(workload)) for case in _CASES)
-    return frozenset(
+    candidates = tuple(enumerate(_candidates(workload)))
+    idle = (
         (number, times, chained)
-        for number, op, times, chained in candidates
+        for number, op in candidates
+        for times, chained in _CASES
         if leaves_idle(workload, op, target, batch, times, chained)
     )
+    cached = ((number, 0.0, True) for number, op in candidates if lies_in_caches(workload, op, target, batch))
+    return frozenset((*idle, *cached))
 
 
 def _sums_columns(workload: Workload, op: Op) -> bool:
@@ -171,14 +183,6 @@ def _is_held_apart(workload: Workload, op: Op, target: Target, batch: int) -> bo
     samples, channels = source[0].at(batch), source[-1].at(batch) * source[-2].at(batch)
     few = channels >= _WIDE_ROW or samples <= _FEW_SAMPLES
     return few and samples * math.ceil(channels / _WIDTH) < target.grouped_column_blocks
-
-
-def _lies_in_caches(workload: Workload, op: Op, target: Target, batch: int) -> bool:
-    """Whether long columns that are few lie in the cores' caches: what is computed before is read from there."""
-    read, made = (workload.tensors[end] for end in (op.reads[0], op.writes[0]))
-    rows = read.elements.at(batch) / max(made.elements.at(batch), 1.0)
-    cached = read.bytes.at(batch) < target.cached_column_bytes
-    return rows >= _LONG_COLUMN and cached and _blocks(workload, op, batch) <= target.cached_column_blocks
 
 
 def _blocks(workload: Workload, op: Op, batch: int) -> float:

@@ -14,11 +14,12 @@ Sets of operations and tensors are Python integers used as bit sets: steps have 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from cost_models.affine import Affine
-from cost_models.columns import is_narrow, leaves_idle
+from cost_models.before_columns import BeforeColumns
+from cost_models.columns import is_narrow
 from cost_models.epilogues import Epilogues
 from cost_models.graph import Graph
 from cost_models.kept import kept
@@ -27,7 +28,7 @@ from cost_models.rows import Rows
 from cost_models.targets import Target
 from cost_models.tiles import storage
 from cost_models.weighing import Arithmetic, as_computed, members
-from cost_models.workload import CONVERT, RELAYOUT, UNEVEN_PAD, Kind, Op, Phase, Workload
+from cost_models.workload import RELAYOUT, UNEVEN_PAD, Kind, Op, Phase, Workload
 
 _PICKS = frozenset({"gather", "slice", "dynamic_slice"})
 _LONG_CHAINS = frozenset({Kind.EXPENSIVE, Kind.RANDOM})
@@ -77,7 +78,7 @@ class Fusion:
         self.epilogues = Epilogues(workload, graph, self.size, self.must)
         for index in self.epilogues.products:
             self.fusible[index] = True
-        self.before_columns = self._before_columns()
+        self.before_columns = BeforeColumns(workload, graph, batch, self.fusible).values()
         self.exists = self._without_choice()
         for _ in range(2):  # readers depend on what is kept and the other way round: twice settles it
             self._settle()
@@ -311,53 +312,6 @@ class Fusion:
     def _is_mask(self, tensor: int) -> bool:
         op = self.graph.ops[self.graph.producer[tensor]]
         return op.phase is Phase.FORWARD and self.workload.tensors[tensor].dtype == "bool"
-
-    def _before_columns(self) -> frozenset[int]:
-        """What is computed before reductions over columns that have too few blocks to fill the device.
-
-        Of the chain that ends in such a reduction that is the nearest value which something else computes with, too.
-        """
-        found: set[int] = set()
-        for index, op in enumerate(self.graph.ops):
-            alone = leaves_idle(self.workload, op, self.target, self.batch)
-            if alone or leaves_idle(self.workload, op, self.target, self.batch, chained=True):
-                found.update(one for one in self._nearest_shared(index) if alone or self._is_chained(one, found))
-        return frozenset(found)
-
-    def _is_chained(self, tensor: int, there: set[int]) -> bool:
-        """Whether more than one operation on as many elements makes this of what is in memory."""
-        count, pending = 0, [tensor]
-        while pending and count < 2:
-            source = self.graph.producer.get(read := pending.pop())
-            if source is not None and self.fusible[source] and (read == tensor or read not in there):
-                op = self.graph.ops[source]
-                count += op.kind is Kind.ELEMENTWISE and op.primitive != CONVERT and not self._is_bias(op)
-                pending += [one for one in self.reads[source] if self.size[one] >= self.size[tensor]]
-        return count > 1
-
-    def _is_bias(self, op: Op) -> bool:
-        """Whether this adds to what a product makes, which computes it along."""
-        made_by = (self.graph.producer.get(self.graph.of(read)) for read in op.reads)
-        of_product = any(one is not None and self.graph.ops[one].kind is Kind.DOT for one in made_by)
-        return op.primitive == "add" and of_product
-
-    def _nearest_shared(self, reduction: int) -> Iterator[int]:
-        pending = [reduction]
-        while pending:
-            at = pending.pop()
-            for read in self.reads[at]:
-                source = self.graph.producer.get(read)
-                if source is None or not self.fusible[source] or self.size[read] < self.size[self.reads[reduction][0]]:
-                    continue
-                if self._is_shared(read, at) and self.graph.ops[source].primitive != CONVERT:
-                    yield read
-                else:
-                    pending.append(source)
-
-    def _is_shared(self, tensor: int, reader: int) -> bool:
-        """Whether something beside this reader computes with it; a conversion is computed along with it."""
-        others = (self.graph.ops[other] for other in self.graph.readers[tensor] if other != reader)
-        return any(other.primitive != CONVERT for other in others)
 
     def _made_of_narrow(self, tensor: int, leaves: int) -> bool:
         """Whether this is float32 and made of as many narrow values."""

@@ -127,10 +127,11 @@ def _on_target(workload: Workload, config: TrainConfig, target: Target) -> Memor
 
 @lru_cache(maxsize=64)
 def _uncertainty(workload: Workload, target: Target) -> tuple[float, float]:
-    """(below, above) as shares of the temporaries."""
-    if target.loop_uncertainty is not None and any(op.kind is Kind.LOOP for op in workload.ops):
-        return target.loop_uncertainty
-    return target.uncertainty
+    """(below, above) as shares of the temporaries; how well it is known what is kept depends on what a step is of."""
+    kinds = {op.kind for op in workload.ops}
+    if Kind.LOOP in kinds:
+        return target.loop_uncertainty or target.uncertainty
+    return target.uncertainty if Kind.CONV in kinds else target.plain_uncertainty or target.uncertainty
 
 
 def check(workload: Workload, config: TrainConfig) -> None:

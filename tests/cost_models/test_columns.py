@@ -160,39 +160,3 @@ def test_of_groups_of_narrow_channels_it_is_kept_as_the_compiler_kept_it(channel
 def test_in_float32_groups_are_rows():
     workload, centred, end = grouped(128, "float32")
     assert centred not in written(workload, end, 16)
-
-
-@pytest.mark.parametrize(
-    ("rows", "width", "kept"),
-    [
-        *((512, 1536, False), (1024, 1536, False), (1024, 2304, False), (1536, 1536, True), (1536, 2304, True)),
-        *((2048, 1536, True), (2048, 2048, True), (2048, 3072, False), (4096, 1536, False), (4096, 1248, True)),
-    ],
-)
-def test_long_columns_of_float32_that_lie_in_caches_are_computed_before_their_sums(rows, width, kept):
-    """Rows of what XLA compiled for an A100: dense layers of these widths with normalisation, at these batches."""
-    step = Step()
-    x = step.input(B, width)
-    mean = step.op(Kind.REDUCE, (x,), (width,), primitive="reduce_sum")
-    centred = step.op(Kind.ELEMENTWISE, (x, mean), (B, width), primitive="sub")
-    square = step.op(Kind.ELEMENTWISE, (centred,), (B, width), primitive="square")
-    variance = step.op(Kind.REDUCE, (square,), (width,), primitive="reduce_sum")
-    end = step.op(Kind.ELEMENTWISE, (centred, variance), (B, width), primitive="mul")
-    assert (centred in written(step.workload(end, batch=rows), end, rows)) is kept
-
-
-def test_a_bias_is_added_by_the_product_and_makes_no_chain():
-    """72 blocks: centred sums of a product with its bias are computed again, those of a ReLU of it are not."""
-    rows, width = 512, 72 * 32
-    for relu in (False, True):
-        step = Step()
-        x, bias = step.input(B, 128), step.weight("bias", width)
-        y = step.dot(x, step.weight("kernel", 128, width), (B, width), B, 128, width)
-        y = step.op(Kind.ELEMENTWISE, (y, bias), (B, width), primitive="add")
-        if relu:
-            y = step.op(Kind.ELEMENTWISE, (y,), (B, width), primitive="max")
-            y = step.op(Kind.ELEMENTWISE, (y,), (B, width), primitive="tanh")
-        square = step.op(Kind.ELEMENTWISE, (y,), (B, width), primitive="square")
-        variance = step.op(Kind.REDUCE, (square,), (width,), primitive="reduce_sum")
-        end = step.op(Kind.ELEMENTWISE, (y, variance), (B, width), primitive="mul")
-        assert (y in written(step.workload(end, batch=rows), end, rows)) is relu
