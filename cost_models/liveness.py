@@ -27,6 +27,7 @@ from cost_models.packing import packing
 from cost_models.state_places import Places, StatePlaces, in_places, rooms
 from cost_models.targets import Target
 from cost_models.tiles import Storage, storage
+from cost_models.turned_state import turned
 from cost_models.workload import Kind, Op, Phase, Role, Tensor, Workload
 
 Floats = npt.NDArray[np.float64]
@@ -259,6 +260,8 @@ class _Liveness:
         self._keep_outputs()
         if self.updates is Updates.SELECTED:
             self._average()
+        if self.target.turns_state and self.updates is Updates.AT_ONCE:
+            self.copies = turned(self.workload, self.flat)
         places = self._lend() if self.target.lends_places and self.updates is Updates.AT_ONCE else None
         if places is None:
             self._donate()

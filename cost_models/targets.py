@@ -63,6 +63,10 @@ class Target:
     averages            sets that stand beside gradients where accumulation chooses: their average, copies of the sums
     arithmetic          bytes that could be moved in the time that an operation takes on one element, where that is
                         weighed against reading what was kept of it
+    arithmetic_unpacked  what is added to that for sequences of more samples than a word has bits, where no signs are
+                        packed (`packed_masks.py`)
+    turns_state         products of what is in memory make gradients of kernels with more outputs than inputs the other
+                        way round, and the state that they update is copied so first (`liveness.py`)
     costly              elementwise operations that are not computed twice, whatever the traffic
     writes_joined       features that are joined across the lanes of tiles are written where several operations read it
     writes_iota         constants of counting numbers are written out
@@ -130,6 +134,8 @@ class Target:
     averages: int
     unseen: float
     arithmetic: tuple[tuple[str, float], ...]
+    arithmetic_unpacked: tuple[tuple[str, float], ...]
+    turns_state: bool
     costly: frozenset[str]
     writes_joined: bool
     writes_iota: bool
@@ -207,6 +213,8 @@ _GPU = Target(
     averages=1,
     unseen=0.0125,  # A100 1.27% over 82 compiled steps, H100 1.24% over 16
     arithmetic=(),
+    arithmetic_unpacked=(),
+    turns_state=False,
     costly=frozenset(),
     writes_joined=False,
     writes_iota=False,
@@ -268,6 +276,10 @@ _TPU = Target(
     averages=0,
     unseen=0.0,
     arithmetic=(),
+    arithmetic_unpacked=(
+        ("erfc", 6.0),
+    ),  # v5e: exact GELU's factor is kept in bfloat16 (more than 4), not in float32 (8)
+    turns_state=False,
     costly=frozenset(),
     writes_joined=True,
     writes_iota=False,
@@ -280,11 +292,8 @@ _TPU = Target(
     host_apart=True,
     uncertainty=(0.08, 0.08),
 )
-_TPU_V4 = replace(
-    _TPU,
-    name="tpu v4",
-    arithmetic=(("div", 3.0), ("exp", 2.5), ("expm1", 2.5), ("logistic", 5.5), ("tanh", 5.5), ("erfc", 12.0)),
-)
+_V4_ARITHMETIC = (("div", 3.0), ("exp", 2.5), ("expm1", 2.5), ("logistic", 5.5), ("tanh", 5.5), ("erfc", 12.0))
+_TPU_V4 = replace(_TPU, name="tpu v4", arithmetic=_V4_ARITHMETIC)
 """Between bounds that this compiler's choices give (jax 0.10.2). It keeps attention's probabilities in bfloat16 (div:
 more than 2), silu (exp and div: more than 4), exp (more than 2) and the factor of exact GELU; it computes again a
 softmax in bfloat16 (div: less than 4), elu (expm1: less than 4), softplus, and the gradients of logits (exp: less than
@@ -292,8 +301,8 @@ softmax in bfloat16 (div: less than 4), elu (expm1: less than 4), softplus, and 
 _ERFC = (("erfc", 12.0),)
 """The factor of exact GELU is kept, as on v4; silu, elu, softplus and softmax are computed again, as on v5e."""
 _TPU_V5P = replace(_TPU, name="tpu v5p", arithmetic=_ERFC)
-_TPU_V6E = replace(_TPU, name="tpu v6e", arithmetic=_ERFC, wide_products_apart=True)
-_TPU_V7X = replace(_TPU_V6E, name="tpu v7x")
+_TPU_V6E = replace(_TPU_V5P, name="tpu v6e", wide_products_apart=True, turns_state=True)
+_TPU_V7X = replace(_TPU_V6E, name="tpu v7x", turns_state=False)
 _CPU = replace(
     _GPU,
     name="cpu",
