@@ -102,7 +102,7 @@ def _scaling(rows: Sequence[Row]) -> None:
     chosen = [row for row in rows if row["model"].startswith("resnet50") and row["source"] != "timm"]
     alike: dict[tuple[str, ...], dict[str, Row]] = defaultdict(dict)
     for row in chosen:
-        key = tuple(row[name] for name in ("source", "chip", "precision", "batch", "stack"))
+        key = tuple(row[name] for name in ("source", "chip", "precision", "batch", "stack", "framework"))
         alike[key].setdefault(row["devices"], row)
     for key, by_devices in sorted(alike.items()):
         if {"1", "8"} <= set(by_devices) and ("v100" in key[1] or "a100" in key[1]):
