@@ -145,6 +145,10 @@ def _cached(what: Traced, folder: Path, stack: str, chip: str, batch: int, atten
     calculating = replace(config, backend="torch") if exact else config
     table = kernel_table(model, _target(place, stack), updates_of(config))
     efficiency = chips.efficiency(chip, place, attention=attention if attention != "chip" else "")
+    if stack == "layers" and what.precision != "float32" and not nchw:
+        # cuDNN of those years had `conv2d_grouped_direct_kernel` and `wgrad2d_grouped_direct_kernel` for grouped ones
+        # in 16 bits with channels last, which leave the matrix units idle (profile in pytorch issue 34977).
+        efficiency = replace(efficiency, grouped=False)
     compute, traffic = kernel_seconds(table, calculating, place, efficiency, fused_attention=bool(attention))
     if of_2020 and what.kind in ("encoder", "electra") and what.precision != "float32":
         traffic = np.where(table.is_gemm, traffic, traffic * _SLOWER_IN_2020[stack])
