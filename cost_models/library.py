@@ -11,7 +11,7 @@ Layers with products keep their kernels: what goes in and out is written, and fu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
@@ -36,9 +36,12 @@ _Reads = Mapping[int, tuple[int, ...]]
 
 
 @lru_cache(maxsize=64)
-def library_kernels(workload: Workload) -> Workload:
-    """The same step with one operation for each kernel of a layer without products, and fences between layers."""
-    return _Rewriting(workload).run()
+def library_kernels(workload: Workload, has_kernel: Callable[[str, Phase], bool] | None = None) -> Workload:
+    """The same step with one operation for each kernel of a layer without products, and fences between layers.
+
+    has_kernel   whether the library has one for a layer of this name in this pass; None: for all of them
+    """
+    return _Rewriting(workload, has_kernel).run()
 
 
 @dataclass
@@ -46,7 +49,7 @@ class _Segment:
     """Operations of one layer and pass, without an operation of another that needs their results between them."""
 
     owner: _Owner
-    has_product: bool  # its layer, in this pass or another
+    in_parts: bool  # several kernels: its layer has a product, in this pass or another, or the library has no kernel
     ops: list[Op] = field(default_factory=list)
     made: set[int] = field(default_factory=set)
 
@@ -58,7 +61,7 @@ class _Segment:
     def is_kernel(self) -> bool:
         """Whether a library has a kernel for all of it."""
         layer, phase, _ = self.owner
-        plain = bool(layer) and phase is not Phase.UPDATE and not layer.startswith(_LOSS) and not self.has_product
+        plain = bool(layer) and phase is not Phase.UPDATE and not layer.startswith(_LOSS) and not self.in_parts
         return plain and not any(op.kind in _KEPT for op in self.ops)
 
     def largest(self, size: Sequence[float]) -> float:
@@ -67,10 +70,10 @@ class _Segment:
 
 
 class _Rewriting:
-    def __init__(self, workload: Workload) -> None:
+    def __init__(self, workload: Workload, has_kernel: Callable[[str, Phase], bool] | None) -> None:
         self.workload = workload
         self.size = [size.at(workload.local_batch) for size in workload.sizes]
-        self.segments = _Ordering(workload.ops).segments()
+        self.segments = _Ordering(workload.ops, has_kernel).segments()
         self.home = {write: one for one in self.segments for write in one.made}
         self.producer = {write: op for op in workload.ops for write in op.writes}
         self.results = self._results()
@@ -195,8 +198,9 @@ def _flops(op: Op) -> Affine:
 class _Ordering:
     """Operations by layer and pass, in an order in which each reads what came before. Updates come last."""
 
-    def __init__(self, ops: Sequence[Op]) -> None:
+    def __init__(self, ops: Sequence[Op], has_kernel: Callable[[str, Phase], bool] | None) -> None:
         self.ops = ops
+        self.has_kernel = has_kernel
         self.with_products = _with_products(ops)
         self.open: dict[_Owner, _Segment] = {}
         self.home: dict[int, _Owner] = {}
@@ -225,10 +229,13 @@ class _Ordering:
             for read in op.reads:
                 if self.home.get(read, owner) != owner:
                     self._close(self.home[read])
-            self.open.setdefault(owner, _Segment(owner, op.layer in self.with_products)).add(op)
+            self.open.setdefault(owner, _Segment(owner, self._is_in_parts(op))).add(op)
             self.home.update(dict.fromkeys(op.writes, owner))
             if not op.layer or op.phase is Phase.UPDATE:
                 self._close(owner)
+
+    def _is_in_parts(self, op: Op) -> bool:
+        return op.layer in self.with_products or not (self.has_kernel is None or self.has_kernel(op.layer, op.phase))
 
     def _close(self, owner: _Owner) -> None:
         segment = self.open.pop(owner)

@@ -78,6 +78,8 @@ class Case:
     nchw      convolutions of 16 bits get channels first, which matrix units do not take
     of_2020   its kernels are of about that year
     bridged   pairs of cards are joined
+    overlaps  gradients are exchanged while the backward pass runs; a cluster of TensorFlow's XLA ends before they are
+    framework  of the row, with its version
     gather_bytes, reduce_bytes   an element's bytes when weights are gathered and gradients are reduced
     measured_seconds             of one micro-step
     update                       None: one kernel a variable, as traced
@@ -109,6 +111,8 @@ class Case:
     update: Update | None = None
     of_2020: bool = False
     bridged: bool = False
+    overlaps: bool = True
+    framework: str = ""
 
 
 @dataclass(frozen=True)
@@ -200,7 +204,7 @@ def _plain(row: dict[str, Any], traced: Traced, family: str) -> Case:
     return Case(
         row["id"], row["source"], family, row["model"], traced, 0, _CHIPS.get(row.get("hw", ""), ""), 1, 1, 1, 1,
         shard_state=False, stack="layers", attention="", nchw=False, gather_bytes=4, reduce_bytes=4,
-        measured_seconds=0.0, peak_bytes=_peak(row),
+        measured_seconds=0.0, peak_bytes=_peak(row), framework=row.get("framework") or "",
     )  # fmt: skip
 
 
@@ -303,7 +307,7 @@ def _nv_dle(row: dict[str, Any], out: Any) -> Case | Excluded:
         stack = "operations"  # its `run_squad.sh` asks for XLA in mixed precision alone
     if row["framework"] == "pytorch":
         case = replace(case, update=_RMSPROP_EMA if model.startswith("efficientnet") else _SGD)
-    return replace(case, of_2020=True, stack=stack)
+    return replace(case, of_2020=True, stack=stack, overlaps=stack != "xla")
 
 
 def _measured(row: dict[str, Any], traced: Traced, accumulation: int = 1) -> Case:

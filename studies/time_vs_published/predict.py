@@ -21,7 +21,7 @@ from cost_models.library import library_kernels
 from cost_models.memory import memory, updates_of
 from cost_models.roofline import kernel_seconds, overhead_of, slower_of
 from cost_models.targets import Target, target_of
-from cost_models.workload import Kind, Role
+from cost_models.workload import Kind, Phase, Role
 
 CONTENTION = 0.1256
 """How much slower kernels of a GPU run beside a collective (Galvatron's coefficient, 1.1256)."""
@@ -97,7 +97,8 @@ def _exposed(parts: Parts, case: Case, place: Cluster) -> float:
 
     Weights of a sharded state are gathered before each pass, and gradients scattered; the next layer's while this one's
     is at work. Gradients of copies are reduced once an update, in buckets, while the backward pass runs: the last
-    bucket is full when that ends. Gradients are copied into buckets and out of them.
+    bucket is full when that ends, and all of them where a program hands over everything at its end. Gradients are
+    copied into buckets and out of them.
     """
     gathered, reduced = round(parts.parameters * case.gather_bytes), round(parts.parameters * case.reduce_bytes)
     count, copies, last = case.devices, 0.0, 0.0
@@ -107,7 +108,7 @@ def _exposed(parts: Parts, case: Case, place: Cluster) -> float:
         forward, backward = gather, gather + scatter
     else:
         forward, backward = 0.0, all_reduce(reduced, place, count).seconds / case.accumulation
-        last = backward * min(1.0, BUCKET_BYTES / reduced)
+        last = backward * min(1.0, BUCKET_BYTES / reduced) if case.overlaps else backward
         copies = _COPIES * reduced / _bandwidth(case, place) / case.accumulation
     hidden = min(forward, parts.forward) + min(backward - last, parts.backward)
     waits = max(0.0, forward - parts.forward) + max(last, backward - parts.backward)
@@ -122,7 +123,16 @@ def _bandwidth(case: Case, place: Cluster) -> float:
 @lru_cache(maxsize=64)
 def _prepared(what: Traced, folder: Path, stack: str) -> Workload:
     found = workload(what, folder)
+    if stack == "operations":
+        return library_kernels(found, _has_kernel_in_tensorflow)
     return library_kernels(found) if stack == "layers" else found
+
+
+def _has_kernel_in_tensorflow(layer: str, phase: Phase) -> bool:
+    """TensorFlow 2 has kernels for whole layers, too: Keras's `LayerNormalization` calls `fused_batch_norm` (its
+    `_fused_can_be_used`), and softmax is one forward (`nn_grad.py` has its gradient in parts)."""
+    name = layer.rpartition("/")[2]
+    return "layer_normalization" in name or (name.startswith("softmax") and phase is Phase.FORWARD)
 
 
 @lru_cache(maxsize=4096)
@@ -135,6 +145,10 @@ def _cached(what: Traced, folder: Path, stack: str, chip: str, batch: int, atten
     calculating = replace(config, backend="torch") if exact else config
     table = kernel_table(model, _target(place, stack), updates_of(config))
     efficiency = chips.efficiency(chip, place, attention=attention if attention != "chip" else "")
+    if stack == "layers" and what.precision != "float32" and not nchw:
+        # cuDNN of those years had `conv2d_grouped_direct_kernel` and `wgrad2d_grouped_direct_kernel` for grouped ones
+        # in 16 bits with channels last, which leave the matrix units idle (profile in pytorch issue 34977).
+        efficiency = replace(efficiency, grouped=False)
     compute, traffic = kernel_seconds(table, calculating, place, efficiency, fused_attention=bool(attention))
     if of_2020 and what.kind in ("encoder", "electra") and what.precision != "float32":
         traffic = np.where(table.is_gemm, traffic, traffic * _SLOWER_IN_2020[stack])

@@ -78,6 +78,7 @@ def summary(rows: Sequence[Row]) -> None:
     for family in ("transformer", "convolutional"):
         _line("all", family, [row for row in rows if row["family"] == family])
     _scaling(rows)
+    _repeats(rows)
     _memory(rows)
     _outliers(rows)
 
@@ -102,7 +103,7 @@ def _scaling(rows: Sequence[Row]) -> None:
     chosen = [row for row in rows if row["model"].startswith("resnet50") and row["source"] != "timm"]
     alike: dict[tuple[str, ...], dict[str, Row]] = defaultdict(dict)
     for row in chosen:
-        key = tuple(row[name] for name in ("source", "chip", "precision", "batch", "stack"))
+        key = tuple(row[name] for name in ("source", "chip", "precision", "batch", "stack", "framework"))
         alike[key].setdefault(row["devices"], row)
     for key, by_devices in sorted(alike.items()):
         if {"1", "8"} <= set(by_devices) and ("v100" in key[1] or "a100" in key[1]):
@@ -112,6 +113,23 @@ def _scaling(rows: Sequence[Row]) -> None:
                 for which in ("measured", "predicted")
             )
             print(f"| {', '.join(key)} | {published:.1f}% | {predicted:.1f}% |")
+
+
+def _repeats(rows: Sequence[Row]) -> None:
+    """What no predictor can tell apart: runs of one configuration, against the geometric mean of their seconds."""
+    print("\n| published more than once | rows | apart from their mean | farthest apart |\n| --- | --- | --- | --- |")
+    names = ("model", "size", "chip", "precision", "devices", "batch", "stack")
+    for (source, family), chosen in groups_of(rows).items():
+        cells: dict[tuple[str, ...], list[float]] = defaultdict(list)
+        for row in chosen:
+            cells[tuple(row[name] for name in names)].append(float(row["measured_seconds"]))
+        several = [cell for cell in cells.values() if len(cell) > 1]
+        if several:
+            ratios = [statistics.geometric_mean(cell) / one for cell in several for one in cell]
+            farthest = max(max(cell) / min(cell) for cell in several)
+            print(
+                f"| {source}, {family} | {len(ratios)} of {len(chosen)} | {error(ratios):.1f}% | {farthest:.2f} times |"
+            )
 
 
 def _memory(rows: Sequence[Row]) -> None:

@@ -48,6 +48,7 @@ def predict_all(folder: Path, sources: set[str]) -> None:
                 "devices": case.devices,
                 "precision": case.traced.precision,
                 "batch": case.batch,
+                "framework": case.framework,
                 "stack": case.stack + (" channels first" if case.nchw else ""),
                 "measured_seconds": f"{case.measured_seconds:.6g}",
                 "predicted_seconds": f"{found.seconds:.6g}",

@@ -100,6 +100,22 @@ def test_masks_of_dropout_are_kept():
     assert random.flops.at(1) == (50 / 2 + 2) * ROWS * COLUMNS
 
 
+def test_a_library_may_have_kernels_for_some_layers_and_passes_alone():
+    step = Step()
+    x = step.input(B, COLUMNS)
+    for layer in ("norm", "activation"):
+        step.layer = layer
+        x = step.op(Kind.ELEMENTWISE, (step.op(Kind.ELEMENTWISE, (x,), (B, COLUMNS)),), (B, COLUMNS))
+    found = library_kernels(step.workload(x), has_kernel=_is_norm)
+    assert [(op.layer, op.kind) for op in found.ops] == [
+        ("norm", Kind.CUSTOM), ("activation", Kind.ELEMENTWISE), ("activation", Kind.ELEMENTWISE), ("", Kind.BARRIER),
+    ]  # fmt: skip
+
+
+def _is_norm(layer, phase):
+    return layer == "norm" and phase is Phase.FORWARD
+
+
 def test_layers_with_products_keep_their_kernels_and_write_what_they_hand_on():
     step = Step()
     w, x = step.weight("w", COLUMNS, COLUMNS), step.input(B, COLUMNS)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from cost_models.efficiency import efficiency_of
+from cost_models.hardware import cluster as published
 from cost_models.products import product_flops_share
 from tests.cost_models.made import cluster
 
@@ -57,3 +58,25 @@ def test_float32_has_a_share_of_its_own_where_one_is_known():
     volta = replace(TEN, product_float32=0.75)
     assert share(1, 1280, 1280, 4096, efficiency=volta, item_bytes=4.0) == pytest.approx(0.75)
     assert share(1, 1280, 1280, 4096, efficiency=volta) == pytest.approx(0.8)
+
+
+_DEEPBENCH = [
+    ((2048, 7000, 2048), 12.8, 98.0), ((2560, 7000, 2560), 13.2, 104), ((4096, 7000, 4096), 14.5, 109),
+    ((5124, 9124, 1760), 12.7, 94.4), ((5124, 9124, 4096), 13.7, 104), ((7680, 5481, 2560), 14.3, 109),
+    ((6144, 24000, 2048), 13.1, 106), ((3072, 24000, 1024), 13.1, 93.8), ((512, 24000, 2048), 13.6, 99.5),
+    ((1024, 24000, 1530), 13.0, 96.2), ((8448, 48000, 2816), 13.0, 108), ((4608, 48000, 1536), 14.0, 94.4),
+]  # fmt: skip
+"""(m, n, k), TFLOP/s in float32 and with 16-bit operands on a V100: DeepBench_NV_V100.xlsx."""
+
+
+@pytest.mark.parametrize(("item_bytes", "peak", "column"), [(4.0, 15.7e12, 1), (2.0, 125e12, 2)])
+def test_products_on_a_v100_take_as_long_as_deepbench_measured(item_bytes, peak, column):
+    card = published("gpu-v100-16gb")
+    gemm = np.array([[1.0, *row[0]] for row in _DEEPBENCH])
+    many = np.ones(len(gemm))
+    shares = product_flops_share(
+        gemm, many * peak, many * item_bytes, card.chip.memory_bytes_per_second, efficiency_of(card)
+    )
+    ratios = np.log(shares * peak / 1e12 / [row[column] for row in _DEEPBENCH])
+    assert abs(ratios.mean()) < 0.03
+    assert abs(ratios).max() < 0.15
