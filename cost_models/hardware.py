@@ -33,9 +33,10 @@ _CHIP = {
     "host_micro_step_seconds": optional(number),
     "host_variable_seconds": optional(number),
     "processors": optional(whole),
-    "cache_bytes": optional(whole),
+    "cache_bytes": optional(memory),
     "sources": mapping,
 }
+_UNKNOWN_OR_POSITIVE = ("processors", "cache_bytes", "compute_capability", "fresh_page_bytes_per_second")
 _LINK_FIGURES = ("kind", "bytes_per_second", "latency_seconds")
 _LINK = {
     "kind": text,
@@ -107,6 +108,9 @@ class Chip:
         for key, value in {**self.peak_flops_per_second, "memory_bytes": self.memory_bytes}.items():
             _positive(f"{self.name}: {key}", value)
         _positive(f"{self.name}: memory_bytes_per_second", self.memory_bytes_per_second)
+        for key in _UNKNOWN_OR_POSITIVE:
+            if getattr(self, key) is not None:
+                _positive(f"{self.name}: {key}", getattr(self, key))
         if not 0 < self.usable_memory_bytes <= self.memory_bytes:
             raise HardwareError(
                 f"{self.name}: usable_memory_bytes is {self.usable_memory_bytes}; "
@@ -310,7 +314,7 @@ def share(whole_cluster: Cluster, devices: int, link: Link | None = None) -> Clu
         memory_bytes_per_second=chip.memory_bytes_per_second / devices,
         fresh_page_bytes_per_second=chip.fresh_page_bytes_per_second and chip.fresh_page_bytes_per_second / devices,
         processors=chip.processors and max(1, chip.processors // devices),
-        cache_bytes=chip.cache_bytes and chip.cache_bytes // devices,
+        cache_bytes=chip.cache_bytes and max(1, chip.cache_bytes // devices),
         sources={**chip.sources, "simulated": f"one of {devices} equal shares of a single processor"},
     )
     through_memory = Link(

@@ -140,7 +140,7 @@ def step_time(
         communication_seconds=of_each["communication"],
         overhead_seconds=of_each["overhead"],
         samples_per_second=config.batch.global_size / seconds,
-        mfu=workload.model_flops.at(config.batch.local) / (seconds * peak_of(config, cluster)),
+        mfu=workload.model_flops.at(config.batch.local) / (seconds * peak_of(workload, config, cluster)),
         bound=max(of_each, key=lambda name: of_each[name]),
     )
 
@@ -181,9 +181,15 @@ def parts_of(
     }
 
 
-def peak_of(config: TrainConfig, cluster: Cluster) -> float:
-    """FLOP/s of a device at work in the compute dtype: the denominator of MFU."""
-    return peak_rate(cluster.chip, config.precision.compute_dtype) * share_of(config, cluster)
+def peak_of(workload: Workload, config: TrainConfig, cluster: Cluster) -> float:
+    """FLOP/s of a device at work in the compute dtype: the denominator of MFU.
+
+    JAX calculates float64 in float32 unless it is told otherwise (`jax_enable_x64`), and its step then has no float64.
+    """
+    dtype = config.precision.compute_dtype
+    if dtype == "float64" and config.backend == "jax" and all(one.dtype != dtype for one in workload.tensors):
+        dtype = "float32"
+    return peak_rate(cluster.chip, dtype) * share_of(config, cluster)
 
 
 def peak_rate(chip: Chip, dtype: str) -> float:

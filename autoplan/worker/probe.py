@@ -232,7 +232,7 @@ def _cache_bytes() -> int | None:
     """What the last level of this machine's caches holds; None where the kernel does not tell."""
     levels = [(int(_text(folder / "level") or 0), _text(folder / "size")) for folder in _CACHES.glob("index*")]
     told = max(levels, default=(0, ""))[1]
-    return int(told[:-1]) * _UNITS[told[-1]] if told and told[-1] in _UNITS else None
+    return int(told[:-1]) * _UNITS[told[-1]] or None if told and told[-1] in _UNITS else None
 
 
 def _text(file: Path) -> str:

@@ -283,6 +283,18 @@ def test_mixed_precision_is_held_against_the_peak_of_its_compute_dtype():
     assert time.mfu == pytest.approx(flops / time.micro_step_seconds / 2e14)
 
 
+@pytest.mark.parametrize(
+    ("backend", "dtype", "peak"), [("jax", "float32", 1e14), ("jax", "float64", 5e13), ("torch", "float32", 5e13)]
+)
+def test_float64_is_held_against_the_rate_at_which_its_backend_calculates(backend, dtype, peak):
+    """JAX calculates it in float32, unless it is told otherwise: its step then has tensors of float64."""
+    workload = dense(K, N)
+    tensors = tuple(replace(tensor, dtype=dtype) for tensor in workload.tensors)
+    wide = replace(workload, precision="float64", tensors=tensors)
+    time = step_time(wide, config(8192, precision=Precision.FLOAT64, backend=backend), LOCAL)
+    assert time.mfu == pytest.approx(workload.model_flops.at(8192) / time.micro_step_seconds / peak)
+
+
 def test_published_rates_are_not_reached_in_full():
     published, measured = (
         step_time(one_product(), config(4096), cluster("gpu", local=local)).micro_step_seconds
