@@ -81,8 +81,8 @@ class Target:
     unseen              what compiled steps hold beyond the temporaries that are known, as a share of these: the median
     uncertainty         where the compiler's figure may lie (below, above), as shares of the temporaries; what is on the
                         chip comes on top of it (`memory.py`): what was seen when whole training steps were compiled
-                        with jax 0.10.2 (`studies/memory_vs_compiler`). On GPUs nine of ten of 260 compiled steps lie
-                        in it or in the two below, 160 of models that are none of that study's. What is kept around
+                        with jax 0.10.2 (`studies/memory_vs_compiler`). On GPUs 238 of 268 compiled steps lie in it or
+                        in the two below, 170 of these of models that are none of that study's. What is kept around
                         convolutions is known least: rules that are missing keep values, so most is above
     plain_uncertainty   the same of steps without convolutions and loops, where it is another
     loop_uncertainty    the same of steps with loops: XLA orders and shares these less predictably
