@@ -180,7 +180,7 @@ class _Side:
 def _column(side: _Side) -> dict[str, Cell]:
     return {
         "micro-step": _micro_step(side),
-        "samples/s": _per_second(side, TrainConfig.from_dict(side.config).batch.global_size),
+        "samples/s": _per_second(side, _samples_per_micro_step(side)),
         "updates/s": _per_second(side, 1 / TrainConfig.from_dict(side.config).batch.accumulation),
         "peak memory a device": _memory(side),
         "MFU": _mfu(side),
@@ -199,6 +199,11 @@ def _micro_step(side: _Side) -> Cell:
         return Cell(figures.seconds(side.forecast("time", "micro_step_seconds")), side.tier)
     low, high = side.measured.micro_step_seconds_low, side.measured.micro_step_seconds_high
     return Cell(figures.seconds(side.measured.micro_step_seconds), side.tier, figures.seconds_range(low, high))
+
+
+def _samples_per_micro_step(side: _Side) -> float:
+    measured = side.measured
+    return TrainConfig.from_dict(side.config).batch.global_size if measured is None else measured.samples_per_micro_step
 
 
 def _per_second(side: _Side, amount: float) -> Cell:
@@ -234,7 +239,8 @@ def _mfu(side: _Side) -> Cell:
         return Cell(figures.NOT_KNOWN)
     if side.measured is None:
         return Cell(figures.percent(mfu), side.tier)
-    achieved = mfu * predicted_seconds / side.measured.micro_step_seconds
+    whole = TrainConfig.from_dict(side.config).batch.global_size
+    achieved = mfu * predicted_seconds / whole * side.measured.samples_per_second
     if achieved > 1:  # this machine's peak is itself a measurement, and was taken at a worse time than this one
         return Cell(figures.NOT_KNOWN, "faster than the probed peak")
     return Cell(figures.percent(achieved), f"{side.tier.replace('measured', 'measured time')}, analytic FLOPs")

@@ -76,12 +76,21 @@ def _refuse(config: TrainConfig) -> None:
 
 def _head(plan: Plan, config: TrainConfig) -> str:
     return (
-        f'"""{first_line(plan)}\n\n'
-        f"Plain calls of Keras {plan.environment.keras} for {config.describe()}.\n"
+        f'"""{_in_docstring(first_line(plan))}\n\n'
+        f"Plain calls of Keras {_in_docstring(plan.environment.keras)} for {config.describe()}.\n"
         "Put each part where it belongs: the settings before the model is built, the model inside planned_model(),\n"
         "COMPILE and FIT into your calls.\n"
         '"""\n'
     )
+
+
+def _printable(text: str) -> str:
+    """A plan's own words as they may stand in a comment: nothing in them ends the line, or is no text."""
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+
+
+def _in_docstring(text: str) -> str:
+    return _printable(text).replace("\\", "\\\\").replace('"""', "'''")
 
 
 def _imports(config: TrainConfig) -> str:
@@ -94,11 +103,16 @@ def _imports(config: TrainConfig) -> str:
 
 
 def _memory(config: TrainConfig) -> str:
-    """glibc is told before a backend starts its threads."""
+    """glibc is told before a backend starts its threads; where there is another C library, nothing is."""
     if not config.keep_freed_memory:
         return ""
-    calls = "".join(f"libc.mallopt({name}, {value})  # {why}\n" for name, value, why in KEEP_FREED_MEMORY)
-    return f"\nimport ctypes  # noqa: E402\n\nlibc = ctypes.CDLL(None)\n{calls}"
+    calls = "".join(f"    libc.mallopt({name}, {value})  # {why}\n" for name, value, why in KEEP_FREED_MEMORY)
+    return (
+        "\nimport ctypes  # noqa: E402\nimport sys  # noqa: E402\n\n"
+        'libc = ctypes.CDLL(None) if sys.platform.startswith("linux") else None\n'
+        'if hasattr(libc, "mallopt"):  # glibc: it keeps freed memory for the next micro-step\n'
+        f"{calls}"
+    )
 
 
 def _constants(config: TrainConfig, baseline: TrainConfig) -> str:
@@ -158,7 +172,8 @@ def _schedule(config: TrainConfig, baseline: TrainConfig) -> str:
 
 def _usage(plan: Plan, config: TrainConfig, baseline: TrainConfig) -> str:
     notes = [*_usage_lines(), *_batch_notes(plan, config, baseline), *(f"Note: {note}" for note in plan.notes)]
-    return "\n" + "".join(f"# {line}".rstrip() + "\n" for note in notes for line in note.splitlines() or [""])
+    lines = [line for note in notes for line in note.splitlines() or [""]]
+    return "\n" + "".join(f"# {_printable(line)}".rstrip() + "\n" for line in lines)
 
 
 def _usage_lines() -> Iterator[str]:

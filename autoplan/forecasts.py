@@ -102,7 +102,7 @@ def survey(
     follow, so where nothing is sure to fit, what may fit is tried.
     NoFeasibleConfiguration when nothing fits; WorkloadError when the training step cannot be traced.
     """
-    with Tracer(bench) as tracer:
+    with Tracer(bench, local_batch=space.baseline.batch.local) as tracer:
         forecaster = _Forecaster(tracer, observation, headroom)
         forecaster.add([space.baseline, *(c for c in space.configs if c.remat.mode is RematMode.NONE)])
         wanted, spared = _where_it_is_needed(space, forecaster.forecasts, remat_asked=remat_asked)
@@ -218,7 +218,8 @@ class Tracer:
         for config in group:
             key = Structure(structure.precision, structure.remat, config.batch.local)
             by_batch.setdefault(key, []).append(config)
-        yield first, by_batch.pop(Structure(structure.precision, structure.remat, first.local_batch), [])
+        if own := by_batch.pop(Structure(structure.precision, structure.remat, first.local_batch), []):
+            yield first, own
         affordable = dict(list(by_batch.items())[: LOCAL_BATCHES_TRACED - 1])
         for key, workload in self._traced(affordable).items():
             if isinstance(workload, Failure):

@@ -13,6 +13,7 @@ import platform
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,34 @@ from autoplan import control_groups
 from autoplan.errors import HardwareError
 from cost_models.catalogue import row_of_device_kind
 from cost_models.hardware import Chip, Cluster, Link, cluster, from_mapping, share
+from cost_models.schema import Reader, mapping, number, optional, positive, read_mapping, several, text, whole
 
 LOCAL = "local"
-_PROFILE_SCHEMA = 2
+_PROFILE_SCHEMA = 3
+_RATES_BY_SIZE = partial(read_mapping, readers=positive(number))
+_ALL_REDUCE = {"devices": whole, "payload_bytes": number, "seconds": number}
+_NEEDED: dict[str, Reader] = {
+    "platform": text,
+    "device_kind": text,
+    "backend": text,
+    "date": text,
+    "versions": mapping,
+    "devices": positive(whole),
+    "matmul_flops_per_second": partial(read_mapping, readers=_RATES_BY_SIZE),
+    "memory_bytes_per_second": positive(number),
+    "kernel_launch_seconds": number,
+    "dispatch_seconds": number,
+    "usable_memory_bytes": optional(positive(whole)),
+    "all_reduce": several(partial(read_mapping, readers=_ALL_REDUCE, required=tuple(_ALL_REDUCE))),
+}
+"""What a profile must have, whoever wrote it."""
+_OPTIONAL: dict[str, Reader] = {
+    "host_micro_step_seconds": optional(number),
+    "host_variable_seconds": optional(number),
+    "fresh_page_bytes_per_second": optional(positive(number)),
+    "processors": optional(positive(whole)),
+    "cache_bytes": optional(positive(whole)),
+}
 _VERSIONS = ("jax", "jaxlib", "tensorflow", "tensorflow-cpu", "torch", "keras")
 _SETTINGS = ("CUDA_VISIBLE_DEVICES", "JAX_PLATFORMS", "XLA_FLAGS", "XLA_CLIENT_MEM_FRACTION", "OMP_NUM_THREADS")
 
@@ -85,7 +111,7 @@ def load_profile(backend: str = "jax", devices: int | None = None) -> dict[str, 
     except (OSError, ValueError):
         return None
     current = isinstance(profile, dict) and profile.get("schema") == _PROFILE_SCHEMA
-    return profile if current else None
+    return profile if current and _fault(profile) is None else None
 
 
 def save_profile(profile: Mapping[str, Any], backend: str = "jax", devices: int | None = None) -> Path | None:
@@ -132,14 +158,23 @@ def processor_name() -> str:
 def _local(profile: Mapping[str, Any] | None, devices: int | None) -> Cluster:
     if profile is None:
         raise HardwareError("`local` needs this machine's profile, and there is none; run `autoplan hardware probe`")
+    if fault := _fault(profile):
+        raise HardwareError(f"this machine's profile cannot be read ({fault}); run `autoplan hardware probe`")
+    on_processor = profile["platform"] == "cpu"
+    return _local_processor(profile, devices) if on_processor else _local_accelerators(profile, devices)
+
+
+def _fault(profile: Mapping[str, Any]) -> str | None:
+    """What is wrong with a profile, as with any file that others may have written to; None where nothing is."""
+    readers: dict[str, Reader] = {**_NEEDED, **_OPTIONAL}
+    known = {key: value for key, value in profile.items() if key in readers}
     try:
-        return (
-            _local_processor(profile, devices)
-            if profile["platform"] == "cpu"
-            else _local_accelerators(profile, devices)
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise HardwareError(f"this machine's profile cannot be read ({error}); run `autoplan hardware probe`") from None
+        read_mapping(known, "the profile", readers, required=tuple(_NEEDED))
+        text(profile["versions"].get(profile["backend"]), f"the profile.versions.{profile['backend']}")
+    except HardwareError as error:
+        return str(error)
+    measured = any(profile["matmul_flops_per_second"].values())
+    return None if measured else "the profile.matmul_flops_per_second is empty"
 
 
 def _local_processor(profile: Mapping[str, Any], devices: int | None) -> Cluster:
@@ -185,12 +220,20 @@ def _measured_chip(profile: Mapping[str, Any], name: str, *, memory: int, usable
         kernel_launch_seconds=profile["kernel_launch_seconds"],
         dispatch_seconds=profile["dispatch_seconds"],
         fresh_page_bytes_per_second=profile.get("fresh_page_bytes_per_second"),
+        host_micro_step_seconds=profile.get("host_micro_step_seconds"),
+        host_variable_seconds=profile.get("host_variable_seconds"),
+        processors=profile.get("processors"),
+        cache_bytes=profile.get("cache_bytes"),
         sources={
             "peak_flops_per_second": f"best of square products, {how}; no peak of a data sheet",
             "memory_bytes_per_second": f"reading and writing a large array, {how}",
             "kernel_launch_seconds": f"chain of tiny products, {how}",
             "dispatch_seconds": f"burst of tiny programs, {how}",
             "fresh_page_bytes_per_second": f"first touch of mapped memory, {how}",
+            "host_micro_step_seconds": f"fits of tiny models, {how}",
+            "host_variable_seconds": f"fits of tiny models, {how}",
+            "processors": "that this process may use",
+            "cache_bytes": "the last level, as the kernel tells it",
             "usable_memory_bytes": "the runtime's limit"
             if usable != memory
             else "physical memory or control group limit",

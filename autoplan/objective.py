@@ -42,7 +42,7 @@ class PlannedFit:
         """The objective; with an unknown length, what a sample costs once the program is compiled."""
         seconds = self.seconds(config, measurement, compile_seconds)
         if seconds is None or self.samples is None:
-            return measurement.micro_step_seconds / config.batch.global_size
+            return 1 / measurement.samples_per_second
         return seconds / (self.samples * self.epochs)
 
 

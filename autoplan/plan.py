@@ -45,14 +45,14 @@ class Value(BaseModel):
 class Measurement(Value):
     """What one process did, on the machine in front of us."""
 
-    micro_step_seconds: float = Field(description="median over groups of micro-steps, real input path")
+    micro_step_seconds: float = Field(gt=0, description="median over groups of micro-steps, real input path")
     micro_step_seconds_low: float = Field(
-        description="lower end of the 95% interval; in a plan it holds for other processes too"
+        gt=0, description="lower end of the 95% interval; in a plan it holds for other processes too"
     )
-    micro_step_seconds_high: float
-    update_seconds: float = Field(description="micro_step_seconds x accumulation")
-    samples_per_second: float
-    updates_per_second: float
+    micro_step_seconds_high: float = Field(gt=0)
+    update_seconds: float = Field(gt=0, description="micro_step_seconds x accumulation")
+    samples_per_second: float = Field(gt=0)
+    updates_per_second: float = Field(gt=0)
     compute_micro_step_seconds: float | None = Field(
         None, description="the same step on one batch that is already there"
     )
@@ -71,6 +71,11 @@ class Measurement(Value):
     simulated_devices: bool = False
     wall_seconds: float
     notes: list[str] = []
+
+    @property
+    def samples_per_micro_step(self) -> float:
+        """On average: less than the global batch where epochs end in a partial one."""
+        return self.samples_per_second * self.micro_step_seconds
 
 
 class CompiledMemory(Value):

@@ -9,13 +9,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
 from autoplan.plan import SCHEMA_VERSION, Evidence, Plan, Value
 from cost_models import config as tuned
 from cost_models.errors import ConfigError
 
+LARGEST_NUMBER = 2**63
 KeyPath = tuple[str | int, ...]
 Config = dict[str, Any]
 
@@ -62,6 +63,29 @@ class ConfigShape(Value):
     keep_freed_memory: bool = Field(False, description="the process keeps memory that a micro-step frees for the next")
 
 
+class TimeShape(BaseModel):
+    """What is said of a micro-step's time: figures under their names, and the part that bounds it."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, float | None] = Field(init=False)
+    bound: str | None = None
+
+
+class MemoryShape(BaseModel):
+    """What is said of a device's memory."""
+
+    model_config = ConfigDict(extra="allow")
+    per_device_bytes: dict[str, int | None] | None = None
+
+
+class PredictedShape(BaseModel):
+    """What is read of an estimate (`cost_models.Estimate.to_dict()`); it may hold more."""
+
+    model_config = ConfigDict(extra="allow")
+    memory: MemoryShape | None = None
+    time: TimeShape | None = None
+
+
 @dataclass(frozen=True)
 class Fault:
     """One thing that is wrong in a plan: where (a key path), what was expected, and the key that was probably meant."""
@@ -99,7 +123,7 @@ def json_schema() -> dict[str, Any]:
 
 def plan_from(value: Any) -> Plan | list[Fault]:
     """A Plan from plain values, or everything that is wrong with them."""
-    faults = _version_faults(value)
+    faults = _version_faults(value) or list(_number_faults(value))
     if faults:
         return faults
     try:
@@ -109,6 +133,8 @@ def plan_from(value: Any) -> Plan | list[Fault]:
         return _explained(error, Plan)
     for path, config in _configs(value):
         faults.extend(config_faults(config, path))
+    for path, part, shape in _forecasts(value):
+        faults.extend(_shape_faults(part, shape, path))
     if plan.evidence is Evidence.MEASURED and plan.measured is None:
         faults.append(Fault(("evidence",), "measured, but the plan has no section `measured`; expected its figures"))
     return faults or plan
@@ -116,15 +142,31 @@ def plan_from(value: Any) -> Plan | list[Fault]:
 
 def config_faults(config: Any, path: KeyPath = ()) -> list[Fault]:
     """What keeps `config` from being a TrainConfig; empty when nothing does."""
-    try:
-        ConfigShape.model_validate_json(json.dumps(config), strict=True)
-    except ValidationError as error:
-        return _explained(error, ConfigShape, path)
+    faults = _shape_faults(config, ConfigShape, path)
+    if faults:
+        return faults
     try:
         tuned.TrainConfig.from_dict(config)
     except ConfigError as error:
         return [Fault(path, str(error))]
     return []
+
+
+def _shape_faults(part: Any, shape: type[BaseModel], path: KeyPath) -> list[Fault]:
+    try:
+        shape.model_validate_json(json.dumps(part), strict=True)
+    except ValidationError as error:
+        return _explained(error, shape, path)
+    return []
+
+
+def _number_faults(value: Any, path: KeyPath = ()) -> Iterator[Fault]:
+    """Numbers that no figure of a plan can be: whoever reads a plan computes with them."""
+    if isinstance(value, Mapping | list):
+        for key, part in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from _number_faults(part, (*path, key))
+    elif isinstance(value, int | float) and not abs(value) < LARGEST_NUMBER:
+        yield Fault(path, f"{_spoken(value)}; expected a number below {LARGEST_NUMBER:.3g}")
 
 
 def _version_faults(value: Any) -> list[Fault]:
@@ -156,6 +198,16 @@ def _configs(value: Mapping[str, Any]) -> Iterator[tuple[KeyPath, Any]]:
             yield ("rescue", "tried", index, "config"), rung["config"]
 
 
+def _forecasts(value: Mapping[str, Any]) -> Iterator[tuple[KeyPath, Any, type[BaseModel]]]:
+    """Sections that are written as they were computed, with the shape that readers rely on."""
+    yield ("predicted",), value.get("predicted") or {}, PredictedShape
+    yield ("baseline", "predicted"), value["baseline"].get("predicted") or {}, PredictedShape
+    compiled: list[tuple[KeyPath, Any]] = [(("compiled",), value.get("compiled"))]
+    compiled += [(("trials", at, "compiled"), one.get("compiled")) for at, one in enumerate(value.get("trials", []))]
+    for path, section in compiled:
+        yield (*path, "time"), (section or {}).get("time") or {}, TimeShape
+
+
 def _explained(error: ValidationError, root: type[BaseModel], prefix: KeyPath = ()) -> list[Fault]:
     """Each of pydantic's complaints once: a key that was only misspelled is not missing as well."""
     faults = [_explain(detail, root, prefix) for detail in error.errors(include_url=False)]
@@ -178,6 +230,8 @@ def _explain(detail: Any, root: type[BaseModel], prefix: KeyPath) -> Fault:
             message = f"{found} is not one of {choices}" + _did_you_mean(_near(detail["input"], choices.split(", ")))
         case "greater_than_equal":
             message = f"{found}; expected at least {context['ge']}"
+        case "greater_than":
+            message = f"{found}; expected more than {context['gt']:g}"
         case kind:
             message = f"{found}; expected {_KINDS.get(kind, detail['msg'].removeprefix('Input should be '))}"
     return Fault((*prefix, *path), message)

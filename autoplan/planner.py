@@ -7,7 +7,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from autoplan import hardware, keras_backend, planfile
+from autoplan import figures, hardware, keras_backend, planfile
 from autoplan.bench import TRACED_ON, Bench, Clock, replaced_once, temporary_folder
 from autoplan.comparing import Sought, compared, sought
 from autoplan.compiled import compiled_document
@@ -320,7 +320,7 @@ def _survey(
 
     `decided`: trials or a compiler will tell what fits, where forecasts are not sure.
     """
-    watch(Event("stage", f"forecasting {len(space.configs)} configurations"))
+    watch(Event("stage", f"forecasting {figures.counted(len(space.configs), 'configuration')}"))
     versions = versions_of(observation, bench.cluster)
     try:
         return survey(

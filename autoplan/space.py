@@ -72,6 +72,7 @@ def legal_configs(
     single = _single_knobs(baseline, wishes.free, pages=may_page(baseline, cluster))
     knobs = {name: _allowed(name, values, wishes) for name, values in single.items()}
     _check_unmovable(baseline, wishes)
+    _check_keeps_freed_memory(cluster, wishes.pins)
     pinned = wishes.pins.get("shard_state")
     splits = [
         (batch, mesh, layout)
@@ -183,6 +184,15 @@ def _check_unmovable(baseline: TrainConfig, wishes: Wishes) -> None:
                 f"--fix {spelling(name)}={wishes.pins[name]}: not tuned; this training has {spelling(name)}={value}, "
                 "and only that can stand here"
             )
+
+
+def _check_keeps_freed_memory(cluster: Cluster, pins: Mapping[str, Any]) -> None:
+    """It is a setting of the C library of the process that computes."""
+    if pins.get("keep_freed_memory") and cluster.chip.kind != "cpu":
+        raise ConfigError(
+            f"--fix keep_freed_memory=true: it speaks of a processor's memory, and {cluster.name} computes in its own; "
+            "leave it out"
+        )
 
 
 def _checked_range(effective_batch: tuple[int, int] | None) -> tuple[int, int] | None:

@@ -325,7 +325,7 @@ def _samples_per_second(record: TrialRecord) -> tuple[float, float]:
     found = record.measurement
     if found is None:
         return 0.0, 0.0
-    rows = found.samples_per_second * found.micro_step_seconds
+    rows = found.samples_per_micro_step
     return rows / found.micro_step_seconds_high, rows / found.micro_step_seconds_low
 
 

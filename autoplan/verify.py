@@ -66,7 +66,7 @@ class Timed:
     def seconds_per_sample(self) -> npt.NDArray[np.float64]:
         """One figure a group of micro-steps, shape (groups,)."""
         seconds = self.measurement.group_seconds or [self.measurement.micro_step_seconds]
-        return np.asarray(seconds, dtype=np.float64) / self.config.batch.global_size
+        return np.asarray(seconds, dtype=np.float64) / self.measurement.samples_per_micro_step
 
 
 def speedup(pairs: Sequence[tuple[Timed, Timed]], *, seed: int = 0, resamples: int = RESAMPLES) -> Speedup:

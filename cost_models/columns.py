@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from cost_models.affine import Affine
+from cost_models.packed_masks import MOST_SAMPLES
 from cost_models.targets import Target
 from cost_models.tiles import convolutional_shapes, storage
 from cost_models.workload import ITEM_BYTES, Kind, Op, Phase, Workload
@@ -20,6 +21,10 @@ from cost_models.workload import ITEM_BYTES, Kind, Op, Phase, Workload
 _WIDTH = 32  # columns a block
 _UNSPLIT = 4096  # elements that one reduction sums (ReductionDimensionRaceFreeBound)
 _HALF_BYTES = 2
+_GROUPED = 2  # dimensions of sums of groups: samples and groups
+_WIDE_ROW = 128  # channels (A100, groups in half precision: of 16 samples 128 were computed apart, 96 were not)
+_LONG_COLUMN = 1536  # rows (A100, float32: columns of 1,024 rows were not computed apart, of 1,536 they were)
+_FEW_SAMPLES = 8  # the same: of 8 samples 64 channels were computed apart, of 16 they were not
 GATED = 2.0
 """By how much more a logistic function is to compute than what normalises (A100: 512 blocks were too few, 640 not)."""
 _BATCHES = tuple(2**power for power in range(13))  # looked at for one whose layouts are the same
@@ -35,13 +40,27 @@ def leaves_idle(
     times    by how much more would be computed in it than usual: as many more blocks are too few
     chained  whether more than one operation would be: in float32 then as many blocks are asked for as there are cores
     """
+    if _sums_groups(workload, op):
+        return not chained and is_narrow(workload) and _is_held_apart(workload, op, target, batch)
     if not _sums_columns(workload, op):
         return False
     if is_narrow(workload):
         return _blocks(workload, op, batch) < times * target.column_blocks
     images = workload.tensors[op.reads[0]].shape in _images(workload)  # cuDNN has their channels first in float32
+    if images:
+        return False
     least = target.chained_column_blocks if chained else target.wide_column_blocks
-    return not images and _blocks(workload, op, batch) < times * least
+    return _blocks(workload, op, batch) < times * least
+
+
+def lies_in_caches(workload: Workload, op: Op, target: Target, batch: int) -> bool:
+    """Whether this is a reduction over long columns in float32 that are few and lie in the cores' caches."""
+    if not _sums_columns(workload, op) or is_narrow(workload):
+        return False
+    read, made = (workload.tensors[end] for end in (op.reads[0], op.writes[0]))
+    rows = read.elements.at(batch) / max(made.elements.at(batch), 1.0)
+    cached = read.bytes.at(batch) < target.cached_column_bytes
+    return rows >= _LONG_COLUMN and cached and _blocks(workload, op, batch) <= target.cached_column_blocks
 
 
 @lru_cache(maxsize=4096)
@@ -56,6 +75,8 @@ def structure_batch(workload: Workload, target: Target, batch: int) -> int:
         return _same_calls(workload, target.library_elements, batch)
     if target.writes_joined and _joins_features(workload):
         return _alike(workload, target, batch)
+    if target.tile_lanes and (own <= MOST_SAMPLES) != (batch <= MOST_SAMPLES):
+        return MOST_SAMPLES if batch <= MOST_SAMPLES else 2 * MOST_SAMPLES
     if not target.column_blocks or batch == own or not _candidates(workload):
         return own
     wanted = _idle(workload, target, batch)
@@ -106,8 +127,8 @@ def _features_in_lanes(workload: Workload, target: Target, batch: int) -> bytes:
 
 @lru_cache(maxsize=64)
 def _candidates(workload: Workload) -> tuple[Op, ...]:
-    """The reductions over columns."""
-    return tuple(op for op in workload.ops if _sums_columns(workload, op))
+    """The reductions over columns, those of groups included."""
+    return tuple(op for op in workload.ops if _sums_columns(workload, op) or _sums_groups(workload, op))
 
 
 @lru_cache(maxsize=64)
@@ -126,12 +147,15 @@ _CASES = ((1.0, False), (GATED, False), (1.0, True))
 
 
 def _idle(workload: Workload, target: Target, batch: int) -> frozenset[_Case]:
-    candidates = ((number, op, *case) for number, op in enumerate(_candidates(workload)) for case in _CASES)
-    return frozenset(
+    candidates = tuple(enumerate(_candidates(workload)))
+    idle = (
         (number, times, chained)
-        for number, op, times, chained in candidates
+        for number, op in candidates
+        for times, chained in _CASES
         if leaves_idle(workload, op, target, batch, times, chained)
     )
+    cached = ((number, 0.0, True) for number, op in candidates if lies_in_caches(workload, op, target, batch))
+    return frozenset((*idle, *cached))
 
 
 def _sums_columns(workload: Workload, op: Op) -> bool:
@@ -140,6 +164,25 @@ def _sums_columns(workload: Workload, op: Op) -> bool:
         return False
     source, made = workload.tensors[op.reads[0]].shape, workload.tensors[op.writes[0]].shape
     return bool(made) and bool(source) and source[-1] == made[-1] and source[: len(made)] != made
+
+
+def _sums_groups(workload: Workload, op: Op) -> bool:
+    """Whether a reduction of the forward pass makes one value a sample and group of images with grouped channels.
+
+    XLA makes two of it where channels come last: over columns, which keeps all channels, and then within the groups.
+    """
+    if op.kind is not Kind.REDUCE or op.phase is not Phase.FORWARD or not op.reads:
+        return False
+    source, made = workload.tensors[op.reads[0]].shape, workload.tensors[op.writes[0]].shape
+    return len(made) == _GROUPED and len(source) > len(made) + 1 and made == (source[0], source[-2])
+
+
+def _is_held_apart(workload: Workload, op: Op, target: Target, batch: int) -> bool:
+    """Whether what such a reduction would compute is computed before it: of many narrow samples the gradient does."""
+    source = workload.tensors[op.reads[0]].shape
+    samples, channels = source[0].at(batch), source[-1].at(batch) * source[-2].at(batch)
+    few = channels >= _WIDE_ROW or samples <= _FEW_SAMPLES
+    return few and samples * math.ceil(channels / _WIDTH) < target.grouped_column_blocks
 
 
 def _blocks(workload: Workload, op: Op, batch: int) -> float:

@@ -27,7 +27,7 @@ from cost_models.executed import Compiled, Exchange
 from cost_models.hardware import Cluster
 from cost_models.kernel_table import KernelTable
 from cost_models.memory import check_origin
-from cost_models.roofline import TimeCost, kernel_seconds, overhead_of, peak_rate, share_of
+from cost_models.roofline import TimeCost, kernel_seconds, overhead_of, peak_of
 from cost_models.tiles import Storage
 from cost_models.workload import Kind, Op, Phase, Workload
 
@@ -64,7 +64,6 @@ def compiled_time(
         raise WorkloadError("this workload was traced, not read from compiled text; price it with step_time")
     parts = _parts(workload, config, cluster, overlap)
     seconds = sum(parts.values())
-    peak = peak_rate(cluster.chip, config.precision.compute_dtype) * share_of(config, cluster)
     return TimeCost(
         micro_step_seconds=seconds,
         update_seconds=seconds * config.batch.accumulation,
@@ -73,7 +72,7 @@ def compiled_time(
         communication_seconds=parts["communication"],
         overhead_seconds=parts["overhead"],
         samples_per_second=config.batch.global_size / seconds,
-        mfu=None if model_flops is None else model_flops / (seconds * peak),
+        mfu=None if model_flops is None else model_flops / (seconds * peak_of(workload, config, cluster)),
         bound=max(parts, key=lambda name: parts[name]),
     )
 

@@ -1,8 +1,10 @@
-"""How libraries work convolutions out: which ones minimal filtering takes, and what is transposed for matrix units."""
+"""How libraries work convolutions out: which ones minimal filtering takes (Lavin & Gray 2015), what is transposed,
+how many positions a window has, and which gradients belong to transposed convolutions."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float64]
 
 _WINDOW = 3.0
+_LINE = 3  # dimensions of a batch of lines, and of their kernel
+_CHANNELS = 2  # dimensions of a kernel, read and written, behind those of its window
 
 
 def moves_by_one(tensors: Sequence[Tensor], op: Op) -> bool:
@@ -34,6 +38,32 @@ def moves_by_one(tensors: Sequence[Tensor], op: Op) -> bool:
     first, second = sorted(kernels[0], key=lambda size: size == _WINDOW)[:2]
     ways = [(first, second), (second, first)]
     return any((places := _places(images[0], one)) and places == _places(images[1], other) for one, other in ways)
+
+
+def is_along_a_line(tensors: Sequence[Tensor], op: Op) -> bool:
+    """Whether a convolution or a gradient of one moves along a single dimension."""
+    return op.kind is Kind.CONV and len(tensors[op.writes[0]].shape) == _LINE
+
+
+def window_of(tensors: Sequence[Tensor], op: Op) -> float:
+    """Positions of the window that a convolution moves over images; 0 for a kernel's gradient and other operations."""
+    if op.kind is not Kind.CONV:
+        return 0.0
+    kernels = [tensors[read].shape for read in op.reads if tensors[read].elements.constant]
+    return prod(size.fixed for size in kernels[0][:-_CHANNELS]) if len(kernels) == 1 else 0.0
+
+
+def is_transposed_kernel_gradient(tensors: Sequence[Tensor], op: Op) -> bool:
+    """Whether this is the gradient of a transposed convolution's kernel: it convolves the smaller one of two images."""
+    if op.kind is not Kind.CONV or not op.gemm or op.gemm[3].constant or len(op.reads) < 2:
+        return False
+    first, second = (tensors[read].shape for read in op.reads[:2])
+    return _area(first) < _area(second)
+
+
+def _area(image: Sequence[Affine]) -> float:
+    """Positions of an image with its channels last."""
+    return prod(size.fixed for size in image[1:-1])
 
 
 def _places(image: Sequence[float], channels: float) -> Sequence[float] | None:

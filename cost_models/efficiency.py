@@ -66,8 +66,8 @@ class Efficiency:
     product     of the best-shaped product, of its dtype's peak
     product_float32   the same in float32, where it differs; 0: it does not
     bandwidth   of long streams, of the memory bandwidth
-    operands    the same of the operands of products and convolutions, where they are slower
     convolution, kernel_gradient   of convolutions and of their kernels' gradients, of what products reach
+    line_convolution   both of convolutions along one dimension
     transpose   of the memory bandwidth, of kernels that turn channels first into channels last in 16 bits, and back
     fresh_pages of the rate at which the kernel gives new pages, which are in no cache when they are used
     overlap     how much of the shorter of arithmetic and traffic hides behind the longer one
@@ -78,6 +78,13 @@ class Efficiency:
     grouped     whether a library takes grouped convolutions; else all are as slow as depthwise ones
     attention   of fused attention, of the peak
     tiles       (m, n) of the blocks in which a core works; depth: elements of k at a time
+    fork_seconds  what it takes to hand a kernel to several cores
+    near        (bytes that a kernel moves as a share of the last cache, share of `bandwidth` that it reaches)
+    looping     the same of kernels in a loop's body
+    across      what is read in another order than it lies reaches of that
+    library     products of more than the smallest sizes, of what the best reach
+    a_core      multiply-adds of a product for each core that a library wakes for it
+    picks       positions of windows that a convolution picks a second, as a share of float32's peak
     cores       0: not known, then tiles are not dealt out in waves
     lanes, clock_hz   float32 units of a core and their clock
     l2_over_memory    bandwidth of the cache beside the cores, as a multiple of the memory's
@@ -96,10 +103,17 @@ class Efficiency:
     product_float32: float = 0.0
     transpose: tuple[float, float] = (1.0, 1.0)
     slow: Mapping[str, float] = field(default_factory=dict)
-    operands: float = 0.0
     fresh_pages: float = 1.0
     convolution: float = 1.0
     kernel_gradient: float = 1.0
+    line_convolution: tuple[float, float] = (1.0, 1.0)
+    across: float = 1.0
+    fork_seconds: float = 0.0
+    near: tuple[tuple[float, float], ...] = ((1.0, 1.0),)
+    looping: tuple[tuple[float, float], ...] = ((1.0, 1.0),)
+    library: float = 1.0
+    a_core: float = 1.0
+    picks: float = 1.0
     grouped: bool = True
     cores: int = 0
     lanes: int = 0
@@ -153,9 +167,12 @@ def _of_chip(name: str, kind: str) -> Efficiency:
     values |= own
     values["tiles"] = tuple((int(m), int(n)) for m, n in values["tiles"])
     values["attention"] = FusedAttention(**values["attention"])
-    for pair in ("direct", "transpose"):
+    for pair in ("direct", "transpose", "line_convolution"):
         if pair in values:
             values[pair] = tuple(values[pair])
+    for curve in ("near", "looping"):
+        if curve in values:
+            values[curve] = tuple((float(share), float(reached)) for share, reached in values[curve])
     return Efficiency(**values)
 
 

@@ -14,18 +14,21 @@ Sets of operations and tensors are Python integers used as bit sets: steps have 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from cost_models.affine import Affine
-from cost_models.columns import is_narrow, leaves_idle
+from cost_models.before_columns import BeforeColumns
+from cost_models.columns import is_narrow
+from cost_models.epilogues import Epilogues
 from cost_models.graph import Graph
 from cost_models.kept import kept
+from cost_models.row_maxima import differences
 from cost_models.rows import Rows
 from cost_models.targets import Target
 from cost_models.tiles import storage
 from cost_models.weighing import Arithmetic, as_computed, members
-from cost_models.workload import CONVERT, RELAYOUT, Kind, Op, Phase, Workload
+from cost_models.workload import RELAYOUT, UNEVEN_PAD, Kind, Op, Phase, Workload
 
 _PICKS = frozenset({"gather", "slice", "dynamic_slice"})
 _LONG_CHAINS = frozenset({Kind.EXPENSIVE, Kind.RANDOM})
@@ -72,83 +75,13 @@ class Fusion:
         self.rows = Rows(workload, graph, batch)
         self.joined_features = self._joined_features()
         self.must = self._must()
-        self.between: dict[int, int] = {}
-        self.products = self._with_epilogue()
-        self.before_columns = self._before_columns()
+        self.epilogues = Epilogues(workload, graph, self.size, self.must)
+        for index in self.epilogues.products:
+            self.fusible[index] = True
+        self.before_columns = BeforeColumns(workload, graph, batch, self.fusible).values()
         self.exists = self._without_choice()
         for _ in range(2):  # readers depend on what is kept and the other way round: twice settles it
             self._settle()
-
-    def _with_epilogue(self) -> frozenset[int]:
-        """Products whose result goes on into one elementwise operation: they end where that chain ends."""
-        if not self.target.epilogues:
-            return frozenset()
-        found = [
-            index
-            for index, op in enumerate(self.graph.ops)
-            if op.kind.is_product and op.writes[0] not in self.must
-            if self._goes_on(op.writes[0]) or self._goes_on_together(op.writes[0])
-        ]
-        for index in found:
-            self.fusible[index] = True
-        return frozenset(found)
-
-    def _goes_on(self, tensor: int) -> bool:
-        """Whether exactly one elementwise operation reads this, element for element, and makes no more bytes of it.
-
-        More bytes do where that is a step to a sum of gradients: of a table that is the head, too, the product waits
-        for what is scattered.
-        """
-        readers = self.graph.readers.get(tensor, ())
-        if len(readers) != 1 or self.graph.ops[readers[0]].kind is not Kind.ELEMENTWISE:
-            return False
-        elements = self.workload.tensors[tensor].elements
-        made = self.graph.ops[readers[0]].writes
-        if any(self.workload.tensors[write].elements != elements for write in made):
-            return False
-        return all(self.size[write] <= self.size[tensor] for write in made) or self._is_summed(readers[0])
-
-    def _is_summed(self, index: int) -> bool:
-        """Whether this converts what is then added to another gradient."""
-        op = self.graph.ops[index]
-        readers = self.graph.readers.get(op.writes[0], ())
-        return op.primitive == CONVERT and [self.graph.ops[reader].primitive for reader in readers] == ["add_any"]
-
-    def _goes_on_together(self, tensor: int) -> bool:
-        """Whether several elementwise operations read this, and all that follows from them ends in one of them.
-
-        What lies between is noted in `between`, by this tensor.
-        """
-        source = self.graph.producer[tensor]
-        if len(self.graph.readers.get(tensor, ())) < 2:
-            return False
-        inside = {tensor}
-        for index in range(source + 1, len(self.graph.ops)):
-            if inside.isdisjoint(self.reads[index]) or self.graph.is_view(index):
-                continue
-            made = self.graph.ops[index].writes
-            if len(inside) > _MAX_VISITS or not self._is_alike(index, source):
-                return False
-            inside.update(made)
-            if self._is_closed(inside, index):
-                smaller = all(self.size[write] <= self.size[tensor] for write in made)
-                self.between.update(dict.fromkeys(inside.difference(made), tensor) if smaller else {})
-                return smaller
-            if not self.must.isdisjoint(made):
-                return False
-        return False
-
-    def _is_alike(self, index: int, source: int) -> bool:
-        """Whether an operation is elementwise, of the same phase, and makes as many elements as the product does."""
-        op, product = self.graph.ops[index], self.graph.ops[source]
-        elements = self.workload.tensors[product.writes[0]].elements
-        alike = all(self.workload.tensors[write].elements == elements for write in op.writes)
-        return op.kind is Kind.ELEMENTWISE and op.phase is product.phase and alike
-
-    def _is_closed(self, inside: set[int], last: int) -> bool:
-        """Whether only the results of the last operation are read after it."""
-        between = inside.difference(self.graph.ops[last].writes)
-        return all(reader <= last for one in between for reader in self.graph.readers.get(one, ()))
 
     def _without_choice(self) -> bytearray:
         """Flags by tensor: whether it is in memory at some time, as far as that is no choice."""
@@ -204,7 +137,7 @@ class Fusion:
         body: tuple[Kernel, ...] = ()
         if op.body:
             body = tuple(kernels_of(self.workload, op.body, frozenset(op.results), self.target, self.batch))
-        op = next((self.graph.ops[i] for i in inner if i in self.products), op)
+        op = next((self.graph.ops[i] for i in inner if i in self.epilogues.products), op)
         flops = self.graph.ops[index].flops + Affine.sum(self.graph.ops[i].flops for i in inner)
         in_place = self.rows.in_place(index, writes, self.exists) if self.target.elementwise_in_place else ()
         return Kernel(op, tuple(leaves), writes, flops, 1 + len(inner), tuple(picked.items()), body, in_place)
@@ -237,6 +170,7 @@ class Fusion:
         must.update(op.writes[0] for op in graph.ops if op.primitive == RELAYOUT)
         must.update(self.rows.normalised() if self.target.elementwise_in_place else ())
         must.update(kept(self.workload, graph, self.batch))
+        must.update(differences(self.workload, graph, self.batch))
         for tensor, readers in graph.readers.items():
             refusing = [reader for reader in readers if not self._takes_producers(graph.ops[reader], tensor)]
             taken = not refusing or (self.target.products_compute and self._is_computed_by(refusing, tensor))
@@ -303,6 +237,8 @@ class Fusion:
             return self.graph.of(op.reads[0]) != tensor  # what is scattered into is in memory
         if op.kind is Kind.DOT and self.target.epilogues and self.graph.reads_turned_stack(op, tensor, self.workload):
             return False
+        if op.primitive == UNEVEN_PAD and len(op.writes) > 1:
+            return False  # padded and put in another order by one kernel, which reads it in tiles
         return op.kind in self.target.fusible or op.kind in self.target.absorbing
 
     def _settle(self) -> None:
@@ -325,7 +261,7 @@ class Fusion:
                 tainted |= read in long
             for write in op.writes:
                 if write not in self.must and (
-                    not (write in self.between or self._goes_on(write))
+                    not (write in self.epilogues.between or self.epilogues.goes_on(write))
                     if inside
                     else self._keep(write, below, users.get(write, 0), tainted, arithmetic)
                 ):
@@ -339,12 +275,12 @@ class Fusion:
 
     def _one_product(self, index: int, product: set[int]) -> bool:
         """Whether a product is in the chain that this operation ends; a second one is kept apart."""
-        if index in self.products:
+        if index in self.epilogues.products:
             return True
         carried = [read for read in self.reads[index] if read in product and not self.exists[read]]
         for read in carried[1:]:
-            own = self.between.get(read)
-            self.exists[read] = own is None or own != self.between.get(carried[0])
+            own = self.epilogues.between.get(read)
+            self.exists[read] = own is None or own != self.epilogues.between.get(carried[0])
         return bool(carried)
 
     def _keep(self, tensor: int, leaves: int, users: int, long: bool, dear: int) -> bool:
@@ -376,47 +312,6 @@ class Fusion:
     def _is_mask(self, tensor: int) -> bool:
         op = self.graph.ops[self.graph.producer[tensor]]
         return op.phase is Phase.FORWARD and self.workload.tensors[tensor].dtype == "bool"
-
-    def _before_columns(self) -> frozenset[int]:
-        """What is computed before reductions over columns that have too few blocks to fill the device.
-
-        Of the chain that ends in such a reduction that is the nearest value which something else computes with, too.
-        """
-        found: set[int] = set()
-        for index, op in enumerate(self.graph.ops):
-            alone = leaves_idle(self.workload, op, self.target, self.batch)
-            if alone or leaves_idle(self.workload, op, self.target, self.batch, chained=True):
-                found.update(one for one in self._nearest_shared(index) if alone or self._is_chained(one, found))
-        return frozenset(found)
-
-    def _is_chained(self, tensor: int, there: set[int]) -> bool:
-        """Whether more than one operation on as many elements makes this of what is in memory."""
-        count, pending = 0, [tensor]
-        while pending and count < 2:
-            source = self.graph.producer.get(read := pending.pop())
-            if source is not None and self.fusible[source] and (read == tensor or read not in there):
-                op = self.graph.ops[source]
-                count += op.kind is Kind.ELEMENTWISE and op.primitive != CONVERT
-                pending += [one for one in self.reads[source] if self.size[one] >= self.size[tensor]]
-        return count > 1
-
-    def _nearest_shared(self, reduction: int) -> Iterator[int]:
-        pending = [reduction]
-        while pending:
-            at = pending.pop()
-            for read in self.reads[at]:
-                source = self.graph.producer.get(read)
-                if source is None or not self.fusible[source] or self.size[read] < self.size[self.reads[reduction][0]]:
-                    continue
-                if self._is_shared(read, at) and self.graph.ops[source].primitive != CONVERT:
-                    yield read
-                else:
-                    pending.append(source)
-
-    def _is_shared(self, tensor: int, reader: int) -> bool:
-        """Whether something beside this reader computes with it; a conversion is computed along with it."""
-        others = (self.graph.ops[other] for other in self.graph.readers[tensor] if other != reader)
-        return any(other.primitive != CONVERT for other in others)
 
     def _made_of_narrow(self, tensor: int, leaves: int) -> bool:
         """Whether this is float32 and made of as many narrow values."""

@@ -30,8 +30,13 @@ _CHIP = {
     "dispatch_seconds": number,
     "compute_capability": optional(number),
     "fresh_page_bytes_per_second": optional(number),
+    "host_micro_step_seconds": optional(number),
+    "host_variable_seconds": optional(number),
+    "processors": optional(whole),
+    "cache_bytes": optional(memory),
     "sources": mapping,
 }
+_UNKNOWN_OR_POSITIVE = ("processors", "cache_bytes", "compute_capability", "fresh_page_bytes_per_second")
 _LINK_FIGURES = ("kind", "bytes_per_second", "latency_seconds")
 _LINK = {
     "kind": text,
@@ -69,6 +74,10 @@ class Chip:
     compute_capability         NVIDIA's number for what the chip can do (8.0: A100, 9.0: H100): compilers go by it
     fresh_page_bytes_per_second  how fast the kernel gives a process pages that it has not touched; None: not known, or
                                memory of a device's own
+    host_micro_step_seconds    what `fit` takes for a micro-step beside the device, and host_variable_seconds for each
+                               variable; None: not measured
+    processors                 cores that its kernels are spread over, of a processor
+    cache_bytes                what the last level of a processor's caches holds
     sources                    where each figure comes from, by its field (and dtype)
 
     Published figures are peaks; those of a measured machine are what it achieved, and its `sources` say so. For
@@ -86,6 +95,10 @@ class Chip:
     sources: Mapping[str, str] = field(default_factory=dict)
     compute_capability: float | None = None
     fresh_page_bytes_per_second: float | None = None
+    host_micro_step_seconds: float | None = None
+    host_variable_seconds: float | None = None
+    processors: int | None = None
+    cache_bytes: int | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in CHIP_KINDS:
@@ -95,6 +108,9 @@ class Chip:
         for key, value in {**self.peak_flops_per_second, "memory_bytes": self.memory_bytes}.items():
             _positive(f"{self.name}: {key}", value)
         _positive(f"{self.name}: memory_bytes_per_second", self.memory_bytes_per_second)
+        for key in _UNKNOWN_OR_POSITIVE:
+            if getattr(self, key) is not None:
+                _positive(f"{self.name}: {key}", getattr(self, key))
         if not 0 < self.usable_memory_bytes <= self.memory_bytes:
             raise HardwareError(
                 f"{self.name}: usable_memory_bytes is {self.usable_memory_bytes}; "
@@ -297,6 +313,8 @@ def share(whole_cluster: Cluster, devices: int, link: Link | None = None) -> Clu
         usable_memory_bytes=chip.usable_memory_bytes // devices,
         memory_bytes_per_second=chip.memory_bytes_per_second / devices,
         fresh_page_bytes_per_second=chip.fresh_page_bytes_per_second and chip.fresh_page_bytes_per_second / devices,
+        processors=chip.processors and max(1, chip.processors // devices),
+        cache_bytes=chip.cache_bytes and max(1, chip.cache_bytes // devices),
         sources={**chip.sources, "simulated": f"one of {devices} equal shares of a single processor"},
     )
     through_memory = Link(

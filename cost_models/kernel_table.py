@@ -10,7 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from cost_models.attention import Attention, find_attention
-from cost_models.convolutions import moves_by_one
+from cost_models.convolutions import (
+    is_along_a_line,
+    is_transposed_kernel_gradient,
+    moves_by_one,
+    window_of,
+)
 from cost_models.fusion import Kernel
 from cost_models.liveness import Updates, schedule
 from cost_models.targets import Target
@@ -45,6 +50,7 @@ class KernelTable:
     moved_by, moved_tensor, moved_times   that row moves that tensor's bytes so often
     slow                                  rows that some compilers run in plain loops, by the name of their rate in
                                           `Efficiency.slow`
+    windows                               of convolutions that move windows over images: positions of one
     minimal                               convolutions of windows of 3 x 3 that move by one: libraries have minimal
                                           filtering for them (Winograd)
     attention                             None where there is none, or where the compiler decided about it already
@@ -68,6 +74,9 @@ class KernelTable:
     minimal: npt.NDArray[np.bool_] | None = None
     convolutions: npt.NDArray[np.bool_] | None = None
     updates: npt.NDArray[np.bool_] | None = None
+    transposes: npt.NDArray[np.bool_] | None = None
+    lines: npt.NDArray[np.bool_] | None = None
+    windows: Floats | None = None
     slow: Mapping[str, npt.NDArray[np.bool_]] = field(default_factory=dict)
 
     @property
@@ -76,9 +85,24 @@ class KernelTable:
         return np.zeros(len(self.runs), np.bool_) if self.convolutions is None else self.convolutions
 
     @property
-    def is_kernel_gradient(self) -> npt.NDArray[np.bool_]:
-        """Convolutions that sum over the batch: their results are gradients of kernels."""
-        return self.is_convolution & (self.gemm_per_sample[:, 3] > 0)
+    def sums_batch(self) -> npt.NDArray[np.bool_]:
+        """Products and convolutions that sum over the batch: gradients of weights."""
+        return self.gemm_per_sample[:, 3] > 0
+
+    @property
+    def is_transpose(self) -> npt.NDArray[np.bool_]:
+        """Rows that write in another order than they read, as far as that is known."""
+        return np.zeros(len(self.runs), np.bool_) if self.transposes is None else self.transposes
+
+    @property
+    def is_line(self) -> npt.NDArray[np.bool_]:
+        """Convolutions along one dimension, as far as that is known."""
+        return np.zeros(len(self.runs), np.bool_) if self.lines is None else self.lines
+
+    @property
+    def window(self) -> Floats:
+        """Positions of the windows that convolutions move over images; 0 for other rows, or where that is not known."""
+        return np.zeros(len(self.runs)) if self.windows is None else self.windows
 
     @property
     def is_minimal(self) -> npt.NDArray[np.bool_]:
@@ -159,7 +183,13 @@ def kernel_table(workload: Workload, target: Target, updates: Updates) -> Kernel
         minimal=np.array([moves_by_one(plan.tensors, kernel.op) for kernel, _ in rows], np.bool_),
         convolutions=np.array([kernel.op.kind is Kind.CONV for kernel, _ in rows], np.bool_),
         updates=np.array([kernel.op.phase is Phase.UPDATE for kernel, _ in rows], np.bool_),
+        transposes=np.array([kernel.op.primitive == "transpose" for kernel, _ in rows], np.bool_),
+        lines=np.array([is_along_a_line(plan.tensors, kernel.op) for kernel, _ in rows], np.bool_),
+        windows=np.array([window_of(plan.tensors, kernel.op) for kernel, _ in rows], np.float64),
         slow={
+            "transposed_kernel_gradient": np.array(
+                [is_transposed_kernel_gradient(plan.tensors, kernel.op) for kernel, _ in rows], np.bool_
+            ),
             "random": np.array([kernel.op.kind is Kind.RANDOM for kernel, _ in rows], np.bool_),
             "pool_gradient": np.array([_is_pool_gradient(kernel, plan.tensors) == 2 for kernel, _ in rows], np.bool_),
             "pool_gradient_1d": np.array(

@@ -27,6 +27,7 @@ from cost_models.packing import packing
 from cost_models.state_places import Places, StatePlaces, in_places, rooms
 from cost_models.targets import Target
 from cost_models.tiles import Storage, storage
+from cost_models.turned_state import turned
 from cost_models.workload import Kind, Op, Phase, Role, Tensor, Workload
 
 Floats = npt.NDArray[np.float64]
@@ -88,6 +89,7 @@ class Schedule:
     stored       how the target stores the tensors that `temporaries` names
     local_batch  samples for which the kernels were found
     places       of state, in which temporaries stand while it waits for its new value (None: they do not)
+    copied       state that is copied since the order lets its new value come before its last reader
     """
 
     kernels: tuple[Kernel, ...]
@@ -99,6 +101,7 @@ class Schedule:
     moved: Moved = field(repr=False)
     on_chip_bytes: int = 0
     places: Places | None = field(default=None, repr=False)
+    copied: frozenset[int] = frozenset()
     _known: dict[int, Floats] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
@@ -147,12 +150,26 @@ class Schedule:
         at = int(live.argmax())
         return round(float(live[at])), at
 
+    def ordered_peak(self, batch: int) -> int:
+        """Bytes at the peak as they are when a compiler chooses among orders: it copies state after that."""
+        if not self.copied or not self.labels:
+            return self.peak(batch)[0]
+        sizes = np.where(np.isin(self.temporaries.tensor, list(self.copied)), 0.0, self.sizes(batch))
+        return round(float(self._sweep(sizes).max()))
+
     def on_chip_peak(self, batch: int) -> int:
         """Bytes of the temporaries that are on the chip, at the kernel at which they are most."""
         if not self.on_chip_bytes or not self.labels:
             return 0
         on_chip = self._of_temporaries(self.stored.at(batch)) - self.sizes(batch)
         return round(float(self._sweep(on_chip).max()))
+
+    def on_chip_at(self, batch: int, at: int) -> int:
+        """Bytes of the temporaries that are on the chip at a kernel."""
+        if not self.on_chip_bytes:
+            return 0
+        on_chip = self._of_temporaries(self.stored.at(batch)) - self.sizes(batch)
+        return round(float(on_chip[self.alive(at)].sum()))
 
     def alive(self, at: int) -> npt.NDArray[np.bool_]:
         """Which temporaries are in memory at a kernel."""
@@ -172,7 +189,7 @@ class Schedule:
 @lru_cache(maxsize=64)
 def compiled(workload: Workload, target: Target, batch: int) -> tuple[Workload, tuple[Kernel, ...]]:
     """The workload as lowered for the target, and its kernels in program order, as they are at a local batch."""
-    lowered = lower(workload, target)
+    lowered = lower(workload, target, batch)
     outputs = frozenset(v.result for v in lowered.variables) | frozenset(lowered.outputs)
     kernels_of = recomputing.kernels_of if target.recomputes else fusion.kernels_of
     return lowered, tuple(kernels_of(lowered, lowered.ops, outputs, target, batch))
@@ -184,9 +201,9 @@ def schedule(workload: Workload, target: Target, updates: Updates, batch: int | 
     batch  samples on it: some kernels are others at other batches; None is the batch of the trace
     """
     alike = workload.local_batch if batch is None else structure_batch(workload, target, batch)
-    found = _schedules(workload, target, updates, alike)
     at = batch if batch is not None and target.memory_orders else alike
-    return found[0] if len(found) == 1 else min(found, key=lambda candidate: candidate.peak(at)[0])
+    found = _schedules(workload, target, updates, alike)
+    return found[0] if len(found) == 1 else min(found, key=lambda candidate: candidate.ordered_peak(at))
 
 
 @lru_cache(maxsize=256)
@@ -225,6 +242,8 @@ class _Liveness:
         self.runs: list[int] = []
         self.spans: list[int] = []
         self.copies: dict[int, int] = {}
+        self.copied: dict[int, tuple[int, int]] = {}
+        self.first_read: dict[int, int] = {}
         self.states = {v.tensor for v in workload.variables}
         self.donated = {v.result: v.tensor for v in workload.variables}
         self.metrics = {v.result for v in workload.variables if v.role not in _UPDATED}
@@ -241,6 +260,8 @@ class _Liveness:
         self._keep_outputs()
         if self.updates is Updates.SELECTED:
             self._average()
+        if self.target.turns_state and self.updates is Updates.AT_ONCE:
+            self.copies = turned(self.workload, self.flat)
         places = self._lend() if self.target.lends_places and self.updates is Updates.AT_ONCE else None
         if places is None:
             self._donate()
@@ -257,6 +278,7 @@ class _Liveness:
             self._moved(),
             self.target.on_chip_bytes,
             places,
+            frozenset(self.copied),
         )
 
     def _run(self, kernels: Sequence[Kernel], runs: int = 1) -> None:
@@ -273,6 +295,7 @@ class _Liveness:
             self._bear(kernel, end)
             for read in () if branch and kernel.body else kernel.reads:
                 self.death[read] = max(self.death.get(read, -1), end)
+                self.first_read.setdefault(read, start)
             for write in kernel.writes:
                 self.death[write] = max(self.death[write], end)
             if kernel.op.kind is Kind.DOT and self.target.dot_workspace_bytes:
@@ -327,6 +350,9 @@ class _Liveness:
                     self.rooms.append((result, self.birth[result]))
                 self.death[result] = self.death.get(old, -1) - 1
                 if self.death[result] < self.birth[result]:
+                    del self.birth[result]
+                elif self.target.memory_orders and self.updates is Updates.AT_ONCE:
+                    self.copied[old] = (self.first_read[old], self.death[old])
                     del self.birth[result]
 
     def _lend(self) -> Places:
@@ -389,6 +415,7 @@ class _Liveness:
     def _temporaries(self) -> Temporaries:
         copies = Purpose.WEIGHT_COPIES.value
         rows: list[tuple[int, int, int, int, str]] = [(old, 0, end, 0, copies) for old, end in self.copies.items()]
+        rows += [(old, first, last, 0, copies) for old, (first, last) in self.copied.items()]
         for tensor, birth in self.birth.items():
             if tensor not in self.resident:
                 purpose = self.purposes.get(tensor, Purpose.ACTIVATIONS)

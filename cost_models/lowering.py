@@ -14,7 +14,9 @@ from dataclasses import dataclass, field, replace
 from cost_models.affine import Affine
 from cost_models.broadcasts import with_broadcasts
 from cost_models.embedding_tables import with_whole_rows
+from cost_models.packed_masks import MOST_SAMPLES, with_packed_masks
 from cost_models.padding import with_dilated_gradients, with_shared_padding, with_uneven_padding_alone
+from cost_models.polynomials import as_polynomials
 from cost_models.repeats import without_repeats
 from cost_models.rewriting import rewritten
 from cost_models.targets import Target
@@ -44,8 +46,10 @@ ZEROS_FOR_POOLING = "zeros for pooling"
 _Shape = tuple[str, tuple[Affine, ...]]
 
 
-def lower(workload: Workload, target: Target) -> Workload:
-    """The workload as this target's compiler sees it when it starts to fuse."""
+def lower(workload: Workload, target: Target, batch: int | None = None) -> Workload:
+    """The workload as this target's compiler sees it when it starts to fuse, at a local batch (None: the trace's)."""
+    if (workload.local_batch if batch is None else batch) <= MOST_SAMPLES:
+        workload = with_packed_masks(workload, target)
     if target.product_dtype:
         workload = _rounded(workload, target.product_dtype)
     if target.copies_images:
@@ -63,6 +67,8 @@ def lower(workload: Workload, target: Target) -> Workload:
         workload = without_repeats(rewritten(workload))
     if target.widens:
         workload = widened(workload, target.narrow, target.native, target.products_widen, target.rounds)
+    if target.rewrites:
+        workload = as_polynomials(workload)
     return without_repeats(with_broadcasts(workload)) if target.recomputes else workload
 
 

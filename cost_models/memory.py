@@ -26,8 +26,8 @@ Bytes = TypeVar("Bytes", int, npt.NDArray[np.int64])
 
 _FETCHED = ("parameters", "optimizer")
 """State that is fetched to the chip ahead of its use, as far as there is room."""
-_GUESSED = 0.4
-"""Of the room on the chip: what is kept there is known less well than what is kept at all."""
+_FILLED = 0.4
+"""Of the room on the chip that is left at the peak: values that are taken for in the device's memory may be there."""
 _SHARDED = ("parameters", "gradients", "optimizer", "accumulators")
 
 
@@ -47,7 +47,8 @@ class MemoryCost:
     inputs              the batch, and arrays that the program closes over
     collective_buffers  parameters gathered from other devices
     host                memory of the host that the device's program uses
-    total_low, total_high   where the compiler's own figure is expected
+    total_low, total_high   where the compiler's own figure is expected: on TPUs what is on the chip at the peak may be
+                        in the device's memory after all, and the other way round where there is room left
     """
 
     parameters: int
@@ -118,17 +119,19 @@ def _on_target(workload: Workload, config: TrainConfig, target: Target) -> Memor
     if config.layout.shard_state and config.mesh.data > 1:
         components = sharded(workload, components, config.mesh.data)
     total = sum(components.values())
-    guessed = _GUESSED * min(target.on_chip_bytes, temporary_bytes)
-    below, above = (round(share * temporary_bytes + guessed) for share in _uncertainty(workload, target))
-    return MemoryCost(**components, host=0, total=total, total_low=total - below, total_high=total + above)
+    below, above = (round(share * temporary_bytes) for share in _uncertainty(workload, target))
+    there = plan.on_chip_at(config.batch.local, at)
+    below += round(_FILLED * max(0, min(target.on_chip_bytes, temporary_bytes) - there))
+    return MemoryCost(**components, host=0, total=total, total_low=total - below, total_high=total + above + there)
 
 
 @lru_cache(maxsize=64)
 def _uncertainty(workload: Workload, target: Target) -> tuple[float, float]:
-    """(below, above) as shares of the temporaries."""
-    if target.loop_uncertainty is not None and any(op.kind is Kind.LOOP for op in workload.ops):
-        return target.loop_uncertainty
-    return target.uncertainty
+    """(below, above) as shares of the temporaries; how well it is known what is kept depends on what a step is of."""
+    kinds = {op.kind for op in workload.ops}
+    if Kind.LOOP in kinds:
+        return target.loop_uncertainty or target.uncertainty
+    return target.uncertainty if Kind.CONV in kinds else target.plain_uncertainty or target.uncertainty
 
 
 def check(workload: Workload, config: TrainConfig) -> None:

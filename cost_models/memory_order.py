@@ -95,11 +95,14 @@ class _Graph:
         self.ends = list(dict.fromkeys(one for end in lasting for one in writer.get(end, ())[-1:]))
         for end in self.ends:
             self.users[end] += 1
-        self.before = [list(made) for made in self.reads]
-        self._let_readers_go_first(writer)
+        self.before = self._with_readers_first(writer)
 
-    def _let_readers_go_first(self, writer: dict[int, list[int]]) -> None:
-        """A new value takes the place of the old one, so it waits for those who read that."""
+    def _with_readers_first(self, writer: dict[int, list[int]]) -> list[list[int]]:
+        """A new value takes the place of the old one, so it waits for those who read that.
+
+        List scheduling does not ask who reads that: it copies it for them (`liveness.py`).
+        """
+        before = [list(made) for made in self.reads]
         readers: dict[int, list[int]] = {}
         for place, kernel in enumerate(self.kernels):
             if not in_update(kernel):
@@ -107,7 +110,8 @@ class _Graph:
                     readers.setdefault(read, []).append(place)
         for variable in self.workload.variables:
             for place in writer.get(variable.result, ())[-1:]:
-                self.before[place] += [one for one in readers.get(variable.tensor, ()) if one != place]
+                before[place] += [one for one in readers.get(variable.tensor, ()) if one != place]
+        return before
 
     def depth_first(self, rank: _Rank | None) -> list[int]:
         """Everything before what reads it; operands in their order, or by rank."""
@@ -177,7 +181,7 @@ class _List:
             for read in kernel.reads:
                 self.unread[read] = self.unread.get(read, 0) + 1
                 self.readers.setdefault(read, []).append(place)
-            for one in dict.fromkeys(graph.before[place]):
+            for one in graph.reads[place]:
                 self.followers[one].append(place)
                 self.waits[place] += 1
 

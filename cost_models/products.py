@@ -18,7 +18,7 @@ from cost_models.efficiency import Efficiency
 
 Floats = npt.NDArray[np.float64]
 
-_SPLITS = (1, 2, 4, 8, 16, 32, 64)
+_SPLITS = np.array([1, 2, 4, 8, 16, 32, 64])
 _SHORTEST_SPLIT = 512
 """Elements of k below which splitting a sum further costs more in adding up than it gains."""
 
@@ -32,36 +32,43 @@ def product_flops_share(
     item_bytes  of each product's operands
     """
     groups, m, n, k = (np.maximum(gemm[:, column], 1.0) for column in range(4))
-    best = np.zeros(len(gemm))
-    for tile_m, tile_n in efficiency.tiles:
-        blocks = groups * np.ceil(m / tile_m) * np.ceil(n / tile_n)
-        depth = np.ceil(k / efficiency.depth) * efficiency.depth
-        filled = groups * m * n * k / (blocks * tile_m * tile_n * depth)
-        share = filled * _of_cache(tile_m, tile_n, peak, item_bytes, memory_bytes_per_second, efficiency)
-        best = np.maximum(best, share * _of_waves(blocks, k, efficiency.cores))
+    tile_m, tile_n = (np.array(sides, np.float64)[:, np.newaxis] for sides in zip(*efficiency.tiles, strict=True))
+    blocks = groups * np.ceil(m / tile_m) * np.ceil(n / tile_n)
+    depth = np.ceil(k / efficiency.depth) * efficiency.depth
+    filled = groups * m * n * k / (blocks * tile_m * tile_n * depth)
+    share = filled * _of_cache(tile_m, tile_n, peak, item_bytes, memory_bytes_per_second, efficiency)
+    best = (share * _of_waves(blocks, k, efficiency.cores)).max(axis=0)
     most = np.where(item_bytes == 4, efficiency.product_float32 or efficiency.product, efficiency.product)
     return np.asarray(best * most, np.float64)
 
 
 def _of_cache(
-    tile_m: int, tile_n: int, peak: Floats, item_bytes: Floats, memory_bytes_per_second: float, efficiency: Efficiency
+    tile_m: Floats,
+    tile_n: Floats,
+    peak: Floats,
+    item_bytes: Floats,
+    memory_bytes_per_second: float,
+    reached: Efficiency,
 ) -> Floats:
-    """Share of the peak at which the cache can feed blocks of this size; 1 where cores are not known."""
-    if not efficiency.cores:
-        return np.ones(len(peak))
+    """Share of the peak at which the cache can feed blocks of each size, (tiles, products); 1 where cores are not
+    known."""
+    if not reached.cores:
+        return np.ones((len(tile_m), len(peak)))
     flops_per_byte = 2.0 * tile_m * tile_n / ((tile_m + tile_n) * item_bytes)
-    cache = memory_bytes_per_second * efficiency.l2_over_memory
+    cache = memory_bytes_per_second * reached.l2_over_memory
     return np.minimum(1.0, cache * flops_per_byte / peak)
 
 
 def _of_waves(blocks: Floats, k: Floats, cores: int) -> Floats:
-    """Share of the cores that are busy, on average over the rounds, with the best number of splits along k."""
+    """Share of the cores that are busy, on average over the rounds, with the best number of splits along k.
+
+    blocks  (tiles, products), as is the answer
+    """
     if not cores:
-        return np.ones(len(blocks))
-    best = np.zeros(len(blocks))
-    for split in _SPLITS:
-        parts = blocks * split
-        busy = parts / (np.ceil(parts / cores) * cores)
-        allowed = (split == 1) | (k / split >= _SHORTEST_SPLIT)
-        best = np.maximum(best, np.where(allowed, busy, 0.0))
-    return best
+        return np.ones_like(blocks)
+    splits = _SPLITS[:, np.newaxis]
+    allowed = (splits == 1) | (k / splits >= _SHORTEST_SPLIT)
+    needed = int(allowed.any(axis=1).sum())  # fewer splits are allowed wherever more are
+    parts = blocks[:, np.newaxis] * splits[:needed]
+    busy = parts / (np.ceil(parts / cores) * cores)
+    return np.asarray(np.where(allowed[:needed], busy, 0.0).max(axis=1), np.float64)

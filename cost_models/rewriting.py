@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from cost_models.affine import Affine
+from cost_models.polynomials import LONG_CHAIN
 from cost_models.widening import WIDE, is_part_of_convolution
 from cost_models.workload import CONVERT, FLATTEN, Kind, Op, Phase, Tensor, Workload
 
@@ -86,7 +87,7 @@ class _Rewriting:
         square = made("square", x)
         parts = made("exp", made("neg", square)), made("div", square), made("div", made("abs", x))
         chosen = made("select_n", x, *parts)
-        steps[-1] = replace(steps[-1], flops=op.flops)
+        steps[-1] = replace(steps[-1], flops=op.flops * LONG_CHAIN)
         yield from steps
         primitive = "copy" if self.tensors[result].dtype == WIDE else CONVERT
         kind = Kind.VIEW if primitive == "copy" else Kind.ELEMENTWISE

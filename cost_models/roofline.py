@@ -22,6 +22,7 @@ from cost_models.kernel_table import AttentionRows, KernelTable, kernel_table
 from cost_models.library import library_kernels
 from cost_models.memory import check, target_for, updates_of
 from cost_models.paging import paging_seconds
+from cost_models.processors import processor_seconds
 from cost_models.products import product_flops_share
 from cost_models.sharding import collectives
 from cost_models.targets import target_of
@@ -39,7 +40,7 @@ SECONDS_PER_VARIABLE = 3e-6
 EAGER_SECONDS = 1.0e-4
 """What the host does beside the chip's `dispatch_seconds`: for a micro-step of `fit`, for each variable that it hands
 to the program, and for an operation outside a compiled program, which is traced for its gradient and dispatched from
-Python.
+Python. A machine at hand has its own (`Chip.host_micro_step_seconds`).
 
 Measured with Keras 3.15 and jax 0.10.2 on x86-64 server cores: 126 microseconds a micro-step with 4 variables, 435
 with 98, 1,009 with 290; 93 to 120 microseconds an operation.
@@ -139,7 +140,7 @@ def step_time(
         communication_seconds=of_each["communication"],
         overhead_seconds=of_each["overhead"],
         samples_per_second=config.batch.global_size / seconds,
-        mfu=workload.model_flops.at(config.batch.local) / (seconds * peak_of(config, cluster)),
+        mfu=workload.model_flops.at(config.batch.local) / (seconds * peak_of(workload, config, cluster)),
         bound=max(of_each, key=lambda name: of_each[name]),
     )
 
@@ -180,9 +181,15 @@ def parts_of(
     }
 
 
-def peak_of(config: TrainConfig, cluster: Cluster) -> float:
-    """FLOP/s of a device at work in the compute dtype: the denominator of MFU."""
-    return peak_rate(cluster.chip, config.precision.compute_dtype) * share_of(config, cluster)
+def peak_of(workload: Workload, config: TrainConfig, cluster: Cluster) -> float:
+    """FLOP/s of a device at work in the compute dtype: the denominator of MFU.
+
+    JAX calculates float64 in float32 unless it is told otherwise (`jax_enable_x64`), and its step then has no float64.
+    """
+    dtype = config.precision.compute_dtype
+    if dtype == "float64" and config.backend == "jax" and all(one.dtype != dtype for one in workload.tensors):
+        dtype = "float32"
+    return peak_rate(cluster.chip, dtype) * share_of(config, cluster)
 
 
 def peak_rate(chip: Chip, dtype: str) -> float:
@@ -226,6 +233,9 @@ def kernel_seconds(
     moved = table.bytes_at(batch, fused_attention=fused) * table.runs
     flops = (table.flops_fixed + batch * table.flops_per_sample) * table.runs
     peaks = np.array([peak_rate(chip, dtype) for dtype in table.dtypes])[table.dtype]
+    if chip.kind == "cpu":
+        on_it_all = processor_seconds(table, batch, moved, peaks, chip, efficiency)
+        return on_it_all[0] / share, on_it_all[1] / share
     gemm = table.gemm_at(batch)
     memory_rate = chip.memory_bytes_per_second
     peaks = _as_the_backend_calculates(peaks, table, config, efficiency)
@@ -234,20 +244,14 @@ def kernel_seconds(
     at, like = table.products
     share_of_peak = product_flops_share(gemm[at], peaks[at], table.item_bytes[at], memory_rate, efficiency)
     rates[table.is_gemm] = (peaks[at] * share_of_peak)[like]
-    rates[table.is_convolution] *= efficiency.convolution
-    rates[table.is_kernel_gradient] *= efficiency.kernel_gradient / efficiency.convolution
     if chip.kind == "gpu" and not _takes_float32(chip):
         rates[table.is_minimal & (table.item_bytes == 4)] *= _MINIMAL_FILTERING
     thin = table.is_grouped & (table.gemm_fixed[:, 2] < efficiency.thinnest)
     widths = table.gemm_fixed[thin, 2]
     rates[thin] = efficiency.thin_flops(peaks[thin], table.item_bytes[thin], widths, table.is_backward[thin])
-    for kind, rows in table.slow.items():
-        if kind in efficiency.slow:
-            rates[rows] = peak_rate(chip, "float32") * efficiency.slow[kind]
     if fused and table.attention is not None:
         flops, rates = _fused(table.attention, gemm, flops, rates, peaks, efficiency)
-    streamed = np.where(table.is_gemm, efficiency.operands or efficiency.bandwidth, efficiency.bandwidth)
-    compute, traffic = flops / (rates * share), moved / (memory_rate * share * streamed)
+    compute, traffic = flops / (rates * share), moved / (memory_rate * share * efficiency.bandwidth)
     if _takes_float32(chip) and table.is_convolution.any():
         operands, _ = transposed_bytes(table, batch)  # kernels for TF32 write channels first themselves
         stream = memory_rate * share * efficiency.bandwidth
@@ -312,7 +316,8 @@ def slower_of(compute: Floats, traffic: Floats, efficiency: Efficiency) -> Float
 
 def _bandwidth(config: TrainConfig, cluster: Cluster) -> float:
     """Bytes a second that long streams reach."""
-    return cluster.chip.memory_bytes_per_second * share_of(config, cluster) * efficiency_of(cluster).bandwidth
+    reached = efficiency_of(cluster)
+    return cluster.chip.memory_bytes_per_second * share_of(config, cluster) * reached.bandwidth * reached.near[-1][1]
 
 
 def _communication(workload: Workload, config: TrainConfig, cluster: Cluster) -> tuple[float, float]:
@@ -343,7 +348,9 @@ def overhead_of(
         return launching + elsewhere.micro_step_seconds / grouped + operations * elsewhere.operation_seconds
     if not config.jit_compile:
         return launching + workload.dispatches * (chip.dispatch_seconds + EAGER_SECONDS)
-    host = chip.dispatch_seconds + LOOP_SECONDS + SECONDS_PER_VARIABLE * len(workload.variables)
+    loop, a_variable = chip.host_micro_step_seconds, chip.host_variable_seconds
+    host = chip.dispatch_seconds + (LOOP_SECONDS if loop is None else loop)
+    host += (SECONDS_PER_VARIABLE if a_variable is None else a_variable) * len(workload.variables)
     if not target.host_apart:
         return launching + host
     # The host prepares the next micro-step while the device works.

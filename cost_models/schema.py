@@ -48,7 +48,7 @@ def number(value: object, where: str) -> float:
     """A finite number, not negative. `1e12` is one too, which YAML 1.1 reads as text."""
     try:
         read = float("nan") if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         read = float("nan")
     if not isfinite(read) or read < 0:
         raise HardwareError(f"{where} is {value!r}; expected a number such as 3.12e14")
@@ -101,6 +101,18 @@ def mapping(value: object, where: str) -> dict[str, Any]:
 def optional(reader: Reader) -> Reader:
     """The same reader, with null let through."""
     return lambda value, where: None if value is None else reader(value, where)
+
+
+def positive(reader: Reader) -> Reader:
+    """The same reader of numbers, with zero refused."""
+
+    def read(value: object, where: str) -> Any:
+        found = reader(value, where)
+        if not found > 0:
+            raise HardwareError(f"{where} is {value!r}; expected a number above zero")
+        return found
+
+    return read
 
 
 def several(reader: Reader) -> Reader:

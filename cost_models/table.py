@@ -235,5 +235,6 @@ class _Pricing:
         seconds = columns[0] + columns[1] + columns[2] + columns[3]
         flops = workload.model_flops.fixed + workload.model_flops.per_sample * batches
         found: Columns = {f"{name}_seconds": column for name, column in zip(_PARTS, columns, strict=True)}
-        found |= {"micro_step_seconds": seconds, "mfu": flops / (seconds * peak_of(config, self.cluster))}
+        peak = peak_of(workload, config, self.cluster)
+        found |= {"micro_step_seconds": seconds, "mfu": flops / (seconds * peak)}
         return found | {"bound": np.array(_PARTS)[np.argmax(columns, axis=0)]}

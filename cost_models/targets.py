@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from cost_models.errors import HardwareError
 from cost_models.workload import Kind
@@ -17,6 +18,10 @@ class Target:
     products_compute    products take short elementwise chains of one operand in (XLA's Triton products)
     absorbing           kinds that take fusible producers in, though their own results are written
     epilogues           what an elementwise operation makes of a product's result is written instead of that result
+    wide_products_apart  products of float32 write it where only products read it again, which then add the bias and
+                        round (`epilogues.py`), and where a softmax follows (`row_maxima.py`)
+    row_elements        of a row from which its maximum is taken in the kernel that finds it (`row_maxima.py`; 0: none)
+    product_row_elements  the same where a product that makes the row is part of that kernel
     product_dtype       products round float32 operands to this dtype, and what only products read is kept in it
     widens              operations that a narrow dtype lacks run in float32, and what is kept of them is (`widening.py`)
     narrow              dtypes that lack all operations but those of `native`; all narrow ones lack long chains
@@ -29,6 +34,10 @@ class Target:
     stacks_early        what loops stack up is there from the start of the program
     wide_column_blocks  the same of values in float32 that one operation makes
     chained_column_blocks  the same of values in float32 that more operations make
+    cached_column_blocks  up to so many blocks chains count as such though a part of them is written, where long columns
+                        in float32 take fewer bytes than `cached_column_bytes`: those of the caches of all cores
+    cached_column_bytes  see above
+    grouped_column_blocks  the same of narrow images whose channels are summed in groups
     copies_images       what comes from outside is copied into the layout of the convolutions that read it
     copies_kernels      weights of convolutions are copied into another layout
     recomputes          readers compute what is cheap again, and a library takes reductions in (`recomputing.py`)
@@ -40,6 +49,8 @@ class Target:
     keeps_long_chains   random bits and the like are computed once when several kernels read them
     keeps_long_operands  and so are narrow values that they convert, where others read these, too
     keeps_gated         products with a logistic function are kept where sums read them, in steps of half precision
+    keeps_joined        and so are joined features of images in float32 whose channels are summed over short rows
+    costly_to_pool      what is made with one of these primitives is written before pooling reads it
     keeps_masks         what compares values of the forward pass is kept for the backward pass where it is smaller
     weighs_traffic      a value is kept where reading its sources again would move more bytes; else where more than
                         `copies` kernels would compute it
@@ -52,6 +63,10 @@ class Target:
     averages            sets that stand beside gradients where accumulation chooses: their average, copies of the sums
     arithmetic          bytes that could be moved in the time that an operation takes on one element, where that is
                         weighed against reading what was kept of it
+    arithmetic_unpacked  what is added to that for sequences of more samples than a word has bits, where no signs are
+                        packed (`packed_masks.py`)
+    turns_state         products of what is in memory make gradients of kernels with more outputs than inputs the other
+                        way round, and the state that they update is copied so first (`liveness.py`)
     costly              elementwise operations that are not computed twice, whatever the traffic
     writes_joined       features that are joined across the lanes of tiles are written where several operations read it
     writes_iota         constants of counting numbers are written out
@@ -66,9 +81,11 @@ class Target:
     unseen              what compiled steps hold beyond the temporaries that are known, as a share of these: the median
     uncertainty         where the compiler's figure may lie (below, above), as shares of the temporaries; what is on the
                         chip comes on top of it (`memory.py`): what was seen when whole training steps were compiled
-                        with jax 0.10.2 (`studies/memory_vs_compiler`). On GPUs nine of ten of 84 steps lie in it, of 50
-                        models that are none of that study's: rules that are missing keep values, so most is above
-    loop_uncertainty    the same of steps with loops, where it is another: XLA orders and shares these less predictably
+                        with jax 0.10.2 (`studies/memory_vs_compiler`). On GPUs nine of ten of 260 compiled steps lie
+                        in it or in the two below, 160 of models that are none of that study's. What is kept around
+                        convolutions is known least: rules that are missing keep values, so most is above
+    plain_uncertainty   the same of steps without convolutions and loops, where it is another
+    loop_uncertainty    the same of steps with loops: XLA orders and shares these less predictably
     """
 
     name: str
@@ -76,6 +93,9 @@ class Target:
     absorbing: frozenset[Kind]
     products_compute: bool
     epilogues: bool
+    wide_products_apart: bool
+    row_elements: int
+    product_row_elements: int
     product_dtype: str | None
     widens: bool
     narrow: frozenset[str]
@@ -85,6 +105,9 @@ class Target:
     column_blocks: int
     wide_column_blocks: int
     chained_column_blocks: int
+    cached_column_blocks: int
+    cached_column_bytes: int
+    grouped_column_blocks: int
     copies_images: bool
     copies_kernels: bool
     stacks_early: bool
@@ -98,6 +121,8 @@ class Target:
     keeps_long_chains: bool
     keeps_long_operands: bool
     keeps_gated: bool
+    keeps_joined: bool
+    costly_to_pool: frozenset[str]
     keeps_masks: bool
     weighs_traffic: bool
     copies: int
@@ -109,6 +134,8 @@ class Target:
     averages: int
     unseen: float
     arithmetic: tuple[tuple[str, float], ...]
+    arithmetic_unpacked: tuple[tuple[str, float], ...]
+    turns_state: bool
     costly: frozenset[str]
     writes_joined: bool
     writes_iota: bool
@@ -120,6 +147,7 @@ class Target:
     scatters_pooling: bool
     host_apart: bool
     uncertainty: tuple[float, float]
+    plain_uncertainty: tuple[float, float] | None = None
     loop_uncertainty: tuple[float, float] | None = None
 
 
@@ -144,6 +172,9 @@ _GPU = Target(
     absorbing=frozenset({Kind.REDUCE, Kind.POOL, Kind.POOL_GRADIENT}),
     products_compute=True,
     epilogues=False,
+    wide_products_apart=False,
+    row_elements=0,
+    product_row_elements=0,
     product_dtype=None,
     widens=True,
     narrow=frozenset({"bfloat16"}),
@@ -153,6 +184,9 @@ _GPU = Target(
     column_blocks=288,  # A100: 256 were computed apart, 317 were not (jax 0.10.2)
     wide_column_blocks=40,  # A100: 32 were computed apart, 48 were not
     chained_column_blocks=108,  # its cores: 96 were computed apart, 128 were not
+    cached_column_blocks=80,  # A100: 80 were computed apart, 96 were not
+    cached_column_bytes=108 * 192 * 2**10,  # A100: columns of 21.0 MB were computed apart, of 25.2 MB they were not
+    grouped_column_blocks=160,  # A100: 128 were computed apart, 192 were not
     stacks_early=True,
     pads_unevenly=False,  # cuDNN pads both ends alike
     copies_images=False,
@@ -166,6 +200,8 @@ _GPU = Target(
     keeps_long_chains=True,
     keeps_long_operands=True,
     keeps_gated=True,
+    keeps_joined=True,
+    costly_to_pool=frozenset(),
     keeps_masks=True,
     weighs_traffic=True,
     copies=0,
@@ -177,6 +213,8 @@ _GPU = Target(
     averages=1,
     unseen=0.0125,  # A100 1.27% over 82 compiled steps, H100 1.24% over 16
     arithmetic=(),
+    arithmetic_unpacked=(),
+    turns_state=False,
     costly=frozenset(),
     writes_joined=False,
     writes_iota=False,
@@ -187,8 +225,9 @@ _GPU = Target(
     dot_workspace_bytes=0,  # Triton's products need none
     scatters_pooling=True,
     host_apart=True,
-    uncertainty=(0.07, 0.14),
-    loop_uncertainty=(0.12, 0.11),
+    uncertainty=(0.06, 0.14),
+    plain_uncertainty=(0.1, 0.09),
+    loop_uncertainty=(0.1, 0.1),
 )
 _TPU = Target(
     name="tpu",
@@ -196,6 +235,9 @@ _TPU = Target(
     absorbing=frozenset({Kind.REDUCE, Kind.DOT, Kind.CONV}),
     products_compute=False,
     epilogues=True,
+    wide_products_apart=False,
+    row_elements=8192,  # 8,192 were, 10,000 were not (jax 0.10.2)
+    product_row_elements=2048,  # 2,048 were, 4,096 were not
     product_dtype="bfloat16",
     widens=False,
     narrow=frozenset(),
@@ -205,6 +247,9 @@ _TPU = Target(
     column_blocks=0,
     wide_column_blocks=0,
     chained_column_blocks=0,
+    cached_column_blocks=0,
+    cached_column_bytes=0,
+    grouped_column_blocks=0,
     copies_images=True,
     copies_kernels=False,
     stacks_early=False,
@@ -218,6 +263,8 @@ _TPU = Target(
     keeps_long_chains=False,
     keeps_long_operands=False,
     keeps_gated=False,
+    keeps_joined=False,
+    costly_to_pool=frozenset(),
     keeps_masks=False,
     weighs_traffic=True,
     copies=0,
@@ -229,6 +276,10 @@ _TPU = Target(
     averages=0,
     unseen=0.0,
     arithmetic=(),
+    arithmetic_unpacked=(
+        ("erfc", 6.0),
+    ),  # v5e: exact GELU's factor is kept in bfloat16 (more than 4), not in float32 (8)
+    turns_state=False,
     costly=frozenset(),
     writes_joined=True,
     writes_iota=False,
@@ -239,17 +290,19 @@ _TPU = Target(
     dot_workspace_bytes=0,
     scatters_pooling=False,
     host_apart=True,
-    uncertainty=(0.1, 0.12),
+    uncertainty=(0.08, 0.08),
 )
-_TPU_V4 = replace(
-    _TPU,
-    name="tpu v4",
-    arithmetic=(("div", 3.0), ("exp", 2.5), ("expm1", 2.5), ("logistic", 5.5), ("tanh", 5.5), ("erfc", 12.0)),
-)
+_V4_ARITHMETIC = (("div", 3.0), ("exp", 2.5), ("expm1", 2.5), ("logistic", 5.5), ("tanh", 5.5), ("erfc", 12.0))
+_TPU_V4 = replace(_TPU, name="tpu v4", arithmetic=_V4_ARITHMETIC)
 """Between bounds that this compiler's choices give (jax 0.10.2). It keeps attention's probabilities in bfloat16 (div:
 more than 2), silu (exp and div: more than 4), exp (more than 2) and the factor of exact GELU; it computes again a
 softmax in bfloat16 (div: less than 4), elu (expm1: less than 4), softplus, and the gradients of logits (exp: less than
 6) and of attention's scores (div: less than 6). Of the same steps v5e computes all but exp, tanh and logistic again."""
+_ERFC = (("erfc", 12.0),)
+"""The factor of exact GELU is kept, as on v4; silu, elu, softplus and softmax are computed again, as on v5e."""
+_TPU_V5P = replace(_TPU, name="tpu v5p", arithmetic=_ERFC)
+_TPU_V6E = replace(_TPU_V5P, name="tpu v6e", wide_products_apart=True, turns_state=True)
+_TPU_V7X = replace(_TPU_V6E, name="tpu v7x", turns_state=False)
 _CPU = replace(
     _GPU,
     name="cpu",
@@ -267,6 +320,9 @@ _CPU = replace(
     column_blocks=0,
     wide_column_blocks=0,
     chained_column_blocks=0,
+    cached_column_blocks=0,
+    cached_column_bytes=0,
+    grouped_column_blocks=0,
     copies_kernels=False,
     absorbing=frozenset({Kind.REDUCE}),
     products_compute=False,
@@ -283,11 +339,13 @@ _CPU = replace(
     costly=_COSTLY,
     keeps_long_operands=False,
     keeps_gated=False,
+    keeps_joined=False,
     writes_iota=True,
     dot_workspace_bytes=0,
     scatters_pooling=True,
     host_apart=False,
     uncertainty=(0.1, 0.1),
+    plain_uncertainty=None,
     loop_uncertainty=None,
 )
 _BY_CAPABILITY = (
@@ -299,6 +357,8 @@ _BY_CAPABILITY = (
             native=_NATIVE_ON_GPU | {"add", "add_any", "sub", "mul", "integer_pow", "square"},
             wide_column_blocks=66,  # half its cores: 64 were computed apart, 128 were not
             chained_column_blocks=132,  # its cores
+            cached_column_bytes=132 * 256 * 2**10,
+            costly_to_pool=frozenset({"expm1"}),  # elu was kept in bfloat16, on an A100 it was not
         ),
     ),
     (8.0, _GPU),
@@ -308,9 +368,49 @@ _BY_CAPABILITY = (
 nothing of its operands and wants scratch."""
 _ON_ANOTHER_BACKEND = (0.5, 1.0)
 """No compiler's figures were held against these: half as much or twice as much of the temporaries is possible."""
-_BY_CHIP: Mapping[str, Target] = {"tpu-v4": _TPU_V4}
+_BY_CHIP: Mapping[str, Target] = {
+    "tpu-v4": _TPU_V4,
+    "tpu-v5p": _TPU_V5P,
+    "tpu-v6e": _TPU_V6E,
+    "tpu-v7x": _TPU_V7X,
+}
 """Chips whose compiler differs from that of their kind."""
 _TARGETS: Mapping[str, Target] = {"gpu": _GPU, "tpu": _TPU, "cpu": _CPU}
+
+
+_EAGER: Mapping[str, Any] = {
+    "widens": False,
+    "copies_images": False,
+    "copies_kernels": False,
+    "stacks_early": False,
+    "recomputes": False,
+    "lends_places": False,
+    "pools_on_padded": False,
+    "rewrites": False,
+    "rounds": False,
+    "library_elements": 0,
+    "breadth_first": False,
+    "fusible": frozenset(),
+    "absorbing": frozenset(),
+    "memory_orders": False,
+    "keeps_long_operands": False,
+    "keeps_gated": False,
+    "keeps_joined": False,
+    "elementwise_in_place": False,
+    "sums_beside_choices": False,
+    "scatters_compute": False,
+    "lodges": False,
+    "averages": 0,
+    "unseen": 0.0,
+    "products_compute": False,
+    "epilogues": False,
+    "wide_products_apart": False,
+    "row_elements": 0,
+    "product_dtype": None,
+    "free_transposes": False,
+    "on_chip_bytes": 0,
+}
+"""Of whoever runs operations one by one: nothing is fused, moved, or made again."""
 
 
 def target_of(
@@ -336,38 +436,12 @@ def target_of(
         target = next(made for least, made in _BY_CAPABILITY if compute_capability >= least)
     if backend != "jax":
         target = replace(
-            target, name=f"{target.name} {backend}", uncertainty=_ON_ANOTHER_BACKEND, loop_uncertainty=None
+            target,
+            name=f"{target.name} {backend}",
+            uncertainty=_ON_ANOTHER_BACKEND,
+            plain_uncertainty=None,
+            loop_uncertainty=None,
         )
     if jit_compile:
         return target
-    return replace(
-        target,
-        name=f"{target.name} eager",
-        widens=False,
-        copies_images=False,
-        copies_kernels=False,
-        stacks_early=False,
-        recomputes=False,
-        lends_places=False,
-        pools_on_padded=False,
-        rewrites=False,
-        rounds=False,
-        library_elements=0,
-        breadth_first=False,
-        fusible=frozenset(),
-        absorbing=frozenset(),
-        memory_orders=False,
-        keeps_long_operands=False,
-        keeps_gated=False,
-        elementwise_in_place=False,
-        sums_beside_choices=False,
-        scatters_compute=False,
-        lodges=False,
-        averages=0,
-        unseen=0.0,
-        products_compute=False,
-        epilogues=False,
-        product_dtype=None,
-        free_transposes=False,
-        on_chip_bytes=0,
-    )
+    return replace(target, name=f"{target.name} eager", **_EAGER)

@@ -1,8 +1,8 @@
-"""Workload -> Workload: what XLA copies on GPUs for the gradient of a transposed convolution's weights.
+"""Workload -> Workload: what XLA copies on GPUs for the gradient of a transposed or dilated convolution's weights.
 
 Batch and features change places in both operands of that gradient, and cuDNN reads neither so: both are written anew.
-Where the padding is uneven cuDNN does not dilate either: the input is then written with its zeros between, and the
-incoming gradient with its padding.
+Where the padding of a transposed one is uneven cuDNN does not dilate either: the input is then written with its zeros
+between, and the incoming gradient with its padding.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from cost_models.affine import Affine
-from cost_models.workload import RELAYOUT, UNEVEN_PAD, Kind, Op, Phase, Tensor, Workload
+from cost_models.workload import RELAYOUT, STRIDED_CONVOLUTION, UNEVEN_PAD, Kind, Op, Phase, Tensor, Workload
 
 _Shape = tuple[Affine, ...]
 
 
 def with_swapped_operands(workload: Workload) -> Workload:
-    """Copies of input and incoming gradient before each gradient of a transposed convolution's weights."""
+    """Copies of input and incoming gradient before each gradient of a transposed or dilated convolution's weights."""
     enlarged = _enlarged(workload)
-    if not enlarged:
+    if not enlarged and not any(op.primitive == STRIDED_CONVOLUTION for op in workload.ops):
         return workload
     padded = {op.reads[0]: op.writes[0] for op in workload.ops if op.primitive == UNEVEN_PAD}
     tensors = list(workload.tensors)
@@ -31,14 +31,15 @@ def with_swapped_operands(workload: Workload) -> Workload:
             continue
         image, incoming = op.reads[:2]
         shape = tensors[image].shape
-        if incoming in padded:
+        if incoming in padded and image in enlarged:
             shape = _dilated(shape, tensors[incoming].shape)
             incoming = padded[incoming]
         tensors += [replace(tensors[image], shape=shape), tensors[incoming]]
         copy, beside[incoming] = len(tensors) - 2, len(tensors) - 1
         ops.append(Op(Kind.MOVE, RELAYOUT, (image,), (copy,), phase=op.phase, layer=op.layer, region=op.region))
         ops.append(replace(op, reads=(copy, beside[incoming], *op.reads[2:])))
-    return replace(workload, tensors=tuple(tensors), ops=tuple(_with_results(ops, beside)))
+    ordered = _before_readers(list(_with_results(ops, beside)), beside)
+    return replace(workload, tensors=tuple(tensors), ops=tuple(ordered))
 
 
 def _with_results(ops: Sequence[Op], beside: dict[int, int]) -> Iterator[Op]:
@@ -53,6 +54,23 @@ def _with_results(ops: Sequence[Op], beside: dict[int, int]) -> Iterator[Op]:
             yield op
             for write in copied:
                 yield replace(op, kind=Kind.MOVE, primitive=RELAYOUT, reads=(write,), writes=(beside[write],))
+
+
+def _before_readers(ops: Sequence[Op], beside: dict[int, int]) -> Iterator[Op]:
+    """What makes a copy stands before what reads it: padding may be written after the gradient of the weights.
+
+    It stands before the copy of the image, too: what it reads is gone then.
+    """
+    copies = frozenset(beside.values())
+    source = {write: index for index, op in enumerate(ops) for write in copies.intersection(op.writes)}
+    done: set[int] = set()
+    for index, op in enumerate(ops):
+        along = ops[index + 1].reads if op.primitive == RELAYOUT and index + 1 < len(ops) else ()
+        missing = {source[read] for read in copies.intersection((*op.reads, *along))} - done
+        for one in (*sorted(missing), index):
+            if one not in done:
+                done.add(one)
+                yield ops[one]
 
 
 def _enlarged(workload: Workload) -> frozenset[int]:
@@ -72,12 +90,13 @@ def _sides_grow(tensors: Sequence[Tensor], op: Op) -> bool:
 
 
 def _is_of_weights(workload: Workload, op: Op, enlarged: frozenset[int]) -> bool:
-    """A convolution of the backward pass over such an input, whose result does not grow with the batch."""
+    """A convolution of the backward pass whose result does not grow with the batch, over such an input or strided."""
+    whole = not op.gemm or op.gemm[0] == Affine(1)
     return (
         op.kind is Kind.CONV
         and op.phase is Phase.BACKWARD
         and len(op.reads) > 1
-        and op.reads[0] in enlarged
+        and (op.reads[0] in enlarged or (op.primitive == STRIDED_CONVOLUTION and whole))
         and all(dim.constant for dim in workload.tensors[op.writes[0]].shape)
     )
 

@@ -7,9 +7,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from cost_models.graph import Graph
+from cost_models.packed_masks import MOST_SAMPLES
 from cost_models.workload import CONVERT, ITEM_BYTES, Kind, Op, Workload
 
 _WIDE = "float32"
+_SEQUENCES = 3  # dimensions: samples, steps, features
 _COMPUTES = frozenset({Kind.DOT, Kind.REDUCE})
 
 
@@ -51,11 +53,14 @@ class Arithmetic:
 
     def __init__(self, workload: Workload, graph: Graph, batch: int) -> None:
         self.workload, self.graph, self.batch = workload, graph, batch
-        self.each = dict(graph.target.arithmetic)
+        self.always = dict(graph.target.arithmetic)
+        self.each = {**dict(graph.target.arithmetic_unpacked if batch > MOST_SAMPLES else ()), **self.always}
 
     def weighs(self, op: Op) -> bool:
         """Whether this operation is one of them."""
-        return op.primitive in self.each
+        if op.primitive not in self.each:
+            return False
+        return op.primitive in self.always or len(self.workload.tensors[op.writes[0]].shape) == _SEQUENCES
 
     def bytes_of(self, operations: int) -> float:
         """Bytes that could be moved while these operations, a bit set of their places, run once."""

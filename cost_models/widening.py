@@ -163,7 +163,8 @@ class _Widening:
         reads = tuple(self.wide.get(read, read) for read in op.reads)
         yield replace(op, reads=reads, writes=tuple(made.get(write, write) for write in op.writes))
         for write, wide in made.items():
-            yield replace(op, kind=Kind.ELEMENTWISE, primitive=CONVERT, reads=(wide,), writes=(write,), gemm=())
+            down = replace(op, kind=Kind.ELEMENTWISE, primitive=CONVERT, reads=(wide,), writes=(write,), gemm=())
+            yield replace(down, flops=self.tensors[write].elements)
         if not self.rounds:
             self.wide.update(made)
         elif op.kind.is_product:

@@ -41,6 +41,8 @@ FLATTEN = "flatten"
 """The primitive by which a product views an operand of more dimensions as a matrix."""
 RELAYOUT = "relayout"
 """The primitive of a reshape that moves what it reads; its result is written."""
+STRIDED_CONVOLUTION = "strided_convolution"
+"""The primitive of a convolution that skips positions. A gradient of weights does where these were applied dilated."""
 CONVERT = "convert_element_type"
 """The primitive that changes a dtype."""
 
@@ -260,8 +262,13 @@ class Workload:
 
     @cached_property
     def model_flops(self) -> Affine:
-        """FLOPs of products and convolutions outside recomputation: the numerator of MFU (PaLM, appendix B)."""
-        return Affine.sum(_model_flops(op) for op in self.ops)
+        """FLOPs of the model's products and convolutions: the numerator of MFU (PaLM, appendix B).
+
+        Without recomputation, and without the optimizer's own products (Muon's orthogonalization): those follow the
+        update's gradients and are as large for every batch. A forward pass after a backward pass, as of a GAN's second
+        network, grows with the batch and counts. A workload that holds at one batch alone does not tell them apart.
+        """
+        return Affine.sum(_model_flops(op, may_be_optimizers=not self.batch_exact) for op in self.ops)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for job messages and files."""
@@ -333,13 +340,16 @@ def walk(ops: tuple[Op, ...]) -> list[Op]:
     return found
 
 
-def _model_flops(op: Op) -> Affine:
+def _model_flops(op: Op, *, may_be_optimizers: bool) -> Affine:
     if op.region and op.phase is Phase.FORWARD:  # recomputed: work, but not the model's
         return Affine()
     own = op.flops if op.kind.is_product else Affine()
     if op.compiled is not None:
         own = Affine(op.compiled.product_flops)
-    return own + Affine.sum(_model_flops(inner) for inner in op.body) * op.repeat
+    if may_be_optimizers and op.phase is Phase.UPDATE and own.constant:
+        own = Affine()
+    inner = Affine.sum(_model_flops(one, may_be_optimizers=may_be_optimizers) for one in op.body)
+    return own + inner * op.repeat
 
 
 def _op_to_plain(op: Op) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -24,7 +25,7 @@ from autoplan.errors import WorkerError
 from autoplan.runtime import backends
 from autoplan.runtime.backends import Backend
 
-PROFILE_SCHEMA = 2
+PROFILE_SCHEMA = 3
 DTYPES = ("float32", "bfloat16", "float16")
 
 _ENOUGH_SECONDS = 0.15
@@ -40,6 +41,13 @@ _CHAIN = (8, 72)
 _BURST_CALLS = 50
 _REDUCED_ELEMENTS = (2**10, 2**22)
 _FRESH_BYTES = 2**26
+_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+_UNITS = {"K": 2**10, "M": 2**20}
+_FIT_LAYERS = (1, 24)
+_FIT_MICRO_STEPS = 200
+_FIT_ROUNDS = 3
+_KERNELS_A_VARIABLE = 3
+"""Of a dense layer's: a product and its addition, two products and a sum backward, two updates, for two variables."""
 _TOUCHED_BYTES = 2**20
 _FRESH_MAPPINGS = 5
 
@@ -49,9 +57,10 @@ def probe(name: str) -> dict[str, Any]:
 
     Returns a profile: `matmul_flops_per_second` {dtype: {size: rate}} (an empty mapping where the device refuses a
     dtype), `memory_bytes_per_second`, `kernel_launch_seconds`, `dispatch_seconds`, `usable_memory_bytes` (None where
-    the runtime sets no limit), `fresh_page_bytes_per_second` (of processors under glibc, else None),
+    the runtime sets no limit), `fresh_page_bytes_per_second` (of processors under glibc, else None), of processors
+    `processors` and `cache_bytes`, on JAX `host_micro_step_seconds` and `host_variable_seconds` of `fit`,
     `all_reduce` [{devices, payload_bytes, seconds}], with platform, device kind, number of devices, versions and date.
-    Takes under six seconds after the backend's import. WorkerError when Keras runs on another backend in this process.
+    Takes under eight seconds after the backend's import. WorkerError when Keras runs on another backend here.
     """
     if keras.backend.backend() != name:
         raise WorkerError(
@@ -62,6 +71,8 @@ def probe(name: str) -> dict[str, Any]:
     started = time.perf_counter()
     count, device_kind, usable_bytes = backend.devices()
     kind = backend.platform()
+    launch_seconds, dispatch_seconds = _kernel_launch_seconds(backend), _dispatch_seconds(backend)
+    a_fit, a_variable = _host_seconds(launch_seconds, dispatch_seconds) if name == "jax" else (None, None)
     return {
         "schema": PROFILE_SCHEMA,
         "backend": name,
@@ -70,9 +81,13 @@ def probe(name: str) -> dict[str, Any]:
         "devices": count,
         "matmul_flops_per_second": {dtype: _matmul_rates(backend, dtype, _MATMUL_SIZES[kind]) for dtype in DTYPES},
         "memory_bytes_per_second": _stream_rate(backend, _STREAM_ELEMENTS[kind]),
-        "kernel_launch_seconds": _kernel_launch_seconds(backend),
-        "dispatch_seconds": _dispatch_seconds(backend),
+        "kernel_launch_seconds": launch_seconds,
+        "dispatch_seconds": dispatch_seconds,
+        "host_micro_step_seconds": a_fit,
+        "host_variable_seconds": a_variable,
         "fresh_page_bytes_per_second": _fresh_page_rate() if kind == "cpu" else None,
+        "processors": len(os.sched_getaffinity(0)) if kind == "cpu" else None,
+        "cache_bytes": _cache_bytes() if kind == "cpu" else None,
         "usable_memory_bytes": usable_bytes,
         "all_reduce": _all_reduces(backend, count),
         "versions": {"python": platform.python_version(), "keras": keras.version(), name: backend.version()},
@@ -186,6 +201,45 @@ def _dispatch_seconds(backend: Backend) -> float:
         backend.synchronize(value)
 
     return median_seconds(burst) / _BURST_CALLS
+
+
+def _host_seconds(launch_seconds: float, dispatch_seconds: float) -> tuple[float, float]:
+    """What `fit` takes for a micro-step beside the device, and for each variable of model and optimizer.
+
+    Two chains of tiny layers, of 4 and 50 variables: their kernels and the program's start are taken off.
+    """
+    (few, fewer_seconds), (many, more_seconds) = (_fit_seconds(layers) for layers in _FIT_LAYERS)
+    kernels_seconds = _KERNELS_A_VARIABLE * launch_seconds
+    variable_seconds = max((more_seconds - fewer_seconds) / (many - few) - kernels_seconds, 0.0)
+    rest = fewer_seconds - few * (variable_seconds + kernels_seconds) - dispatch_seconds
+    return max(rest, 0.0), variable_seconds
+
+
+def _fit_seconds(layers: int) -> tuple[int, float]:
+    """(variables, seconds a micro-step) of a real `fit`, the median over some after one that compiles."""
+    model = keras.Sequential([keras.Input((8,)), *(keras.layers.Dense(8) for _ in range(layers))])
+    model.compile("sgd", "mse")
+    x = np.zeros((4 * _FIT_MICRO_STEPS, 8), "float32")
+    seconds = []
+    for _ in range(1 + _FIT_ROUNDS):
+        start = time.perf_counter()
+        model.fit(x, x, batch_size=4, verbose=0)
+        seconds.append((time.perf_counter() - start) / _FIT_MICRO_STEPS)
+    return len(model.variables) + len(model.optimizer.variables), median(seconds[1:])
+
+
+def _cache_bytes() -> int | None:
+    """What the last level of this machine's caches holds; None where the kernel does not tell."""
+    levels = [(int(_text(folder / "level") or 0), _text(folder / "size")) for folder in _CACHES.glob("index*")]
+    told = max(levels, default=(0, ""))[1]
+    return int(told[:-1]) * _UNITS[told[-1]] or None if told and told[-1] in _UNITS else None
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
 
 
 def _all_reduces(backend: Backend, devices: int) -> list[dict[str, float]]:

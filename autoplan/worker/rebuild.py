@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import traceback
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,13 @@ from autoplan.jobs import SEE_OUTPUT
 from autoplan.runtime.running import OnBuilder, run_source
 from autoplan.source import SourceSpec
 from autoplan.worker.loops import own_loops
+from cost_models.config import Batch
 
 SYNTHETIC_BATCH = 32
 _SYNTHETIC_BYTES = 64 * 2**20
+_SYNTHETIC_MICRO_STEPS = 256
+"""What an epoch's end costs is then less than one in two hundred of what is measured, unless the arrays get too large.
+"""
 
 
 class InsideFit(Exception):
@@ -89,13 +92,19 @@ def _began_as(error: BaseException) -> str:
     return f"\nIt began as {type(first).__name__}: {told}"
 
 
-def synthetic_arguments(model: Any, batch_size: int) -> dict[str, Any]:
-    """Arrays of the model's own input and target specs, a few batches long, for a builder without data."""
+def synthetic_arguments(model: Any, batch_size: int, wanted: Batch | None = None) -> dict[str, Any]:
+    """Arrays of the model's own input and target specs, for a builder without data.
+
+    wanted  the batch that is measured instead of `batch_size`: the arrays are whole updates of it, since a batch that
+            they do not fill would be a smaller one than it says
+    """
     from autoplan.worker.synthetic import synthetic_batch
 
+    wanted = wanted or Batch(batch_size)
     row_bytes = sum(
         int(leaf.nbytes) for leaf in keras.tree.flatten(synthetic_batch(model, 1, seed=0)) if leaf is not None
     )
-    batches = max(2, min(32, math.floor(_SYNTHETIC_BYTES / max(1, row_bytes * batch_size))))
-    x, y = synthetic_batch(model, batch_size * batches, seed=0)
+    most = min(_SYNTHETIC_MICRO_STEPS // wanted.accumulation, _SYNTHETIC_BYTES // max(1, row_bytes * wanted.effective))
+    least = 1 if wanted.accumulation > 1 else 2
+    x, y = synthetic_batch(model, wanted.effective * max(least, most), seed=0)
     return {"x": x, "y": y, "batch_size": batch_size, "verbose": 0}

@@ -151,7 +151,9 @@ class Session:
         elif self.job.kind in _TRAINS_NOTHING:
             self._answer(FitCall(1, model, {"batch_size": batch_size}, type(model).fit), _synthetic_facts(batch_size))
         else:
-            model.fit(**arguments, **rebuild.synthetic_arguments(model, batch_size))
+            timed = self.change if self.job.kind is JobKind.MEASURE else None
+            wanted = None if timed is None else timed.wanted.batch
+            model.fit(**arguments, **rebuild.synthetic_arguments(model, batch_size, wanted))
 
     def _on_fit(self, call: FitCall) -> Any:
         """Called in place of each `fit` of the source."""
@@ -187,14 +189,13 @@ class Session:
         return found.model_copy(update={"process_bytes": held}).model_dump(mode="json")
 
     def _trace(self, call: FitCall, facts: DataFacts) -> dict[str, Any]:
-        from autoplan.worker.trace.job import trace
+        from autoplan.worker.trace.job import trace_near
 
         observation = self._observe(call, facts)
         self._settle(call)
         self.channel.phase("trace")
-        local_batch = int(self.job.options.get("local_batch") or facts.batch)
         built_with = self.job.config or observation["config"]
-        workload = trace(call.model, call.arguments, facts, local_batch, built_with)
+        workload = trace_near(call.model, call.arguments, facts, int(built_with["batch"]["local"]), built_with)
         return {"observation": observation, "workload": workload.to_dict()}
 
     def _lower(self, call: FitCall, facts: DataFacts) -> dict[str, Any]:

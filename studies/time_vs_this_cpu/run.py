@@ -1,11 +1,12 @@
 """How near are predicted times to measured ones on the processor that this runs on, before and after three trials?
 
-    python studies/time_vs_this_cpu/run.py [--seed N] [MODEL ...]    # measures; rows of other models stay
+    python studies/time_vs_this_cpu/run.py [--rounds N] [MODEL ...]  # measures; rows of other models stay
     python studies/time_vs_this_cpu/run.py --again [MODEL ...]       # predicts anew what was measured before
     python studies/time_vs_this_cpu/run.py --summary
 
-Every model is measured in several configurations, each in a process of its own, in an order drawn at random over all of
-them, so that what the machine does meanwhile falls on all alike.
+Every model is measured in several configurations, each in a process of its own, and all of them again in each round, in
+an order drawn at random, so that what the machine does meanwhile falls on all alike: processes of the same
+configuration differ by more than one process's own groups of micro-steps show.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -67,8 +67,8 @@ def configs(batch: int) -> Iterator[TrainConfig]:
     yield TrainConfig(Batch(8 * batch), keep_freed_memory=True)
 
 
-def key(model: str, config: TrainConfig) -> str:
-    return f"{model}: {config.describe()}"
+def key(model: str, config: TrainConfig, number: int) -> str:
+    return f"{model}: {config.describe()}: round {number}"
 
 
 def bench_of(model: str, client: Client, cluster: Cluster, logs: Path | None = None) -> Bench:
@@ -91,48 +91,55 @@ def local_cluster() -> Cluster:
     return hardware.resolve(hardware.LOCAL, profile=json.loads(PROFILE.read_text(encoding="utf-8")))
 
 
-def row_of(model: str, config: TrainConfig, outcome: Outcome) -> dict[str, Any]:
-    """What was measured, in seconds a micro-step; `first` and `second` are medians of every other group."""
-    row = {"key": key(model, config), "model": model, "config": config.describe(), **workshop.provenance()}
+def row_of(model: str, config: TrainConfig, number: int, outcome: Outcome) -> dict[str, Any]:
+    """What was measured in a round, in seconds a micro-step."""
+    name = key(model, config, number)
+    row = {"key": name, "model": model, "config": config.describe(), "round": number, **workshop.provenance()}
     if isinstance(outcome, Failure):
         return {**row, "error": outcome.message}
-    groups = outcome.group_seconds
     return {
         **row,
         "error": "",
         "measured": outcome.micro_step_seconds,
         "low": outcome.micro_step_seconds_low,
         "high": outcome.micro_step_seconds_high,
-        "first": median(groups[::2]),
-        "second": median(groups[1::2]) if len(groups) > 1 else median(groups),
     }
 
 
-def measure(names: Sequence[str], seed: int) -> None:
-    """One row a trial, written as it comes."""
-    trials = [(name, config) for name in names for config in configs(BATCHES[name])]
-    random.Random(seed).shuffle(trials)
+def drawn(names: Sequence[str], rounds: Sequence[int]) -> Iterator[tuple[str, TrainConfig, int]]:
+    """Every trial of one round after the other, each round in an order of its own."""
+    for number in rounds:
+        trials = [(name, config, number) for name in names for config in configs(BATCHES[name])]
+        random.Random(number).shuffle(trials)
+        yield from trials
+
+
+def measure(names: Sequence[str], rounds: Sequence[int]) -> None:
+    """One row a trial, written as it comes. The machine is probed before its first round."""
+    trials = list(drawn(names, rounds))
     with workshop.lab() as lab, Client() as client:
-        probed(client)
+        if 1 in rounds or not PROFILE.exists():
+            probed(client)
         cluster = local_cluster()
         benches = {name: bench_of(name, client, cluster, logs=lab.folder / name) for name in names}
-        for number, (name, config) in enumerate(trials, 1):
-            row = row_of(name, config, benches[name].measure(config, f"trial-{number}"))
+        for at, (name, config, number) in enumerate(trials, 1):
+            row = row_of(name, config, number, benches[name].measure(config, f"trial-{at}"))
             workshop.write_rows(TABLE, [row], key="key")
-            told = row["error"] or f"{row['measured'] * 1e3:.4g} ms"
-            print(f"{number}/{len(trials)} {row['key']}: {told}", flush=True)
+            told = row["error"].partition("\n")[0] or f"{row['measured'] * 1e3:.4g} ms"
+            print(f"{at}/{len(trials)} {row['key']}: {told}", flush=True)
 
 
 def predict(names: Sequence[str]) -> None:
     """Adds what is predicted of every measured row, part by part, in seconds a micro-step."""
-    cluster, rows = local_cluster(), {row["key"]: row for row in summary.read(TABLE)}
+    cluster, rows = local_cluster(), [row for row in summary.read(TABLE) if not row["error"]]
     with Client() as client:
         for name in names:
             bench = bench_of(name, client, cluster)
             for config in configs(BATCHES[name]):
-                row = rows.get(key(name, config))
-                if row is not None and not row["error"]:
-                    workshop.write_rows(TABLE, [{**row, **predicted(bench, config, cluster)}], key="key")
+                own = [row for row in rows if (row["model"], row["config"]) == (name, config.describe())]
+                if own:
+                    told = predicted(bench, config, cluster)
+                    workshop.write_rows(TABLE, [{**row, **told} for row in own], key="key")
             print(f"predicted {name}", flush=True)
 
 
@@ -148,14 +155,14 @@ def predicted(bench: Bench, config: TrainConfig, cluster: Cluster) -> dict[str, 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--rounds", default="1,2,3", help="which to measure, by number: each is a random order")
     parser.add_argument("--again", action="store_true", help="predict anew, measure nothing")
     parser.add_argument("--summary", action="store_true", help="neither measure nor predict")
     asked = parser.parse_args()
     names = workshop.chosen(BATCHES, asked.models)
     workshop.header(QUESTION)
     if not asked.again and not asked.summary:
-        measure(names, asked.seed)
+        measure(names, [int(number) for number in asked.rounds.split(",")])
     if not asked.summary:
         predict(names)
     summary.show(TABLE)

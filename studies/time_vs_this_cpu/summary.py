@@ -29,13 +29,30 @@ def read(table: Path) -> list[Row]:
 
 
 def whole(table: Path) -> list[Row]:
-    """Rows that were measured and predicted, as numbers."""
-    rows = []
+    """A row a configuration that was measured and predicted, as numbers: the median over its rounds, with their range.
+
+    `first` is its first round and `second` the median of the others.
+    """
+    rounds: dict[tuple[str, str], list[Row]] = {}
     for row in read(table):
         if not row["error"] and row.get("predicted_micro_step_seconds"):
             texts = ("key", "model", "config", "date", "machine", "versions", "error")
-            rows.append({name: value if name in texts else float(value) for name, value in row.items()})
-    return rows
+            numbers = {name: value if name in texts else float(value) for name, value in row.items()}
+            rounds.setdefault((row["model"], row["config"]), []).append(numbers)
+    return [_over_rounds(sorted(own, key=lambda row: row["round"])) for own in rounds.values()]
+
+
+def _over_rounds(rows: Sequence[Row]) -> Row:
+    """Processes differ by more than one's groups: the interval is from the fastest to the slowest of them."""
+    times = [row["measured"] for row in rows]
+    return {
+        **rows[0],
+        "measured": median(times),
+        "low": min(times) if len(times) > 1 else rows[0]["low"],
+        "high": max(times) if len(times) > 1 else rows[0]["high"],
+        "first": times[0],
+        "second": median(times[1:] or times),
+    }
 
 
 def cost(row: Row) -> TimeCost:
@@ -45,6 +62,10 @@ def cost(row: Row) -> TimeCost:
     bound = max(PARTS, key=lambda name: parts[f"{name}_seconds"])
     samples_per_second = row["samples"] / seconds
     return TimeCost(seconds, seconds, **parts, samples_per_second=samples_per_second, mfu=None, bound=bound)
+
+
+def _of(name: str) -> Seconds:
+    return lambda row: float(row[name])
 
 
 def raw(row: Row) -> float:
@@ -141,8 +162,11 @@ def show(table: Path) -> None:
     ):
         misses, orders = ([one for model in chosen for one in found[model][at]] for at in (0, 1))
         print(_line(name, [row for row in rows if row["model"] in chosen], misses, orders))
-    halves = tau(telling_pairs(rows), lambda row: float(row["first"]), lambda row: float(row["second"]))
-    print(f"\ntau of one half of the measurements against the other, over the same pairs: {halves:.2f}")
+    pairs = [pair for pair in itertools.combinations(rows, 2) if pair[0]["model"] == pair[1]["model"]]
+    both = [tau(of, *(_of(name) for name in ("first", "second"))) for of in (telling_pairs(rows), pairs)]
+    apart = fmean(abs(row["first"] / row["second"] - 1) for row in rows)
+    print(f"\ntau of the first round against the others: {both[0]:.2f} over telling pairs, {both[1]:.2f} over all")
+    print(f"the first round is {apart:.1%} from the others on average")
     if len({row["model"] for row in rows}) > 1:
         others = of_other_models(rows)
         print(f"after {TRIALS} trials of other models, drawn {DRAWS} times: mean error {fmean(others):.1%}")

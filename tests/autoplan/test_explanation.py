@@ -29,12 +29,12 @@ def test_what_no_tier_knows_is_left_out():
 
 
 def test_rates_are_seconds_a_sample_of_what_was_measured():
-    measured = Measurement.model_validate(plans.measurement(0.5))
+    measured = Measurement.model_validate(plans.measurement(0.5, size=32))
     failed = Failure(kind=FailureKind.OOM, message="too large")
     records = [
         TrialRecord(number=0, config=OWN.to_dict(), outcome="measured", measurement=measured),
         TrialRecord(number=1, config=WON.to_dict(), outcome="failed", failure=failed),
     ]
     rates = measured_rates(records)
-    assert rates.seconds_per_sample == {OWN: pytest.approx(0.5 / 32)}
+    assert rates.seconds_per_sample == {OWN: pytest.approx(0.5 / 32)}, "by the samples that micro-steps had"
     assert rates.evidence is Evidence.MEASURED

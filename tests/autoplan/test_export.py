@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
@@ -7,7 +8,7 @@ import sys
 
 import pytest
 
-from autoplan import export, processes
+from autoplan import export, plan_schema, processes
 from autoplan.errors import ConfigError, PlanError
 from tests.autoplan import plans
 
@@ -111,6 +112,29 @@ def test_an_exported_plan_keeps_freed_memory(tmp_path):
     done = subprocess.run([sys.executable, script], env=os.environ, text=True, capture_output=True)
     assert done.stdout.splitlines()[-1:] == ["0 True"], done.stderr
     assert "mallopt" not in exported()
+
+
+def test_an_exported_plan_runs_where_freed_memory_cannot_be_kept(tmp_path):
+    """Other systems have another C library, or none that answers to this name."""
+    script = tmp_path / "exported.py"
+    head = "import sys\nsys.platform = 'darwin'\nimport ctypes\ndel ctypes.CDLL\n"
+    text = exported(keep_freed_memory=True)
+    before_keras = text[: text.index("import keras")]
+    script.write_text(head + before_keras)
+    done = subprocess.run([sys.executable, script], env=os.environ, text=True, capture_output=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_plans_own_words_stay_words():
+    """Nobody who exports a plan that came from elsewhere runs what its texts say."""
+    words = '"""\nimport os; os.abort()\n"""\\ \0'
+    document = plans.plain_plan(notes=[f"first {words} last"])
+    document["hardware"] |= {"name": words}
+    document["environment"] |= {"keras": words}
+    text = export.exported(plan_schema.plan_from(document))
+    statements = [type(one).__name__ for one in ast.parse(text).body]
+    assert statements == [type(one).__name__ for one in ast.parse(export.exported(plans.plan())).body]
+    assert "\nimport os; os.abort()" not in text
 
 
 def test_an_exported_plan_trains_on_its_mesh(tmp_path):

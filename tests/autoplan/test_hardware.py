@@ -17,7 +17,7 @@ from cost_models.hardware import cluster
 GIB = 2**30
 
 PROFILE = {
-    "schema": 2,
+    "schema": 3,
     "backend": "jax",
     "platform": "cpu",
     "device_kind": "cpu",
@@ -199,6 +199,38 @@ def test_a_damaged_profile_is_told(missing):
         HardwareError, match=f"this machine's profile cannot be read .*{missing}.*autoplan hardware probe"
     ):
         hardware.resolve("local", profile=damaged)
+
+
+WRONG_FIGURES = [
+    ({"memory_bytes_per_second": 0}, "memory_bytes_per_second is 0; expected a number above zero"),
+    ({"memory_bytes_per_second": float("nan")}, "memory_bytes_per_second is nan; expected a number"),
+    ({"kernel_launch_seconds": "quick"}, "kernel_launch_seconds is 'quick'; expected a number"),
+    ({"dispatch_seconds": -1}, "dispatch_seconds is -1; expected a number"),
+    ({"devices": 0}, "devices is 0; expected a number above zero"),
+    ({"matmul_flops_per_second": [1e11]}, r"matmul_flops_per_second is \[100000000000.0\]; expected a mapping"),
+    ({"matmul_flops_per_second": {"float32": {"256": "x"}}}, "matmul_flops_per_second.float32.256 is 'x'; expected"),
+    ({"matmul_flops_per_second": {"float32": {}}}, "matmul_flops_per_second is empty"),
+    ({"all_reduce": [{"devices": 2}]}, r"all_reduce\[0\] lacks payload_bytes, seconds"),
+    ({"versions": {}}, "versions.jax is None; expected text"),
+    ({"processors": 0}, "processors is 0; expected a number above zero"),
+    ({"cache_bytes": -4}, "cache_bytes is -4; expected a whole number"),
+    ({"host_micro_step_seconds": "1 ms"}, "host_micro_step_seconds is '1 ms'; expected a number"),
+    ({"host_variable_seconds": -1e-6}, "host_variable_seconds is -1e-06; expected a number"),
+    ({"fresh_page_bytes_per_second": 0.0}, "fresh_page_bytes_per_second is 0.0; expected a number above zero"),
+]
+
+
+@pytest.mark.parametrize(("changes", "fault"), WRONG_FIGURES)
+def test_a_profile_whose_figures_nobody_measured_is_told(changes, fault):
+    message = rf"^this machine's profile cannot be read \(the profile.{fault}.*; run `autoplan hardware probe`$"
+    with pytest.raises(HardwareError, match=message):
+        hardware.resolve("local", profile={**PROFILE, **changes})
+
+
+@pytest.mark.parametrize("changes", [changes for changes, _ in WRONG_FIGURES])
+def test_a_kept_profile_that_cannot_be_used_is_measured_again(changes):
+    hardware.save_profile({**PROFILE, **changes})
+    assert hardware.load_profile() is None
 
 
 def test_profiles_are_kept_apart_by_backend_and_devices(cache):

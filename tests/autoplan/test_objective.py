@@ -35,7 +35,8 @@ def test_without_a_length_only_the_micro_step_counts():
     planned = PlannedFit.of(observation(config(64), samples=None))
     assert planned.micro_steps(64) is None
     assert planned.seconds(config(32, 2), measured(0.5), 4.0) is None
-    assert planned.seconds_per_sample(config(32, 2), measured(0.5), 4.0) == pytest.approx(0.5 / 32)
+    found = measured(0.5, samples_per_second=32 / 0.5)
+    assert planned.seconds_per_sample(config(32, 2), found, 4.0) == pytest.approx(0.5 / 32)
 
 
 def test_counted_micro_steps_give_the_length():

@@ -200,3 +200,38 @@ def test_each_fault_of_a_file_is_told_with_line_key_and_what_was_expected(tmp_pa
     else:
         start = good.index(old) + len(old) - len(old.lstrip("\n"))
         assert line == 1 + text[:start].count("\n")
+
+
+NO_NUMBER = "expected a number below 9.22e+18"
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("baseline", "measured", "micro_step_seconds"), 0.0, "0.0; expected more than 0"),
+        (("baseline", "measured", "micro_step_seconds_low"), -1.0, "-1.0; expected more than 0"),
+        (("baseline", "measured", "micro_step_seconds"), float("nan"), f"NaN; {NO_NUMBER}"),
+        (("baseline", "measured", "group_seconds", 0), float("inf"), f"Infinity; {NO_NUMBER}"),
+        (("baseline", "measured", "peak_bytes"), 10**30, f"1000000000000000000000000000000; {NO_NUMBER}"),
+        (("config", "batch", "global"), -(2**63), f"-9223372036854775808; {NO_NUMBER}"),
+        (("baseline", "predicted", "time"), -1, "-1; expected a mapping"),
+        (("baseline", "predicted", "time", "compute_seconds"), "fast", '"fast"; expected a number'),
+        (("baseline", "predicted", "time", "bound"), [], "a list; expected text"),
+        (("predicted", "time", "mfu"), "", '""; expected a number'),
+        (("predicted", "memory", "per_device_bytes"), 3, "3; expected a mapping"),
+        (("predicted", "memory", "per_device_bytes", "total"), "much", '"much"; expected a whole number'),
+        (("predicted", "memory"), "much", '"much"; expected a mapping'),
+        (("predicted",), [1], "a list; expected a mapping"),
+    ],
+)
+def test_figures_that_nobody_can_compute_with_are_faults(path, value, message):
+    """Whoever tells a plan's story divides by its figures."""
+    document = plans.plain_plan(predicted=plans.estimate())
+    document["baseline"] |= {"predicted": plans.estimate()}
+    inner = document
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    faults = plan_schema.plan_from(document)
+    assert isinstance(faults, list), "no fault was found"
+    assert [(fault.path, fault.message) for fault in faults] == [(path, message)]

@@ -6,6 +6,7 @@ from autoplan.errors import ConfigError
 from autoplan.known_issues import Versions
 from autoplan.space import legal_configs
 from cost_models.config import Precision, RematMode
+from cost_models.hardware import cluster as hardware_cluster
 from tests.autoplan.facts import VERSIONS, cluster, config, observation
 
 
@@ -66,6 +67,14 @@ def test_freed_memory_may_be_kept_where_pages_are_known_to_cost_time():
     assert values(held, lambda c: c.keep_freed_memory) == {False}
     pinned = legal_configs(observation(), here, VERSIONS, fix={"keep_freed_memory": "true"})
     assert values(pinned, lambda c: c.keep_freed_memory) == {True}
+
+
+def test_freed_memory_is_not_kept_on_an_accelerator():
+    there = hardware_cluster("tpu-v5e-1")
+    with pytest.raises(ConfigError, match=r"keep_freed_memory=true: it speaks of a processor's memory, and tpu-v5e-1 "):
+        legal_configs(observation(), there, VERSIONS, fix={"keep_freed_memory": "true"})
+    pinned = legal_configs(observation(), there, VERSIONS, fix={"keep_freed_memory": "false"})
+    assert values(pinned, lambda c: c.keep_freed_memory) == {False}
 
 
 def test_what_gains_nothing_here_is_left_out_and_named_once():

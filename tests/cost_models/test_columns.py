@@ -81,7 +81,7 @@ def test_kernels_are_found_for_the_nearest_batch_with_the_same_reductions(batch,
 
 def test_where_no_reduction_leaves_the_device_idle_one_structure_serves_all():
     workload, _, _ = normalised("float32")
-    full = replace(GPU, wide_column_blocks=0, chained_column_blocks=0)
+    full = replace(GPU, wide_column_blocks=0, chained_column_blocks=0, cached_column_blocks=0)
     assert structure_batch(workload, full, 4096) == 32
     narrow, _, _ = normalised()
     assert structure_batch(narrow, replace(GPU, column_blocks=0), 4096) == 32
@@ -124,3 +124,39 @@ def test_in_float32_chains_are_computed_apart_on_fewer_blocks_than_there_are_cor
 @pytest.mark.parametrize(("columns", "kept"), [(39, True), (40, False)])
 def test_in_float32_one_operation_is_computed_apart_on_fewer_blocks_still(columns, kept):
     test_in_float32_chains_are_computed_apart_on_fewer_blocks_than_there_are_cores(columns, False, kept)
+
+
+GROUPS = 8
+
+
+def grouped(channels, dtype="float16"):
+    """Group normalisation's variance: centred values, summed as squares over space and within groups."""
+    step = Step()
+    shape = (B, SIDE, SIDE, GROUPS, channels // GROUPS)
+    x = step.input(*shape, dtype=dtype)
+    wide = step.op(Kind.ELEMENTWISE, (x,), shape, primitive="convert_element_type")
+    mean = step.op(Kind.REDUCE, (wide,), (B, GROUPS), primitive="reduce_sum")
+    centred = step.op(Kind.ELEMENTWISE, (wide, mean), shape, primitive="sub")
+    square = step.op(Kind.ELEMENTWISE, (centred,), shape, primitive="square")
+    variance = step.op(Kind.REDUCE, (square,), (B, GROUPS), primitive="reduce_sum")
+    end = step.op(Kind.ELEMENTWISE, (centred, variance), shape, dtype=dtype, primitive="mul")
+    return step.workload(end, batch=16), centred, end
+
+
+@pytest.mark.parametrize(
+    ("channels", "batch", "kept"),
+    [
+        *((64, 4, True), (64, 8, True), (64, 16, False), (64, 32, False), (96, 16, False)),
+        *((128, 16, True), (128, 32, True), (192, 16, True), (192, 32, False), (256, 16, True), (256, 32, False)),
+    ],
+)
+def test_of_groups_of_narrow_channels_it_is_kept_as_the_compiler_kept_it(channels, batch, kept):
+    """Rows of what XLA compiled for an A100 (and for an H100 at a batch of 16): nets of such layers in float16."""
+    workload, centred, end = grouped(channels)
+    assert (centred in written(workload, end, batch)) is kept
+    assert centred not in written(workload, end, batch, replace(GPU, grouped_column_blocks=0))
+
+
+def test_in_float32_groups_are_rows():
+    workload, centred, end = grouped(128, "float32")
+    assert centred not in written(workload, end, 16)

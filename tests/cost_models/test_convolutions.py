@@ -3,7 +3,7 @@
 import pytest
 
 from cost_models.affine import Affine
-from cost_models.convolutions import moves_by_one, transposed_bytes
+from cost_models.convolutions import moves_by_one, transposed_bytes, window_of
 from cost_models.kernel_table import kernel_table
 from cost_models.liveness import Updates
 from cost_models.targets import target_of
@@ -36,6 +36,15 @@ def test_gradients_too():
     of_weights = step.op(Kind.CONV, (x, y), (3, 3, 16, 32), gemm=op.gemm)
     assert of_input != of_weights
     assert all(moves_by_one(step.tensors, one) for one in step.ops)
+
+
+@pytest.mark.parametrize("window", [1, 3, 5])
+def test_a_window_has_as_many_positions_as_its_kernel(window):
+    step, op, (x, _, y) = convolution(window=window)
+    assert window_of(step.tensors, op) == window**2
+    of_weights = step.op(Kind.CONV, (x, y), (window, window, 16, 32), gemm=op.gemm)
+    assert of_weights is not None
+    assert window_of(step.tensors, step.ops[-1]) == 0, "a kernel's gradient moves no kernel"
 
 
 def test_products_are_none():

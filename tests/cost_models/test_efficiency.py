@@ -91,7 +91,7 @@ def test_a_measured_machine_reaches_its_own_figures():
 def test_programs_on_a_measured_processor_reach_its_products_and_a_part_of_its_stream():
     local = efficiency_of(cluster("cpu", local=True))
     assert local.product == 1
-    assert 0 < local.operands < local.bandwidth < 1
+    assert all(0 < share < 1 for _, share in local.near)
     assert local.overlap == 0  # one thread at a time reads or calculates
     assert 0 < local.kernel_gradient < local.convolution < 1
 

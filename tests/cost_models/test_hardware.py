@@ -183,6 +183,16 @@ def test_a_description_may_start_from_the_catalogue():
             "switch link: efficiency is 1.2; expected a share of at most 1",
         ),
         ({"base": "gpu-a100"}, "'gpu-a100' is ambiguous"),
+        ({"base": "cpu", "chip": {"processors": 0}}, "cpu: processors is 0; expected a number above zero"),
+        ({"base": "cpu", "chip": {"processors": -2}}, "chip.processors is -2; expected a whole number"),
+        ({"base": "cpu", "chip": {"cache_bytes": 0}}, "cpu: cache_bytes is 0; expected a number above zero"),
+        ({"base": "cpu", "chip": {"cache_bytes": "big"}}, "chip.cache_bytes is 'big'; expected bytes"),
+        (
+            {"base": "cpu", "chip": {"fresh_page_bytes_per_second": 0}},
+            "cpu: fresh_page_bytes_per_second is 0.0; expected a number above zero",
+        ),
+        ({"base": "cpu", "chip": {"host_variable_seconds": "1 us"}}, "chip.host_variable_seconds is '1 us'; expected"),
+        ({"base": "cpu", "devices": 10**400}, "expected a whole number"),
     ],
 )
 def test_a_wrong_description_is_told_where_and_what_was_expected(changes, message):
@@ -209,6 +219,13 @@ def test_a_shared_processor_gives_each_device_its_part():
     assert four.inner_link.kind == "memory"
     assert four.inner_link.bytes_per_second == four.chip.memory_bytes_per_second
     assert four.chip.sources["simulated"] == "one of 4 equal shares of a single processor"
+
+
+def test_a_share_of_the_smallest_cache_is_one_that_can_be_told():
+    tiny = from_mapping({"base": "cpu", "chip": {"cache_bytes": 4, "processors": 2}})
+    part = share(tiny, 8)
+    assert (part.chip.processors, part.chip.cache_bytes) == (1, 1)
+    assert Cluster.from_dict(part.to_dict()) == part
 
 
 def test_a_limit_leaves_less_memory_and_everything_else():

@@ -66,3 +66,48 @@ def test_swish_is_kept_where_the_sum_of_it_runs_on_few_blocks():
 def test_in_float32_swish_is_computed_again():
     workload, swish = squeezed("float32")
     assert swish not in written(workload, batch=64)
+
+
+def joined(side, dtype="float32"):
+    """Two arrays of features, joined: their mean and the difference to it, as batch normalisation reads them."""
+    step = Step()
+    parts = [step.op(Kind.CONV, (step.input(B, side, side, 8, dtype=dtype),), (B, side, side, 8), dtype=dtype)]
+    parts.append(step.op(Kind.CONV, (parts[0],), (B, side, side, 8), dtype=dtype))
+    both = step.op(Kind.MOVE, parts, (B, side, side, 16), dtype=dtype, primitive="concatenate")
+    mean = step.op(Kind.REDUCE, (both,), (16,), dtype=dtype, primitive="reduce_sum")
+    centred = step.op(Kind.ELEMENTWISE, (both, mean), (B, side, side, 16), dtype=dtype, primitive="sub")
+    return step.workload(step.op(Kind.SORT, (centred,), (B, side, side, 16), dtype=dtype)), both
+
+
+@pytest.mark.parametrize(("side", "kept"), [(24, True), (32, True), (48, True), (64, False)])
+def test_joined_features_are_kept_where_their_channels_are_summed_over_short_rows(side, kept):
+    """As XLA did in two DenseNets for an A100, and in one of them for an H100."""
+    workload, both = joined(side)
+    assert (both in written(workload)) is kept
+    assert both not in written(workload, replace(GPU, keeps_joined=False))
+
+
+def test_in_half_precision_channels_come_last_and_nothing_is_a_row():
+    workload, both = joined(32, "bfloat16")
+    assert both not in written(workload)
+
+
+def pooled(*primitives):
+    """An activation that pooling reads, forward and to find its maxima again."""
+    step = Step()
+    shape = (B, SIDE, SIDE, CHANNELS)
+    x = made = step.op(Kind.SORT, (step.input(*shape),), shape)
+    for primitive in primitives:
+        made = step.op(Kind.ELEMENTWISE, (made, x), shape, primitive=primitive)
+    y = step.op(Kind.POOL, (made,), (B, SIDE // 2, SIDE // 2, CHANNELS), primitive="reduce_window_max")
+    return step.workload(y, step.op(Kind.POOL, (made,), (B, SIDE // 2, SIDE // 2, CHANNELS))), made
+
+
+@pytest.mark.parametrize(
+    ("primitives", "capability", "kept"),
+    [(("expm1", "select_n"), 9.0, True), (("expm1", "select_n"), 8.0, False), (("max",), 9.0, False)],
+)
+def test_elu_before_pooling_is_kept_on_hopper(primitives, capability, kept):
+    """As XLA did in a net of one-dimensional convolutions: on an H100 it wrote elu, on an A100 it did not."""
+    workload, made = pooled(*primitives)
+    assert (made in written(workload, target_of("gpu", compute_capability=capability))) is kept

@@ -244,3 +244,33 @@ def test_while_loss_scaling_chooses_gradients_and_their_sums_stand_beside_the_ol
         alone = replace(target, sums_beside_choices=False)
         beside, plain = (schedule(step.workload(), which, updates).peak(8)[0] for which in (target, alone))
         assert beside - plain == more * one
+
+
+def shrinking(batch, n=1024):
+    """One dense layer's gradients: of its weights, which frees a large input, and of that input."""
+    step = Step()
+    w, x = step.weight("w", n, n), step.input(B, n)
+    made = step.op(Kind.SORT, (x,), (B, n))
+    y = step.dot(made, w, (B, n), B, n, n)
+    step.phase = Phase.BACKWARD
+    d_w = step.dot(made, y, (n, n), n, B, n)
+    d_x = step.dot(y, w, (B, n), B, n, n)
+    step.phase = Phase.UPDATE
+    step.new_value(w, step.op(Kind.ELEMENTWISE, (w, d_w), (n, n), primitive="sub"))
+    return step.workload(d_x, batch=batch), w
+
+
+def test_state_whose_new_value_comes_before_its_last_reader_is_copied():
+    """A large batch makes list scheduling work out the weights' gradient first; XLA then copies the old weights."""
+    for batch, copied in ((64, False), (8192, True)):
+        workload, w = shrinking(batch)
+        plan = schedule(workload, GPU, Updates.AT_ONCE, batch)
+        assert (w in plan.copied) is copied
+        assert (w in plan.temporaries.tensor) is copied
+
+
+def test_orders_are_compared_without_the_copies_that_follow_from_them():
+    workload, w = shrinking(8192)
+    plan = schedule(workload, GPU, Updates.AT_ONCE, 8192)
+    assert plan.ordered_peak(8192) <= plan.peak(8192)[0]
+    assert w in plan.temporaries.tensor[plan.alive(plan.peak(8192)[1])]

@@ -30,7 +30,7 @@ def test_erfc_has_an_exponential_and_two_quotients_in_float32(dtype):
     up, down = ([CONVERT], CONVERT) if dtype == "bfloat16" else ([], "copy")
     assert [op.primitive for op in workload.ops] == [*up, "square", "neg", "exp", "div", "abs", "div", "select_n", down]
     assert {workload.tensors[op.writes[0]].dtype for op in workload.ops[:-1]} == {"float32"}
-    assert Affine.sum(op.flops for op in workload.ops) == Affine(0, 16 * X)
+    assert Affine.sum(op.flops for op in workload.ops) == Affine(0, 5 * 16 * X)  # as timed
     assert workload.ops[-1].writes == (end,)
 
 

@@ -24,7 +24,7 @@ from cost_models.roofline import (
     step_time,
 )
 from cost_models.targets import target_of
-from cost_models.workload import POOL_SCATTER, Kind, Op
+from cost_models.workload import Kind, Op
 from tests.cost_models.made import HEAD, HEADS, B, Step, attention, chip, cluster, dense
 
 PEAK, BANDWIDTH = 1e14, 1e12
@@ -157,57 +157,6 @@ def test_depthwise_convolutions_do_not_run_on_matrix_units():
     assert shaped(Kind.CONV, 2, 4096, 128, 4096) == pytest.approx(1e12 / PEAK)
 
 
-def test_processors_have_no_library_for_grouped_convolutions():
-    processor = cluster("cpu", local=True)
-    reached = efficiency_of(processor)
-    assert shaped(Kind.CONV, 2, 4096, 128, 4096, processor) == pytest.approx(1e12 / PEAK / reached.thin)
-    assert shaped(Kind.CONV, 1, 4096, 128, 4096, processor) == pytest.approx(1e12 / PEAK / reached.convolution)
-
-
-def test_gradients_of_kernels_are_slower_than_other_convolutions_on_processors():
-    def seconds(shape, machine):
-        step = Step()
-        of = step.op(Kind.CONV, (step.input(B, N), step.input(B, N)), (N, N), flops=Affine(0, 1e9), gemm=shape)
-        table = kernel_table(step.workload(of), target_of(machine.chip.kind), Updates.AT_ONCE)
-        return kernel_seconds(table, config(1024), machine)[0].sum()
-
-    processor = cluster("cpu", local=True)
-    reached = efficiency_of(processor)
-    forward = Affine(1), Affine(0, 4096), Affine(128), Affine(4096)
-    of_kernel = Affine(1), Affine(4096), Affine(128), Affine(0, 4096)
-    ratio = reached.convolution / reached.kernel_gradient
-    assert seconds(of_kernel, processor) / seconds(forward, processor) == pytest.approx(ratio)
-    card = cluster("gpu", local=True, peak_flops_per_second={"float32": PEAK})  # which transposes nothing
-    assert seconds(of_kernel, card) == pytest.approx(seconds(forward, card))
-
-
-def test_operands_of_products_are_read_more_slowly_on_processors():
-    """Products of one sample: their traffic takes longer than their arithmetic."""
-    processor = cluster("cpu", local=True)
-    table = kernel_table(one_product(), target_of("cpu"), Updates.AT_ONCE)
-    traffic = kernel_seconds(table, config(1), processor)[1].sum()
-    moved = table.bytes_at(1).sum()
-    assert traffic == pytest.approx(moved / (BANDWIDTH * efficiency_of(processor).operands))
-
-
-def test_processors_draw_numbers_and_send_back_pooling_in_loops_of_their_own():
-    def seconds(kind, machine, shape=(B, N), **more):
-        step = Step()
-        drawn = step.op(kind, (step.input(*shape), step.input(*shape)), shape, flops=Affine(0, 50 * N), **more)
-        used = step.op(Kind.ELEMENTWISE, (drawn, step.input(*shape)), shape)
-        table = kernel_table(step.workload(used), target_of(machine.chip.kind), Updates.AT_ONCE)
-        return kernel_seconds(table, config(1024), machine)[0].sum()
-
-    processor, slow = cluster("cpu", local=True), efficiency_of(cluster("cpu")).slow
-    operations = 50 * N * 1024
-    assert seconds(Kind.RANDOM, processor) == pytest.approx(operations / (PEAK * slow["random"]), rel=1e-3)
-    scatter = seconds(Kind.SCATTER, processor, primitive=POOL_SCATTER)
-    assert scatter == pytest.approx(operations / (PEAK * slow["pool_gradient_1d"]), rel=1e-3)
-    images = seconds(Kind.SCATTER, processor, (B, 4, 4, N // 16), primitive=POOL_SCATTER)
-    assert images == pytest.approx(operations / (PEAK * slow["pool_gradient"]), rel=1e-3)
-    assert seconds(Kind.RANDOM, LOCAL) < operations / (PEAK * slow["random"]) / 5
-
-
 def test_a_loop_costs_its_body_as_often_as_it_runs():
     def looping(repeat):
         step = Step()
@@ -332,6 +281,18 @@ def test_mixed_precision_is_held_against_the_peak_of_its_compute_dtype():
     time = step_time(workload, config(8192, precision=Precision.MIXED_BFLOAT16), LOCAL)
     flops = workload.model_flops.at(8192)
     assert time.mfu == pytest.approx(flops / time.micro_step_seconds / 2e14)
+
+
+@pytest.mark.parametrize(
+    ("backend", "dtype", "peak"), [("jax", "float32", 1e14), ("jax", "float64", 5e13), ("torch", "float32", 5e13)]
+)
+def test_float64_is_held_against_the_rate_at_which_its_backend_calculates(backend, dtype, peak):
+    """JAX calculates it in float32, unless it is told otherwise: its step then has tensors of float64."""
+    workload = dense(K, N)
+    tensors = tuple(replace(tensor, dtype=dtype) for tensor in workload.tensors)
+    wide = replace(workload, precision="float64", tensors=tensors)
+    time = step_time(wide, config(8192, precision=Precision.FLOAT64, backend=backend), LOCAL)
+    assert time.mfu == pytest.approx(workload.model_flops.at(8192) / time.micro_step_seconds / peak)
 
 
 def test_published_rates_are_not_reached_in_full():

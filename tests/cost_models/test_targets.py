@@ -39,3 +39,10 @@ def test_a_chip_that_is_not_told_apart_is_the_usual_one_of_its_kind():
     assert v4.name == "tpu v4"
     assert target_of("tpu", chip="tpu-v5e") == target_of("tpu") != v4
     assert not target_of("tpu", chip="tpu-v4", jit_compile=False).fusible
+
+
+def test_newer_tpus_keep_the_factor_of_exact_gelu_and_those_with_wider_products_leave_float32_to_these():
+    v5p, v6e, v7x = (target_of("tpu", chip=f"tpu-{name}") for name in ("v5p", "v6e", "v7x"))
+    assert [dict(target.arithmetic) for target in (v5p, v6e, v7x)] == [{"erfc": 12.0}] * 3
+    assert [target.wide_products_apart for target in (v5p, v6e, v7x)] == [False, True, True]
+    assert target_of("tpu", chip="tpu-v3") == target_of("tpu", chip="tpu-v5e")

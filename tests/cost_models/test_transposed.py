@@ -1,25 +1,26 @@
-"""What is copied for the gradient of a transposed convolution's weights."""
+"""What is copied for the gradient of a transposed or dilated convolution's weights."""
 
 import pytest
 
+from cost_models.fusion import kernels_of
 from cost_models.lowering import lower
 from cost_models.targets import target_of
 from cost_models.transposed import with_swapped_operands
-from cost_models.workload import RELAYOUT, UNEVEN_PAD, Kind, Phase
+from cost_models.workload import RELAYOUT, STRIDED_CONVOLUTION, UNEVEN_PAD, Kind, Phase
 from tests.cost_models.made import B, Step, dim
 
 GPU, TPU = target_of("gpu"), target_of("tpu")
 SIDE, IN, OUT = 8, 32, 16
 
 
-def step_of(larger, uneven=False):
+def step_of(larger, uneven=False, primitive="conv_general_dilated"):
     """One convolution forward, and the gradients of its weights and of its input."""
     step = Step()
     x, w = step.input(B, SIDE, SIDE, IN), step.weight("kernel", 3, 3, OUT, IN)
     y = step.op(Kind.CONV, (x, w), (B, larger, larger, OUT))
     step.phase = Phase.BACKWARD
     incoming = step.op(Kind.ELEMENTWISE, (y,), (B, larger, larger, OUT), primitive="mul")
-    of_weights = step.op(Kind.CONV, (x, incoming), (3, 3, IN, OUT))
+    of_weights = step.op(Kind.CONV, (x, incoming), (3, 3, IN, OUT), primitive=primitive)
     padded = incoming
     if uneven:
         shape = (B, larger + 1, larger + 1, OUT)
@@ -65,3 +66,30 @@ def test_it_is_done_on_gpus_alone():
     for target, swapped in ((GPU, True), (TPU, False)):
         made = next(op for op in lower(before, target).ops if of_weights in op.writes)
         assert (made.reads[1] >= len(before.tensors)) is swapped
+
+
+def test_the_gradient_of_dilated_weights_skips_positions_and_reads_copies_of_both_operands():
+    before, _, incoming, of_weights = step_of(SIDE, primitive=STRIDED_CONVOLUTION)
+    after = with_swapped_operands(before)
+    assert copies(after, of_weights) == [shape(B, SIDE, SIDE, IN), shape(B, SIDE, SIDE, OUT)]
+    made = next(op for op in after.ops if of_weights in op.writes)
+    assert incoming not in made.reads
+
+
+def test_padding_that_the_copy_is_made_along_with_comes_before_what_reads_it():
+    """It stands after the gradient of the weights in the program, and before the copy of the image for them now."""
+    before, _, _, _ = step_of(2 * SIDE, uneven=True)
+    there = {*before.inputs, *(v.tensor for v in before.variables)}
+    order = []
+    for op in with_swapped_operands(before).ops:
+        assert there.issuperset(op.reads)
+        there.update(op.writes)
+        order.append(op.primitive)
+    assert order[2:4] == [UNEVEN_PAD, RELAYOUT]
+
+
+def test_what_is_padded_and_copied_at_once_is_in_memory():
+    before, _, incoming, _ = step_of(2 * SIDE, uneven=True)
+    after = with_swapped_operands(before)
+    kernels = kernels_of(after, after.ops, frozenset(after.outputs), GPU, 8)
+    assert incoming in {write for kernel in kernels for write in kernel.writes}

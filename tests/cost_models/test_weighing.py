@@ -105,6 +105,25 @@ def test_products_that_read_a_loops_stack_in_another_order_take_nothing_in(turne
     assert (gradient in written(step, end, target=V5E)) is turned
 
 
+@pytest.mark.parametrize(
+    ("sizes", "batch", "dtype", "kept"),
+    [
+        ((B, 8, X), 48, "bfloat16", True),
+        ((B, 8, X), 32, "bfloat16", False),
+        ((B, 8, X), 64, "float32", False),
+        ((B, 4, 4, X), 64, "bfloat16", False),
+    ],
+)
+def test_v5e_keeps_the_factor_of_exact_gelu_where_no_word_holds_the_signs_of_all_samples(sizes, batch, dtype, kept):
+    """Two operations read it: 2 x 2 bytes of what came in and once 6 of arithmetic, against 2 + 3 x 2 to keep it."""
+    step = Step()
+    factor = step.op(Kind.EXPENSIVE, (step.input(*sizes, dtype=dtype),), sizes, dtype=dtype, primitive="erfc")
+    ends = [step.op(Kind.DOT, (factor, step.weight(f"w{n}", X, X)), sizes, dtype=dtype) for n in range(2)]
+    workload = step.workload(*ends, batch=batch)
+    kernels = kernels_of(workload, workload.ops, frozenset(ends), V5E, batch)
+    assert (factor in {write for kernel in kernels for write in kernel.writes}) is kept
+
+
 def test_sizes_before_rounding():
     step = Step()
     gradient, rounded = gradient_of_scores(step), probabilities(step)

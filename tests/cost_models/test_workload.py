@@ -119,6 +119,33 @@ def test_recomputed_products_are_work_but_not_the_models():
     assert workload.model_flops.per_sample == 2 * K * N
 
 
+def with_products_after_the_backward_pass(**more):
+    """`dense`, whose optimizer multiplies its gradient by its transpose, before a second forward pass of 3 columns."""
+    step = Step()
+    w, w2 = step.weight("w", K, N), step.weight("w2", K, 3)
+    x = step.input(B, K)
+    y = step.dot(x, w, (B, N), B, K, N)
+    step.phase = Phase.BACKWARD
+    dw = step.dot(x, y, (K, N), K, B, N)
+    step.phase, step.layer = Phase.UPDATE, "muon"
+    step.new_value(w, step.dot(dw, dw, (N, N), N, K, N))
+    step.layer = "generator"
+    return step.workload(step.dot(x, w2, (B, 3), B, K, 3), **more)
+
+
+def test_an_optimizers_products_are_work_but_not_the_models():
+    workload = with_products_after_the_backward_pass()
+    passes = 2 * 2 * K * N + 2 * K * 3
+    assert workload.flops == Affine(2 * N * K * N, passes)
+    assert workload.model_flops == Affine(0, passes), "a second network's forward pass is the model's, whenever it runs"
+
+
+def test_where_one_batch_alone_is_known_every_product_counts():
+    """Constants say nothing of what grows: rather too much than a second network's pass left out."""
+    workload = with_products_after_the_backward_pass(batch_exact=True)
+    assert workload.model_flops == workload.flops
+
+
 def test_parameters_and_bytes_by_role():
     workload = dense(K, N, slots=2)
     assert workload.parameters == K * N

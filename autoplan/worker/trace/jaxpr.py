@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from autoplan.worker.trace.rules import Cost, rule_for
-from cost_models.workload import UNEVEN_PAD, Kind, Phase
+from autoplan.worker.trace.written_out import written_out
+from cost_models.workload import STRIDED_CONVOLUTION, UNEVEN_PAD, Kind, Phase
 
 _INLINED = frozenset(
     {"jit", "pjit", "closed_call", "core_call", "call", "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
@@ -132,7 +133,9 @@ class _Walker:
             if name in self._structured:
                 return self._structured[name](eqn, env, phase, layer)
             if name in _INLINED and (inner := _inner_jaxpr(eqn)) is not None:
-                return self._inline(eqn, inner, env, phase, layer)
+                return self._inline(eqn, inner, eqn.invars, env, phase, layer)
+            if (found := written_out(eqn)) is not None:
+                return self._inline(eqn, found.jaxpr, found.operands, env, phase, layer)
             if name == _CONVOLUTION and (padding := _uneven_padding(eqn)):
                 return self._padded_convolution(eqn, env, padding, phase, layer)
             return [self._plain(eqn, env, phase, layer)]
@@ -170,6 +173,8 @@ class _Walker:
             kind, cost = Kind.VIEW, Cost()
         if name == "pad" and any(low != high for low, high, _ in eqn.params["padding_config"]):
             name = UNEVEN_PAD
+        if name == _CONVOLUTION and any(stride != 1 for stride in eqn.params["window_strides"]):
+            name = STRIDED_CONVOLUTION
         return RawOp(kind, name, self._reads(eqn, env), self._writes(eqn, env), cost, phase, layer, self.place.region)
 
     def _padded_convolution(
@@ -191,15 +196,17 @@ class _Walker:
         plain = self._plain(eqn, env, phase, layer)
         return [*ops, replace(plain, reads=(self.padded[key], *plain.reads[1:]))]
 
-    def _inline(self, eqn: Any, inner: Any, env: dict[Any, int], phase: Phase, layer: str) -> list[RawOp]:
+    def _inline(
+        self, eqn: Any, inner: Any, operands: Sequence[Any], env: dict[Any, int], phase: Phase, layer: str
+    ) -> list[RawOp]:
         closed_over, jaxpr = _open(inner)
-        arguments = [self.read(env, atom) for atom in eqn.invars]
+        arguments = [self.read(env, atom) for atom in operands]
         fenced = eqn.primitive.name in _REMAT and eqn.params.get("prevent_cse") and eqn.params.get("differentiated")
         outer_region, fence = self.place.region, []
         if fenced:
             self.place.regions += 1
             self.place.region = self.place.regions
-            behind = [self.recording.add(atom.aval) for atom in eqn.invars]
+            behind = [self.recording.add(atom.aval) for atom in operands]
             fence = [self._fence(tuple(arguments), tuple(behind), phase, layer)]
             arguments = behind
         local = dict(zip(jaxpr.invars, arguments, strict=True)) | self._constants(jaxpr, closed_over)

@@ -28,6 +28,22 @@ def trace(
     )
 
 
+def trace_near(
+    model: Any, arguments: dict[str, Any], facts: DataFacts, local_batch: int, config: Mapping[str, Any]
+) -> Workload:
+    """Trace at the batch that is asked about, since a step that changes with the batch is another one at every batch.
+
+    Where indices of the step cannot count that far, at the data's own batch, if the step does not change with it.
+    """
+    try:
+        return trace(model, arguments, facts, local_batch, config)
+    except OverflowError:
+        found = trace(model, arguments, facts, facts.batch, config)
+        if found.batch_exact:
+            raise
+        return found
+
+
 def training_batch(model: Any, arguments: dict[str, Any], facts: DataFacts, size: int) -> Any:
     """One real batch; of `size` synthetic samples where there is no data.
 

@@ -36,7 +36,7 @@ def four():
 
 
 def test_a_profile_has_a_believable_rate_for_every_question(alone):
-    assert (alone["schema"], alone["backend"], alone["platform"], alone["devices"]) == (2, "jax", "cpu", 1)
+    assert (alone["schema"], alone["backend"], alone["platform"], alone["devices"]) == (3, "jax", "cpu", 1)
     for dtype in DTYPES:
         assert alone["matmul_flops_per_second"][dtype]
         for rate in alone["matmul_flops_per_second"][dtype].values():
@@ -45,6 +45,10 @@ def test_a_profile_has_a_believable_rate_for_every_question(alone):
     assert 0 <= alone["kernel_launch_seconds"] < 1e-3
     assert 1e7 < alone["fresh_page_bytes_per_second"] < 1e12
     assert 1e-7 < alone["dispatch_seconds"] < 1e-2
+    assert 1e-6 < alone["host_micro_step_seconds"] < 1e-2
+    assert 0 <= alone["host_variable_seconds"] < 1e-3
+    assert alone["processors"] == len(os.sched_getaffinity(0))
+    assert alone["cache_bytes"] is None or 2**16 <= alone["cache_bytes"] < 2**40
     assert alone["usable_memory_bytes"] is None, "a processor's runtime sets no limit"
     assert alone["all_reduce"] == []
     assert set(alone["versions"]) == {"python", "keras", "jax"}

@@ -9,8 +9,9 @@ from autoplan import source
 from autoplan.jobs import Client, Job, JobKind, Observation
 from autoplan.plan import FailureKind, Measurement
 from cost_models.config import TrainConfig
-from cost_models.workload import Workload
+from cost_models.workload import Kind, Workload
 
+FEATURES = 24  # of what `contrastive.py` compares
 QUICK = {"groups": 3, "group_seconds": 0.05, "max_seconds": 20}
 
 
@@ -84,6 +85,27 @@ def test_a_training_step_is_traced_with_or_without_weights(ask, script, abstract
     assert Workload.from_dict(result.value["workload"]).ops
 
 
+@pytest.mark.parametrize("size", [16, 32])
+def test_a_training_step_is_traced_at_the_batch_that_is_asked_about(ask, size):
+    """Where every sample is compared with every other, a trace at one batch says nothing of others."""
+    own = observed(ask(JobKind.OBSERVE, "contrastive.py")).config
+    assert own["batch"]["local"] == 16
+    result = ask(JobKind.TRACE, "contrastive.py", changes={"batch": (size, 1)}, baseline=own)
+    assert result.failure is None, result.failure
+    workload = Workload.from_dict(result.value["workload"])
+    assert (workload.batch_exact, workload.local_batch) == (True, size)
+    products = [op for op in workload.ops if op.kind is Kind.DOT]
+    assert 2 * size * size * FEATURES in [op.flops.at(size) for op in products]
+
+
+def test_a_batch_beyond_all_indices_is_told_by_lines(ask):
+    own = observed(ask(JobKind.OBSERVE, "mlp.py")).config
+    result = ask(JobKind.TRACE, "mlp.py", changes={"batch": (2**40, 1)}, baseline=own)
+    assert result.failure is None, result.failure
+    workload = Workload.from_dict(result.value["workload"])
+    assert (workload.batch_exact, workload.local_batch) == (False, own["batch"]["local"])
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -104,6 +126,14 @@ def test_each_knob_is_measured(ask, changes):
         found.micro_step_seconds * changed(own, **changes)["batch"]["accumulation"]
     )
     assert found.peak_bytes > 0
+
+
+@pytest.mark.parametrize("batch", [(2048, 1), (96, 3)])
+def test_a_builder_without_data_is_measured_with_whole_batches(ask, batch):
+    own = observed(ask(JobKind.OBSERVE, "builder_no_data.py")).config
+    result = ask(JobKind.MEASURE, "builder_no_data.py", changes={"batch": batch}, baseline=own, **QUICK)
+    assert result.failure is None, result.failure
+    assert Measurement.model_validate(result.value).samples_per_micro_step == pytest.approx(batch[0])
 
 
 def test_equal_seeds_give_equal_losses_whatever_the_batch_is_cut_into(ask):

@@ -21,7 +21,7 @@ from cost_models.errors import WorkloadError
 from cost_models.hardware import cluster as catalogued
 from cost_models.liveness import Updates, schedule
 from cost_models.targets import target_of
-from cost_models.workload import Kind, Phase, Role, Workload, walk
+from cost_models.workload import STRIDED_CONVOLUTION, Kind, Phase, Role, Workload, walk
 from tests.cost_models.made import cluster
 from tests.models import zoo
 from tests.models.megatron import megatron
@@ -84,6 +84,18 @@ def test_the_gradient_of_a_strided_convolutions_input_is_not_charged_for_the_zer
     first = 2 * 16 * 16 * 4 * 4
     second = 2 * 8 * 8 * 8 * 9 * 4
     assert product_flops(trace(model), Kind.CONV) == Affine(0, 2 * first + 3 * second)
+
+
+@pytest.mark.parametrize(("dilation", "strides", "skipping"), [(1, 1, 0), (2, 1, 1), (1, 2, 1)])
+def test_convolutions_that_skip_positions_are_told_apart(dilation, strides, skipping):
+    """A strided one forward, and the gradient of dilated weights."""
+    inputs = keras.Input((16, 16, 4))
+    how = {"strides": strides, "dilation_rate": dilation, "padding": "same", "use_bias": False}
+    model = keras.Model(inputs, keras.layers.Conv2D(8, 3, **how)(inputs))
+    model.compile(optimizer="sgd", loss="mse")
+    found = [op for op in trace(model).ops if op.primitive == STRIDED_CONVOLUTION]
+    assert len(found) == skipping
+    assert all((op.phase is Phase.BACKWARD) is (dilation > 1) for op in found)
 
 
 def test_attention_by_hand():
