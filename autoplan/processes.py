@@ -22,6 +22,7 @@ KEEP_FREED_MEMORY = (
     (-8, 1, "M_ARENA_MAX: all threads share one arena, which grows without a limit"),
 )
 """Arguments of glibc's `mallopt` (`malloc.h`), and what each is for."""
+NOT_KEPT = "freed memory cannot be kept: the C library of this system has no setting for it"
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 

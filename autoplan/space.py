@@ -19,7 +19,7 @@ from autoplan.pins import KNOB_PARTS, TUNABLE, free_knobs, parse_pins, spelling
 from autoplan.plan import Rejection
 from cost_models.config import Batch, Layout, Mesh, Precision, Remat, RematMode, TrainConfig
 from cost_models.hardware import Cluster
-from cost_models.paging import may_page
+from cost_models.paging import may_page, why_not_paging
 
 PRECISIONS = (Precision.FLOAT32, Precision.MIXED_BFLOAT16, Precision.MIXED_FLOAT16)
 EXECUTIONS = (1, 8, 32)
@@ -66,13 +66,14 @@ def legal_configs(
     ConfigError when a pin is misspelt, impossible here, or leaves nothing; the message says what would be legal.
     """
     baseline = TrainConfig.from_dict(observation.config)
-    asked = free_knobs(only)
+    named = tuple(only)
+    asked = free_knobs(named)
     wishes = Wishes(parse_pins(fix or {}), asked - observation.held.keys(), _checked_range(effective_batch))
     _check_held(observation, baseline, wishes.pins)
     single = _single_knobs(baseline, wishes.free, pages=may_page(baseline, cluster))
     knobs = {name: _allowed(name, values, wishes) for name, values in single.items()}
     _check_unmovable(baseline, wishes)
-    _check_keeps_freed_memory(cluster, wishes.pins)
+    _check_keeps_freed_memory(baseline, cluster, wishes.pins)
     pinned = wishes.pins.get("shard_state")
     splits = [
         (batch, mesh, layout)
@@ -92,7 +93,11 @@ def legal_configs(
     ]
     if not legal:
         raise ConfigError(_nothing_left(drops))
-    rejected = (*_held_back(observation, baseline, cluster, asked), *_rejections(drops))
+    held_back = (
+        *_held_back(observation, baseline, cluster, asked),
+        *_not_offered(observation, baseline, cluster, named),
+    )
+    rejected = (*held_back, *_rejections(drops))
     return Space(baseline, tuple(sorted(legal, key=lambda c: c != baseline)), rejected)
 
 
@@ -124,6 +129,20 @@ def _held_back(
             stage="held",
             reason=f"{' and '.join(knobs)} cannot be tuned here: {reason}",
             figures={"configurations": sum(len(others[knob]) for knob in knobs)},
+        )
+
+
+def _not_offered(
+    observation: Observation, baseline: TrainConfig, cluster: Cluster, named: Iterable[str]
+) -> Iterator[Rejection]:
+    """Why freed memory is not kept, for whoever named that knob; where nobody did, nobody misses it."""
+    reason = observation.held.get("keep_freed_memory") or why_not_paging(baseline, cluster)
+    if "keep_freed_memory" in named and reason:
+        yield Rejection(
+            config=baseline.with_(keep_freed_memory=True).to_dict(),
+            stage="held",
+            reason=f"keep_freed_memory is not tuned here: {reason}",
+            figures={"configurations": 1},
         )
 
 
@@ -186,13 +205,10 @@ def _check_unmovable(baseline: TrainConfig, wishes: Wishes) -> None:
             )
 
 
-def _check_keeps_freed_memory(cluster: Cluster, pins: Mapping[str, Any]) -> None:
+def _check_keeps_freed_memory(baseline: TrainConfig, cluster: Cluster, pins: Mapping[str, Any]) -> None:
     """It is a setting of the C library of the process that computes."""
     if pins.get("keep_freed_memory") and cluster.chip.kind != "cpu":
-        raise ConfigError(
-            f"--fix keep_freed_memory=true: it speaks of a processor's memory, and {cluster.name} computes in its own; "
-            "leave it out"
-        )
+        raise ConfigError(f"--fix keep_freed_memory=true: {why_not_paging(baseline, cluster)}; leave it out")
 
 
 def _checked_range(effective_batch: tuple[int, int] | None) -> tuple[int, int] | None:

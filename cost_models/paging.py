@@ -20,8 +20,18 @@ LARGEST_KEPT_BYTES = 2**25
 
 def may_page(config: TrainConfig, cluster: Cluster) -> bool:
     """Whether micro-steps may give memory back there: of compiled programs of JAX on a processor that was measured."""
-    chip = cluster.chip
-    return config.backend == "jax" and chip.kind == "cpu" and chip.fresh_page_bytes_per_second is not None
+    return why_not_paging(config, cluster) is None
+
+
+def why_not_paging(config: TrainConfig, cluster: Cluster) -> str | None:
+    """Why keeping freed memory is nothing to try there; None where it may be."""
+    if cluster.chip.kind != "cpu":
+        return f"it speaks of a processor's memory, and {cluster.name} computes in its own"
+    if config.backend != "jax":
+        return f"compiled programs of JAX are known to give their memory back, and this training is on {config.backend}"
+    if cluster.chip.fresh_page_bytes_per_second is None:
+        return f"what memory costs that is paged in anew is not known of {cluster.name}"
+    return None
 
 
 def returned_bytes(workload: Workload, config: TrainConfig, cluster: Cluster) -> int:

@@ -25,10 +25,13 @@ def main(arguments: list[str]) -> int:
         planfile.refuse_what_cannot_run(plan)
         spec = source.resolve(parsed.source, script_arguments, parsed.fit)
         os.environ["KERAS_BACKEND"] = plan.config["backend"]
-        if plan.config["keep_freed_memory"]:
-            processes.keep_freed_memory()  # before a backend starts its threads
+        # Before a backend starts its threads.
+        kept = not plan.config["keep_freed_memory"] or processes.keep_freed_memory()
         from autoplan.runtime.running import run_source
-        from autoplan.runtime.training import Training
+        from autoplan.runtime.training import Training, say
+
+        if not kept:
+            say(f"{processes.NOT_KEPT}; the rest of the plan is applied")
 
         Training(plan, spec).run(run_source, cache_directory())
     except AutoplanError as error:

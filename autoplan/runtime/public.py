@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -117,8 +118,9 @@ def change_to(plan: Plan) -> Change:
             f"the plan is for the {wanted.backend} backend and Keras runs on {keras.backend.backend()}; "
             f"set KERAS_BACKEND={wanted.backend} before the first import of Keras"
         )
-    if wanted.keep_freed_memory:
-        processes.keep_freed_memory()  # of less use once a backend has started its threads: `autoplan train` is earlier
+    # Of less use once a backend has started its threads: `autoplan train` is earlier.
+    if wanted.keep_freed_memory and not processes.keep_freed_memory():
+        warnings.warn(f"{processes.NOT_KEPT}; the rest of the plan is applied", stacklevel=2)
     return Change(TrainConfig.from_dict(plan.baseline.config), wanted)
 
 

@@ -117,7 +117,7 @@ class Session:
     def _prepare_process(self) -> None:
         options = self.job.options
         if self.change is not None and self.change.wanted.keep_freed_memory and not processes.keep_freed_memory():
-            raise AutoplanError("freed memory cannot be kept: the C library of this system has no setting for it")
+            raise AutoplanError(processes.NOT_KEPT)
         if self.job.kind is JobKind.LOWER:
             from autoplan.worker import lowering
 

@@ -56,6 +56,13 @@ def test_the_scope_sets_what_must_be_set_before_building_and_leaves_no_trace():
     assert build_model().layers[0].compute_dtype == "float32"
 
 
+def test_a_c_library_that_keeps_nothing_is_warned_of(monkeypatch):
+    keeping = plan(keep_freed_memory=True, batch=(32, 1))
+    monkeypatch.setattr("autoplan.processes.can_keep_freed_memory", lambda: False)
+    with pytest.warns(UserWarning, match="freed memory cannot be kept: the C library"), autoplan.scope(keeping):
+        build_model()
+
+
 def test_a_model_that_was_built_outside_is_told_so():
     low = plan(precision="mixed_bfloat16", remat={"mode": "activations"}, batch=(32, 1))
     with pytest.raises(

@@ -123,6 +123,21 @@ def test_accumulation_trains_the_same_and_says_which_fit(script, observation, al
     assert "fit 2: float32, batch 8x4; 14 updates" in finished.stderr
 
 
+def test_a_c_library_that_keeps_nothing_is_told_and_the_rest_of_the_plan_applied(script, observation, tmp_path):
+    plan = plan_for(observation, tmp_path, batch=batch(8, 4), keep_freed_memory=True)
+    words = ["train", "--plan", str(plan), "--fit", "2", str(script)]
+    code = f"""
+import sys
+from autoplan import processes
+processes.can_keep_freed_memory = lambda: False
+from autoplan.runtime.__main__ import main
+sys.exit(main({words!r}))
+"""
+    finished = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    assert told(finished)["iterations"] == 14
+    assert finished.stderr.count("autoplan: freed memory cannot be kept: the C library of this system has no sett") == 1
+
+
 def test_a_mesh_trains_the_same_on_simulated_devices(script, observation, alone, tmp_path):
     plan = plan_for(
         observation, tmp_path, simulated_devices=4, mesh={"data": 4, "model": 1}, batch=batch(32, 1, data=4)
