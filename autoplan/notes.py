@@ -195,6 +195,7 @@ def _of_the_script(observation: Observation) -> Iterator[str]:
         yield f"calls of the script that the plan overrides: {', '.join(observation.intercepted)}"
     if observation.data == "synthetic":
         yield "the data are synthetic batches of the model's inputs and targets: the input path was not measured"
+        yield "training takes data: add a train_data() with what fit takes, or call autoplan.fit(plan, model, x, y)"
 
 
 def _of_known_issues(config: TrainConfig, observation: Observation, versions: Versions) -> Iterator[str]:

@@ -116,6 +116,7 @@ def test_what_was_done_to_the_script_is_told():
         "callbacks that write were left out of trials: ModelCheckpoint, CSVLogger",
         "calls of the script that the plan overrides: clear_session",
         "the data are synthetic batches of the model's inputs and targets: the input path was not measured",
+        "training takes data: add a train_data() with what fit takes, or call autoplan.fit(plan, model, x, y)",
         "a note of the worker",
     ]
 
