@@ -66,8 +66,10 @@ def ensure_writable(path: Path | str) -> None:
     """OutputError now, rather than after a long study, when a plan could not be written to `path`."""
     path = Path(path)
     _refuse_special(path)
-    if not path.resolve().parent.is_dir():
-        raise OutputError(f"there is no folder {path.parent} for {path.name}; make it, or choose another --output")
+    folder = path.resolve().parent
+    if not folder.is_dir():
+        told = folder if path.is_symlink() else path.parent
+        raise OutputError(f"there is no folder {told} for {path.name}; make it, or choose another --output")
     try:
         if path.exists():
             path.open("r+b").close()

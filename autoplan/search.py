@@ -308,6 +308,8 @@ def _storage_errors(place: StudyPlace) -> Iterator[None]:
     """What a database can do wrong, as StudyErrors."""
     try:
         yield
+    except sqlalchemy.exc.NoSuchModuleError as error:
+        raise StudyError(f"no database is known for {place} ({_first_line(error)}); use --study PATH") from None
     except (sqlalchemy.exc.SQLAlchemyError, optuna.exceptions.StorageInternalError, sqlite3.Error) as error:
         raise StudyError(f"the study at {place} {_why(error)}") from None
 
@@ -317,7 +319,7 @@ def _unusable(place: StudyPlace) -> Iterator[None]:
     """A database of another Optuna, a URL without a driver, records of another version: StudyErrors too."""
     try:
         yield
-    except (ModuleNotFoundError, RuntimeError, ValueError, KeyError) as error:
+    except (ImportError, RuntimeError, ValueError, KeyError) as error:
         raise StudyError(
             f"the study at {place} cannot be used ({_first_line(error)}); remove it, or give --study another place"
         ) from None

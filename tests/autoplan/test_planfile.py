@@ -218,6 +218,12 @@ def test_ensure_writable_names_a_missing_folder(folder):
     assert str(caught.value) == "there is no folder out for plan.yaml; make it, or choose another --output"
 
 
+def test_ensure_writable_names_the_folder_that_a_link_leads_to(folder):
+    Path("plan.yaml").symlink_to(folder / "gone" / "plan.yaml")
+    with pytest.raises(OutputError, match=f"^there is no folder {folder.resolve() / 'gone'} for plan.yaml; make it"):
+        planfile.ensure_writable("plan.yaml")
+
+
 def test_folders_and_devices_are_refused(folder):
     for refuse in (planfile.ensure_writable, lambda path: planfile.write(plans.plan(), path)):
         with pytest.raises(OutputError, match="is a folder; expected the name of a file, such as "):

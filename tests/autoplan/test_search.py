@@ -283,6 +283,20 @@ def test_a_study_in_use_is_refused(place):
     study(place).close()
 
 
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("bogus://x", "no database is known for bogus://x .*; use --study PATH"),
+        ("oracle://nowhere/x", "the study at oracle://nowhere/x cannot be used .*give --study another place"),
+    ],
+)
+def test_a_database_that_nothing_here_speaks_to_is_told(tmp_path, monkeypatch, url, message):
+    monkeypatch.chdir(tmp_path)
+    place = StudyPlace.choose(url, "a-study")
+    with pytest.raises(StudyError, match=message):
+        study(place)
+
+
 def test_a_damaged_file_is_told(tmp_path):
     file = tmp_path / "study.db"
     file.write_bytes(b"this is no database" * 500)

@@ -366,6 +366,15 @@ def test_a_rematerialized_region_keeps_its_border_and_its_recomputation_is_not_t
     assert workload.model_flops == plain.model_flops
 
 
+def test_the_products_of_muons_update_are_not_the_models():
+    """Newton-Schulz iterations on the gradients: many products for each matrix, however large the batch."""
+    with_muon, with_sgd = zoo.mlp(), zoo.mlp()
+    with_muon.compile(keras.optimizers.Muon(0.01), with_sgd.loss)
+    workload, plain = trace(with_muon), trace(with_sgd)
+    assert product_flops(workload, Kind.DOT).fixed > 0
+    assert workload.model_flops == plain.model_flops
+
+
 def test_a_model_with_a_fixed_batch_is_known_at_that_batch_alone():
     inputs = keras.Input(batch_shape=(BATCH, 10))
     model = keras.Model(inputs, keras.layers.Reshape((2, 5))(keras.layers.Dense(10)(inputs)))
