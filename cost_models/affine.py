@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import isfinite
 from typing import Self
 
 from cost_models.errors import WorkloadError
@@ -60,8 +61,7 @@ class Affine:
     @classmethod
     def from_plain(cls, value: object) -> Self:
         """The inverse of `to_plain`. WorkloadError on anything else."""
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            return cls(value)
-        if isinstance(value, list) and len(value) == 2 and all(isinstance(part, int | float) for part in value):
-            return cls(*value)
+        parts = value if isinstance(value, list) and len(value) == 2 else [value]
+        if all(isinstance(part, int | float) and not isinstance(part, bool) and isfinite(part) for part in parts):
+            return cls(*parts)
         raise WorkloadError(f"{value!r} is not a size; expected a number, or [fixed, per_sample]")

@@ -298,6 +298,8 @@ class Workload:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Workload:
         """The inverse of `to_dict`. WorkloadError for another schema, a missing key or a value that does not add up."""
+        if not isinstance(data, Mapping):
+            raise WorkloadError(f"a workload is a mapping, and this is {data!r}; trace the model again")
         if data.get("schema") != SCHEMA:
             raise WorkloadError(f"a workload of schema {data.get('schema')!r}; this version reads schema {SCHEMA}")
         try:
@@ -317,18 +319,20 @@ class Workload:
                 unknown_ops=tuple(UnknownOp(**op) for op in data["unknown_ops"]),
                 notes=tuple(data["notes"]),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
             raise WorkloadError(f"a workload that cannot be read ({error}); trace the model again") from None
         workload._check_references()
         return workload
 
     def _check_references(self) -> None:
         count = len(self.tensors)
+        if type(self.local_batch) is not int or self.local_batch < 1:
+            raise WorkloadError(f"a workload of a local batch of {self.local_batch!r}; trace the model again")
         used = [*self.inputs, *self.outputs, *(end for v in self.variables for end in (v.tensor, v.result))]
         used += [end for op in walk(self.ops) for end in (*op.reads, *op.writes, *op.results)]
-        wrong = [end for end in used if not 0 <= end < count]
+        wrong = [end for end in used if type(end) is not int or not 0 <= end < count]
         if wrong:
-            raise WorkloadError(f"a workload that names tensor {wrong[0]}, but has {count}; trace the model again")
+            raise WorkloadError(f"a workload that names tensor {wrong[0]!r}, but has {count}; trace the model again")
 
 
 def walk(ops: tuple[Op, ...]) -> list[Op]:

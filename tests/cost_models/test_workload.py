@@ -172,6 +172,30 @@ def test_a_damaged_workload_is_one_clear_error(change):
         Workload.from_dict(dense(K, N).to_dict() | change)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"local_batch": 0}, "a workload of a local batch of 0; trace"),
+        ({"local_batch": "8"}, "a workload of a local batch of '8'; trace"),
+        ({"inputs": ["x"]}, "names tensor 'x', but has"),
+        ({"outputs": [True]}, "names tensor True, but has"),
+        ({"tensors": [["float32", [float("nan")]]]}, "nan is not a size"),
+        ({"tensors": [["float32", [[0, float("inf")]]]]}, "is not a size"),
+        ({"tensors": [["float32", [10**400]]]}, "cannot be read"),
+        ({"ops": [1]}, "cannot be read"),
+    ],
+)
+def test_what_no_trace_writes_is_one_clear_error(change, message):
+    with pytest.raises(WorkloadError, match=message):
+        Workload.from_dict(dense(K, N).to_dict() | change)
+
+
+@pytest.mark.parametrize("data", [None, [], "workload", 3])
+def test_what_is_no_mapping_is_no_workload(data):
+    with pytest.raises(WorkloadError, match="a workload is a mapping, and this is"):
+        Workload.from_dict(data)
+
+
 def test_a_missing_key_and_a_tensor_out_of_range_are_clear_errors():
     data = dense(K, N).to_dict()
     with pytest.raises(WorkloadError, match="'ops'"):
