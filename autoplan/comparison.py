@@ -112,10 +112,14 @@ def headline(plan: Plan) -> str:
     verification = plan.verification
     if verification is None or verification.speedup is None:
         return "The plan was measured, but not compared with your own configuration in pairs: no speed-up is claimed."
-    return (
-        f"{figures.significant(verification.speedup)} times as fast as your own configuration{_interval(plan)}, "
-        f"{_tier(plan)} in {figures.counted(verification.pairs, 'alternating pair')} of clean processes."
-    )
+    ratio = figures.significant(verification.speedup)
+    pairs = f"{_tier(plan)} in {figures.counted(verification.pairs, 'alternating pair')} of clean processes"
+    if not verification.faster:
+        return (
+            f"Not shown to be faster than your own configuration, which what was asked for leaves out: {ratio} times as "
+            f"fast{_interval(plan)}, {pairs}."
+        )
+    return f"{ratio} times as fast as your own configuration{_interval(plan)}, {pairs}."
 
 
 def reasons(plan: Plan) -> list[str]:
@@ -198,7 +202,8 @@ def _micro_step(side: _Side) -> Cell:
     if side.measured is None:
         return Cell(figures.seconds(side.forecast("time", "micro_step_seconds")), side.tier)
     low, high = side.measured.micro_step_seconds_low, side.measured.micro_step_seconds_high
-    return Cell(figures.seconds(side.measured.micro_step_seconds), side.tier, figures.seconds_range(low, high))
+    told = figures.spread(low, high, figures.seconds_range(low, high))
+    return Cell(figures.seconds(side.measured.micro_step_seconds), side.tier, told)
 
 
 def _samples_per_micro_step(side: _Side) -> float:
@@ -213,8 +218,8 @@ def _per_second(side: _Side, amount: float) -> Cell:
         seconds = side.forecast("time", "micro_step_seconds")
         return Cell(figures.rate(amount / seconds if seconds else None), side.tier)
     low, high = amount / measured.micro_step_seconds_high, amount / measured.micro_step_seconds_low
-    interval = f"{figures.rate(low)} to {figures.rate(high)}"
-    return Cell(figures.rate(amount / measured.micro_step_seconds), side.tier, interval)
+    told = figures.spread(low, high, f"{figures.rate(low)} to {figures.rate(high)}")
+    return Cell(figures.rate(amount / measured.micro_step_seconds), side.tier, told)
 
 
 def _memory(side: _Side) -> Cell:
@@ -302,8 +307,9 @@ def _interval(plan: Plan) -> str:
     verification = plan.verification
     if verification is None or verification.speedup_low is None or verification.speedup_high is None:
         return ""
-    low, high = figures.significant(verification.speedup_low), figures.significant(verification.speedup_high)
-    return f" (95% interval {low} to {high})"
+    low, high = verification.speedup_low, verification.speedup_high
+    told = figures.spread(low, high, f"95% interval {figures.significant(low)} to {figures.significant(high)}")
+    return f" ({told})"
 
 
 def _tier(plan: Plan) -> str:

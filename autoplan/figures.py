@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 NOT_KNOWN = "not known"
+_WIDEST = 20
+"""Times that an interval's upper end may be its lower one before it says nothing."""
 _BYTE_UNITS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 
@@ -41,6 +43,14 @@ def seconds_range(low: float, high: float) -> str:
     """An interval in one unit, that of its upper end: `3.97 to 4.36 ms`."""
     scale, unit = _second_unit(high)
     return f"{significant(low * scale)} to {significant(high * scale)} {unit}"
+
+
+def spread(low: float, high: float, told: str) -> str:
+    """An interval as it is told; where its ends are so far apart that it says nothing, that it is not known.
+
+    Student's t of two runs has one degree of freedom, and gives ends that are millions of times apart.
+    """
+    return told if 0 < low and high <= _WIDEST * low else "spread not known: too few runs"
 
 
 def duration(value: float) -> str:

@@ -185,7 +185,7 @@ def _outcome(outcome: Measurement | CompilerEvidence | Failure) -> str:
 
 
 def _best(event: Event) -> str:
-    return "" if event.best_number is None else f"(best so far: trial {event.best_number})"
+    return "" if event.best_number is None else f"(best so far over the whole fit: trial {event.best_number})"
 
 
 def _left(seconds_left: float | None) -> str:

@@ -30,7 +30,7 @@ from autoplan.plan import (
     TrialRecord,
     Verification,
 )
-from autoplan.prune import changes, nothing_fits
+from autoplan.prune import changes, distance, nothing_fits
 from autoplan.repeats import Spread, restated, spread
 from autoplan.requests import TuneRequest
 from autoplan.source import DEFAULT_FUNCTION, SourceSpec
@@ -39,6 +39,9 @@ from autoplan.verify import Timed
 from autoplan.witness import Witnessed
 from cost_models.config import TrainConfig
 from cost_models.hardware import Cluster
+
+_AS_GOOD = 1.02
+"""Times the best prediction: what is within is taken for as fast."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,7 @@ def analytic_plan(request: TuneRequest, findings: Findings) -> Plan:
     best = findings.shortlist[0]
     if not findings.forecasts[best].fits:
         raise NoFeasibleConfiguration(nothing_fits(list(findings.forecasts.values())))
+    best = _least_change(findings, best)
     why = f"best of {len(findings.forecasts)} configurations by prediction; nothing was measured"
     untried = _untried(findings.space.baseline, best)
     return _plan(
@@ -69,6 +73,15 @@ def analytic_plan(request: TuneRequest, findings: Findings) -> Plan:
         baseline=_baseline(findings, None),
         notes=[why, *_baseline_too_large(findings), *untried, *_notes(findings, best)],
     )
+
+
+def _least_change(findings: Findings, best: TrainConfig) -> TrainConfig:
+    """What changes least of those whose prediction is as good as the best: arithmetic does not tell so little apart."""
+    known = findings.forecasts
+    most = _AS_GOOD * known[best].seconds_per_sample
+    alike = [one for one in findings.shortlist if one in known and known[one].fits]
+    alike = [one for one in alike if known[one].seconds_per_sample <= most]
+    return min(alike, key=lambda one: distance(findings.space.baseline, one))
 
 
 def compiled_plan(request: TuneRequest, findings: Findings, witnessed: Witnessed) -> Plan:
@@ -245,7 +258,7 @@ def _choose(
     best = (sound or ranked)[0]
     of_best = [one.verification for one in verified or () if one.config.to_dict() == best.config]
     verification = of_best[-1] if of_best and baseline_runs else unverified(why)
-    why = f"{why}; what is pinned rules {named} out, so the plan is the best of the rest"
+    why = f"{why}; what was asked for leaves {named} out, so the plan is the best of the rest"
     return Choice(TrainConfig.from_dict(best.config), best.measurement, verification, why)
 
 
@@ -267,10 +280,9 @@ def _why_not(last: Verified | None, named: str, *, interrupted: bool, others: bo
         return f"the best trial does not train the same ({told.numerics_detail})"
     if told.speedup is None:
         return f"the best trial did not survive verification ({told.numerics_detail})"
-    return (
-        f"the best trial was not shown to be faster in clean processes (speed-up {told.speedup:.2f}, 95% interval "
-        f"{told.speedup_low:.2f} to {told.speedup_high:.2f})"
-    )
+    low, high = told.speedup_low or 0.0, told.speedup_high or 0.0
+    interval = figures.spread(low, high, f"95% interval {low:.2f} to {high:.2f}")
+    return f"the best trial was not shown to be faster in clean processes (speed-up {told.speedup:.2f}, {interval})"
 
 
 def _without_speedup(verification: Verification, reference: TrainConfig) -> Verification:

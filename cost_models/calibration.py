@@ -30,8 +30,8 @@ TIME_PRIOR = (log(1.5), log(1.5), log(2.0))
 MEMORY_PRIOR = log(1.25)
 """Of temporaries: the spread of compilers' figures around the rules of fusion before anything was compiled."""
 TIME_NOISE = 0.065
-"""Of one measured micro-step: medians of two processes of one program differ by 7% on average, by a normal deviate's
-0.065 each (135 configurations of `studies/time_vs_this_cpu`, measured in rounds)."""
+"""Of one measured micro-step: two processes of one program differ by 6% in the median, by a normal deviate's 0.065 each
+(133 configurations of `studies/time_vs_this_cpu`, measured in rounds)."""
 MEMORY_NOISE = 0.02
 """Of one compiled step: its factor carries to other batches within about this."""
 

@@ -86,7 +86,7 @@ def probe(name: str) -> dict[str, Any]:
         "host_micro_step_seconds": a_fit,
         "host_variable_seconds": a_variable,
         "fresh_page_bytes_per_second": _fresh_page_rate() if kind == "cpu" else None,
-        "processors": len(os.sched_getaffinity(0)) if kind == "cpu" else None,
+        "processors": _processors() if kind == "cpu" else None,
         "cache_bytes": _cache_bytes() if kind == "cpu" else None,
         "usable_memory_bytes": usable_bytes,
         "all_reduce": _all_reduces(backend, count),
@@ -153,7 +153,7 @@ def _fresh_page_rate() -> float | None:
         return None
     first: list[float] = []
     again: list[float] = []
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+    with ThreadPoolExecutor(_processors()) as threads:
         for _ in range(_FRESH_MAPPINGS):
             with mmap.mmap(-1, _FRESH_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as mapped:
                 for seconds in (first, again):
@@ -226,6 +226,12 @@ def _fit_seconds(layers: int) -> tuple[int, float]:
         model.fit(x, x, batch_size=4, verbose=0)
         seconds.append((time.perf_counter() - start) / _FIT_MICRO_STEPS)
     return len(model.variables) + len(model.optimizer.variables), median(seconds[1:])
+
+
+def _processors() -> int:
+    """Those that this process may use, where the system tells; else all."""
+    allowed = getattr(os, "sched_getaffinity", None)
+    return len(allowed(0)) if allowed is not None else os.cpu_count() or 1
 
 
 def _cache_bytes() -> int | None:

@@ -129,6 +129,23 @@ def test_a_verified_speed_up_is_stated_with_its_interval_pairs_and_tier():
     assert "measured on simulated devices in 5 alternating pairs" in comparison.headline(simulated())
 
 
+def test_a_plan_that_was_asked_for_and_not_shown_to_be_faster_says_so_first():
+    """Where what was asked for leaves the script's own configuration out, the best of the rest is the plan."""
+    found = {"faster": False, "speedup": 2.11, "speedup_low": 0.921, "speedup_high": 4.14}
+    plan = plans.plan(verification=plans.plain_plan()["verification"] | found)
+    assert comparison.headline(plan) == (
+        "Not shown to be faster than your own configuration, which what was asked for leaves out: 2.11 times as fast "
+        "(95% interval 0.921 to 4.14), measured in 5 alternating pairs of clean processes."
+    )
+
+
+def test_ends_that_are_far_apart_are_told_as_not_known():
+    wide = {"micro_step_seconds_low": 3.05e-7, "micro_step_seconds_high": 131.0}
+    plan = plans.plan(measured=plans.plain_plan()["measured"] | wide)
+    told = {row.name: row.plan for row in comparison.rows(plan)}
+    assert told["micro-step"].interval == told["samples/s"].interval == "spread not known: too few runs"
+
+
 def test_no_speed_up_is_claimed_where_none_was_shown():
     same = plans.plan(config=plans.plain_plan()["baseline"]["config"])
     assert comparison.headline(same) == (

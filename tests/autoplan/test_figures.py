@@ -56,6 +56,14 @@ def test_an_interval_has_one_unit():
 
 
 @pytest.mark.parametrize(
+    ("low", "high", "told"),
+    [(0.004, 0.0044, "told"), (1.0, 20.0, "told"), (3.05e-7, 131.0, None), (0.03, 292.31, None), (0.0, 1.0, None)],
+)
+def test_an_interval_that_says_nothing_is_not_told(low, high, told):
+    assert figures.spread(low, high, "told") == (told or "spread not known: too few runs")
+
+
+@pytest.mark.parametrize(
     ("value", "text"),
     [
         (0.4, "0 s"),

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from autoplan.evidence import Verified
@@ -110,7 +112,7 @@ def test_the_last_verified_counts():
 def test_a_baseline_that_pins_rule_out_gives_way_to_the_best_that_trains_the_same():
     plan = decide([verified(WINNER, numerics="outside")], legal=(WINNER, OTHER))
     assert plan.config == OTHER.to_dict()
-    assert plan.notes[0].endswith("; what is pinned rules the baseline out, so the plan is the best of the rest")
+    assert plan.notes[0].endswith("; what was asked for leaves the baseline out, so the plan is the best of the rest")
     slower = verified(WINNER, faster=False, speedup=0.9)
     assert decide([slower], legal=(WINNER, OTHER)).verification == slower.verification
 
@@ -134,6 +136,15 @@ def test_the_plan_says_what_it_is_of():
     assert plan.environment.keras == "3.15.1"
     assert [one.number for one in plan.trials] == [0, 1, 2]
     assert "trials ended: all 3 trials are done" in plan.notes
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(0.1015, OTHER), (0.103, WINNER)])
+def test_of_predictions_that_are_as_good_an_analytic_plan_takes_the_least_change(seconds, expected):
+    """256 samples an update: a micro-batch of 128 is nearer to the script's 32 than one of 256."""
+    facts = findings()
+    forecasts = {**facts.forecasts, OTHER: Forecast(OTHER, seconds, None, None, 0.08, 1024, {"config": {}})}
+    plan = analytic_plan(REQUEST, replace(facts, forecasts=forecasts))
+    assert plan.config == expected.to_dict()
 
 
 def test_an_analytic_plan_is_the_best_prediction_and_measures_nothing():

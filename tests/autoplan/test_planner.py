@@ -182,7 +182,7 @@ def test_another_effective_batch_is_not_compared_and_comes_with_its_rule(tune):
 def test_pins_hold_even_where_the_baseline_breaks_them(tune):
     plan = tune(fake(BEST), fix={"accumulation": "8"}, only=()).plan
     assert TrainConfig.from_dict(plan.config).batch == config(32, 8).batch
-    assert "what is pinned rules the baseline out, so the plan is the best of the rest" in plan.notes[0]
+    assert "what was asked for leaves the baseline out, so the plan is the best of the rest" in plan.notes[0]
     assert plan.verification.faster is False
 
 
