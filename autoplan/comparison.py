@@ -116,8 +116,8 @@ def headline(plan: Plan) -> str:
     pairs = f"{_tier(plan)} in {figures.counted(verification.pairs, 'alternating pair')} of clean processes"
     if not verification.faster:
         return (
-            f"Not shown to be faster than your own configuration, which what was asked for leaves out: {ratio} times as "
-            f"fast{_interval(plan)}, {pairs}."
+            "Not shown to be faster than your own configuration, which what was asked for leaves out: "
+            f"{ratio} times as fast{_interval(plan)}, {pairs}."
         )
     return f"{ratio} times as fast as your own configuration{_interval(plan)}, {pairs}."
 

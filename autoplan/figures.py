@@ -50,7 +50,7 @@ def spread(low: float, high: float, told: str) -> str:
 
     Student's t of two runs has one degree of freedom, and gives ends that are millions of times apart.
     """
-    return told if 0 < low and high <= _WIDEST * low else "spread not known: too few runs"
+    return told if low > 0 and high <= _WIDEST * low else "spread not known: too few runs"
 
 
 def duration(value: float) -> str:

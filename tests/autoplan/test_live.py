@@ -69,15 +69,14 @@ def test_a_pipe_gets_an_event_a_line(clock):
     with live.watching(stream, clock) as watch:
         for clock.now, event in STORY:
             watch(event)
+    best = "best so far over the whole fit: trial 0"
     assert stream.getvalue().splitlines() == [
         "[0 s]  looking at the training up to its fit",
         "[4 s]  the script's set_dtype_policy is overridden",
         "[5 s]  trial 0 starts: float32, batch 128, jit_compile off",
-        "[9 s]  trial 0 measured: micro-step 4.00 ms, 32,000 samples/s, peak memory 512 MiB  "
-        "(best so far over the whole fit: trial 0)",
+        f"[9 s]  trial 0 measured: micro-step 4.00 ms, 32,000 samples/s, peak memory 512 MiB  ({best})",
         "[10 s]  trial 1 starts: float32, batch 4096",
-        "[1 min 15 s]  trial 1 failed, out of memory: killed at 12.1 GiB  "
-        "(best so far over the whole fit: trial 0)  8 min 45 s left",
+        f"[1 min 15 s]  trial 1 failed, out of memory: killed at 12.1 GiB  ({best})  8 min 45 s left",
         "[1 min 20 s]  pair 1 of 5",
         "[1 min 39 s]  the plan is written",
     ]
