@@ -11,7 +11,7 @@ from autoplan import hardware, hardware_report, report
 from autoplan.errors import HardwareError
 
 PROFILE = {
-    "schema": 2,
+    "schema": 3,
     "backend": "jax",
     "platform": "cpu",
     "device_kind": "cpu",
