@@ -29,6 +29,8 @@ from cost_models.schema import Reader, mapping, number, optional, positive, read
 
 LOCAL = "local"
 _PROFILE_SCHEMA = 3
+_BUSY = 0.75
+"""Processes a processor from which on other work takes a good part of what is measured."""
 _RATES_BY_SIZE = partial(read_mapping, readers=positive(number))
 _ALL_REDUCE = {"devices": whole, "payload_bytes": number, "seconds": number}
 _NEEDED: dict[str, Reader] = {
@@ -112,6 +114,14 @@ def load_profile(backend: str = "jax", devices: int | None = None) -> dict[str, 
         return None
     current = isinstance(profile, dict) and profile.get("schema") == _PROFILE_SCHEMA
     return profile if current and _fault(profile) is None else None
+
+
+def measured_when_busy(profile: Mapping[str, Any]) -> bool:
+    """Whether a profile was measured beside other work of which there is much less now: its rates are too low."""
+    then = profile.get("load_average")
+    if not isinstance(then, int | float) or not hasattr(os, "getloadavg"):
+        return False
+    return then > _BUSY * processors() and os.getloadavg()[0] < then / 2
 
 
 def save_profile(profile: Mapping[str, Any], backend: str = "jax", devices: int | None = None) -> Path | None:

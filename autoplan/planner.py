@@ -280,8 +280,8 @@ def _cluster(workers: Workers, name: str, backend: str, devices: int | None, wat
     if not hardware.is_here(name):
         return hardware.resolve(name, devices=devices)
     profile = hardware.load_profile(backend, devices)
-    if profile is None:
-        watch(Event("stage", f"measuring this machine's rates on {backend}, once"))
+    if profile is None or hardware.measured_when_busy(profile):
+        watch(Event("stage", f"measuring this machine's rates on {backend}{', again' if profile else ', once'}"))
         profile = _probed(workers[backend], backend, devices)
     return hardware.resolve(name, devices=devices, profile=profile)
 

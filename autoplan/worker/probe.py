@@ -58,7 +58,8 @@ def probe(name: str) -> dict[str, Any]:
     Returns a profile: `matmul_flops_per_second` {dtype: {size: rate}} (an empty mapping where the device refuses a
     dtype), `memory_bytes_per_second`, `kernel_launch_seconds`, `dispatch_seconds`, `usable_memory_bytes` (None where
     the runtime sets no limit), `fresh_page_bytes_per_second` (of processors under glibc, else None), of processors
-    `processors` and `cache_bytes`, on JAX `host_micro_step_seconds` and `host_variable_seconds` of `fit`,
+    `processors` and `cache_bytes`, `load_average` of the minute before, on JAX `host_micro_step_seconds` and
+    `host_variable_seconds` of `fit`,
     `all_reduce` [{devices, payload_bytes, seconds}], with platform, device kind, number of devices, versions and date.
     Takes under eight seconds after the backend's import. WorkerError when Keras runs on another backend here.
     """
@@ -68,7 +69,7 @@ def probe(name: str) -> dict[str, Any]:
             f"set KERAS_BACKEND={name} before the first import of Keras"
         )
     backend = backends.get(name)
-    started = time.perf_counter()
+    started, load_average = time.perf_counter(), _load_average()
     count, device_kind, usable_bytes = backend.devices()
     kind = backend.platform()
     launch_seconds, dispatch_seconds = _kernel_launch_seconds(backend), _dispatch_seconds(backend)
@@ -88,6 +89,7 @@ def probe(name: str) -> dict[str, Any]:
         "fresh_page_bytes_per_second": _fresh_page_rate() if kind == "cpu" else None,
         "processors": _processors() if kind == "cpu" else None,
         "cache_bytes": _cache_bytes() if kind == "cpu" else None,
+        "load_average": load_average,
         "usable_memory_bytes": usable_bytes,
         "all_reduce": _all_reduces(backend, count),
         "versions": {"python": platform.python_version(), "keras": keras.version(), name: backend.version()},
@@ -226,6 +228,11 @@ def _fit_seconds(layers: int) -> tuple[int, float]:
         model.fit(x, x, batch_size=4, verbose=0)
         seconds.append((time.perf_counter() - start) / _FIT_MICRO_STEPS)
     return len(model.variables) + len(model.optimizer.variables), median(seconds[1:])
+
+
+def _load_average() -> float | None:
+    """Processes that ran or waited to, over the last minute; None where the system does not tell."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
 
 
 def _processors() -> int:

@@ -233,6 +233,16 @@ def test_a_kept_profile_that_cannot_be_used_is_measured_again(changes):
     assert hardware.load_profile() is None
 
 
+@pytest.mark.parametrize(
+    ("then", "now", "expected"), [(8.0, 0.5, True), (8.0, 6.0, False), (1.0, 0.1, False), (None, 0.1, False)]
+)
+def test_a_profile_is_of_no_use_if_the_machine_was_busy_and_is_not_now(monkeypatch, then, now, expected):
+    monkeypatch.setattr(hardware, "processors", lambda: 2)
+    monkeypatch.setattr(hardware.os, "getloadavg", lambda: (now, 1.0, 1.0))
+    assert hardware.measured_when_busy({**PROFILE, "load_average": then}) is expected
+    assert hardware.measured_when_busy(PROFILE) is False, "it does not tell"
+
+
 def test_profiles_are_kept_apart_by_backend_and_devices(cache):
     assert hardware.load_profile() is None
     path = hardware.save_profile(PROFILE)

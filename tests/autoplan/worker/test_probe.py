@@ -49,6 +49,7 @@ def test_a_profile_has_a_believable_rate_for_every_question(alone):
     assert 0 <= alone["host_variable_seconds"] < 1e-3
     assert alone["processors"] == len(os.sched_getaffinity(0))
     assert alone["cache_bytes"] is None or 2**16 <= alone["cache_bytes"] < 2**40
+    assert alone["load_average"] >= 0
     assert alone["usable_memory_bytes"] is None, "a processor's runtime sets no limit"
     assert alone["all_reduce"] == []
     assert set(alone["versions"]) == {"python", "keras", "jax"}
