@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any, Protocol
 
-from autoplan import compilers, figures, hardware, temporary
+from autoplan import compilers, figures, hardware, processes, temporary
 from autoplan.errors import (
     FAILED_BY_ITSELF,
     ConfigError,
@@ -99,7 +99,7 @@ def _silent(text: str) -> None:
 
 def compilers_at_once() -> int:
     """Compilers that run side by side: each takes several cores, and gigabytes."""
-    return 2 if hardware.processors() >= _CORES_FOR_TWO else 1
+    return 2 if processes.processors() >= _CORES_FOR_TWO else 1
 
 
 def replaced_once(run: Callable[[], JobResult], tell: Callable[[str], None] = _silent) -> JobResult:

@@ -23,6 +23,7 @@ import yaml
 
 from autoplan import control_groups
 from autoplan.errors import HardwareError
+from autoplan.processes import processors
 from cost_models.catalogue import row_of_device_kind
 from cost_models.hardware import Chip, Cluster, Link, cluster, from_mapping, share
 from cost_models.schema import Reader, mapping, number, optional, positive, read_mapping, several, text, whole
@@ -137,11 +138,6 @@ def save_profile(profile: Mapping[str, Any], backend: str = "jax", devices: int 
             partial.unlink(missing_ok=True)
         return None
     return path
-
-
-def processors() -> int:
-    """How many processors this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def identity(cluster: Cluster) -> dict[str, Any]:

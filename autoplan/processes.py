@@ -27,6 +27,11 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
+def processors() -> int:
+    """How many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def can_keep_freed_memory() -> bool:
     """Whether this process's C library lets it be told to keep what is freed: glibc does."""
     return sys.platform.startswith("linux") and hasattr(ctypes.CDLL(None), "mallopt")

@@ -82,7 +82,7 @@ class KernelTable:
     @property
     def is_convolution(self) -> npt.NDArray[np.bool_]:
         """Rows that are convolutions, as far as that is known."""
-        return np.zeros(len(self.runs), np.bool_) if self.convolutions is None else self.convolutions
+        return self._flags(self.convolutions)
 
     @property
     def sums_batch(self) -> npt.NDArray[np.bool_]:
@@ -92,12 +92,12 @@ class KernelTable:
     @property
     def is_transpose(self) -> npt.NDArray[np.bool_]:
         """Rows that write in another order than they read, as far as that is known."""
-        return np.zeros(len(self.runs), np.bool_) if self.transposes is None else self.transposes
+        return self._flags(self.transposes)
 
     @property
     def is_line(self) -> npt.NDArray[np.bool_]:
         """Convolutions along one dimension, as far as that is known."""
-        return np.zeros(len(self.runs), np.bool_) if self.lines is None else self.lines
+        return self._flags(self.lines)
 
     @property
     def window(self) -> Floats:
@@ -107,12 +107,12 @@ class KernelTable:
     @property
     def is_minimal(self) -> npt.NDArray[np.bool_]:
         """Rows that minimal filtering can work out, as far as that is known."""
-        return np.zeros(len(self.runs), np.bool_) if self.minimal is None else self.minimal
+        return self._flags(self.minimal)
 
     @property
     def is_update(self) -> npt.NDArray[np.bool_]:
         """Rows that belong to the optimizer and the metrics, as far as that is known."""
-        return np.zeros(len(self.runs), np.bool_) if self.updates is None else self.updates
+        return self._flags(self.updates)
 
     @cached_property
     def products(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -125,6 +125,9 @@ class KernelTable:
         kinds = np.column_stack([self.gemm_fixed, self.gemm_per_sample, *marks])[rows]
         _, first, like = np.unique(kinds, axis=0, return_index=True, return_inverse=True)
         return rows[first], np.asarray(like, np.int64).reshape(-1)
+
+    def _flags(self, known: npt.NDArray[np.bool_] | None) -> npt.NDArray[np.bool_]:
+        return np.zeros(len(self.runs), np.bool_) if known is None else known
 
     @property
     def item_bytes(self) -> Floats:

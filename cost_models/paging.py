@@ -2,7 +2,7 @@
 
 XLA:CPU asks for the temporaries of a program each time that it runs, in one piece, with `malloc`. glibc maps a piece
 above 32 MiB by itself and unmaps it when it is freed (`mallopt(3)`: DEFAULT_MMAP_THRESHOLD_MAX), so the kernel fills
-every page of it with zeros again as the next micro-step touches it. Such a micro-step takes 1.1 to 2.2 times as long as
+every page of it with zeros again as the next micro-step touches it. Such a micro-step takes 1.2 to 2.4 times as long as
 one whose process keeps what it frees (`studies/time_vs_this_cpu`).
 """
 

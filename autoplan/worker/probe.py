@@ -87,7 +87,7 @@ def probe(name: str) -> dict[str, Any]:
         "host_micro_step_seconds": a_fit,
         "host_variable_seconds": a_variable,
         "fresh_page_bytes_per_second": _fresh_page_rate() if kind == "cpu" else None,
-        "processors": _processors() if kind == "cpu" else None,
+        "processors": processes.processors() if kind == "cpu" else None,
         "cache_bytes": _cache_bytes() if kind == "cpu" else None,
         "load_average": load_average,
         "usable_memory_bytes": usable_bytes,
@@ -155,7 +155,7 @@ def _fresh_page_rate() -> float | None:
         return None
     first: list[float] = []
     again: list[float] = []
-    with ThreadPoolExecutor(_processors()) as threads:
+    with ThreadPoolExecutor(processes.processors()) as threads:
         for _ in range(_FRESH_MAPPINGS):
             with mmap.mmap(-1, _FRESH_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as mapped:
                 for seconds in (first, again):
@@ -233,12 +233,6 @@ def _fit_seconds(layers: int) -> tuple[int, float]:
 def _load_average() -> float | None:
     """Processes that ran or waited to, over the last minute; None where the system does not tell."""
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
-
-
-def _processors() -> int:
-    """Those that this process may use, where the system tells; else all."""
-    allowed = getattr(os, "sched_getaffinity", None)
-    return len(allowed(0)) if allowed is not None else os.cpu_count() or 1
 
 
 def _cache_bytes() -> int | None:

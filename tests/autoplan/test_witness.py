@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from autoplan import compilers, hardware, keras_backend, planfile
+from autoplan import compilers, keras_backend, planfile, processes
 from autoplan.bench import Clock
 from autoplan.errors import ConfigError, HardwareError, NoFeasibleConfiguration, StudyError
 from autoplan.jobs import JobKind
@@ -294,7 +294,7 @@ def test_where_no_forecast_is_sure_the_compiler_decides(plan_for):
 
 
 def test_two_are_compiled_side_by_side_where_there_are_cores(plan_for, monkeypatch, tmp_path):
-    monkeypatch.setattr(hardware, "processors", lambda: 4)
+    monkeypatch.setattr(processes, "processors", lambda: 4)
     study = str(tmp_path / "study.db")
     client = fake(own=OWN, compiler=lambda config: compiled(int(config.batch.local / 256 * 40 * GIB)))
     plan = plan_for(client, fix={"mesh.data": "1"}, study=study).plan

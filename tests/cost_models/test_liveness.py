@@ -169,8 +169,8 @@ def test_a_step_without_kernels_has_no_peak():
     assert plan.peak(8) == (0, 0)
 
 
-def test_a_branch_that_updates_state_does_so_in_place():
-    """Loss scaling: the whole update stands behind the question whether the gradients are finite."""
+def scaled_update():
+    """As loss scaling has it: the update of one weight stands in a branch."""
     step = Step()
     w = step.weight("w", N, N)
     x = step.input(B, N)
@@ -181,6 +181,12 @@ def test_a_branch_that_updates_state_does_so_in_place():
     body = (Op(Kind.ELEMENTWISE, "sub", (w, gradient), (new,), phase=Phase.UPDATE),)
     step.ops.append(Op(Kind.BRANCH, "cond", (w, gradient), (new,), body=body, results=(new,), phase=Phase.UPDATE))
     step.new_value(w, new)
+    return step
+
+
+def test_a_branch_that_updates_state_does_so_in_place():
+    """Loss scaling: the whole update stands behind the question whether the gradients are finite."""
+    step = scaled_update()
     assert schedule(step.workload(), CPU, Updates.AT_ONCE).peak(8)[0] == 4 * N * N
 
 
@@ -229,16 +235,7 @@ def test_on_cpus_an_elementwise_result_takes_the_place_of_an_operand_of_its_shap
 
 
 def test_while_loss_scaling_chooses_gradients_and_their_sums_stand_beside_the_old_on_gpus():
-    step = Step()
-    w = step.weight("w", N, N)
-    x = step.input(B, N)
-    step.phase = Phase.BACKWARD
-    gradient = step.dot(x, x, (N, N), N, B, N)
-    step.phase = Phase.UPDATE
-    new = step.tensor(N, N)
-    body = (Op(Kind.ELEMENTWISE, "sub", (w, gradient), (new,), phase=Phase.UPDATE),)
-    step.ops.append(Op(Kind.BRANCH, "cond", (w, gradient), (new,), body=body, results=(new,), phase=Phase.UPDATE))
-    step.new_value(w, new)
+    step = scaled_update()
     one = 4 * N * N
     for updates, target, more in ((Updates.SELECTED, GPU, 2), (Updates.SELECTED, CPU, 0), (Updates.TOGETHER, GPU, 0)):
         alone = replace(target, sums_beside_choices=False)
