@@ -27,11 +27,17 @@ INTERVAL = 1.645
 TIME_PRIOR = (log(1.5), log(1.5), log(2.0))
 """Of compute, bandwidth, dispatch. Published efficiencies of one chip differ by up to 1.5 between shapes and sources
 (large products reach 0.5 to 0.9 of a peak); the host's speed by 2 between machines."""
+PROBED_PRIOR = (log(1.15), log(1.15), log(1.35))
+"""The same where a probe measured the rates of this very machine: predictions are then 10% off on average, those of
+short steps, which the host's work makes, more (`studies/time_vs_this_cpu`, models developed on)."""
 MEMORY_PRIOR = log(1.25)
 """Of temporaries: the spread of compilers' figures around the rules of fusion before anything was compiled."""
 TIME_NOISE = 0.065
 """Of one measured micro-step: two processes of one program differ by 6% in the median, by a normal deviate's 0.065 each
 (133 configurations of `studies/time_vs_this_cpu`, measured in rounds)."""
+PROBED_NOISE = 0.12
+"""Of one measured micro-step from what factors for the parts can say: besides its process, a configuration has reasons
+of its own. Predictions of one model are so far from their median (the same study)."""
 MEMORY_NOISE = 0.02
 """Of one compiled step: its factor carries to other batches within about this."""
 
@@ -119,23 +125,28 @@ class Calibration:
         return replace(cost, **corrected, total=total, total_low=rest + low, total_high=rest + high)
 
 
-def calibrate(times: Iterable[TimePair] = (), memories: Iterable[MemoryPair] = ()) -> Calibration:
+def calibrate(
+    times: Iterable[TimePair] = (), memories: Iterable[MemoryPair] = (), *, probed: bool = False
+) -> Calibration:
     """Factors from pairs of predictions and observations, of any number of configurations of one machine.
+
+    probed  whether the predictions' rates were measured on this machine: then they are trusted more, and one odd
+            observation moves them less
 
     Without pairs every factor is 1, as uncertain as the analytic tier is. ConfigError for an observation that is no
     positive number.
     """
     times, memories = list(times), list(memories)
-    of_time = _time_factors(times)
+    of_time = _time_factors(times, *((PROBED_PRIOR, PROBED_NOISE) if probed else (TIME_PRIOR, TIME_NOISE)))
     return Calibration(*of_time, memory=_memory_factor(memories), times=len(times), memories=len(memories))
 
 
-def _time_factors(pairs: Sequence[TimePair]) -> tuple[Factor, Factor, Factor]:
+def _time_factors(pairs: Sequence[TimePair], prior: Sequence[float], noise: float) -> tuple[Factor, Factor, Factor]:
     costs = [pair.predicted for pair in pairs]
     parts = [[cost.compute_seconds, cost.memory_seconds, cost.overhead_seconds] for cost in costs]
     rest = [cost.communication_seconds for cost in costs]
     observed = [_checked(pair.observed_seconds, "seconds") for pair in pairs]
-    compute, bandwidth, dispatch = _factors(parts, rest, observed, TIME_PRIOR, TIME_NOISE)
+    compute, bandwidth, dispatch = _factors(parts, rest, observed, prior, noise)
     return compute, bandwidth, dispatch
 
 

@@ -16,7 +16,7 @@ from cost_models.affine import Affine
 from cost_models.packed_masks import MOST_SAMPLES
 from cost_models.targets import Target
 from cost_models.tiles import convolutional_shapes, storage
-from cost_models.workload import ITEM_BYTES, Kind, Op, Phase, Workload
+from cost_models.workload import ITEM_BYTES, Kind, Op, Phase, Workload, walk
 
 _WIDTH = 32  # columns a block
 _UNSPLIT = 4096  # elements that one reduction sums (ReductionDimensionRaceFreeBound)
@@ -25,6 +25,8 @@ _GROUPED = 2  # dimensions of sums of groups: samples and groups
 _WIDE_ROW = 128  # channels (A100, groups in half precision: of 16 samples 128 were computed apart, 96 were not)
 _LONG_COLUMN = 1536  # rows (A100, float32: columns of 1,024 rows were not computed apart, of 1,536 they were)
 _FEW_SAMPLES = 8  # the same: of 8 samples 64 channels were computed apart, of 16 they were not
+SHORT_REDUCTION = 32
+"""Elements that XLA:CPU reduces at once; longer reductions are split in two (TreeReductionRewriter)."""
 GATED = 2.0
 """By how much more a logistic function is to compute than what normalises (A100: 512 blocks were too few, 640 not)."""
 _BATCHES = tuple(2**power for power in range(13))  # looked at for one whose layouts are the same
@@ -100,9 +102,16 @@ def _same_calls(workload: Workload, least: int, batch: int) -> int:
 
 @lru_cache(maxsize=64)
 def _reached(workload: Workload, least: int) -> tuple[int, ...]:
-    """The batches at which tensors reach so many elements, ascending."""
-    growing = {tensor.elements for tensor in workload.tensors if not tensor.elements.constant}
-    return tuple(sorted({math.ceil((least - size.fixed) / size.per_sample) for size in growing if size.per_sample > 0}))
+    """The batches at which tensors reach so many elements, or reductions become long, ascending."""
+    differences = {tensor.elements - Affine(least) for tensor in workload.tensors}
+    differences |= {_beyond_short(workload, op) for op in walk(workload.ops) if op.kind is Kind.REDUCE and op.reads}
+    return tuple(sorted({math.ceil(-by.fixed / by.per_sample) for by in differences if by.per_sample > 0}))
+
+
+def _beyond_short(workload: Workload, op: Op) -> Affine:
+    """By how many elements a reduction exceeds what is not split, less one."""
+    read, made = (workload.tensors[end].elements for end in (op.reads[0], op.writes[0]))
+    return read - made * SHORT_REDUCTION - Affine(1)
 
 
 @lru_cache(maxsize=64)

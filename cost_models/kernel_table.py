@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cost_models.attention import Attention, find_attention
+from cost_models.columns import structure_batch
 from cost_models.convolutions import (
     is_along_a_line,
     is_transposed_kernel_gradient,
@@ -146,12 +147,21 @@ class KernelTable:
         return np.asarray(np.bincount(self.moved_by, sizes, len(self.runs)), np.float64)
 
 
+def kernel_table(workload: Workload, target: Target, updates: Updates, batch: int | None = None) -> KernelTable:
+    """The kernels of a micro-step as rows, bodies of loops with how often they run.
+
+    batch  at which they are found, where a library takes what is large (XLA:CPU); None is the batch of the trace
+    """
+    if batch is not None:
+        batch = structure_batch(workload, target, batch) if target.library_elements else None
+    return _kernel_table(workload, target, updates, batch)
+
+
 @lru_cache(maxsize=256)
-def kernel_table(workload: Workload, target: Target, updates: Updates) -> KernelTable:
-    """The kernels of a micro-step as rows, bodies of loops with how often they run."""
+def _kernel_table(workload: Workload, target: Target, updates: Updates, batch: int | None) -> KernelTable:
     rows: list[tuple[Kernel, float]] = []
     # As written, sums of one layer stand together; orders that save memory do not keep them so.
-    plan = schedule(workload, target, Updates.TOGETHER if target.memory_orders else updates)
+    plan = schedule(workload, target, Updates.TOGETHER if target.memory_orders else updates, batch)
     _flatten(plan.kernels, 1.0, rows)
     shared = _shared_reads([kernel for kernel, _ in rows])
     moved = [

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from cost_models.affine import Affine
+from cost_models.columns import SHORT_REDUCTION
 from cost_models.fusion import Kernel
 from cost_models.graph import Graph
 from cost_models.library_calls import library_calls
@@ -22,7 +23,6 @@ from cost_models.workload import CONVERT, FLATTEN, UNEVEN_PAD, Kind, Op, Workloa
 
 _PICKS = frozenset({"gather", "slice", "dynamic_slice"})
 _COSTLY = frozenset({Kind.EXPENSIVE, Kind.GATHER, Kind.REDUCE})
-_UNSPLIT = 32  # elements (TreeReductionRewriter)
 _MATRIX = 2  # dimensions
 _APART = frozenset({"concatenate", "pad", UNEVEN_PAD, "dynamic_update_slice"})
 """What XLA computes by blocks of code of their own."""
@@ -90,7 +90,7 @@ class Recomputing:
 
     def _is_short(self, op: Op) -> bool:
         """Whether a reduction is over few elements: others are split in two, of which the first is a kernel."""
-        return not op.reads or self._elements(op.reads[0]) <= _UNSPLIT * self._elements(op.writes[0])
+        return not op.reads or self._elements(op.reads[0]) <= SHORT_REDUCTION * self._elements(op.writes[0])
 
     def _ends(self, index: int) -> bool:
         return index not in self.calls or self.calls[index][0] == index

@@ -150,7 +150,7 @@ def device_time(workload: Workload, config: TrainConfig, cluster: Cluster) -> De
     program, target = workload, target_for(config, cluster)
     if config.backend == "torch" and not config.jit_compile and cluster.chip.kind == "gpu":
         program, target = library_kernels(workload), target_of(cluster.chip.kind)
-    table = kernel_table(program, target, updates_of(config))
+    table = kernel_table(program, target, updates_of(config), config.batch.local)
     compute, traffic = kernel_seconds(table, config, cluster)
     slower = slower_of(compute, traffic, efficiency_of(cluster))
     of_compute = float(slower[compute >= traffic].sum())

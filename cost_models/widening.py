@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 
 from cost_models.affine import Affine
-from cost_models.workload import CONVERT, FLATTEN, UNEVEN_PAD, Kind, Op, Tensor, Workload, walk
+from cost_models.workload import ACROSS, CONVERT, FLATTEN, NARROW_SUM, UNEVEN_PAD, Kind, Op, Tensor, Workload, walk
 
 WIDE = "float32"
 _ARITHMETIC = frozenset({Kind.ELEMENTWISE, Kind.EXPENSIVE, Kind.REDUCE, Kind.POOL})
@@ -56,6 +56,7 @@ class _Widening:
 
     wide         that of which this is the rounding, or that to which it was converted
     products_of  that of a product's result
+    turned       that of a product's result, which this is in the other order
     padding      what pads or puts in another order for a product
     multiplied   what products read, also in another order or padded
     """
@@ -67,6 +68,7 @@ class _Widening:
         self.narrow, self.native, self.products, self.rounds = narrow, native, products, rounds
         self.wide: dict[int, int] = {}
         self.products_of: dict[int, int] = {}
+        self.turned: dict[int, int] = {}
         self.padding: dict[int, Op] = {}
         self.multiplied = {read for op in workload.ops if op.kind.is_product for read in op.reads}
         moved = [op for op in workload.ops if op.kind is Kind.MOVE and not self.multiplied.isdisjoint(op.writes)]
@@ -76,6 +78,8 @@ class _Widening:
         for op in ops:
             if self.rounds and (is_part_of_convolution(op) or (op.kind is Kind.MOVE and op.primitive in _ORDERS)):
                 self.padding[op.writes[0]] = op
+            if op.primitive == "transpose" and op.kind is Kind.VIEW and op.reads[0] in self.products_of:
+                self.turned[op.writes[0]] = self.products_of[op.reads[0]]
             if op.primitive == CONVERT:
                 yield self._conversion(op)
             elif op.kind in _ARITHMETIC or (op.kind is Kind.SCATTER and self.rounds):
@@ -109,9 +113,14 @@ class _Widening:
         return op
 
     def _explicit_conversion(self, op: Op, source: int, made: int) -> Op:
-        """One up that the step itself makes: of a product's result it is the product, else products read it, too."""
+        """One up that the step itself makes: of a product's result it is the product, else products read it, too.
+
+        Between a product and its transposition no rounding is left, but they do not become one product either.
+        """
         if self.tensors[made].dtype != WIDE or self.tensors[source].dtype not in _HALVES:
             return op
+        if source in self.turned:
+            return replace(op, primitive=ACROSS, reads=(self.turned[source],), flops=self.tensors[made].elements)
         whole = self.products_of.get(source, self.wide.get(source))
         self.wide.setdefault(source, made)
         return op if whole is None else replace(op, kind=Kind.VIEW, reads=(whole,))
@@ -129,7 +138,7 @@ class _Widening:
         """
         shared: dict[int, int] = {}
         if op.primitive == "reduce_sum":
-            op = replace(op, primitive="reduce")
+            op = replace(op, primitive=NARROW_SUM)
             for read in self.multiplied.intersection(op.reads):
                 yield from self._raised(op, read)
                 shared[read] = self.wide.get(read, read)
@@ -185,9 +194,13 @@ def _reading(op: Op, names: Mapping[int, int]) -> Op:
 
 
 def _without_idle(ops: tuple[Op, ...], idle: Set[str], lasting: Iterable[int]) -> tuple[Op, ...]:
-    """Operations of these primitives whose result nobody reads are not made."""
-    read = {*lasting, *(end for op in walk(ops) for end in (*op.reads, *op.results))}
-    return tuple(_kept(ops, idle, read))
+    """Operations of these primitives whose result nobody reads are not made, nor what only they read."""
+    while True:
+        read = {*lasting, *(end for op in walk(ops) for end in (*op.reads, *op.results))}
+        kept = tuple(_kept(ops, idle, read))
+        if sum(1 for _ in walk(kept)) == sum(1 for _ in walk(ops)):
+            return kept
+        ops = kept
 
 
 def _kept(ops: Sequence[Op], idle: Set[str], read: set[int]) -> Iterator[Op]:

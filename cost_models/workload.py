@@ -45,6 +45,10 @@ STRIDED_CONVOLUTION = "strided_convolution"
 """The primitive of a convolution that skips positions. A gradient of weights does where these were applied dilated."""
 CONVERT = "convert_element_type"
 """The primitive that changes a dtype."""
+NARROW_SUM = "narrow_sum"
+"""The primitive of a sum of numbers of 16 bits that is taken in float32, in windows that slide."""
+ACROSS = "read_across"
+"""The primitive that reads a matrix in the other order, as part of what reads it."""
 
 
 class Kind(StrEnum):

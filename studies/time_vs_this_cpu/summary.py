@@ -78,7 +78,7 @@ def measured(row: Row) -> float:
 
 def after(trials: Sequence[Row]) -> Seconds:
     """Predictions as these trials correct them."""
-    found = calibrate(TimePair(cost(row), row["measured"]) for row in trials)
+    found = calibrate((TimePair(cost(row), row["measured"]) for row in trials), probed=True)
     return lambda row: found.time(cost(row)).micro_step_seconds
 
 

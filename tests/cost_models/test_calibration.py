@@ -100,6 +100,20 @@ def test_observations_that_contradict_one_another_widen_the_interval():
     assert wide.high / wide.low > 1.3 * narrow.high / narrow.low
 
 
+def test_one_odd_observation_moves_trusted_rates_less():
+    usual, odd = predicted(compute=1.0, traffic=0.5), predicted(compute=0.9, traffic=0.1)
+    seen = [*(TimePair(usual, usual.micro_step_seconds),) * 2, TimePair(odd, 1.7 * odd.micro_step_seconds)]
+    cited, probed = (calibrate(seen, probed=trusted).compute.value for trusted in (False, True))
+    assert 1.0 < probed < 1.0 + 0.6 * (cited - 1.0)
+
+
+def test_a_machine_of_another_speed_is_found_out_though_its_rates_are_trusted():
+    slower = [TimePair(predicted(compute=1.0, traffic=part), 1.25 * (1 + part)) for part in (0.5, 1.0, 2.0)]
+    found = calibrate(slower * 4, probed=True)
+    other = predicted(compute=1.0, traffic=1.5)
+    assert found.time(other).micro_step_seconds == pytest.approx(1.25 * 2.5, rel=0.06)
+
+
 def test_a_corrected_time_adds_up_and_keeps_its_ratios():
     found = calibrate(pairs(*SPREAD))
     cost = predicted(1.0, 0.5, 0.1, 0.2)

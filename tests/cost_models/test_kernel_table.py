@@ -48,3 +48,12 @@ def test_fused_attention_moves_only_what_goes_in_and_out():
     operands = 4 * 2 * 8 * 256 * 64 * 2
     assert table.bytes_at(2, fused_attention=True).sum() == operands
     assert table.bytes_at(2).sum() > operands + 4 * 2 * 8 * 256 * 256 * 2
+
+
+def test_kernels_of_a_processor_are_those_of_the_batch():
+    step = Step()
+    total = step.op(Kind.REDUCE, (step.input(B, 8),), (8,))
+    step.op(Kind.ELEMENTWISE, (total,), (8,))
+    workload = step.workload(step.ops[-1].writes[0])
+    kernels = [len(kernel_table(workload, target_of("cpu"), Updates.AT_ONCE, batch).runs) for batch in (16, 64)]
+    assert kernels == [1, 2]  # sums of more than 32 are split in two, and the first half is a kernel

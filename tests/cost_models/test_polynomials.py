@@ -2,7 +2,7 @@ import pytest
 
 from cost_models.affine import Affine
 from cost_models.polynomials import as_polynomials
-from cost_models.workload import CONVERT, Kind, Op
+from cost_models.workload import ACROSS, CONVERT, NARROW_SUM, Kind, Op
 from tests.cost_models.made import B, Step
 
 
@@ -32,6 +32,25 @@ def test_functions_take_as_many_multiply_adds_as_were_timed(kind, primitive, exp
 @pytest.mark.parametrize(("dtype", "expected"), [("bfloat16", 20), ("float16", 20), ("float32", 1)])
 def test_rounding_takes_shifts_and_additions_and_widening_does_not(dtype, expected):
     assert times(Kind.ELEMENTWISE, CONVERT, dtype) == expected
+
+
+@pytest.mark.parametrize(("kept", "expected"), [((8,), 360), ((4, 8), 360), ((B,), 100), ((), 100)])
+def test_sums_of_narrow_numbers_slide_a_window_down_columns_slower_than_along_rows(kept, expected):
+    step = Step()
+    step.op(Kind.REDUCE, (step.input(B, 4, 8),), kept, primitive=NARROW_SUM, flops=Affine(0, 32))
+    (op,) = as_polynomials(step.workload()).ops
+    assert op.flops.per_sample / 32 == expected
+
+
+@pytest.mark.parametrize(
+    ("row", "dtype", "expected"),
+    [(1024, "float32", 380), (512, "float32", 220), (2048, "bfloat16", 380), (784, "float32", 65), (3, "float32", 60)],
+)
+def test_a_matrix_read_across_takes_longest_where_its_rows_are_whole_pages(row, dtype, expected):
+    step = Step()
+    step.op(Kind.ELEMENTWISE, (step.input(100, row, dtype=dtype),), (row, 100), primitive=ACROSS, flops=Affine(1))
+    (op,) = as_polynomials(step.workload()).ops
+    assert op.flops.fixed == expected
 
 
 def test_bodies_of_loops_too():

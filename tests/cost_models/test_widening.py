@@ -4,7 +4,7 @@ import pytest
 
 from cost_models.targets import target_of
 from cost_models.widening import widened
-from cost_models.workload import UNEVEN_PAD, Kind, Op
+from cost_models.workload import ACROSS, NARROW_SUM, UNEVEN_PAD, Kind, Op
 from tests.cost_models.made import B, Step
 
 X = 256
@@ -122,6 +122,18 @@ def test_what_the_step_itself_converts_up_of_a_product_is_the_product():
     assert (ops[-1].kind, ops[-1].reads) == (Kind.VIEW, product.writes)
 
 
+def test_a_product_in_another_order_is_read_across_by_what_reads_it_in_float32():
+    step = Step()
+    x, w = step.input(B, X, dtype="bfloat16"), step.weight("w", X, X, dtype="bfloat16")
+    y = step.op(Kind.DOT, (x, w), (X, B), dtype="bfloat16", primitive="dot_general")
+    turned = step.op(Kind.VIEW, (y,), (B, X), dtype="bfloat16", primitive="transpose")
+    end = elementwise(step, (turned,), "convert_element_type", dtype="float32")
+    ops = cpu(step, end).ops
+    product = next(op for op in ops if op.kind is Kind.DOT)
+    assert (ops[-1].primitive, ops[-1].reads, ops[-1].writes) == (ACROSS, product.writes, (end,))
+    assert all(product.writes[0] not in op.reads for op in ops[:-1])  # and nothing rounds it
+
+
 def cpu(step, *outputs):
     return widened(step.workload(*outputs), NARROW, frozenset(), products=True, rounds=True)
 
@@ -146,7 +158,7 @@ def test_a_sum_of_narrow_values_reads_what_a_product_reads_converted():
         end = step.op(Kind.DOT, (read, step.weight("w", X, X)), (B, X), dtype="bfloat16")
         made = told(cpu(step, total, end))
         assert made.count(("convert_element_type", "bfloat16", "float32")) == conversions
-        assert ("reduce", "float32", "float32") in made  # no library sums it
+        assert (NARROW_SUM, "float32", "float32") in made  # no library sums it
 
 
 def test_what_a_loop_takes_parts_of_is_converted_before_the_loop():
