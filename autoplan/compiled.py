@@ -31,7 +31,7 @@ def compiled_document(
         total = _asked_for(found, config)
         return {
             **document,
-            "memory": {**_limits(memory), "per_device_bytes": {"total": total}, "fits": False},
+            "memory": {**_limits(memory), "per_device_bytes": {"total": total}, "fits": False, "may_fit": False},
             "time": None,
             "failure": to_plain(found),
             "analytic": dict(analytic),
@@ -44,6 +44,7 @@ def compiled_document(
             "per_device_bytes": _parts(found),
             "must_fit_bytes": found.memory.must_fit_bytes,
             "fits": found.memory.must_fit_bytes <= usable,
+            "may_fit": found.memory.must_fit_bytes <= usable,
         },
         "time": found.time,
         "compiler": to_plain(found),

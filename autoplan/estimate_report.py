@@ -148,6 +148,10 @@ def _fits(memory: Mapping[str, Any]) -> str:
     headroom = memory.get("headroom") or 0.0
     offered = f"{figures.size(int(capacity * (1 - headroom)))} of a device's {figures.size(capacity)}"
     kept = f" ({figures.percent(headroom)} is kept free)" if headroom else ""
+    if not memory.get("fits") and memory.get("may_fit"):
+        between = f"{figures.size(memory['per_device_bytes'].get('total_low'))} to {figures.size(upper)}"
+        ask = "--evidence compiled asks the compiler."
+        return f"It may fit: it needs {between}, and may use {offered}{kept}; {ask}"
     verdict = "It fits" if memory.get("fits") else "It does not fit"
     return f"{verdict}: it may need {figures.size(upper)}, and may use {offered}{kept}."
 

@@ -49,6 +49,11 @@ class Estimate:
         return self.memory.total_high <= self.capacity_bytes * (1 - self.headroom)
 
     @property
+    def may_fit(self) -> bool:
+        """Whether the lower end of the interval is at most the capacity: where it is not, the step does not fit."""
+        return self.memory.total_low <= self.capacity_bytes
+
+    @property
     def unknown_ops(self) -> tuple[UnknownOp, ...]:
         """Operations that no rule knows: counted by their bytes."""
         return self.workload.unknown_ops
@@ -69,6 +74,7 @@ class Estimate:
                 "capacity_bytes": self.capacity_bytes,
                 "headroom": self.headroom,
                 "fits": self.fits,
+                "may_fit": self.may_fit,
             },
             "time": self.time.to_dict(),
             "model_flops": self.workload.model_flops.at(self.config.batch.local),

@@ -85,16 +85,19 @@ def _named(row: Row) -> str:
 
 
 def _print_fits(rows: Sequence[Row]) -> None:
-    """`fits`: the upper end of the interval is at most the capacity."""
-    fitting, too_small = [share for share in CAPACITIES if share >= 1], [share for share in CAPACITIES if share < 1]
-    asked = [f'false "fits" at {share:g}' for share in too_small]
-    asked += [f'false "does not fit" at {share:g}' for share in fitting]
+    """`fits` where the upper end of the interval is at most the capacity, `does not fit` where the lower end is above
+    it; between them the answer is open."""
+    small, large = [share for share in CAPACITIES if share < 1], [share for share in CAPACITIES if share >= 1]
+    asked = [f'false "fits" at {share:g}' for share in small]
+    asked += [f'false "does not fit" at {share:g}' for share in large]
+    asked += [f"open at {share:g}" for share in CAPACITIES]
     print(f"| target | {' | '.join(asked)} |")
     print(f"| {' | '.join(['---'] * (len(asked) + 1))} |")
     for target, chosen in _by_target(rows):
-        wrong = [sum(row.high <= share * row.truth for row in chosen) for share in too_small]
-        wrong += [sum(row.high > share * row.truth for row in chosen) for share in fitting]
-        print(f"| {target} | {' | '.join(f'{count} of {len(chosen)}' for count in wrong)} |")
+        counts = [sum(row.high <= share * row.truth for row in chosen) for share in small]
+        counts += [sum(row.low > share * row.truth for row in chosen) for share in large]
+        counts += [sum(row.low <= share * row.truth < row.high for row in chosen) for share in CAPACITIES]
+        print(f"| {target} | {' | '.join(f'{count} of {len(chosen)}' for count in counts)} |")
 
 
 def _print_models(rows: Sequence[Row]) -> None:

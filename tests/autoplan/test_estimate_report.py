@@ -55,6 +55,13 @@ def test_fitting_and_not_fitting_give_both_sides():
     assert "It does not fit: it may need 320 MiB, and may use 256 MiB of a device's 256 MiB." in text(fits)
 
 
+def test_where_the_interval_spans_the_limit_the_answer_is_open():
+    open_answer = plans.estimate()
+    open_answer["memory"] |= {"capacity_bytes": 300 * plans.MIB, "fits": False, "may_fit": True, "headroom": 0.0}
+    told = "It may fit: it needs 280 MiB to 320 MiB, and may use 300 MiB of a device's 300 MiB; --evidence compiled"
+    assert told in " ".join(text(open_answer).split())
+
+
 def test_unknown_capacity_and_mfu_stay_unknown():
     unknown = plans.estimate(mfu=None)
     unknown["memory"]["capacity_bytes"] = None

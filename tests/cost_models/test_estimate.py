@@ -23,7 +23,7 @@ def test_the_json_has_the_keys_that_were_decided():
     answer = estimate(dense(K, N), config(), GPU).to_dict()
     assert list(answer) == ["schema", "hardware", "evidence", "config", "memory", "time", "model_flops", "coverage"]
     assert (answer["schema"], answer["hardware"], answer["evidence"]) == (1, "made-gpu", "analytic")
-    assert list(answer["memory"]) == ["per_device_bytes", "capacity_bytes", "headroom", "fits"]
+    assert list(answer["memory"]) == ["per_device_bytes", "capacity_bytes", "headroom", "fits", "may_fit"]
     assert list(answer["time"]) == [
         *("micro_step_seconds", "update_seconds", "compute_seconds", "memory_seconds", "communication_seconds"),
         *("overhead_seconds", "samples_per_second", "mfu", "bound"),
@@ -40,6 +40,13 @@ def test_it_fits_when_the_upper_end_of_the_interval_leaves_the_headroom():
         machine = cluster("gpu", usable_memory_bytes=capacity)
         assert estimate(dense(K, N), config(), machine).fits is fits
     assert estimate(dense(K, N), config(), cluster("gpu", usable_memory_bytes=high), headroom=0.0).fits
+
+
+def test_it_may_fit_until_the_lower_end_of_the_interval_exceeds_the_capacity():
+    found = estimate(dense(K, N), config(), GPU).memory
+    for capacity, may in ((found.total_low - 1, False), (found.total_low, True), (found.total_high - 1, True)):
+        answer = estimate(dense(K, N), config(), cluster("gpu", usable_memory_bytes=capacity), headroom=0.0)
+        assert (answer.fits, answer.may_fit) == (False, may)
 
 
 def test_headroom_is_a_share():
