@@ -83,6 +83,7 @@ class Efficiency:
     looping     the same of kernels in a loop's body
     across      what is read in another order than it lies reaches of that
     library     products of more than the smallest sizes, of what the best reach
+    in_loops    the same in loops, whose operands are parts of what does not lie in a core's cache
     a_core      multiply-adds of a product for each core that a library wakes for it
     picks       positions of windows that a convolution picks a second, as a share of float32's peak
     cores       0: not known, then tiles are not dealt out in waves
@@ -112,6 +113,7 @@ class Efficiency:
     near: tuple[tuple[float, float], ...] = ((1.0, 1.0),)
     looping: tuple[tuple[float, float], ...] = ((1.0, 1.0),)
     library: float = 1.0
+    in_loops: float = 1.0
     a_core: float = 1.0
     picks: float = 1.0
     grouped: bool = True

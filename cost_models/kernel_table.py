@@ -21,12 +21,13 @@ from cost_models.fusion import Kernel
 from cost_models.liveness import Updates, schedule
 from cost_models.targets import Target
 from cost_models.tiles import Storage
-from cost_models.workload import ITEM_BYTES, POOL_SCATTER, Kind, Phase, Tensor, Workload
+from cost_models.workload import ITEM_BYTES, POOL_SCATTER, Kind, Op, Phase, Tensor, Workload
 
 Floats = npt.NDArray[np.float64]
 
 
 _BATCH_LENGTH_CHANNELS = 3
+_ROWS_OF_ROWS = 3  # dimensions
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,7 @@ class KernelTable:
     convolutions: npt.NDArray[np.bool_] | None = None
     updates: npt.NDArray[np.bool_] | None = None
     transposes: npt.NDArray[np.bool_] | None = None
+    across: npt.NDArray[np.bool_] | None = None
     lines: npt.NDArray[np.bool_] | None = None
     windows: Floats | None = None
     slow: Mapping[str, npt.NDArray[np.bool_]] = field(default_factory=dict)
@@ -94,6 +96,11 @@ class KernelTable:
     def is_transpose(self) -> npt.NDArray[np.bool_]:
         """Rows that write in another order than they read, as far as that is known."""
         return self._flags(self.transposes)
+
+    @property
+    def is_across(self) -> npt.NDArray[np.bool_]:
+        """Transposes that read no whole rows one after the other, as far as that is known."""
+        return self._flags(self.across)
 
     @property
     def is_line(self) -> npt.NDArray[np.bool_]:
@@ -197,6 +204,7 @@ def _kernel_table(workload: Workload, target: Target, updates: Updates, batch: i
         convolutions=np.array([kernel.op.kind is Kind.CONV for kernel, _ in rows], np.bool_),
         updates=np.array([kernel.op.phase is Phase.UPDATE for kernel, _ in rows], np.bool_),
         transposes=np.array([kernel.op.primitive == "transpose" for kernel, _ in rows], np.bool_),
+        across=np.array([_reads_across(plan.tensors, kernel.op) for kernel, _ in rows], np.bool_),
         lines=np.array([is_along_a_line(plan.tensors, kernel.op) for kernel, _ in rows], np.bool_),
         windows=np.array([window_of(plan.tensors, kernel.op) for kernel, _ in rows], np.float64),
         slow={
@@ -210,6 +218,14 @@ def _kernel_table(workload: Workload, target: Target, updates: Updates, batch: i
             ),
         },
     )
+
+
+def _reads_across(tensors: Sequence[Tensor], op: Op) -> bool:
+    """Whether this is a transpose, but for one that exchanges the first two of three dimensions: that copies rows."""
+    if op.primitive != "transpose":
+        return False
+    read, made = tensors[op.reads[0]].shape, tensors[op.writes[0]].shape
+    return not (len(read) == _ROWS_OF_ROWS and read != made and read[-1] == made[-1])
 
 
 def _attention_rows(

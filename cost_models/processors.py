@@ -58,7 +58,8 @@ def _product_share(table: KernelTable, gemm: Floats, chip: Chip, efficiency: Eff
     """Of matrix products: small ones run on fewer cores. Operands that lie the other way are copied by other rows."""
     multiplied = np.prod(np.maximum(gemm, 1.0), axis=1)
     busy = np.clip(multiplied / efficiency.a_core, 1.0, _cores(chip)) / _cores(chip)
-    return np.asarray(busy * efficiency.library, np.float64)
+    reached = np.where(table.runs > 1, efficiency.in_loops, efficiency.library)
+    return np.asarray(busy * reached, np.float64)
 
 
 def _convolution_share(table: KernelTable, efficiency: Efficiency) -> Floats:
@@ -87,4 +88,4 @@ def _bandwidth_share(table: KernelTable, each: Floats, chip: Chip, efficiency: E
     part = np.log2(np.maximum(each, 1.0) / (chip.cache_bytes or _CACHE_BYTES))
     straight, looping = (_between(part, known) for known in (efficiency.near, efficiency.looping))
     share = np.where(table.runs > 1, looping, straight)
-    return share * np.where(table.is_transpose, efficiency.across, 1.0)
+    return share * np.where(table.is_across, efficiency.across, 1.0)

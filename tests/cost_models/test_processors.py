@@ -82,6 +82,27 @@ def test_what_the_cache_holds_is_moved_faster(times, share):
     assert traffic == pytest.approx(bytes_moved / (BANDWIDTH * share))
 
 
+def test_exchanging_samples_and_steps_copies_whole_rows():
+    def turned(made, batch=64):
+        step = Step()
+        step.op(Kind.MOVE, (step.input(B, 64, 48),), made, primitive="transpose")
+        return seconds(step, batch)[1]
+
+    straight = turned((64, B, 48))
+    assert turned((B, 48, 64)) == pytest.approx(straight / REACHED.across)
+
+
+def test_products_in_loops_read_parts_of_what_lies_further_away():
+    def looped(repeat):
+        inner = product(1, 256, 256)
+        body, out = tuple(inner.ops), inner.tensor(B, 1, 256)
+        inner.ops = [Op(Kind.LOOP, "scan", body[0].reads, (out,), repeat=repeat, body=body, results=body[0].writes)]
+        return seconds(inner, 256)[0]
+
+    whole = seconds(product(1, 256, 256), 256)[0] - shared(product(1, 256, 256), 256)
+    assert looped(10) == pytest.approx(10 * whole * REACHED.library / REACHED.in_loops)
+
+
 def test_what_is_read_across_takes_longer():
     """Two dimensions are a matrix, which products take in any order; more are copied."""
     _, straight = seconds(copied(16, 32, 64))
