@@ -2,20 +2,27 @@
 
 A training step is traced on JAX and priced as XLA would fuse it. Another backend dispatches at another cost and fuses
 less, and without a compiler nothing is fused at all; arithmetic knows that roughly, and the first trials know better.
+From three trials of a kind on, factors of arithmetic, traffic and the host's work are told apart
+(`cost_models.calibration`): a host that is slower than predicted speaks for large batches, slow memory does not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from statistics import median
+from typing import Any
 
 from autoplan.plan import TrialRecord
 from autoplan.prune import Forecast
+from cost_models.calibration import Calibration, TimePair, calibrate
 from cost_models.config import TrainConfig
+from cost_models.roofline import TimeCost
 
 WORTH_TELLING = 1.5
 """A correction of less than this, either way, is within what the analytic tier claims."""
+TELL_PARTS_APART = 3
+"""So many trials of one kind of execution can tell three parts of a micro-step apart."""
 
 
 @dataclass(frozen=True, order=True)
@@ -43,22 +50,59 @@ def factors(records: Iterable[TrialRecord]) -> dict[Execution, float]:
     return {execution: median(found) for execution, found in ratios.items()}
 
 
+def calibrations(
+    forecasts: Mapping[TrainConfig, Forecast], records: Iterable[TrialRecord]
+) -> dict[Execution, Calibration]:
+    """Factors of the parts of a micro-step, for each kind of execution of which enough was measured and forecast."""
+    pairs: dict[Execution, list[TimePair]] = {}
+    for record in records:
+        config = TrainConfig.from_dict(record.config)
+        predicted = _parts(forecasts.get(config))
+        if record.measurement is not None and predicted is not None:
+            observed = record.measurement.micro_step_seconds
+            pairs.setdefault(Execution.of(config), []).append(TimePair(predicted, observed))
+    return {
+        execution: calibrate(found, probed=execution == _AS_PRICED)
+        for execution, found in pairs.items()
+        if len(found) >= TELL_PARTS_APART
+    }
+
+
+_AS_PRICED = Execution("jax", jit_compile=True)
+"""The one whose program is what is priced: its predictions are the nearest."""
+
+
+def _parts(forecast: Forecast | None) -> TimeCost | None:
+    time: Mapping[str, Any] = (forecast.estimate.get("time") or {}) if forecast is not None else {}
+    names = [item.name for item in fields(TimeCost)]
+    return TimeCost(**{name: time[name] for name in names}) if all(name in time for name in names) else None
+
+
 def reordered(
-    shortlist: Sequence[TrainConfig], forecasts: Mapping[TrainConfig, Forecast], records: Iterable[TrialRecord]
+    shortlist: Sequence[TrainConfig], forecasts: Mapping[TrainConfig, Forecast], records: Sequence[TrialRecord]
 ) -> list[TrainConfig]:
     """The shortlist by corrected prediction, but for the first of each mesh and backend, which stay in front.
 
     An execution that no trial has shown is taken to be as near its prediction as the best known: it gets its chance.
-    The order stays where there is one kind of execution, or nothing was forecast or measured.
+    The order stays where nothing was forecast or measured, and where one kind of execution has too few trials to tell
+    more than one factor.
     """
-    known = factors(records)
-    if not known or len({Execution.of(config) for config in shortlist}) < 2 or not forecasts:
+    known, by_parts = factors(records), calibrations(forecasts, records)
+    kinds = {Execution.of(config) for config in shortlist}
+    if not known or not forecasts or (len(kinds) < 2 and kinds.isdisjoint(by_parts)):
         return list(shortlist)
     hope = min(known.values())
 
     def seconds(config: TrainConfig) -> float:
-        forecast = forecasts.get(config)
-        return float("inf") if forecast is None else forecast.seconds_per_sample * known.get(Execution.of(config), hope)
+        forecast, execution = forecasts.get(config), Execution.of(config)
+        if forecast is None:
+            return float("inf")
+        predicted = _parts(forecast)
+        if execution in by_parts and predicted is not None:
+            factor = by_parts[execution].time(predicted).micro_step_seconds / predicted.micro_step_seconds
+        else:
+            factor = known.get(execution, hope)
+        return forecast.seconds_per_sample * factor
 
     firsts = {(config.mesh, config.backend): config for config in reversed(shortlist)}
     heads = [config for config in shortlist if firsts[config.mesh, config.backend] == config]

@@ -27,9 +27,9 @@ INTERVAL = 1.645
 TIME_PRIOR = (log(1.5), log(1.5), log(2.0))
 """Of compute, bandwidth, dispatch. Published efficiencies of one chip differ by up to 1.5 between shapes and sources
 (large products reach 0.5 to 0.9 of a peak); the host's speed by 2 between machines."""
-PROBED_PRIOR = (log(1.15), log(1.15), log(1.35))
-"""The same where a probe measured the rates of this very machine: predictions are then 10% off on average, those of
-short steps, which the host's work makes, more (`studies/time_vs_this_cpu`, models developed on)."""
+PROBED_PRIOR = (log(1.15), log(1.15), log(2.0))
+"""The same where a probe measured the rates of this very machine: predictions are then 10% off on average
+(`studies/time_vs_this_cpu`, models developed on). The host's work hangs on the input path, which no probe knows."""
 MEMORY_PRIOR = log(1.25)
 """Of temporaries: the spread of compilers' figures around the rules of fusion before anything was compiled."""
 TIME_NOISE = 0.065

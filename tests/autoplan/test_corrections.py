@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from autoplan.corrections import Execution, factors, reordered, told
+from autoplan.corrections import Execution, calibrations, factors, reordered, told
 from autoplan.plan import Failure, FailureKind, TrialRecord
 from autoplan.prune import Forecast
 from tests.autoplan import plans
@@ -80,6 +82,28 @@ def test_one_kind_of_execution_keeps_its_order():
     shortlist = [COMPILED, config(32), config(16)]
     forecasts = {one: forecast(one, 1.0 / place) for place, one in enumerate(shortlist, 1)}
     assert reordered(shortlist, forecasts, [record(COMPILED, 9.0, 1.0)]) == shortlist
+
+
+def parted(one, compute, traffic, overhead):
+    seconds = compute + traffic + overhead
+    parts = {"compute_seconds": compute, "memory_seconds": traffic, "overhead_seconds": overhead}
+    return replace(forecast(one, seconds), estimate=plans.estimate(seconds, **parts))
+
+
+def test_three_trials_tell_a_slow_host_from_slow_arithmetic():
+    """Micro-steps of 16, 32 and 64 samples whose host takes four times as long as was predicted, and nothing else."""
+    tried = [config(size) for size in (16, 32, 64)]
+    few, many = config(24), config(96)
+    forecasts = {one: parted(one, 1e-4 * size, 1e-5, 1e-3) for one, size in zip(tried, (16, 32, 64), strict=True)}
+    # Seconds a sample as predicted: 142e-6 of few samples, 146e-6 of many, in which the host counts for less.
+    forecasts |= {few: parted(few, 24e-4, 1e-5, 1e-3), many: parted(many, 130e-4, 1e-5, 1e-3)}
+    shortlist = [*tried, few, many]
+    measured = [record(one, 1e-4 * one.batch.global_size + 1e-5 + 4e-3, 1.0) for one in tried]
+    assert reordered(shortlist, forecasts, measured[:2]) == shortlist  # two can't
+    learnt = calibrations(forecasts, measured)[Execution("jax", jit_compile=True)]
+    assert learnt.dispatch.value > 2 * learnt.compute.value
+    order = reordered(shortlist, forecasts, measured)
+    assert order.index(many) < order.index(few)
 
 
 @pytest.mark.parametrize(("seconds", "said"), [(1.0, 0), (1.4, 0), (3.0, 1), (0.5, 1)])
