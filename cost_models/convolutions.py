@@ -1,22 +1,13 @@
-"""How libraries work convolutions out: which ones minimal filtering takes (Lavin & Gray 2015), what is transposed,
-how many positions a window has, and which gradients belong to transposed convolutions."""
+"""How libraries work convolutions out: which ones minimal filtering takes (Lavin & Gray 2015), how many positions a
+window has, and which gradients belong to transposed convolutions."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import TYPE_CHECKING
-
-import numpy as np
-import numpy.typing as npt
 
 from cost_models.affine import Affine
 from cost_models.workload import Kind, Op, Tensor
-
-if TYPE_CHECKING:
-    from cost_models.kernel_table import KernelTable
-
-Floats = npt.NDArray[np.float64]
 
 _WINDOW = 3.0
 _LINE = 3  # dimensions of a batch of lines, and of their kernel
@@ -73,17 +64,3 @@ def _places(image: Sequence[float], channels: float) -> Sequence[float] | None:
     places = list(image)
     places.remove(channels)
     return sorted(places)
-
-
-def transposed_bytes(table: KernelTable, batch: int) -> tuple[Floats, Floats]:
-    """Bytes read and written, of each row, to bring operands and results of convolutions into the other layout.
-
-    Matrix units take convolutions with channels last. Where images have them first a library's kernels transpose what
-    is read, and what is written unless the kernel writes it so. Depthwise ones do without matrix units.
-    """
-    gemm = table.gemm_at(batch)
-    transposed = table.is_convolution & ~(table.is_grouped & (gemm[:, 2] <= 1))
-    results = gemm[:, 0] * gemm[:, 1] * gemm[:, 2] * table.item_bytes
-    operands = np.maximum(table.bytes_at(batch) - results, 0.0)
-    of_operands, of_results = (np.where(transposed, 2 * moved * table.runs, 0.0) for moved in (operands, results))
-    return np.asarray(of_operands, np.float64), np.asarray(of_results, np.float64)

@@ -153,6 +153,19 @@ class KernelTable:
             sizes = np.where(self.attention.moved_scores, 0.0, sizes)
         return np.asarray(np.bincount(self.moved_by, sizes, len(self.runs)), np.float64)
 
+    def transposed_bytes(self, batch: int) -> tuple[Floats, Floats]:
+        """Bytes read and written, of each row, to bring operands and results of convolutions into the other layout.
+
+        Matrix units take convolutions with channels last. Where images have them first a library's kernels transpose
+        what is read, and what is written unless the kernel writes it so. Depthwise ones do without matrix units.
+        """
+        gemm = self.gemm_at(batch)
+        transposed = self.is_convolution & ~(self.is_grouped & (gemm[:, 2] <= 1))
+        results = gemm[:, 0] * gemm[:, 1] * gemm[:, 2] * self.item_bytes
+        operands = np.maximum(self.bytes_at(batch) - results, 0.0)
+        of_operands, of_results = (np.where(transposed, 2 * moved * self.runs, 0.0) for moved in (operands, results))
+        return np.asarray(of_operands, np.float64), np.asarray(of_results, np.float64)
+
 
 def kernel_table(workload: Workload, target: Target, updates: Updates, batch: int | None = None) -> KernelTable:
     """The kernels of a micro-step as rows, bodies of loops with how often they run.

@@ -14,7 +14,6 @@ import numpy.typing as npt
 
 from cost_models.communication import all_gather, all_reduce, reduce_scatter, slowest_of
 from cost_models.config import TrainConfig
-from cost_models.convolutions import transposed_bytes
 from cost_models.efficiency import Efficiency, efficiency_of
 from cost_models.errors import HardwareError
 from cost_models.hardware import Chip, Cluster
@@ -253,7 +252,7 @@ def kernel_seconds(
         flops, rates = _fused(table.attention, gemm, flops, rates, peaks, efficiency)
     compute, traffic = flops / (rates * share), moved / (memory_rate * share * efficiency.bandwidth)
     if _takes_float32(chip) and table.is_convolution.any():
-        operands, _ = transposed_bytes(table, batch)  # kernels for TF32 write channels first themselves
+        operands, _ = table.transposed_bytes(batch)  # kernels for TF32 write channels first themselves
         stream = memory_rate * share * efficiency.bandwidth
         transposing = np.where(table.item_bytes == 4, operands / stream, 0.0)
         return compute + transposing, traffic + transposing

@@ -13,7 +13,6 @@ from traces import Traced, workload
 
 from cost_models import Batch, Precision, Remat, RematMode, TrainConfig, Workload
 from cost_models.communication import all_gather, all_reduce, reduce_scatter, slowest_of
-from cost_models.convolutions import transposed_bytes
 from cost_models.efficiency import Efficiency, Floats
 from cost_models.hardware import Cluster
 from cost_models.kernel_table import KernelTable, kernel_table
@@ -174,7 +173,7 @@ def _transposing(table: KernelTable, batch: int, place: Cluster, efficiency: Eff
     Kernels of Volta and Turing write channels first themselves (`volta_fp16_s884cudnn_..._nhwc2nchw`, in the same
     profile that the rate is from); those of Ampere and later are `..._nhwckrsc_nhwc` and a `nhwcToNchwKernel`.
     """
-    operands, results = transposed_bytes(table, batch)
+    operands, results = table.transposed_bytes(batch)
     to_last, to_first = (place.chip.memory_bytes_per_second * share for share in efficiency.transpose)
     after = results / to_first if "bfloat16" in place.chip.peak_flops_per_second else 0.0
     return np.where(table.item_bytes == 2, operands / to_last + after, 0.0)

@@ -3,7 +3,7 @@
 import pytest
 
 from cost_models.affine import Affine
-from cost_models.convolutions import moves_by_one, transposed_bytes, window_of
+from cost_models.convolutions import moves_by_one, window_of
 from cost_models.kernel_table import kernel_table
 from cost_models.liveness import Updates
 from cost_models.targets import target_of
@@ -56,7 +56,7 @@ def test_products_are_none():
 def test_operands_and_results_are_read_and_written_to_transpose_them():
     step, _, (_, _, y) = convolution()
     table = kernel_table(step.workload(y), target_of("gpu"), Updates.TOGETHER)
-    operands, results = transposed_bytes(table, 5)
+    operands, results = table.transposed_bytes(5)
     image, kernel, made = 5 * 8 * 8 * 16, 3 * 3 * 16 * 32, 5 * 8 * 8 * 32
     assert (operands.sum(), results.sum()) == (2 * 4 * (image + kernel), 2 * 4 * made)
 
@@ -68,4 +68,4 @@ def test_depthwise_convolutions_and_products_are_not_transposed():
     step.dot(step.input(B, 9), step.weight("w", 9, 9), (B, 9), B, 9, 9)
     of_product = kernel_table(step.workload(step.ops[-1].writes[0]), target_of("gpu"), Updates.TOGETHER)
     for table in (of_depthwise, of_product):
-        assert [moved.sum() for moved in transposed_bytes(table, 5)] == [0, 0]
+        assert [moved.sum() for moved in table.transposed_bytes(5)] == [0, 0]
