@@ -36,6 +36,19 @@ def is_along_a_line(tensors: Sequence[Tensor], op: Op) -> bool:
     return op.kind is Kind.CONV and len(tensors[op.writes[0]].shape) == _LINE
 
 
+def dimensions_of(tensors: Sequence[Tensor], op: Op) -> int:
+    """Along how many dimensions a convolution or a gradient of one moves; 0 for other operations."""
+    return len(tensors[op.reads[0]].shape) - _CHANNELS if op.kind is Kind.CONV else 0
+
+
+def enlargement_of(tensors: Sequence[Tensor], op: Op) -> float:
+    """How many times as many positions a convolution makes as it reads: more than once where it skips none."""
+    if op.kind is not Kind.CONV or not op.gemm or not op.gemm[3].constant:
+        return 1.0
+    read, made = _area(tensors[op.reads[0]].shape), _area(tensors[op.writes[0]].shape)
+    return max(1.0, made / read) if read else 1.0
+
+
 def window_of(tensors: Sequence[Tensor], op: Op) -> float:
     """Positions of the window that a convolution moves over images; 0 for a kernel's gradient and other operations."""
     if op.kind is not Kind.CONV:

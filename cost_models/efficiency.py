@@ -75,7 +75,7 @@ class Efficiency:
     thin        depthwise convolutions, as a share of the peak of products, where cores are not known
     direct      of depthwise convolutions, FLOPs a clock and core forward and backward, where cores are known
     slow        operations a second of kernels that a compiler runs in plain loops, as shares of float32's peak, by kind
-    grouped     whether a library takes grouped convolutions; else all are as slow as depthwise ones
+    grouped     whether a library takes grouped convolutions
     attention   of fused attention, of the peak
     tiles       (m, n) of the blocks in which a core works; depth: elements of k at a time
     fork_seconds  what it takes to hand a kernel to several cores
@@ -85,6 +85,7 @@ class Efficiency:
     library     products of more than the smallest sizes, of what the best reach
     in_loops    the same in loops, whose operands are parts of what does not lie in a core's cache
     a_core      multiply-adds of a product for each core that a library wakes for it
+    loops       of convolutions that a compiler works out in loops: operations of float32's peak (`window_loops.py`)
     picks       positions of windows that a convolution picks a second, as a share of float32's peak
     cores       0: not known, then tiles are not dealt out in waves
     lanes, clock_hz   float32 units of a core and their clock
@@ -116,6 +117,7 @@ class Efficiency:
     in_loops: float = 1.0
     a_core: float = 1.0
     picks: float = 1.0
+    loops: Mapping[str, float] = field(default_factory=dict)
     grouped: bool = True
     cores: int = 0
     lanes: int = 0

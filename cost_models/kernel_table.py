@@ -12,6 +12,8 @@ import numpy.typing as npt
 from cost_models.attention import Attention, find_attention
 from cost_models.columns import structure_batch
 from cost_models.convolutions import (
+    dimensions_of,
+    enlargement_of,
     is_along_a_line,
     is_transposed_kernel_gradient,
     moves_by_one,
@@ -80,6 +82,8 @@ class KernelTable:
     across: npt.NDArray[np.bool_] | None = None
     lines: npt.NDArray[np.bool_] | None = None
     windows: Floats | None = None
+    dimensionality: npt.NDArray[np.int64] | None = None
+    enlargements: Floats | None = None
     slow: Mapping[str, npt.NDArray[np.bool_]] = field(default_factory=dict)
 
     @property
@@ -111,6 +115,16 @@ class KernelTable:
     def window(self) -> Floats:
         """Positions of the windows that convolutions move over images; 0 for other rows, or where that is not known."""
         return np.zeros(len(self.runs)) if self.windows is None else self.windows
+
+    @property
+    def dimensions(self) -> npt.NDArray[np.int64]:
+        """Along how many dimensions convolutions move; 0 for other rows, or where that is not known."""
+        return np.zeros(len(self.runs), np.int64) if self.dimensionality is None else self.dimensionality
+
+    @property
+    def enlarged(self) -> Floats:
+        """How many times as many positions convolutions make as they read, 1 where that is not known."""
+        return np.ones(len(self.runs)) if self.enlargements is None else self.enlargements
 
     @property
     def is_minimal(self) -> npt.NDArray[np.bool_]:
@@ -219,6 +233,8 @@ def _kernel_table(workload: Workload, target: Target, updates: Updates, batch: i
         transposes=np.array([kernel.op.primitive == "transpose" for kernel, _ in rows], np.bool_),
         across=np.array([_reads_across(plan.tensors, kernel.op) for kernel, _ in rows], np.bool_),
         lines=np.array([is_along_a_line(plan.tensors, kernel.op) for kernel, _ in rows], np.bool_),
+        dimensionality=np.array([dimensions_of(plan.tensors, kernel.op) for kernel, _ in rows], np.int64),
+        enlargements=np.array([enlargement_of(plan.tensors, kernel.op) for kernel, _ in rows], np.float64),
         windows=np.array([window_of(plan.tensors, kernel.op) for kernel, _ in rows], np.float64),
         slow={
             "transposed_kernel_gradient": np.array(

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from cost_models.efficiency import Efficiency
 from cost_models.hardware import Chip
 from cost_models.kernel_table import KernelTable
+from cost_models.window_loops import is_looped, loop_seconds
 
 Floats = npt.NDArray[np.float64]
 
@@ -40,11 +41,11 @@ def processor_seconds(
     peaks = peaks * efficiency.product
     rates = np.where(table.is_gemm, peaks * _product_share(table, gemm, chip, efficiency), rates)
     rates = np.where(table.is_convolution, peaks * _convolution_share(table, efficiency), rates)
-    rates[table.is_grouped] = peaks[table.is_grouped] * efficiency.thin
     for kind, rows in table.slow.items():
         if kind in efficiency.slow:
             rates[rows] = scalar * efficiency.slow[kind]
     compute = np.maximum(flops / rates, _picking_seconds(table, gemm, scalar, efficiency))
+    compute = np.where(is_looped(table), loop_seconds(table, batch, flops / rates, scalar, efficiency.loops), compute)
     compute = compute + np.where((table.runs == 1) & (cores > 1), efficiency.fork_seconds, 0.0)
     streams = chip.memory_bytes_per_second * efficiency.bandwidth
     return compute, moved / (streams * _bandwidth_share(table, each, chip, efficiency))

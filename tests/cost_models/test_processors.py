@@ -180,13 +180,6 @@ def test_convolutions_along_a_line_are_nearly_products():
     assert seconds(step)[0] - shared(step) == pytest.approx(flops / (PEAK * REACHED.line_convolution[0]))
 
 
-def test_there_is_no_library_for_grouped_convolutions():
-    step = Step()
-    gemm = Affine(2), Affine(0, 4096), Affine(128), Affine(4096)
-    step.op(Kind.CONV, (step.input(B, 4096), step.input(B, 4096)), (B, 4096), gemm=gemm, flops=Affine(0, 1e9))
-    assert seconds(step)[0] == pytest.approx(64e9 / (PEAK * REACHED.thin), rel=1e-4)
-
-
 def test_numbers_are_drawn_and_pooling_is_sent_back_in_plain_loops():
     def slowest(kind, machine, shape=(B, 64), **more):
         step = Step()
