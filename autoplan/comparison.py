@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autoplan import figures
-from autoplan.plan import BaselineRecord, CompilerEvidence, Evidence, Measurement, Plan, Rescue
+from autoplan.plan import BaselineRecord, CompilerEvidence, Evidence, Measurement, Plan, Rescue, WholeFit
 from autoplan.rescue import spoken_changes
 from cost_models.config import TrainConfig
 
@@ -28,6 +28,8 @@ _PARTS = {
 }
 COMPILED_TIME = "compiled program, analytic rates"
 """The tier of a time that the roofline gives a compiled program."""
+WHOLE_FIT = "from measured times, compilation included"
+"""The tier of the time that the script's own fit takes."""
 PEAK_SOURCES = {
     "device": "measured on the device",
     "compiled": "compiled program",
@@ -72,14 +74,15 @@ class Difference:
 
 
 def rows(plan: Plan) -> list[Row]:
-    """Micro-step, samples/s, updates/s, memory, MFU and compile time of baseline and plan."""
+    """Micro-step, samples/s, updates/s, memory, MFU, compile time and whole fit of baseline and plan."""
     compiled = plan.compiled if plan.config == plan.baseline.config else None  # of the same program
     own, simulated = plan.baseline, plan.hardware.simulated
     baseline = _column(_Side(own.config, own.measured, own.predicted, simulated, compiled))
     chosen = _column(_Side(plan.config, plan.measured, plan.predicted, plan.hardware.simulated, plan.compiled))
     if plan.baseline.failure is not None and plan.baseline.measured is None:
         baseline = _failed_column(plan.baseline)
-    return [Row(name, baseline[name], chosen[name]) for name in chosen]
+    whole = [] if plan.whole_fit is None else [_whole_fit_row(plan.whole_fit)]
+    return [*(Row(name, baseline[name], chosen[name]) for name in chosen), *whole]
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Difference]:
@@ -119,7 +122,19 @@ def headline(plan: Plan) -> str:
             "Not shown to be faster than your own configuration, which what was asked for leaves out: "
             f"{ratio} times as fast{_interval(plan)}, {pairs}."
         )
-    return f"{ratio} times as fast as your own configuration{_interval(plan)}, {pairs}."
+    whole = _whole_fit_line(plan, verification.speedup)
+    once = f"Once compiled, {ratio}" if plan.whole_fit is None or whole else ratio
+    return f"{once} times as fast as your own configuration{_interval(plan)}, {pairs}.{whole}"
+
+
+def _whole_fit_line(plan: Plan, speedup: float) -> str:
+    """A line on the script's whole fit, where compilation is so much of it that it gains notably less, or more."""
+    whole = plan.whole_fit
+    if whole is None or whole.speedup is None or not whole.tells_another_story(speedup):
+        return ""
+    took = f"about {figures.span(whole.seconds)} instead of {figures.span(whole.baseline_seconds)}"
+    ratio = figures.significant(whole.speedup)
+    return f"\nThe script's whole fit, compilation included: {took}, {ratio} times as fast."
 
 
 def reasons(plan: Plan) -> list[str]:
@@ -257,6 +272,14 @@ def _compile_time(side: _Side) -> Cell:
     if side.measured is None or side.measured.compile_seconds is None:
         return Cell(figures.NOT_KNOWN)
     return Cell(figures.seconds(side.measured.compile_seconds), side.tier)
+
+
+def _whole_fit_row(whole: WholeFit) -> Row:
+    own, chosen = (
+        Cell(figures.span(seconds), "" if seconds is None else WHOLE_FIT)
+        for seconds in (whole.baseline_seconds, whole.seconds)
+    )
+    return Row("whole fit", own, chosen)
 
 
 def _rescued(plan: Plan, rescue: Rescue) -> str:

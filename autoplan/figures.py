@@ -64,6 +64,11 @@ def duration(value: float) -> str:
     return f"{minutes // 60} h" + (f" {minutes % 60} min" if minutes % 60 else "")
 
 
+def span(value: float | None) -> str:
+    """A time of any size: that of a fit may be seconds or hours."""
+    return seconds(value) if value is None or value < 100 else duration(value)
+
+
 def rate(value: float | None) -> str:
     """Something a second, without its name: `134,000`."""
     return NOT_KNOWN if value is None else significant(value)

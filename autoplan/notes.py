@@ -78,14 +78,6 @@ def setup_note(setup_seconds: float, trial_seconds: float) -> str | None:
     )
 
 
-def fit_note(seconds: float | None, baseline_seconds: float | None) -> str | None:
-    """How long the script's whole fit would take by what was measured; None when that is not known."""
-    if seconds is None:
-        return None
-    own = "" if baseline_seconds is None else f", and {baseline_seconds:,.1f} s as it is"
-    return f"by these figures the script's whole fit takes {seconds:,.1f} s under the plan{own}, compilation included"
-
-
 def limit_note(limit_bytes: int | None, cluster: Cluster) -> str | None:
     """What the user's own limit on memory was held against."""
     if limit_bytes is None:

@@ -13,8 +13,8 @@ from autoplan.evidence import Verified, unverified
 from autoplan.explanation import contributions, measured_rates, predicted_rates, scaling
 from autoplan.forecasts import Findings
 from autoplan.jobs import Observation
-from autoplan.notes import baseline_notes, fit_note, notes_for, setup_note
-from autoplan.objective import PlannedFit, compile_seconds_of
+from autoplan.notes import baseline_notes, notes_for, setup_note
+from autoplan.objective import PlannedFit, settled_compile_seconds
 from autoplan.plan import (
     BaselineRecord,
     CompilerEvidence,
@@ -29,6 +29,7 @@ from autoplan.plan import (
     SourceRecord,
     TrialRecord,
     Verification,
+    WholeFit,
 )
 from autoplan.prune import changes, distance, nothing_fits
 from autoplan.repeats import Spread, restated, spread
@@ -183,7 +184,8 @@ def measured_plan(
         baseline=_baseline(findings, tried.baseline),
         measured=choice.measurement,
         verification=choice.verification,
-        trials=list(tried.records),
+        whole_fit=_whole_fit(findings, tried, choice),
+        trials=[_with_whole_fit(record, findings, tried.records) for record in tried.records],
         rescue=tried.rescued,
         left_out=tried.left_out,
         notes=[
@@ -191,7 +193,7 @@ def measured_plan(
             *_explained(findings, tried, choice.config),
             *corrections.told(tried.records),
             f"trials ended: {tried.ended}",
-            *(note for note in (_fit_note(findings, tried, choice.measurement, choice.config), setup) if note),
+            *([setup] if setup else []),
             *_notes(findings, choice.config),
         ],
     )
@@ -296,14 +298,29 @@ def _without_speedup(verification: Verification, reference: TrainConfig) -> Veri
     )
 
 
-def _fit_note(findings: Findings, tried: Tried, measured: Measurement | None, config: TrainConfig) -> str | None:
-    planned, own = PlannedFit.of(findings.observation), tried.baseline.measurement
+def _whole_fit(findings: Findings, tried: Tried, choice: Choice) -> WholeFit | None:
+    """What the script's own fit takes under the plan and as it is; None where its length is not known."""
+    planned, own, chosen = PlannedFit.of(findings.observation), tried.baseline.measurement, choice.measurement
+    if chosen is None:
+        return None
+    compiling = settled_compile_seconds(chosen, tried.records)
+    seconds = planned.seconds(choice.config, chosen, compiling)
+    if seconds is None or own is None:
+        return None if seconds is None else WholeFit(seconds=seconds)
+    compiling_own = settled_compile_seconds(own, tried.records)
+    baseline_seconds = planned.seconds(findings.space.baseline, own, compiling_own)
+    speedup = choice.verification.speedup
+    if baseline_seconds is not None and speedup is not None:
+        seconds = compiling + (baseline_seconds - compiling_own) / speedup
+    return WholeFit(seconds=seconds, baseline_seconds=baseline_seconds)
 
-    def seconds(one: TrainConfig, figures: Measurement | None) -> float | None:
-        return None if figures is None else planned.seconds(one, figures, compile_seconds_of(figures))
 
-    unchanged = config == findings.space.baseline
-    return fit_note(seconds(config, measured), None if unchanged else seconds(findings.space.baseline, own))
+def _with_whole_fit(record: TrialRecord, findings: Findings, records: Sequence[TrialRecord]) -> TrialRecord:
+    if record.measurement is None:
+        return record
+    planned, config = PlannedFit.of(findings.observation), TrainConfig.from_dict(record.config)
+    compiling = settled_compile_seconds(record.measurement, records)
+    return record.model_copy(update={"whole_fit_seconds": planned.seconds(config, record.measurement, compiling)})
 
 
 def _setup_note(tried: Tried) -> str | None:
@@ -355,6 +372,7 @@ def _plan(
     compiled: CompilerEvidence | None = None,
     measured: Measurement | None = None,
     verification: Verification | None = None,
+    whole_fit: WholeFit | None = None,
     trials: list[TrialRecord] | None = None,
     rescue: Rescue | None = None,
     left_out: Sequence[Rejection] = (),
@@ -373,6 +391,7 @@ def _plan(
         compiled=compiled,
         measured=measured,
         verification=verification,
+        whole_fit=whole_fit,
         rescue=rescue,
         trials=trials or [],
         rejected=[*findings.rejected, *left_out],

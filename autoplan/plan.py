@@ -14,6 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from cost_models.config import TrainConfig
 
 SCHEMA_VERSION = 1
+NOTABLE = 0.05
+"""A whole fit whose gain is off by more than this share from that of compiled programs is told beside it."""
 
 
 class Evidence(StrEnum):
@@ -213,6 +215,26 @@ class Verification(Value):
     remainder_ran: bool = False
 
 
+class WholeFit(Value):
+    """The script's own fit by what was measured: compilation, then every micro-step. Validation is not in it.
+
+    A trial's time to compile is the median of all trials unless it clearly differs; the plan's micro-steps are the
+    baseline's over the speed-up that verification found, where it found one.
+    """
+
+    seconds: float = Field(gt=0, description="under the plan")
+    baseline_seconds: float | None = Field(None, gt=0, description="as the script is")
+
+    @property
+    def speedup(self) -> float | None:
+        """How many times as fast the whole fit is under the plan; None where the baseline's is not known."""
+        return None if self.baseline_seconds is None else self.baseline_seconds / self.seconds
+
+    def tells_another_story(self, speedup: float) -> bool:
+        """Whether the whole fit gains notably less, or more, than a training that is compiled already."""
+        return self.speedup is not None and abs(self.speedup / speedup - 1) > NOTABLE
+
+
 class Rejection(Value):
     """A candidate that was never run, and why."""
 
@@ -233,6 +255,7 @@ class TrialRecord(Value):
     measurement: Measurement | None = None
     compiled: CompilerEvidence | None = None
     failure: Failure | None = None
+    whole_fit_seconds: float | None = Field(None, description="of the script's own fit with it, compilation included")
 
 
 class Rung(Value):
@@ -271,6 +294,7 @@ class Plan(Value):
     compiled: CompilerEvidence | None = None
     measured: Measurement | None = None
     verification: Verification | None = None
+    whole_fit: WholeFit | None = Field(None, description="where the script's own fit is of known length")
     rescue: Rescue | None = Field(None, description="where the baseline runs out of memory: the least change that runs")
     trials: list[TrialRecord] = []
     rejected: list[Rejection] = []
@@ -287,13 +311,20 @@ class Plan(Value):
         if self.config == self.baseline.config:
             came = "the baseline itself"
         elif self.verification is not None and self.verification.speedup is not None:
-            came = f"{self.verification.speedup:.3g} times as fast as {own}"
+            came = f"{self.verification.speedup:.3g} times as fast as {own}{self._over_the_whole_fit()}"
         else:
             came = f"instead of {own}"
         return f"plan for {self.source.path} on {self.hardware.name}, {self.evidence.value}: {chosen} ({came})"
 
     def __repr__(self) -> str:
         return f"<{self}>"
+
+    def _over_the_whole_fit(self) -> str:
+        """What a speed-up of compiled programs would leave out, where that is much."""
+        ratio = None if self.verification is None else self.verification.speedup
+        if ratio is None or self.whole_fit is None or not self.whole_fit.tells_another_story(ratio):
+            return ""
+        return f"; {self.whole_fit.speedup:.3g} times over the whole fit, compilation included"
 
 
 def to_plain(value: BaseModel) -> Mapping[str, Any]:

@@ -169,6 +169,7 @@ def plain_plan(**changes: Any) -> dict[str, Any]:
             "checkpoint_saved": True,
             "remainder_ran": True,
         },
+        "whole_fit": {"seconds": 3.81, "baseline_seconds": 161.25},
         "rescue": None,
         "trials": [
             {
@@ -179,6 +180,7 @@ def plain_plan(**changes: Any) -> dict[str, Any]:
                 "measurement": measurement(0.0625, size=32, accumulation=4, compile_seconds=None),
                 "compiled": None,
                 "failure": None,
+                "whole_fit_seconds": 161.25,
             },
             {
                 "number": 1,
@@ -188,6 +190,7 @@ def plain_plan(**changes: Any) -> dict[str, Any]:
                 "measurement": measurement(),
                 "compiled": None,
                 "failure": None,
+                "whole_fit_seconds": 3.81,
             },
             {
                 "number": 2,
@@ -206,6 +209,7 @@ def plain_plan(**changes: Any) -> dict[str, Any]:
                     "needed_bytes": None,
                     "available_bytes": None,
                 },
+                "whole_fit_seconds": None,
             },
         ],
         "rejected": [
@@ -252,6 +256,7 @@ def rescued_plan(**changes: Any) -> dict[str, Any]:
             baseline={"config": own, "predicted": estimate(0.05), **failed},
             measured=measured,
             verification=verification,
+            whole_fit={"seconds": 3.81, "baseline_seconds": None},
             rescue=found,
         )
         | changes

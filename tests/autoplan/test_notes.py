@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from autoplan.notes import baseline_notes, fit_note, learning_rate_rule, limit_note, notes_for, setup_note
+from autoplan.notes import baseline_notes, learning_rate_rule, limit_note, notes_for, setup_note
 from tests.autoplan.facts import VERSIONS, cluster, config, observation
 
 
@@ -142,15 +142,6 @@ def test_a_builder_is_suggested_above_a_fifth_of_a_trial(setup_seconds, suggeste
     assert bool(told) is suggested
     if suggested:
         assert told.startswith("what the script does before fit takes 2.1 s, 21% of a trial, and every trial pays it")
-
-
-def test_how_long_the_whole_fit_takes_is_told_where_it_is_known():
-    assert fit_note(1234.5, 4000.0) == (
-        "by these figures the script's whole fit takes 1,234.5 s under the plan, and 4,000.0 s as it is, "
-        "compilation included"
-    )
-    assert fit_note(12.0, None).endswith("takes 12.0 s under the plan, compilation included")
-    assert fit_note(None, 4000.0) is None
 
 
 def test_a_limit_on_memory_is_told_with_what_it_was_held_against():

@@ -138,6 +138,23 @@ def test_the_plan_says_what_it_is_of():
     assert "trials ended: all 3 trials are done" in plan.notes
 
 
+def test_the_whole_fit_is_compilation_and_every_micro_step_of_the_script():
+    """1,000 samples an epoch are 32 micro-steps of 32 or 4 of 256; every trial compiled in 1.25 s."""
+    plan = decide([verified(WINNER, speedup=1.5)], samples=1000, epochs=4)
+    assert plan.whole_fit.baseline_seconds == pytest.approx(1.25 + 4 * 32 * 0.01)
+    assert plan.whole_fit.seconds == pytest.approx(
+        1.25 + 4 * 32 * 0.01 / 1.5
+    )  # what the pairs showed, not one run each
+    assert [one.whole_fit_seconds for one in plan.trials] == pytest.approx(
+        [1.25 + 4 * 32 * 0.01, 1.25 + 4 * 4 * 0.02, 1.25 + 4 * 8 * 0.02]
+    )
+    kept = decide([], samples=1000, epochs=4)
+    assert kept.whole_fit.seconds == kept.whole_fit.baseline_seconds == plan.whole_fit.baseline_seconds
+    assert decide([verified(WINNER)], samples=None, steps_per_epoch=None).whole_fit is None
+    failed = decide([verified(WINNER)], baseline=None, reference=record(2, OTHER, 0.02), samples=1000, epochs=4)
+    assert (failed.whole_fit.baseline_seconds, failed.whole_fit.speedup) == (None, None)
+
+
 @pytest.mark.parametrize(("seconds", "expected"), [(0.1015, OTHER), (0.103, WINNER)])
 def test_of_predictions_that_are_as_good_an_analytic_plan_takes_the_least_change(seconds, expected):
     """256 samples an update: a micro-batch of 128 is nearer to the script's 32 than one of 256."""
