@@ -20,6 +20,7 @@ from cost_models.config import TrainConfig
 
 _SHOWN_OF_A_GROUP = 8
 _CAPTION = "Figures of one process each, in brackets where 95% of others lie; a speed-up is that of the pairs."
+_WHOLE_FIT = "The whole fit is reckoned with what trials typically take to compile, and without validation."
 _STAGES = {
     "infeasible": "not enough memory",
     "known_issue": "known not to work",
@@ -144,7 +145,7 @@ def _compared(plan: Plan) -> RenderableType:
         table.add_row(row.name, _cell(row.baseline), _cell(row.plan), row.evidence)
     if plan.measured is None:
         return Padding(table, (1, 0))
-    return Padding(Group(table, _CAPTION), (1, 0))
+    return Padding(Group(table, _CAPTION, *([_WHOLE_FIT] if plan.whole_fit is not None else [])), (1, 0))
 
 
 def _cell(cell: comparison.Cell) -> str:

@@ -73,6 +73,7 @@ def test_tune_ends_with_table_reasons_and_the_next_command():
             "from measured times, compilation included"
         ),
         "Figures of one process each, in brackets where 95% of others lie; a speed-up is that of the pairs.",
+        "The whole fit is reckoned with what trials typically take to compile, and without validation.",
         "",
         "It changes batch.global 32 → 128; batch.accumulation 4 → 1; jit_compile off → on.",
         "The largest part of a micro-step is still arithmetic (50%), analytic.",
