@@ -9,7 +9,7 @@ from typing import Any
 from autoplan import figures
 from autoplan.plan import BaselineRecord, CompilerEvidence, Evidence, Measurement, Plan, Rescue, WholeFit
 from autoplan.rescue import spoken_changes
-from cost_models.config import TrainConfig
+from cost_models.config import Batch, TrainConfig
 
 FAILURES = {
     "oom": "out of memory",
@@ -74,7 +74,11 @@ class Difference:
 
 
 def rows(plan: Plan) -> list[Row]:
-    """Micro-step, samples/s, updates/s, memory, MFU, compile time and whole fit of baseline and plan."""
+    """Samples/s, time of an update, memory, MFU, compile time and whole fit of baseline and plan.
+
+    Micro-steps stand there where those of both are of as many samples, and not the updates themselves: of other batches
+    they don't compare.
+    """
     compiled = plan.compiled if plan.config == plan.baseline.config else None  # of the same program
     own, simulated = plan.baseline, plan.hardware.simulated
     baseline = _column(_Side(own.config, own.measured, own.predicted, simulated, compiled))
@@ -82,7 +86,11 @@ def rows(plan: Plan) -> list[Row]:
     if plan.baseline.failure is not None and plan.baseline.measured is None:
         baseline = _failed_column(plan.baseline)
     whole = [] if plan.whole_fit is None else [_whole_fit_row(plan.whole_fit)]
-    return [*(Row(name, baseline[name], chosen[name]) for name in chosen), *whole]
+    own_batch, batch = (TrainConfig.from_dict(config).batch for config in (own.config, plan.config))
+    if own_batch.global_size != batch.global_size or own_batch.accumulation == batch.accumulation == 1:
+        del chosen["micro-step"]
+    names = {"update": _update_of(own_batch, batch)}
+    return [*(Row(names.get(name, name), baseline[name], chosen[name]) for name in chosen), *whole]
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Difference]:
@@ -198,9 +206,9 @@ class _Side:
 
 def _column(side: _Side) -> dict[str, Cell]:
     return {
-        "micro-step": _micro_step(side),
-        "samples/s": _per_second(side, _samples_per_micro_step(side)),
-        "updates/s": _per_second(side, 1 / TrainConfig.from_dict(side.config).batch.accumulation),
+        "samples/s": _samples_per_second(side),
+        "update": _seconds(side, TrainConfig.from_dict(side.config).batch.accumulation),
+        "micro-step": _seconds(side, 1),
         "peak memory a device": _memory(side),
         "MFU": _mfu(side),
         "compile time": _compile_time(side),
@@ -209,32 +217,38 @@ def _column(side: _Side) -> dict[str, Cell]:
 
 def _failed_column(baseline: BaselineRecord) -> dict[str, Cell]:
     kind = baseline.failure.kind if baseline.failure else "crash"
-    names = ("samples/s", "updates/s", "peak memory a device", "MFU", "compile time")
-    return {"micro-step": Cell(FAILURES[kind], "measured")} | {name: Cell("—") for name in names}
+    names = ("update", "micro-step", "peak memory a device", "MFU", "compile time")
+    return {"samples/s": Cell(FAILURES[kind], "measured")} | {name: Cell("—") for name in names}
 
 
-def _micro_step(side: _Side) -> Cell:
-    if side.measured is None:
-        return Cell(figures.seconds(side.forecast("time", "micro_step_seconds")), side.tier)
-    low, high = side.measured.micro_step_seconds_low, side.measured.micro_step_seconds_high
-    told = figures.spread(low, high, figures.seconds_range(low, high))
-    return Cell(figures.seconds(side.measured.micro_step_seconds), side.tier, told)
+def _update_of(own: Batch, chosen: Batch) -> str:
+    """What the row of an update is called: updates of other effective batches don't compare, and are told apart."""
+    if own.effective == chosen.effective:
+        return "update"
+    return f"update of {own.effective:,} / {chosen.effective:,} samples"
 
 
-def _samples_per_micro_step(side: _Side) -> float:
-    measured = side.measured
-    return TrainConfig.from_dict(side.config).batch.global_size if measured is None else measured.samples_per_micro_step
-
-
-def _per_second(side: _Side, amount: float) -> Cell:
-    """`amount` things a micro-step, a second; the interval is that of the micro-step."""
+def _seconds(side: _Side, micro_steps: int) -> Cell:
+    """What so many micro-steps take."""
     measured = side.measured
     if measured is None:
         seconds = side.forecast("time", "micro_step_seconds")
-        return Cell(figures.rate(amount / seconds if seconds else None), side.tier)
+        return Cell(figures.seconds(seconds * micro_steps if seconds else None), side.tier)
+    low, high = measured.micro_step_seconds_low * micro_steps, measured.micro_step_seconds_high * micro_steps
+    told = figures.spread(low, high, figures.seconds_range(low, high))
+    return Cell(figures.seconds(measured.micro_step_seconds * micro_steps), side.tier, told)
+
+
+def _samples_per_second(side: _Side) -> Cell:
+    """The interval is that of the micro-step."""
+    measured = side.measured
+    if measured is None:
+        seconds, samples = side.forecast("time", "micro_step_seconds"), TrainConfig.from_dict(side.config).batch
+        return Cell(figures.rate(samples.global_size / seconds if seconds else None), side.tier)
+    amount = measured.samples_per_micro_step
     low, high = amount / measured.micro_step_seconds_high, amount / measured.micro_step_seconds_low
     told = figures.spread(low, high, f"{figures.rate(low)} to {figures.rate(high)}")
-    return Cell(figures.rate(amount / measured.micro_step_seconds), side.tier, told)
+    return Cell(figures.rate(measured.samples_per_second), side.tier, told)
 
 
 def _memory(side: _Side) -> Cell:

@@ -126,7 +126,7 @@ class Board:
         self._spinner.update(text=Text(self._status()))
         if not self.trials:
             return self._spinner
-        table = open_table("trial", "configuration", "micro-step", "samples/s", "peak memory", "state")
+        table = open_table("trial", "configuration", "update", "samples/s", "peak memory", "state")
         for trial in list(self.trials.values())[-_ROWS_SHOWN:]:
             style = "bold green" if trial.number == self.best_number else None
             table.add_row(str(trial.number), describe(trial.config), *self._cells(trial), style=style)
@@ -180,8 +180,8 @@ def _outcome(outcome: Measurement | CompilerEvidence | Failure) -> str:
         took = figures.duration(outcome.lower_seconds + outcome.compile_seconds)
         return f"compiled: {figures.size(outcome.memory.must_fit_bytes)} a device, in {took}"
     simulated = " on simulated devices" if outcome.simulated_devices else ""
-    micro_step, rate, memory = outcome_cells(outcome)
-    return f"measured{simulated}: micro-step {micro_step}, {rate} samples/s, peak memory {memory}"
+    update, rate, memory = outcome_cells(outcome)
+    return f"measured{simulated}: {rate} samples/s, update {update}, peak memory {memory}"
 
 
 def _best(event: Event) -> str:

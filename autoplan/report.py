@@ -213,9 +213,7 @@ def _rescued(rescue: Rescue | None) -> list[RenderableType]:
 def _tried(plan: Plan) -> list[RenderableType]:
     if not plan.trials:
         return []
-    table = open_table(
-        "trial", "configuration", "predicted update", "micro-step", "samples/s", "peak memory", "outcome"
-    )
+    table = open_table("trial", "configuration", "predicted update", "update", "samples/s", "peak memory", "outcome")
     for trial in plan.trials:
         table.add_row(*_trial_row(trial))
     title = (
@@ -231,15 +229,15 @@ def _trial_row(trial: TrialRecord) -> Sequence[str]:
 
 
 def outcome_cells(measured: Measurement | CompilerEvidence | None) -> list[str]:
-    """Micro-step, samples/s and peak memory of a trial; dashes when it has none."""
+    """Time of an update, samples/s and peak memory of a trial; dashes when it has none."""
     if isinstance(measured, CompilerEvidence):
         time = measured.time or {}
-        seconds, rate = figures.seconds(time.get("micro_step_seconds")), figures.rate(time.get("samples_per_second"))
+        seconds, rate = figures.seconds(time.get("update_seconds")), figures.rate(time.get("samples_per_second"))
         return [seconds, rate, figures.size(measured.memory.must_fit_bytes)]
     if measured is None:
         return ["—", "—", "—"]
     rate = figures.rate(measured.samples_per_second)
-    return [figures.seconds(measured.micro_step_seconds), rate, figures.size(measured.peak_bytes)]
+    return [figures.seconds(measured.update_seconds), rate, figures.size(measured.peak_bytes)]
 
 
 def _outcome(trial: TrialRecord) -> str:

@@ -7,7 +7,7 @@ from autoplan.comparison import Cell, Difference
 from autoplan.plan import Plan
 from tests.autoplan import plans
 
-NAMES = ["micro-step", "samples/s", "updates/s", "peak memory a device", "MFU", "compile time", "whole fit"]
+NAMES = ["samples/s", "update", "peak memory a device", "MFU", "compile time", "whole fit"]
 
 
 def row(plan, name):
@@ -35,20 +35,34 @@ def test_the_quantities_in_their_order():
 
 
 def test_measured_times_have_intervals_and_their_tier():
-    found = row(plans.plan(), "micro-step")
-    # 0.0625 s with 0.96875 and 1.0625 of it; 0.004 s likewise.
-    assert found.baseline == Cell("62.5 ms", "measured", "60.5 to 66.4 ms")
+    found = row(plans.plan(), "update")
+    # Four micro-steps of 0.0625 s with 0.96875 and 1.0625 of it; one of 0.004 s likewise.
+    assert found.baseline == Cell("250 ms", "measured", "242 to 266 ms")
     assert found.plan == Cell("4.00 ms", "measured", "3.88 to 4.25 ms")
     assert found.evidence == "measured"
 
 
 def test_rates_follow_from_the_micro_step_and_the_batch():
-    # Baseline: 32 samples and a quarter of an update in 62.5 ms. Plan: 128 samples and one update in 4 ms.
-    samples, updates = row(plans.plan(), "samples/s"), row(plans.plan(), "updates/s")
+    # Baseline: 32 samples in 62.5 ms. Plan: 128 samples in 4 ms.
+    samples = row(plans.plan(), "samples/s")
     assert samples.baseline == Cell("512", "measured", "482 to 529")
     assert samples.plan == Cell("32,000", "measured", "30,100 to 33,000")
-    assert updates.baseline == Cell("4.00", "measured", "3.76 to 4.13")
-    assert updates.plan == Cell("250", "measured", "235 to 258")
+
+
+def test_micro_steps_stand_side_by_side_where_they_are_of_as_many_samples():
+    """Of 32 samples or 128 they don't compare; without accumulation they are the updates."""
+    assert all(row.name != "micro-step" for row in comparison.rows(plans.plan()))
+    plain = plans.plain_plan()
+    alike = plans.plan(config=plain["baseline"]["config"] | {"jit_compile": True})
+    assert [row.name for row in comparison.rows(alike)][:3] == ["samples/s", "update", "micro-step"]
+    assert row(alike, "micro-step").baseline == Cell("62.5 ms", "measured", "60.5 to 66.4 ms")
+    whole = plans.plan(baseline=plain["baseline"] | {"config": plans.config(jit_compile=False)})
+    assert [row.name for row in comparison.rows(whole)] == NAMES
+
+
+def test_updates_of_other_effective_batches_are_told_apart():
+    plan = plans.plan(config=plans.config(batch=(2048, 1)))
+    assert [row.name for row in comparison.rows(plan)][1] == "update of 128 / 2,048 samples"
 
 
 @pytest.mark.parametrize(
@@ -83,7 +97,7 @@ def test_what_is_not_known_stays_unknown():
 def test_an_analytic_plan_has_analytic_cells_alone():
     plan = analytic()
     assert {row.evidence for row in comparison.rows(plan)} == {"analytic", ""}
-    assert row(plan, "micro-step").plan == Cell("3.50 ms", "analytic")
+    assert row(plan, "update").plan == Cell("3.50 ms", "analytic")
     assert row(plan, "samples/s").plan == Cell("36,600", "analytic")
     assert row(plan, "MFU").plan == Cell("21%", "analytic")
     assert row(plan, "compile time").plan == Cell("not known")
@@ -92,7 +106,7 @@ def test_an_analytic_plan_has_analytic_cells_alone():
 def test_simulated_devices_are_named_beside_every_figure():
     plan = simulated()
     assert row(plan, "peak memory a device").plan.tier == "measured as resident size, simulated devices"
-    for name in ("micro-step", "samples/s", "updates/s", "compile time"):
+    for name in ("update", "samples/s", "compile time"):
         assert row(plan, name).plan.tier == "measured, simulated devices"
     assert row(plan, "MFU").plan.tier == "measured time, simulated devices, analytic FLOPs"
 
@@ -175,7 +189,7 @@ def test_ends_that_are_far_apart_are_told_as_not_known():
     wide = {"micro_step_seconds_low": 3.05e-7, "micro_step_seconds_high": 131.0}
     plan = plans.plan(measured=plans.plain_plan()["measured"] | wide)
     told = {row.name: row.plan for row in comparison.rows(plan)}
-    assert told["micro-step"].interval == told["samples/s"].interval == "spread not known: too few runs"
+    assert told["update"].interval == told["samples/s"].interval == "spread not known: too few runs"
 
 
 def test_no_speed_up_is_claimed_where_none_was_shown():

@@ -74,7 +74,7 @@ def test_a_pipe_gets_an_event_a_line(clock):
         "[0 s]  looking at the training up to its fit",
         "[4 s]  the script's set_dtype_policy is overridden",
         "[5 s]  trial 0 starts: float32, batch 128, jit_compile off",
-        f"[9 s]  trial 0 measured: micro-step 4.00 ms, 32,000 samples/s, peak memory 512 MiB  ({best})",
+        f"[9 s]  trial 0 measured: 32,000 samples/s, update 4.00 ms, peak memory 512 MiB  ({best})",
         "[10 s]  trial 1 starts: float32, batch 4096",
         f"[1 min 15 s]  trial 1 failed, out of memory: killed at 12.1 GiB  ({best})  8 min 45 s left",
         "[1 min 20 s]  pair 1 of 5",
@@ -123,7 +123,7 @@ def test_simulated_devices_are_named(clock):
     stream = io.StringIO()
     with live.watching(stream, clock) as watch:
         watch(event)
-    assert stream.getvalue().startswith("[0 s]  trial 3 measured on simulated devices: micro-step 4.00 ms")
+    assert stream.getvalue().startswith("[0 s]  trial 3 measured on simulated devices: 32,000 samples/s")
     board = live.Board(clock)
     board.tell(event, report.open_console(io.StringIO()))
     assert "measured, simulated devices" in drawn(board)
