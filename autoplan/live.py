@@ -16,7 +16,7 @@ from rich.text import Text
 from autoplan import figures
 from autoplan.comparison import FAILURES
 from autoplan.plan import CompilerEvidence, Failure, Measurement
-from autoplan.report import describe, open_console, open_table, outcome_cells
+from autoplan.report import OUTCOME_COLUMNS, describe, open_console, open_table, outcome_cells, stacked
 from autoplan.requests import Event, Watch
 
 _ROWS_SHOWN = 15
@@ -94,6 +94,12 @@ class Trial:
     phase: str
     started: float
     outcome: Measurement | CompilerEvidence | Failure | None = None
+    whole_fit_seconds: float | None = None
+
+    def cells(self) -> list[str]:
+        """What it showed, under `OUTCOME_COLUMNS`."""
+        shown = None if isinstance(self.outcome, Failure) else self.outcome
+        return outcome_cells(shown, self.whole_fit_seconds)
 
 
 @dataclass
@@ -126,7 +132,7 @@ class Board:
         self._spinner.update(text=Text(self._status()))
         if not self.trials:
             return self._spinner
-        table = open_table("trial", "configuration", "update", "samples/s", "peak memory", "state")
+        table = open_table("trial", "configuration", *stacked(*OUTCOME_COLUMNS), "state")
         for trial in list(self.trials.values())[-_ROWS_SHOWN:]:
             style = "bold green" if trial.number == self.best_number else None
             table.add_row(str(trial.number), describe(trial.config), *self._cells(trial), style=style)
@@ -139,19 +145,19 @@ class Board:
         if known is None:
             return
         if event.outcome is not None:
-            known.outcome = event.outcome
+            known.outcome, known.whole_fit_seconds = event.outcome, event.whole_fit_seconds
         elif event.kind == "trial_phase":
             known.phase = event.text
 
     def _cells(self, trial: Trial) -> list[str]:
         if isinstance(trial.outcome, Measurement):
             simulated = "measured, simulated devices" if trial.outcome.simulated_devices else "measured"
-            return [*outcome_cells(trial.outcome), simulated]
+            return [*trial.cells(), simulated]
         if isinstance(trial.outcome, CompilerEvidence):
-            return [*outcome_cells(trial.outcome), "compiled"]
+            return [*trial.cells(), "compiled"]
         if isinstance(trial.outcome, Failure):
-            return [*outcome_cells(None), FAILURES[trial.outcome.kind]]
-        return [*outcome_cells(None), f"{trial.phase}, {figures.duration(self.clock() - trial.started)}"]
+            return [*trial.cells(), FAILURES[trial.outcome.kind]]
+        return [*trial.cells(), f"{trial.phase}, {figures.duration(self.clock() - trial.started)}"]
 
     def _status(self) -> str:
         parts = [self.stage]
@@ -170,18 +176,19 @@ def _told(event: Event) -> str:
         return f"trial {event.number} starts{config}"
     if event.kind != "trial_finished" or event.number is None or event.outcome is None:
         return event.text
-    return f"trial {event.number} {_outcome(event.outcome)}"
+    return f"trial {event.number} {_outcome(event.outcome, event.whole_fit_seconds)}"
 
 
-def _outcome(outcome: Measurement | CompilerEvidence | Failure) -> str:
+def _outcome(outcome: Measurement | CompilerEvidence | Failure, whole_fit_seconds: float | None) -> str:
     if isinstance(outcome, Failure):
         return f"failed, {FAILURES[outcome.kind]}: {next(iter(outcome.message.splitlines()), '')}"
     if isinstance(outcome, CompilerEvidence):
         took = figures.duration(outcome.lower_seconds + outcome.compile_seconds)
         return f"compiled: {figures.size(outcome.memory.must_fit_bytes)} a device, in {took}"
     simulated = " on simulated devices" if outcome.simulated_devices else ""
-    update, rate, memory = outcome_cells(outcome)
-    return f"measured{simulated}: {rate} samples/s, update {update}, peak memory {memory}"
+    told = dict(zip(OUTCOME_COLUMNS, outcome_cells(outcome, whole_fit_seconds), strict=True))
+    rate = f"{told.pop('samples/s')} samples/s"
+    return f"measured{simulated}: {', '.join([rate, *(f'{name} {cell}' for name, cell in told.items())])}"
 
 
 def _best(event: Event) -> str:

@@ -20,7 +20,12 @@ from cost_models.config import TrainConfig
 
 _SHOWN_OF_A_GROUP = 8
 _CAPTION = "Figures of one process each, in brackets where 95% of others lie; a speed-up is that of the pairs."
-_WHOLE_FIT = "The whole fit is reckoned with what trials typically take to compile, and without validation."
+_WHOLE_FIT = (
+    "The whole fit is reckoned with what trials typically take to compile, for one compilation is a noisy figure, and "
+    "without validation."
+)
+OUTCOME_COLUMNS = ("update", "samples/s", "compile time", "whole fit", "peak memory")
+"""What is shown of a trial, live and later."""
 _STAGES = {
     "infeasible": "not enough memory",
     "known_issue": "known not to work",
@@ -213,31 +218,39 @@ def _rescued(rescue: Rescue | None) -> list[RenderableType]:
 def _tried(plan: Plan) -> list[RenderableType]:
     if not plan.trials:
         return []
-    table = open_table("trial", "configuration", "predicted update", "update", "samples/s", "peak memory", "outcome")
+    table = open_table("trial", "configuration", *stacked("predicted update", *OUTCOME_COLUMNS), "outcome")
     for trial in plan.trials:
         table.add_row(*_trial_row(trial))
     title = (
         f"What was tried: {figures.counted(len(plan.trials), 'trial')}, predictions analytic, the rest {_tier(plan)}"
     )
-    return [heading(title), table]
+    whole = any(trial.whole_fit_seconds is not None for trial in plan.trials)
+    return [heading(title), table, *([_WHOLE_FIT] if whole else [])]
 
 
 def _trial_row(trial: TrialRecord) -> Sequence[str]:
     predicted = trial.predicted_update_seconds
     head = [str(trial.number), describe(trial.config), "—" if predicted is None else figures.seconds(predicted)]
-    return [*head, *outcome_cells(trial.measurement or trial.compiled), _outcome(trial)]
+    return [*head, *outcome_cells(trial.measurement or trial.compiled, trial.whole_fit_seconds), _outcome(trial)]
 
 
-def outcome_cells(measured: Measurement | CompilerEvidence | None) -> list[str]:
-    """Time of an update, samples/s and peak memory of a trial; dashes when it has none."""
+def stacked(*columns: str) -> list[str]:
+    """Names of columns with a word a line, where figures are narrower than what they are called."""
+    return [name.replace(" ", "\n") for name in columns]
+
+
+def outcome_cells(measured: Measurement | CompilerEvidence | None, whole_fit_seconds: float | None) -> list[str]:
+    """What a trial showed, under `OUTCOME_COLUMNS`; dashes where it showed nothing."""
     if isinstance(measured, CompilerEvidence):
         time = measured.time or {}
         seconds, rate = figures.seconds(time.get("update_seconds")), figures.rate(time.get("samples_per_second"))
-        return [seconds, rate, figures.size(measured.memory.must_fit_bytes)]
+        compiling = figures.span(measured.compile_seconds)
+        return [seconds, rate, compiling, "—", figures.size(measured.memory.must_fit_bytes)]
     if measured is None:
-        return ["—", "—", "—"]
+        return ["—"] * len(OUTCOME_COLUMNS)
+    compiling, whole = figures.span(measured.compile_seconds), figures.span(whole_fit_seconds)
     rate = figures.rate(measured.samples_per_second)
-    return [figures.seconds(measured.update_seconds), rate, figures.size(measured.peak_bytes)]
+    return [figures.seconds(measured.update_seconds), rate, compiling, whole, figures.size(measured.peak_bytes)]
 
 
 def _outcome(trial: TrialRecord) -> str:

@@ -97,6 +97,7 @@ class Event:
     """Something to show while tuning.
 
     kind: stage | note | trial_started | trial_phase | trial_finished | verification | finished
+    whole_fit_seconds: of the script's own fit by what a trial measured; None where its length is not known
     """
 
     kind: str
@@ -104,6 +105,7 @@ class Event:
     number: int | None = None
     config: Mapping[str, Any] | None = None
     outcome: Measurement | CompilerEvidence | Failure | None = None
+    whole_fit_seconds: float | None = None
     best_number: int | None = None
     seconds_left: float | None = None
 

@@ -175,6 +175,13 @@ class Runner:
             return None
         return self._seconds_per_sample(TrainConfig.from_dict(record.config), record.measurement)
 
+    def _whole_fit_seconds(self, config: TrainConfig, outcome: Outcome) -> float | None:
+        """Of the script's own fit; None for a failure, or where its length is not known."""
+        if isinstance(outcome, Failure):
+            return None
+        compile_seconds = settled_compile_seconds(outcome, self.study.records)
+        return PlannedFit.of(self.observation).seconds(config, outcome, compile_seconds)
+
     def _seconds_per_sample(self, config: TrainConfig, measurement: Measurement) -> float:
         compile_seconds = settled_compile_seconds(measurement, self.study.records)
         return PlannedFit.of(self.observation).seconds_per_sample(config, measurement, compile_seconds)
@@ -301,6 +308,7 @@ class Runner:
                 number=record.number,
                 config=record.config,
                 outcome=outcome,
+                whole_fit_seconds=self._whole_fit_seconds(config, outcome),
                 best_number=best.number if best else None,
             )
         )

@@ -45,7 +45,15 @@ STORY = [
     (6.0, Event("trial_phase", "compiling", number=0, seconds_left=594.0)),
     (
         9.0,
-        Event("trial_finished", "", number=0, config=plans.config(jit_compile=False), outcome=MEASURED, best_number=0),
+        Event(
+            "trial_finished",
+            "",
+            number=0,
+            config=plans.config(jit_compile=False),
+            outcome=MEASURED,
+            whole_fit_seconds=3.81,
+            best_number=0,
+        ),
     ),
     (10.0, Event("trial_started", "", number=1, config=plans.config(batch=(4096, 1)))),
     (
@@ -74,7 +82,10 @@ def test_a_pipe_gets_an_event_a_line(clock):
         "[0 s]  looking at the training up to its fit",
         "[4 s]  the script's set_dtype_policy is overridden",
         "[5 s]  trial 0 starts: float32, batch 128, jit_compile off",
-        f"[9 s]  trial 0 measured: 32,000 samples/s, update 4.00 ms, peak memory 512 MiB  ({best})",
+        (
+            "[9 s]  trial 0 measured: 32,000 samples/s, update 4.00 ms, compile time 1.25 s, whole fit 3.81 s, "
+            f"peak memory 512 MiB  ({best})"
+        ),
         "[10 s]  trial 1 starts: float32, batch 4096",
         f"[1 min 15 s]  trial 1 failed, out of memory: killed at 12.1 GiB  ({best})  8 min 45 s left",
         "[1 min 20 s]  pair 1 of 5",
@@ -145,14 +156,23 @@ def test_the_board_shows_trials_phase_time_left_and_the_best(clock):
     for clock.now, event in STORY[:4]:
         board.tell(event, console)
     clock.now = 8.0
-    assert ["0", "float32, batch 128, jit_compile off", "—", "—", "—", "compiling, 3 s"] in rows(board)
+    assert ["0", "float32, batch 128, jit_compile off", *["—"] * 5, "compiling, 3 s"] in rows(board)
     assert "9 min 52 s left" in drawn(board)
     for clock.now, event in STORY[4:7]:
         board.tell(event, console)
     clock.now = 85.0
     finished = rows(board)
-    assert ["0", "float32, batch 128, jit_compile off", "4.00 ms", "32,000", "512 MiB", "measured"] in finished
-    assert ["1", "float32, batch 4096", "—", "—", "—", "out of memory"] in finished
+    assert [
+        "0",
+        "float32, batch 128, jit_compile off",
+        "4.00 ms",
+        "32,000",
+        "1.25 s",
+        "3.81 s",
+        "512 MiB",
+        "measured",
+    ] in finished
+    assert ["1", "float32, batch 4096", *["—"] * 5, "out of memory"] in finished
     assert "8 min 35 s left" in drawn(board)
     assert "best so far over the whole fit: trial 0, 32,000 samples/s" in drawn(board)
 

@@ -72,7 +72,10 @@ def test_tune_ends_with_table_reasons_and_the_next_command():
             "from measured times, compilation included"
         ),
         "Figures of one process each, in brackets where 95% of others lie; a speed-up is that of the pairs.",
-        "The whole fit is reckoned with what trials typically take to compile, and without validation.",
+        (
+            "The whole fit is reckoned with what trials typically take to compile, for one compilation is a noisy "
+            "figure, and without validation."
+        ),
         "",
         "It changes batch.global 32 → 128; batch.accumulation 4 → 1; jit_compile off → on.",
         "The largest part of a micro-step is still arithmetic (50%), analytic.",
@@ -182,11 +185,28 @@ def test_explain_lists_each_difference():
 def test_explain_shows_every_trial_with_its_outcome():
     told = text(report.explained(plans.plan(), PATH))
     rows = [re.split(r"\s{2,}", line.strip()) for line in told.splitlines()]
-    assert ["1", "float32, batch 128", "3.50 ms", "4.00 ms", "32,000", "512 MiB", "measured"] in rows
+    assert [
+        "1",
+        "float32, batch 128",
+        "3.50 ms",
+        "4.00 ms",
+        "32,000",
+        "1.25 s",
+        "3.81 s",
+        "512 MiB",
+        "measured",
+    ] in rows
     failed = next(row for row in rows if row[0] == "2")
-    assert failed[1:6] == ["mixed_float16, batch 128", "4.00 ms", "—", "—", "—"]
-    assert failed[6].startswith("the loss became NaN: ")
+    assert failed[1:8] == ["mixed_float16, batch 128", "4.00 ms", *["—"] * 5]
+    assert failed[8].startswith("the loss became NaN: ")
     assert ".autoplan/study/trial-2.log" in told
+
+
+def test_explain_tells_how_the_whole_fit_is_reckoned_where_it_shows_one():
+    plain = plans.plain_plan(whole_fit=None)
+    assert "The whole fit is reckoned" in text(report.explained(plans.plan(**plain), PATH))
+    trials = [trial | {"whole_fit_seconds": None} for trial in plain["trials"]]
+    assert "whole fit is reckoned" not in text(report.explained(plans.plan(**plain | {"trials": trials}), PATH))
 
 
 def test_explain_groups_what_was_not_tried():

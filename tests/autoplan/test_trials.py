@@ -189,6 +189,10 @@ def test_events_carry_outcomes_and_the_best_so_far(runner):
     finished = [event for event in events if event.kind == "trial_finished"]
     assert [event.best_number for event in finished] == [0, 0, 2, 2, 2]
     assert all(event.outcome is not None and event.config is not None for event in finished)
+    facts, baseline = one.observation, finished[0].outcome
+    micro_steps = facts.epochs * -(-facts.samples // 64)
+    expected = baseline.compile_seconds + micro_steps * baseline.micro_step_seconds
+    assert finished[0].whole_fit_seconds == pytest.approx(expected)
 
 
 def test_the_objective_of_a_failure_is_not_known(runner):
