@@ -106,10 +106,10 @@ def headline(plan: Plan) -> str:
         size = figures.size(plan.compiled.memory.must_fit_bytes)
         return (
             f"Nothing was run: {plan.compiled.target} compiled the plan for {plan.hardware.name}, and it needs {size} "
-            f"of {figures.size(plan.hardware.capacity_bytes)} a device. Times are the roofline's."
+            f"of {figures.size(plan.hardware.capacity_bytes)} a device. Times are the roofline's.{_predicted(plan)}"
         )
     if plan.evidence is not Evidence.MEASURED:
-        return f"Nothing was measured: every figure here is {plan.evidence}."
+        return f"Nothing was measured: every figure here is {plan.evidence}.{_predicted(plan)}"
     if plan.config == plan.baseline.config:
         others = [trial for trial in plan.trials if trial.config != plan.config and trial.measurement is not None]
         shown = "shown to be faster" if others else "measured"
@@ -133,6 +133,35 @@ def headline(plan: Plan) -> str:
     whole = _whole_fit_line(plan, verification.speedup)
     once = f"Once compiled, {ratio}" if plan.whole_fit is None or whole else ratio
     return f"{once} times as fast as your own configuration{_interval(plan)}, {pairs}.{whole}"
+
+
+def _predicted(plan: Plan) -> str:
+    """A line on how much faster than the baseline it is predicted to be: both by the same tier."""
+    if plan.config == plan.baseline.config:
+        return "\nNothing is predicted to be worth a change: the plan is your own configuration."
+    if ((plan.baseline.predicted or {}).get("memory") or {}).get("fits") is False:
+        return "\nYour own configuration is not sure to fit there, so there is no speed-up to predict."
+    compiled = [_compiled_rate(plan, config) for config in (plan.baseline.config, plan.config)]
+    analytic = [_rate(predicted) for predicted in (plan.baseline.predicted, plan.predicted)]
+    rates, tier = (compiled, COMPILED_TIME) if all(compiled) else (analytic, Evidence.ANALYTIC.value)
+    own, chosen = rates
+    if not own or not chosen:
+        return ""
+    used, uses = (TrainConfig.from_dict(one).mesh.devices for one in (plan.baseline.config, plan.config))
+    on = "" if used == uses else f", which uses {figures.counted(used, 'device')} where the plan uses {uses}"
+    ratio = figures.significant(chosen / own)
+    return f"\nPredicted: {ratio} times as fast as your own configuration{on} ({tier})."
+
+
+def _compiled_rate(plan: Plan, config: Mapping[str, Any]) -> float | None:
+    """Samples a second of a compiled program under the roofline; None where it was not compiled or priced."""
+    found = [trial.compiled for trial in plan.trials if trial.config == config and trial.compiled is not None]
+    return _rate({"time": found[-1].time}) if found else None
+
+
+def _rate(predicted: Mapping[str, Any] | None) -> float | None:
+    """Samples a second of an estimate."""
+    return ((predicted or {}).get("time") or {}).get("samples_per_second")
 
 
 def _whole_fit_line(plan: Plan, speedup: float) -> str:
@@ -317,6 +346,8 @@ def _where_time_goes(plan: Plan) -> str:
         told = f"The largest part of a micro-step is {after}, analytic."
     elif before == after:
         told = f"The largest part of a micro-step is still {after}, analytic."
+    elif before.partition(" (")[0] == after.partition(" (")[0]:
+        told = f"The largest part of a micro-step was {before} and still is {after}, both analytic."
     else:
         told = f"The largest part of a micro-step was {before} and is now {after}, both analytic."
     if plan.measured is not None and plan.measured.input_bound:

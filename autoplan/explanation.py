@@ -5,10 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from autoplan import figures
 from autoplan.forecasts import Findings
 from autoplan.plan import Evidence, TrialRecord
 from autoplan.prune import changes
 from cost_models.config import Batch, TrainConfig
+
+_FIXED = {"communication": "communication", "overhead": "launch overhead"}
+"""Parts of a micro-step that do not grow with its batch."""
+_SPREADS = ", which a larger batch spreads over more samples (--effective-batch LO..HI)"
+_NONE_LARGER = (
+    "none of the configurations that may be tried uses more, for the global batch has to divide over the devices, and "
+    "--fix and --only hold the mesh"
+)
+_AS_LONG = 1.01
+"""Below this many times another's time, two are as long."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +81,49 @@ def scaling(findings: Findings, tiers: Sequence[Rates]) -> str | None:
         simulated = ", simulated devices" if findings.cluster.simulated else ""
         return f"devices and efficiency ({rates.evidence}{simulated}): {'; '.join(parts)}"
     return None
+
+
+def idle_devices(findings: Findings, config: TrainConfig, tiers: Sequence[Rates]) -> str | None:
+    """Why a plan leaves devices idle, from the best tier that knows it; None where it leaves none."""
+    used, there = config.mesh.devices, findings.cluster.devices
+    if used >= there:
+        return None
+    told = f"the plan uses {used} of {there} devices"
+    larger = [one for one in findings.space.configs if one.mesh.devices > used]
+    if not larger:
+        return f"{told}: {_NONE_LARGER}"
+    for rates in tiers:
+        known = [one for one in larger if one in rates.seconds_per_sample and _may_fit(findings, one)]
+        if known and config in rates.seconds_per_sample:
+            best = min(known, key=lambda one: rates.seconds_per_sample[one])
+            return f"{told}: {_against(findings, config, best, rates)}"
+    return f"{told}: nothing on more of them is known to fit"
+
+
+def _against(findings: Findings, config: TrainConfig, best: TrainConfig, rates: Rates) -> str:
+    """What the best on more devices takes, and where its time goes."""
+    ratio = rates.ratio(best, config) or 1.0
+    samples = figures.counted(best.batch.local, "sample")
+    on = f"the best on {best.mesh.devices}, with {samples} each, takes {_times(ratio)} ({rates.evidence})"
+    forecast = findings.forecasts.get(best)
+    time = {} if forecast is None else forecast.estimate.get("time") or {}
+    bound, whole = time.get("bound"), time.get("micro_step_seconds")
+    if bound not in _FIXED or not whole:
+        return on
+    share = f"{figures.percent(time[f'{bound}_seconds'] / whole)} of it {_FIXED[bound]} (analytic)"
+    kept = len({one.batch.effective for one in findings.space.configs}) == 1
+    return f"{on}, {share}{_SPREADS if kept else ''}"
+
+
+def _times(ratio: float) -> str:
+    if ratio < 1:
+        return f"{ratio:.2f} times as long, which is too little to tell"
+    return f"{ratio:.2f} times as long" if ratio >= _AS_LONG else "as long"
+
+
+def _may_fit(findings: Findings, config: TrainConfig) -> bool:
+    forecast = findings.forecasts.get(config)
+    return forecast is None or forecast.may_fit
 
 
 def _best_rate(rates: Rates, configs: Iterable[TrainConfig], devices: int) -> float | None:

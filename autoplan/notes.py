@@ -109,8 +109,6 @@ def _of_the_backend(config: TrainConfig, baseline: TrainConfig) -> Iterator[str]
 def _of_the_hardware(config: TrainConfig, cluster: Cluster) -> Iterator[str]:
     if cluster.simulated and cluster.devices > 1:
         yield f"simulated: the {cluster.devices} devices share one processor; their figures say nothing of real ones"
-    if config.mesh.devices < cluster.devices:
-        yield f"the plan uses {config.mesh.devices} of {cluster.devices} devices"
 
 
 def _of_the_change(config: TrainConfig, baseline: TrainConfig, observation: Observation) -> Iterator[str]:

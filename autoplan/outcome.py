@@ -10,7 +10,7 @@ from typing import Any
 from autoplan import corrections, figures
 from autoplan.errors import NoFeasibleConfiguration
 from autoplan.evidence import Verified, unverified
-from autoplan.explanation import contributions, measured_rates, predicted_rates, scaling
+from autoplan.explanation import contributions, idle_devices, measured_rates, predicted_rates, scaling
 from autoplan.forecasts import Findings
 from autoplan.jobs import Observation
 from autoplan.notes import baseline_notes, notes_for, setup_note
@@ -65,7 +65,7 @@ def analytic_plan(request: TuneRequest, findings: Findings) -> Plan:
         raise NoFeasibleConfiguration(nothing_fits(list(findings.forecasts.values())))
     best = _least_change(findings, best)
     why = f"best of {len(findings.forecasts)} configurations by prediction; nothing was measured"
-    untried = _untried(findings.space.baseline, best)
+    untried = [*_untried(findings.space.baseline, best), *_idle(findings, best)]
     return _plan(
         request,
         findings,
@@ -121,6 +121,7 @@ def compiled_plan(request: TuneRequest, findings: Findings, witnessed: Witnessed
             *witnessed.notes,
             *_baseline_too_large(findings),
             *_untried(findings.space.baseline, best),
+            *_idle(findings, best),
             *_notes(findings, best),
         ],
     )
@@ -334,8 +335,14 @@ def _setup_note(tried: Tried) -> str | None:
 def _explained(findings: Findings, tried: Tried, config: TrainConfig) -> list[str]:
     """What each change brings alone, and how the training scales: measured where trials say it, else analytic."""
     tiers = (measured_rates(tried.records), predicted_rates(findings))
-    scales = scaling(findings, tiers)
-    return [*contributions(findings.space.baseline, config, tiers), *([scales] if scales else [])]
+    told = scaling(findings, tiers), idle_devices(findings, config, tiers)
+    return [*contributions(findings.space.baseline, config, tiers), *(one for one in told if one)]
+
+
+def _idle(findings: Findings, config: TrainConfig) -> list[str]:
+    """Why devices of hardware that is not here are left idle."""
+    told = idle_devices(findings, config, (predicted_rates(findings),))
+    return [told] if told else []
 
 
 def _notes(findings: Findings, config: TrainConfig) -> list[str]:

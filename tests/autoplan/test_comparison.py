@@ -207,8 +207,57 @@ def test_no_speed_up_is_claimed_where_none_was_shown():
     )
 
 
-def test_nothing_measured_is_said_first():
-    assert comparison.headline(analytic()) == "Nothing was measured: every figure here is analytic."
+def test_nothing_measured_is_said_first_then_what_is_predicted():
+    """Rates that the estimates give: 2,560 samples a second in 50 ms, 36,571 in 3.5 ms."""
+    assert comparison.headline(analytic()).splitlines() == [
+        "Nothing was measured: every figure here is analytic.",
+        "Predicted: 14.3 times as fast as your own configuration (analytic).",
+    ]
+
+
+def test_a_prediction_tells_how_many_devices_each_side_uses():
+    four = plans.config(mesh={"data": 4, "model": 1})
+    told = "14.3 times as fast as your own configuration, which uses 1 device where the plan uses 4 (analytic)."
+    assert comparison.headline(analytic(config=four)).endswith(told)
+
+
+def test_a_prediction_is_of_one_tier():
+    """Where the compiler was asked about both, both rates are its programs'; else both are analytic."""
+    own, time = plans.plain_plan()["baseline"]["config"], {"micro_step_seconds": 0.5, "samples_per_second": 100.0}
+
+    def compiled(config, rate):
+        return {"number": 0, "config": config, "outcome": "compiled", "compiled": evidence(time | rate)}
+
+    trials = [compiled(own, {}), compiled(plans.config(), {"samples_per_second": 250.0})]
+    both = analytic(evidence="compiled", compiled=evidence(time), trials=trials)
+    assert comparison.headline(both).endswith(
+        "Predicted: 2.50 times as fast as your own configuration (compiled program, analytic rates)."
+    )
+    one = analytic(evidence="compiled", compiled=evidence(time), trials=trials[1:])
+    assert comparison.headline(one).endswith("Predicted: 14.3 times as fast as your own configuration (analytic).")
+
+
+def test_nothing_is_predicted_of_a_baseline_that_may_not_fit_or_that_is_the_plan():
+    plain = plans.plain_plan()
+    large = plans.estimate(0.05)
+    large["memory"] |= {"fits": False}
+    told = "Your own configuration is not sure to fit there, so there is no speed-up to predict."
+    baseline = {"config": plain["baseline"]["config"], "predicted": large}
+    assert comparison.headline(analytic(baseline=baseline)).endswith(told)
+    same = analytic(config=baseline["config"])
+    assert comparison.headline(same).endswith("worth a change: the plan is your own configuration.")
+
+
+def evidence(time):
+    memory = dict.fromkeys(("argument_bytes", "output_bytes", "alias_bytes", "temporary_bytes", "total_bytes"), 1)
+    return {
+        "target": "XLA:TPU v4:2x2x1",
+        "versions": {},
+        "lower_seconds": 1.0,
+        "compile_seconds": 2.0,
+        "memory": memory,
+        "time": time,
+    }
 
 
 def test_two_lines_of_why():
@@ -219,6 +268,14 @@ def test_two_lines_of_why():
         "It changes batch.global 32 → 128; batch.accumulation 4 → 1; jit_compile off → on.",
         "The largest part of a micro-step was launch overhead (82%) and is now arithmetic (50%), both analytic.",
     ]
+
+
+def test_the_same_part_before_and_after_is_said_to_be_so():
+    plain = plans.plain_plan()
+    before = plans.estimate(0.05, bound="compute", compute_seconds=0.041)
+    plan = plans.plan(baseline=plain["baseline"] | {"predicted": before})
+    told = "The largest part of a micro-step was arithmetic (82%) and still is arithmetic (50%), both analytic."
+    assert comparison.reasons(plan)[1] == told
 
 
 def test_why_without_estimates_and_with_slow_data():
