@@ -16,6 +16,7 @@ from autoplan.jobs import Observation
 from autoplan.notes import baseline_notes, notes_for, setup_note
 from autoplan.objective import PlannedFit, settled_compile_seconds
 from autoplan.plan import (
+    DEFAULT_FUNCTION,
     BaselineRecord,
     CompilerEvidence,
     Environment,
@@ -34,7 +35,7 @@ from autoplan.plan import (
 from autoplan.prune import changes, distance, nothing_fits
 from autoplan.repeats import Spread, restated, spread
 from autoplan.requests import TuneRequest
-from autoplan.source import DEFAULT_FUNCTION, SourceSpec
+from autoplan.source import SourceSpec
 from autoplan.trials import Tried
 from autoplan.verify import Timed
 from autoplan.witness import Witnessed
@@ -417,6 +418,7 @@ def _source(request: TuneRequest, observation: Observation) -> SourceRecord:
         structure=observation.structure,
         samples=observation.samples,
         epochs=observation.epochs,
+        data=observation.data,
         updates=updates,
     )
     return SourceRecord(kind=spec.kind, path=_named(spec), sha256=spec.sha256, fit=fit, args=list(spec.args))

@@ -14,6 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from cost_models.config import TrainConfig
 
 SCHEMA_VERSION = 1
+DEFAULT_FUNCTION = "build_model"
+"""The builder of a file where none is named."""
 NOTABLE = 0.05
 """A whole fit whose gain is off by more than this share from that of compiled programs is told beside it."""
 
@@ -155,6 +157,9 @@ class FitRecord(Value):
     structure: str = Field(description="sha256 over the model's variable shapes in order")
     samples: int | None = Field(description="samples an epoch; None when the data does not say")
     epochs: int
+    data: str | None = Field(
+        None, description="arrays | tf.data | PyDataset | DataLoader | generator | synthetic (it has none) | other"
+    )
     updates: int | None = Field(None, description="updates of the weights that the script's own fit makes")
 
 

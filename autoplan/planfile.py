@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from autoplan import plan_schema, yaml_lines
+from autoplan import next_steps, plan_schema, yaml_lines
 from autoplan.errors import OutputError, PlanError
 from autoplan.keras_backend import SPLITS_BATCHES
 from autoplan.plan import Evidence, Plan, to_plain
@@ -111,18 +111,6 @@ def refuse_what_cannot_run(plan: Plan) -> None:
         raise PlanError("; ".join([*faults, "or tune again: `autoplan tune` writes what can be trained with"]))
 
 
-def train_command(plan: Plan, path: Path | str) -> str:
-    """The next command to paste: the whole training under this plan."""
-    if plan.source.kind == "instance":
-        return f"model = autoplan.rebuild(autoplan.load_plan({str(path)!r}), model)"
-    if plan.source.kind == "callable":
-        return f"with autoplan.scope(autoplan.load_plan({str(path)!r})): model = build_model()"
-    words = ["autoplan", "train", *_source_words(plan.source.path), "--plan", str(path)]
-    if plan.source.args:
-        words += ["--", *plan.source.args]
-    return shlex.join(words)
-
-
 def first_line(plan: Plan) -> str:
     """What a plan rests on, in one line."""
     hardware = plan.hardware
@@ -136,15 +124,9 @@ def first_line(plan: Plan) -> str:
 
 def _header(plan: Plan, path: Path | str) -> str:
     story = shlex.join(["autoplan", "explain", str(path)])
-    return f"# {first_line(plan)}\n# To train with it:\n#   {train_command(plan, path)}\n# Its story: {story}\n"
-
-
-def _source_words(source: str) -> list[str]:
-    """A source as it is typed: `-m module`, or a path, without the working directory where it lies below that."""
-    if source.startswith("-m "):
-        return source.split()
-    path = Path(source)
-    return [str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else source]
+    lines = "".join(f"#   {line}\n" for line in next_steps.train_lines(plan, path))
+    how = " in Python, with x and y as `fit` takes them" if next_steps.in_python(plan, path) else ""
+    return f"# {first_line(plan)}\n# To train with it{how}:\n{lines}# Its story: {story}\n"
 
 
 def _inlined(record: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from autoplan import comparison, figures, planfile
+from autoplan import comparison, figures, next_steps, planfile
+from autoplan.hardware import LOCAL
 from autoplan.plan import CompilerEvidence, Evidence, Measurement, Plan, Rejection, Rescue, TrialRecord, to_plain
 from autoplan.requests import Candidate, TuneResult
 from cost_models.config import TrainConfig
@@ -44,11 +45,7 @@ def tuned(result: TuneResult, path: Path | None = None) -> RenderableType:
     if result.interrupted:
         parts.insert(0, "Interrupted: this is the best plan so far.")
     if where is not None:
-        there = "" if plan.measured is not None else f", on {plan.hardware.name}"
-        parts += [
-            Text(f"\nThe plan is in {where}. Next{there}:"),
-            _Verbatim("  " + planfile.train_command(plan, where)),
-        ]
+        parts.append(_next(plan, where, f"The plan is in {where}. "))
     return Group(*parts)
 
 
@@ -68,8 +65,7 @@ def explained(plan: Plan, path: Path) -> RenderableType:
         *_tried(plan),
         *_rejections(plan.rejected),
         *to_know(plan.notes),
-        Text("\nNext:"),
-        _Verbatim("  " + planfile.train_command(plan, path)),
+        _next(plan, path),
     )
 
 
@@ -132,6 +128,15 @@ def open_table(*columns: str) -> Table:
     for name in columns:
         table.add_column(name, overflow="fold")
     return table
+
+
+def _next(plan: Plan, path: Path, before: str = "") -> RenderableType:
+    """What to paste next, and where it belongs."""
+    here = plan.measured is not None or plan.hardware.name == LOCAL
+    there = "" if here else f", on {plan.hardware.name}"
+    how = ", in Python, with x and y as fit takes them" if next_steps.in_python(plan, path) else ""
+    lines = (_Verbatim("  " + line) for line in next_steps.train_lines(plan, path))
+    return Group(Text(f"\n{before}Next{there}{how}:"), *lines)
 
 
 class _Verbatim:

@@ -21,9 +21,8 @@ from pydantic import Field
 
 from autoplan import shipping
 from autoplan.errors import SourceError
-from autoplan.plan import Value
+from autoplan.plan import DEFAULT_FUNCTION, Value
 
-DEFAULT_FUNCTION = "build_model"
 BEGUN = "a process that trains what it holds already has begun with the memory settings that it has"
 
 

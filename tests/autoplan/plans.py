@@ -127,7 +127,14 @@ def plain_plan(**changes: Any) -> dict[str, Any]:
             "kind": "script",
             "path": "train.py",
             "sha256": "ab" * 32,
-            "fit": {"index": 1, "structure": "cd" * 32, "samples": 8192, "epochs": 10, "updates": 640},
+            "fit": {
+                "index": 1,
+                "structure": "cd" * 32,
+                "samples": 8192,
+                "epochs": 10,
+                "data": "arrays",
+                "updates": 640,
+            },
             "args": ["--learning-rate", "1e-4"],
         },
         "hardware": {

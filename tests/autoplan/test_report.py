@@ -112,6 +112,26 @@ def test_simulated_devices_are_named_wherever_their_figures_stand():
     assert "the rest measured on simulated devices" in story
 
 
+def test_the_next_step_says_where_and_in_what_it_is_taken():
+    plain = plans.plain_plan(evidence="analytic", measured=None, verification=None, whole_fit=None, trials=[])
+    plain["baseline"] = plain["baseline"] | {"measured": None}
+    assert (
+        "The plan is in plan.yaml. Next, on cpu:" in text(report.tuned(result(plan=plans.plan(**plain)))).splitlines()
+    )
+    plain["hardware"] = plain["hardware"] | {"name": "local"}
+    assert "The plan is in plan.yaml. Next:" in text(report.tuned(result(plan=plans.plan(**plain)))).splitlines()
+    plain["source"] = plain["source"] | {"kind": "callable", "path": "build_model"}
+    told = text(report.tuned(result(plan=plans.plan(**plain)))).splitlines()
+    at = told.index("The plan is in plan.yaml. Next, in Python, with x and y as fit takes them:")
+    assert told[at + 1 :] == [
+        "  import autoplan",
+        "  plan = autoplan.load_plan('plan.yaml')",
+        "  with autoplan.scope(plan):",
+        "      model = build_model()",
+        "  autoplan.fit(plan, model, x, y)",
+    ]
+
+
 def test_an_unwritten_plan_gives_no_command_to_paste():
     told = text(report.tuned(result(written_to=None)))
     assert "Next:" not in told
