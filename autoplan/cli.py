@@ -108,6 +108,7 @@ def tune(
     no_measure: Annotated[bool, typer.Option("--no-measure", help="Plan by arithmetic alone; run no trial.")] = False,
     witness: WitnessCount = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be tried, and stop.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="With --dry-run: print all of it.")] = False,
     format_: Output = Format.TEXT,
 ) -> None:
     """Find the fastest configuration that trains the same, measure it here, and write it as a plan.
@@ -137,8 +138,10 @@ def tune(
         dry_run=dry_run,
         scratch=scratch,
     )
+    if everything and not dry_run:
+        raise cli_values.refused("--all prints the whole of a dry run; give it together with --dry-run")
     with cli_frame.interrupted_by_signals():
-        _answer_tune(_tuned(request, format_), format_)
+        _answer_tune(_tuned(request, format_), format_, everything=everything)
 
 
 def _tuned(request: TuneRequest, format_: Format) -> TuneResult:
@@ -155,13 +158,13 @@ def _tuned(request: TuneRequest, format_: Format) -> TuneResult:
         return planner.tune(request, watch)
 
 
-def _answer_tune(result: TuneResult, format_: Format) -> None:
+def _answer_tune(result: TuneResult, format_: Format, *, everything: bool) -> None:
     from autoplan import report
     from autoplan.plan import to_plain
 
     with cli_frame.answering(result.written_to):
         if format_ is Format.TEXT:
-            report.print_to(report.open_console(sys.stdout), report.tuned(result))
+            report.print_to(report.open_console(sys.stdout), report.tuned(result, everything=everything))
         elif result.plan is None:
             tell_json(report.shortlist_document(result))
         else:

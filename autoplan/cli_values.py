@@ -19,7 +19,7 @@ _NAMED = {
 """What an option that takes several names expects."""
 
 
-def _refused(message: str) -> Exception:
+def refused(message: str) -> Exception:
     """A ConfigError; imported late, for its package brings NumPy along and `--help` shall not wait for that."""
     from cost_models.errors import ConfigError
 
@@ -32,7 +32,7 @@ def duration_seconds(text: str) -> float:
     hours, minutes, seconds = (float(part or 0) for part in match.groups()) if match else (0.0, 0.0, 0.0)
     total = hours * 3600 + minutes * 60 + seconds
     if total <= 0:
-        raise _refused(f"--budget {text}: expected a time with units, such as 90s, 10m or 1h30m")
+        raise refused(f"--budget {text}: expected a time with units, such as 90s, 10m or 1h30m")
     return total
 
 
@@ -41,7 +41,7 @@ def share(text: str) -> float:
     match = _SHARE.fullmatch(text.strip())
     value = float(match.group(1)) / 100 if match else 1.0
     if value >= 1:
-        raise _refused(f"--headroom {text}: expected a percentage of the device's memory below 100%, such as 8%")
+        raise refused(f"--headroom {text}: expected a percentage of the device's memory below 100%, such as 8%")
     return value
 
 
@@ -55,7 +55,7 @@ def size_bytes(text: str) -> int:
     base = 1000 if unit.endswith("b") and "i" not in unit else 1024
     size = int(count * base ** (1 + "kmgt".index(unit[0])))
     if size <= 0:
-        raise _refused(f"--memory-limit {text}: expected a size with a unit, such as 2GiB or 1500MB")
+        raise refused(f"--memory-limit {text}: expected a size with a unit, such as 2GiB or 1500MB")
     return size
 
 
@@ -66,7 +66,7 @@ def batch_range(text: str) -> tuple[int, int] | None:
     match = _RANGE.fullmatch(text.strip())
     low, high = (int(part) for part in match.groups()) if match else (0, 0)
     if not 1 <= low <= high:
-        raise _refused(f"--effective-batch {text}: expected `keep`, or samples an update from..to, such as 64..4096")
+        raise refused(f"--effective-batch {text}: expected `keep`, or samples an update from..to, such as 64..4096")
     return low, high
 
 
@@ -76,7 +76,7 @@ def mesh_axes(text: str) -> dict[str, int]:
     for part in text.split(","):
         name, _, size = (piece.strip() for piece in part.partition("="))
         if name not in _AXES or name in axes or not (size.isascii() and size.isdecimal()) or int(size) < 1:
-            raise _refused(f"--mesh {text}: expected each of the axes data and model once, such as data=4,model=2")
+            raise refused(f"--mesh {text}: expected each of the axes data and model once, such as data=4,model=2")
         axes[name] = int(size)
     return axes
 
@@ -90,9 +90,9 @@ def settings(pairs: Iterable[str]) -> dict[str, str]:
     for pair in pairs:
         key, _, value = (piece.strip() for piece in pair.partition("="))
         if not key or not value:
-            raise _refused(f"--fix {pair}: expected KEY=VALUE, such as precision=float32 or mesh=data=8")
+            raise refused(f"--fix {pair}: expected KEY=VALUE, such as precision=float32 or mesh=data=8")
         if key in found:
-            raise _refused(f"--fix {key} is given twice, as {found[key]} and as {value}; keep one of them")
+            raise refused(f"--fix {key} is given twice, as {found[key]} and as {value}; keep one of them")
         found[key] = value
     return found
 
@@ -106,7 +106,7 @@ def names(texts: Iterable[str], option: str = "--only") -> tuple[str, ...]:
     for text in texts:
         parts = [part.strip() for part in text.split(",") if part.strip()]
         if not parts:
-            raise _refused(f"{option} {text!r}: expected {_NAMED[option]}")
+            raise refused(f"{option} {text!r}: expected {_NAMED[option]}")
         found += parts
     return tuple(dict.fromkeys(found))
 
@@ -117,4 +117,4 @@ def choice(option: str, text: str, known: Sequence[str]) -> str:
         return text
     near = difflib.get_close_matches(text, known, n=1, cutoff=0.7)
     hint = f"; did you mean {near[0]}?" if near else ""
-    raise _refused(f"{option} {text}: expected one of {', '.join(known)}{hint}")
+    raise refused(f"{option} {text}: expected one of {', '.join(known)}{hint}")

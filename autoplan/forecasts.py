@@ -71,13 +71,14 @@ class Findings:
         return tuple(map(self._candidate, self.shortlist))
 
     def _candidate(self, config: TrainConfig) -> Candidate:
-        forecast = self.forecasts.get(config)
+        forecast, own = self.forecasts.get(config), config == self.space.baseline
         if forecast is None:
-            words = ", ".join(changes(self.space.baseline, config)) or "as it is"
-            return Candidate(config.to_dict(), None, f"no forecast; {words}")
+            words = ", ".join(changes(self.space.baseline, config)) or "your own configuration"
+            return Candidate(config.to_dict(), None, f"no forecast; {words}", own)
         best = min(one.seconds_per_sample for one in self.forecasts.values() if one.config in self.shortlist)
         ratio = forecast.seconds_per_sample / best
-        return Candidate(config.to_dict(), forecast.estimate, f"predicted {ratio:.2f} times the time of the best")
+        told = f"{'your own configuration; ' if own else ''}predicted {ratio:.2f} times the time of the best"
+        return Candidate(config.to_dict(), forecast.estimate, told, own)
 
 
 def versions_of(observation: Observation, cluster: Cluster) -> Versions:

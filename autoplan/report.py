@@ -20,6 +20,8 @@ from autoplan.requests import Candidate, TuneResult
 from cost_models.config import TrainConfig
 
 _SHOWN_OF_A_GROUP = 8
+_SHOWN_FIRST = 5
+"""So many candidates of a dry run are shown, and the script's own."""
 _CAPTION = "Figures of one process each, in brackets where 95% of others lie; a speed-up is that of the pairs."
 _WHOLE_FIT = (
     "The whole fit is reckoned with what trials typically take to compile, for one compilation is a noisy figure, and "
@@ -35,10 +37,10 @@ _STAGES = {
 }
 
 
-def tuned(result: TuneResult, path: Path | None = None) -> RenderableType:
-    """The end of `tune`: baseline against plan, two lines of why, and the next command to paste."""
+def tuned(result: TuneResult, path: Path | None = None, *, everything: bool = False) -> RenderableType:
+    """The end of `tune`: baseline against plan, two lines of why, and the next command to paste; or a dry run."""
     if result.plan is None:
-        return shortlist(result)
+        return shortlist(result, everything=everything)
     plan = result.plan
     where = result.written_to or path
     parts: list[RenderableType] = [comparison.headline(plan), _compared(plan), *_why(plan), *to_know(plan.notes)]
@@ -69,19 +71,40 @@ def explained(plan: Plan, path: Path) -> RenderableType:
     )
 
 
-def shortlist(result: TuneResult) -> RenderableType:
-    """A dry run: what would be tried, in which order and why, what would not, and how long it would take."""
-    table = open_table("", "configuration", "update, analytic", "memory a device, analytic", "why")
-    for number, candidate in enumerate(result.shortlist):
+def shortlist(result: TuneResult, *, everything: bool = False) -> RenderableType:
+    """A dry run: what would be tried first, and how long it would take; with `everything` all of it, and what not."""
+    shown, left = (list(enumerate(result.shortlist)), 0) if everything else _first(result.shortlist)
+    table = open_table("", "configuration", "samples/s", "memory a device", "why")
+    for number, candidate in shown:
         table.add_row(str(number), describe(candidate.config), *_forecast(candidate), candidate.reason)
     parts: list[RenderableType] = [
-        "Nothing was measured: a dry run lists what tuning would try.",
+        "Nothing was measured: a dry run lists what tuning would try, the most promising first; figures are analytic.",
         table,
-        *_rejections(result.rejected),
+        *([f"… and {left:,} more (--all)"] if left else []),
+        *(_rejections(result.rejected) if everything else _rejections_in_short(result.rejected)),
     ]
     if result.forecast_seconds is not None:
         parts.append(f"\nTuning would take about {figures.duration(result.forecast_seconds)} (analytic).")
     return Group(*parts)
+
+
+def _first(candidates: Sequence[Candidate]) -> tuple[list[tuple[int, Candidate]], int]:
+    """The first of a shortlist and the script's own, each with its number, and how many are left."""
+    numbered = list(enumerate(candidates))
+    shown = [(number, one) for number, one in numbered if number < _SHOWN_FIRST or one.baseline]
+    return shown, len(numbered) - len(shown)
+
+
+def _rejections_in_short(rejected: Sequence[Rejection]) -> list[RenderableType]:
+    """How many of each stage, in one line."""
+    counts = {stage: sum(_stands_for(one) for one in rejected if one.stage == stage) for stage in _STAGES}
+    told = [f"{count:,} ({_STAGES[stage]})" for stage, count in counts.items() if count]
+    return [f"Configurations that are not tried: {figures.listed(told)}; --all tells why."] if told else []
+
+
+def _stands_for(rejection: Rejection) -> int:
+    """Configurations that were left out for this reason."""
+    return int(rejection.figures.get("configurations") or 1)
 
 
 def shortlist_document(result: TuneResult) -> dict[str, Any]:
@@ -304,9 +327,9 @@ def _rejection_group(group: Sequence[Rejection]) -> list[RenderableType]:
 
 def _forecast(candidate: Candidate) -> tuple[str, str]:
     estimate = candidate.estimate or {}
-    update = (estimate.get("time") or {}).get("update_seconds")
+    rate = (estimate.get("time") or {}).get("samples_per_second")
     memory = ((estimate.get("memory") or {}).get("per_device_bytes") or {}).get("total")
-    return figures.seconds(update), figures.size(memory)
+    return figures.rate(rate), figures.size(memory)
 
 
 def to_know(notes: Sequence[str]) -> list[RenderableType]:

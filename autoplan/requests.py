@@ -112,11 +112,12 @@ class Event:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A configuration on the shortlist with what is forecast for it."""
+    """A configuration on the shortlist with what is forecast for it. `baseline`: it is the script's own."""
 
     config: Mapping[str, Any]
     estimate: Mapping[str, Any] | None
     reason: str
+    baseline: bool = False
 
 
 @dataclass(frozen=True)

@@ -189,14 +189,18 @@ def test_a_dry_run_lists_candidates_and_writes_nothing(folder, monkeypatch):
     done = run("tune", "train.py", "--dry-run", "--output", "/nowhere/plan.yaml")
     assert done.exit_code == 0
     assert (asked[0].dry_run, asked[0].output) == (True, None)
-    assert done.stdout.splitlines()[0] == "Nothing was measured: a dry run lists what tuning would try."
-    assert "needs 19.4 GiB of 12.0" in done.stdout
+    assert done.stdout.startswith("Nothing was measured: a dry run lists what tuning would try, ")
+    assert "needs 19.4 GiB of 12.0" not in done.stdout
+    assert "needs 19.4 GiB of 12.0" in run("tune", "train.py", "--dry-run", "--all").stdout
     assert done.stdout.splitlines()[-1] == "Tuning would take about 3 min 20 s (analytic)."
     as_json = json.loads(run("tune", "train.py", "--dry-run", "--format", "json").stdout)
     assert as_json["forecast_seconds"] == 200.0
     assert as_json["shortlist"] == [
         {"config": plans.config(), "estimate": plans.estimate(), "reason": "the best by prediction"}
     ]
+    alone = run("tune", "train.py", "--all")
+    assert alone.exit_code == 2
+    assert "--all prints the whole of a dry run; give it together with --dry-run" in alone.stderr
 
 
 # Errors

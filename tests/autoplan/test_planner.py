@@ -222,6 +222,9 @@ def test_a_dry_run_lists_and_measures_nothing(tune, tmp_path):
     assert {job.kind for job in client.jobs} == {JobKind.OBSERVE, JobKind.TRACE}
     assert TrainConfig.from_dict(result.shortlist[0].config) == BEST
     assert result.shortlist[0].reason == "predicted 1.00 times the time of the best"
+    assert [one.baseline for one in result.shortlist].count(True) == 1
+    own = next(one for one in result.shortlist if one.baseline)
+    assert own.reason.startswith("your own configuration; predicted ")
     assert result.forecast_seconds > 60
     assert not (tmp_path / ".autoplan").exists()
 
@@ -279,7 +282,7 @@ def test_a_training_step_that_cannot_be_traced_is_measured_by_least_change(tune)
     assert any(note.startswith(told) for note in plan.notes)
     listed = tune(fake(plant=untraceable), dry_run=True).shortlist
     assert [(one.estimate, one.reason) for one in listed[:2]] == [
-        (None, "no forecast; as it is"),
+        (None, "no forecast; your own configuration"),
         (None, "no forecast; accumulation 4"),
     ]
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -270,26 +271,48 @@ def test_explain_says_what_verification_did_not_cover():
 def dry():
     candidates = (
         Candidate(plans.config(), plans.estimate(), "the best by prediction"),
-        Candidate(plans.config(batch=(64, 2)), None, "your own configuration"),
+        Candidate(plans.config(batch=(64, 2)), None, "your own configuration", baseline=True),
     )
-    rejection = Rejection(
-        config=plans.config(batch=(4096, 1)), stage="infeasible", reason="needs 19.4 GiB", nearest=None
+    rejected = (
+        Rejection(config=plans.config(batch=(4096, 1)), stage="infeasible", reason="needs 19.4 GiB"),
+        Rejection(config=plans.config(), stage="slower", reason="no gain", figures={"configurations": 19}),
+        Rejection(config=plans.config(), stage="slower", reason="predicted 3 times"),
     )
-    return result(plan=None, shortlist=candidates, rejected=(rejection,), forecast_seconds=200.0, written_to=None)
+    return result(plan=None, shortlist=candidates, rejected=rejected, forecast_seconds=200.0, written_to=None)
 
 
 def test_a_dry_run_shows_candidates_with_tier_and_reason(dry):
     lines = text(report.tuned(dry)).splitlines()
-    assert lines[0] == "Nothing was measured: a dry run lists what tuning would try."
-    assert re.split(r"\s{2,}", lines[1].strip()) == [
-        "configuration",
-        "update, analytic",
-        "memory a device, analytic",
-        "why",
-    ]
-    assert re.split(r"\s{2,}", lines[3]) == ["0", "float32, batch 128", "3.50 ms", "300 MiB", "the best by prediction"]
+    assert lines[0] == (
+        "Nothing was measured: a dry run lists what tuning would try, the most promising first; figures are analytic."
+    )
+    assert re.split(r"\s{2,}", lines[1].strip()) == ["configuration", "samples/s", "memory a device", "why"]
+    assert re.split(r"\s{2,}", lines[3]) == ["0", "float32, batch 128", "36,600", "300 MiB", "the best by prediction"]
     assert re.split(r"\s{2,}", lines[4])[2:4] == ["not known", "not known"]
-    assert lines[-1] == "Tuning would take about 3 min 20 s (analytic)."
+    assert lines[5:] == [
+        "Configurations that are not tried: 1 (not enough memory) and 20 (predicted to be slower); --all tells why.",
+        "",
+        "Tuning would take about 3 min 20 s (analytic).",
+    ]
+
+
+def test_a_long_dry_run_shows_its_first_and_the_scripts_own(dry):
+    first = tuple(Candidate(plans.config(batch=(2**n, 1)), plans.estimate(), "promising") for n in range(8))
+    long = replace(dry, shortlist=(*first, dry.shortlist[1], *first))
+    lines = text(report.tuned(long)).splitlines()
+    rows = [re.split(r"\s{2,}", line) for line in lines[3:9]]
+    assert [row[0] for row in rows] == ["0", "1", "2", "3", "4", "8"]
+    assert rows[-1][-1] == "your own configuration"
+    assert lines[9] == "… and 11 more (--all)"
+
+
+def test_all_of_a_dry_run_is_there_for_whoever_asks(dry):
+    long = replace(dry, shortlist=dry.shortlist * 5)
+    told = text(report.tuned(long, everything=True))
+    assert [line.split()[0] for line in told.splitlines()[3:13]] == [str(number) for number in range(10)]
+    assert "Not tried, not enough memory (analytic): 1 configuration" in told
+    assert "needs 19.4 GiB" in told
+    assert "--all" not in told
 
 
 def test_a_dry_run_as_a_document(dry):
