@@ -8,7 +8,7 @@ From three trials of a kind on, factors of arithmetic, traffic and the host's wo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from statistics import median
 from typing import Any
@@ -23,6 +23,9 @@ WORTH_TELLING = 1.5
 """A correction of less than this, either way, is within what the analytic tier claims."""
 TELL_PARTS_APART = 3
 """So many trials of one kind of execution can tell three parts of a micro-step apart."""
+CLEARLY = 1.25
+"""Times the best prediction from which another is clearly beaten: two that are 12% off each, as the median prediction
+of `studies/time_vs_this_cpu` is, seldom differ so much the wrong way."""
 
 
 @dataclass(frozen=True, order=True)
@@ -78,20 +81,15 @@ def _parts(forecast: Forecast | None) -> TimeCost | None:
     return TimeCost(**{name: time[name] for name in names}) if all(name in time for name in names) else None
 
 
-def reordered(
-    shortlist: Sequence[TrainConfig], forecasts: Mapping[TrainConfig, Forecast], records: Sequence[TrialRecord]
-) -> list[TrainConfig]:
-    """The shortlist by corrected prediction, but for the first of each mesh and backend, which stay in front.
+def corrected(
+    forecasts: Mapping[TrainConfig, Forecast], records: Sequence[TrialRecord]
+) -> Callable[[TrainConfig], float]:
+    """Predicted seconds a sample as the trials correct them; infinite for what was not forecast.
 
     An execution that no trial has shown is taken to be as near its prediction as the best known: it gets its chance.
-    The order stays where nothing was forecast or measured, and where one kind of execution has too few trials to tell
-    more than one factor.
     """
     known, by_parts = factors(records), calibrations(forecasts, records)
-    kinds = {Execution.of(config) for config in shortlist}
-    if not known or not forecasts or (len(kinds) < 2 and kinds.isdisjoint(by_parts)):
-        return list(shortlist)
-    hope = min(known.values())
+    hope = min(known.values(), default=1.0)
 
     def seconds(config: TrainConfig) -> float:
         forecast, execution = forecasts.get(config), Execution.of(config)
@@ -104,9 +102,44 @@ def reordered(
             factor = known.get(execution, hope)
         return forecast.seconds_per_sample * factor
 
+    return seconds
+
+
+def reordered(
+    shortlist: Sequence[TrainConfig], forecasts: Mapping[TrainConfig, Forecast], records: Sequence[TrialRecord]
+) -> list[TrainConfig]:
+    """The shortlist by corrected prediction, but for the first of each mesh and backend, which stay in front.
+
+    The order stays where nothing was forecast or measured, and where one kind of execution has too few trials to tell
+    more than one factor.
+    """
+    kinds = {Execution.of(config) for config in shortlist}
+    if not factors(records) or not forecasts:
+        return list(shortlist)
+    if len(kinds) < 2 and kinds.isdisjoint(calibrations(forecasts, records)):
+        return list(shortlist)
     firsts = {(config.mesh, config.backend): config for config in reversed(shortlist)}
     heads = [config for config in shortlist if firsts[config.mesh, config.backend] == config]
+    seconds = corrected(forecasts, records)
     return [*heads, *sorted((config for config in shortlist if config not in heads), key=seconds)]
+
+
+def contenders(
+    untried: Sequence[TrainConfig],
+    forecasts: Mapping[TrainConfig, Forecast],
+    records: Sequence[TrialRecord],
+    *,
+    local_batch: int,
+) -> list[TrainConfig]:
+    """What may be tried now: nothing that a better corrected prediction clearly beats has its turn before that.
+
+    Where nothing was forecast, micro-batches below the script's own come last: they launch more for as many samples.
+    """
+    of = corrected(forecasts, records)
+    seconds = {one: of(one) for one in untried if one in forecasts}
+    if seconds:
+        return [one for one in untried if one in seconds and seconds[one] <= CLEARLY * min(seconds.values())]
+    return [one for one in untried if one.batch.local >= local_batch] or list(untried)
 
 
 def told(records: Sequence[TrialRecord]) -> list[str]:

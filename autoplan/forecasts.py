@@ -17,7 +17,7 @@ from autoplan.jobs import Observation
 from autoplan.known_issues import Versions
 from autoplan.objective import PlannedFit
 from autoplan.plan import Failure, FailureKind, Rejection
-from autoplan.prune import KEEP_AT_MOST, Forecast, changes, distance, feasible, rank
+from autoplan.prune import KEEP_AT_MOST, Forecast, changes, distance, feasible, rank, without_idle_accumulation
 from autoplan.requests import Candidate
 from autoplan.space import Space
 from cost_models.config import Batch, Layout, Mesh, Remat, RematMode, TrainConfig
@@ -114,6 +114,7 @@ def survey(
         raise WorkloadError(f"no configuration can be traced: {'; '.join(r.reason for r in rejected)}")
     legal, no_better = _worth_their_memory(space.baseline, legal)
     fitting, too_large = feasible(legal, measurable=measurable)
+    fitting, idle = without_idle_accumulation(space.baseline, fitting)
     kept, too_slow = rank(fitting, keep=[space.baseline, *(one.config for one in _best_of_each_mesh(fitting))])
     return Findings(
         observation=observation,
@@ -122,15 +123,21 @@ def survey(
         space=space,
         forecasts=forecaster.forecasts,
         shortlist=tuple(_in_order_of_trial(kept)),
-        rejected=(*space.rejected, *rejected, *spared, *no_better, *too_large, *too_slow),
+        rejected=(*space.rejected, *rejected, *spared, *no_better, *too_large, *idle, *too_slow),
     )
 
 
 def without_forecasts(
     bench: Bench, observation: Observation, space: Space, versions: Versions, reason: str
 ) -> Findings:
-    """What is left where the training step cannot be traced: measuring, by least change from the script's own."""
-    nearest_first = sorted(space.configs, key=lambda config: distance(space.baseline, config))
+    """What is left where the training step cannot be traced: measuring, by least change from the script's own.
+
+    Smaller micro-batches come last: they launch more for as many samples, and are there for want of memory.
+    """
+    own = space.baseline.batch.local
+    nearest_first = sorted(
+        space.configs, key=lambda config: (config.batch.local < own, *distance(space.baseline, config))
+    )
     return Findings(
         observation=observation,
         cluster=bench.cluster,

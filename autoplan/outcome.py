@@ -32,7 +32,7 @@ from autoplan.plan import (
     Verification,
     WholeFit,
 )
-from autoplan.prune import changes, distance, nothing_fits
+from autoplan.prune import AS_GOOD, changes, distance, nothing_fits
 from autoplan.repeats import Spread, restated, spread
 from autoplan.requests import TuneRequest
 from autoplan.source import SourceSpec
@@ -41,9 +41,6 @@ from autoplan.verify import Timed
 from autoplan.witness import Witnessed
 from cost_models.config import TrainConfig
 from cost_models.hardware import Cluster
-
-_AS_GOOD = 1.02
-"""Times the best prediction: what is within is taken for as fast."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +77,7 @@ def analytic_plan(request: TuneRequest, findings: Findings) -> Plan:
 def _least_change(findings: Findings, best: TrainConfig) -> TrainConfig:
     """What changes least of those whose prediction is as good as the best: arithmetic does not tell so little apart."""
     known = findings.forecasts
-    most = _AS_GOOD * known[best].seconds_per_sample
+    most = AS_GOOD * known[best].seconds_per_sample
     alike = [one for one in findings.shortlist if one in known and known[one].fits]
     alike = [one for one in alike if known[one].seconds_per_sample <= most]
     return min(alike, key=lambda one: distance(findings.space.baseline, one))

@@ -100,7 +100,7 @@ def _tune(request: TuneRequest, chosen: keras_backend.Chosen, clock: Clock, watc
         limit = limit_note(request.memory_limit_bytes, cluster)
         findings = replace(findings, notes=(*findings.notes, *chosen.notes, *([limit] if limit else [])))
         if request.dry_run:
-            return _dry_run(request, findings)
+            return _dry_run(request, findings, here=_measured_here(request, bench))
         if not _measured_here(request, bench):
             return _planned_from_afar(request, bench, findings, watch)
         return _measure(request, bench, findings, watch)
@@ -340,15 +340,15 @@ def _survey(
         return findings
 
 
-def _dry_run(request: TuneRequest, findings: Findings) -> TuneResult:
-    """What would be tried, and about how long it would take."""
+def _dry_run(request: TuneRequest, findings: Findings, *, here: bool) -> TuneResult:
+    """What would be tried, and about how long it would take where that is trials."""
     setup_seconds = findings.observation.setup_seconds
     trial_seconds = setup_seconds + TRIAL_SECONDS
     trials = min(request.trials, len(findings.shortlist) + 1)
     seconds = trials * trial_seconds + verification_seconds(
         trial_seconds, trial_seconds, setup_seconds, exact=_exact(findings)
     )
-    return TuneResult(None, findings.candidates(), findings.rejected, seconds, None, None)
+    return TuneResult(None, findings.candidates(), findings.rejected, seconds if here else None, None, None)
 
 
 def _exact(findings: Findings) -> bool:

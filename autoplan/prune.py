@@ -5,6 +5,7 @@ Both work on forecasts: a configuration with what arithmetic says of its memory 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,13 +15,15 @@ from autoplan.errors import NoFeasibleConfiguration
 from autoplan.known_issues import knob_values
 from autoplan.pins import spelling
 from autoplan.plan import Evidence, Rejection
-from cost_models.config import TrainConfig
+from cost_models.config import Batch, TrainConfig
 
 SLOWER_FACTOR = 2.0
 """Configurations predicted slower than this many times the best are not tried: wider than the analytic tier's error."""
 KEEP_AT_LEAST = 8
 """This many of the best predictions are kept whatever the factor says, so that a wrong model cannot hide the winner."""
 KEEP_AT_MOST = 64
+AS_GOOD = 1.02
+"""Times the best prediction: what is within is taken for as fast."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +135,50 @@ def rank(
         else:
             rejected.append(_too_slow(forecast, best, place, factor))
     return kept, rejected
+
+
+def without_idle_accumulation(
+    baseline: TrainConfig, fitting: Sequence[Forecast]
+) -> tuple[list[Forecast], list[Rejection]]:
+    """Of those that differ in accumulation alone one: a freed effective batch makes many of one micro-batch.
+
+    Kept is what is as good as the best prediction and nearest to the script's effective batch, and whatever has that
+    very batch: it trains the same.
+    """
+    own = baseline.batch.effective
+    groups: dict[TrainConfig, list[Forecast]] = {}
+    for one in fitting:
+        alone = Batch.from_global(one.config.batch.global_size, data=one.config.mesh.data)
+        groups.setdefault(one.config.with_(batch=alone), []).append(one)
+    best = {
+        min(_as_good(group), key=lambda one: _octaves(one.config.batch.effective, own)).config
+        for group in groups.values()
+    }
+    chosen = [
+        one for one in fitting if one.config in best or one.config.batch.effective == own or one.config == baseline
+    ]
+    kept = {one.config for one in chosen}
+    left = [one.config for one in fitting if one.config not in kept]
+    if not left:
+        return list(fitting), []
+    return chosen, [
+        Rejection(
+            config=left[0].to_dict(),
+            stage="slower",
+            reason="more or fewer micro-steps an update are predicted to gain nothing over one that is tried",
+            figures={"evidence": Evidence.ANALYTIC.value, "configurations": len(left)},
+        )
+    ]
+
+
+def _as_good(group: Sequence[Forecast]) -> list[Forecast]:
+    """What no prediction tells from the best, the best first."""
+    ordered = sorted(group, key=lambda one: one.seconds_per_sample)
+    return [one for one in ordered if one.seconds_per_sample <= AS_GOOD * ordered[0].seconds_per_sample]
+
+
+def _octaves(one: int, other: int) -> float:
+    return abs(math.log2(one / other))
 
 
 def changes(before: TrainConfig, after: TrainConfig) -> list[str]:

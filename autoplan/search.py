@@ -116,14 +116,18 @@ class Study:
         wanted = config.to_dict()
         return next((record for record in self.records if record.config == wanted), None)
 
-    def ask(self) -> TrainConfig | None:
-        """The next configuration: the best predictions first, then what the sampler wishes. None after the last."""
+    def ask(self, among: Callable[[Sequence[TrainConfig]], Sequence[TrainConfig]] = list) -> TrainConfig | None:
+        """The next configuration: the best predictions first, then what the sampler wishes. None after the last.
+
+        among   of those that are left, what may have its turn now
+        """
         left = [config for config in self._shortlist if self.outcome(config) is None and config not in self._open]
         if not left:
             return None
         with _storage_errors(self._place):
             if self._predicted_measured() < self._first:
                 return self._begin(left[0])
+            left = list(among(left)) or left
             self._study.sampler = _sampler(self._seed + len(self._records))
             trial = self._study.ask(dict(self._distributions))
             wish = min(left, key=lambda config: (_mismatches(config, trial.params), left.index(config)))

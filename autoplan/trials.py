@@ -5,13 +5,13 @@ A failure ends a trial, never the study.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from statistics import median
 
 from autoplan.bench import Bench, explain_failure
-from autoplan.corrections import reordered
+from autoplan.corrections import contenders, reordered
 from autoplan.errors import ConfigError, NoFeasibleConfiguration, StudyError
 from autoplan.evidence import verification_seconds
 from autoplan.jobs import Observation
@@ -160,7 +160,7 @@ class Runner:
                 return "the budget is spent, but for verification"
             self.study.reorder(reordered(self.study.shortlist, self.forecasts, self.study.records))
             try:
-                config = self.study.ask()
+                config = self.study.ask(self._contenders)
             except StudyError as error:
                 self._without_study(error)
                 continue
@@ -168,6 +168,10 @@ class Runner:
                 return "every configuration of the shortlist was tried"
             if self._run(config, announce=False) is None:
                 return "the budget is spent"
+
+    def _contenders(self, untried: Sequence[TrainConfig]) -> list[TrainConfig]:
+        own = TrainConfig.from_dict(self.observation.config).batch.local
+        return contenders(untried, self.forecasts, self.study.records, local_batch=own)
 
     def objective(self, record: TrialRecord) -> float | None:
         """Seconds a sample of the planned fit; None for a failure."""

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from autoplan.corrections import Execution, calibrations, factors, reordered, told
+from autoplan.corrections import Execution, calibrations, contenders, factors, reordered, told
 from autoplan.plan import Failure, FailureKind, TrialRecord
 from autoplan.prune import Forecast
 from tests.autoplan import plans
@@ -76,6 +76,26 @@ def test_an_execution_that_nobody_tried_is_given_the_best_known_factor():
     assert reordered(shortlist, forecasts, [record(COMPILED, 2.0, 1.0)])[1] == tried
     forecasts[other] = forecast(other, 0.2)
     assert reordered(shortlist, forecasts, [record(COMPILED, 2.0, 1.0)])[1] == other
+
+
+def test_what_a_better_prediction_clearly_beats_has_to_wait():
+    """Predicted 1, 1.2 and 1.3 times the best, a sample; eager trials took three times their prediction."""
+    best, near, far, eager = config(64), config(32), config(1, 64), config(16, jit_compile=False)
+    forecasts = {
+        one: forecast(one, times * one.batch.effective)
+        for one, times in ((best, 1.0), (near, 1.2), (far, 1.3), (eager, 1.1))
+    }
+    every = [eager, far, near, best]
+    assert contenders(every, forecasts, [], local_batch=64) == [eager, near, best]
+    slow_eager = [record(EAGER, 3.0, 1.0), record(COMPILED, 1.0, 1.0)]
+    assert contenders(every, forecasts, slow_eager, local_batch=64) == [near, best]
+    assert contenders([eager, far], forecasts, slow_eager, local_batch=64) == [far], "its turn comes"
+
+
+def test_without_forecasts_micro_batches_below_the_scripts_own_come_last():
+    small, own, large = config(1, 64), config(32, 2), config(64)
+    assert contenders([small, own, large], {}, [], local_batch=32) == [own, large]
+    assert contenders([small], {}, [], local_batch=32) == [small]
 
 
 def test_one_kind_of_execution_keeps_its_order():

@@ -105,6 +105,28 @@ def test_a_tracer_traces_each_structure_once_at_the_batch_it_was_given():
     assert sorted(one.precision.value for one in client.of_kind(JobKind.TRACE)) == ["float32", "mixed_bfloat16"]
 
 
+def test_a_freed_effective_batch_is_tried_once_a_micro_batch_and_where_it_is_the_scripts_own():
+    """On one device time goes with the micro-batch alone, so other accumulations of it gain nothing."""
+    found = surveyed(FakeClient(observation(config(64))), cluster(), only=["batch"], effective_batch=(1, 256))
+    batches = [one.batch for one in found.shortlist]
+    others = [one.global_size for one in batches if one.effective != 64]
+    assert len(others) == len(set(others))
+    assert any("gain nothing over one that is tried" in one.reason for one in found.rejected)
+    legal = [one.batch for one in found.space.configs]
+    assert len(legal) > len({one.global_size for one in legal}) > 5
+
+
+def test_where_nothing_is_forecast_smaller_micro_batches_come_last():
+    client = FakeClient(observation(config(32, 2)))
+    space = legal_configs(client.facts, cluster(), VERSIONS, effective_batch=(16, 128))
+    bench = Bench(client, SOURCE, "jax", cluster(), Clock.start(None), baseline=space.baseline)
+    order = without_forecasts(bench, client.facts, space, VERSIONS, "no reason").shortlist
+    smaller = [one.batch.local < 32 for one in order]
+    assert smaller == sorted(smaller)
+    assert any(smaller)
+    assert order[0] == space.baseline
+
+
 def test_the_shortlist_begins_with_the_best_and_the_best_of_each_mesh():
     found = surveyed(FakeClient(), cluster(4), only=["batch", "mesh"])
     assert sorted(one.mesh.data for one in found.shortlist[:3]) == [1, 2, 4]

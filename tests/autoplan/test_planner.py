@@ -227,6 +227,7 @@ def test_a_dry_run_lists_and_measures_nothing(tune, tmp_path):
     assert own.reason.startswith("your own configuration; predicted ")
     assert result.forecast_seconds > 60
     assert not (tmp_path / ".autoplan").exists()
+    assert tune(fake(), dry_run=True, output=None, measure=False).forecast_seconds is None, "no trial would run"
 
 
 def test_for_hardware_that_is_not_here_a_default_yields_to_jax_unless_the_source_needs_it(tune, monkeypatch):

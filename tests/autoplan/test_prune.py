@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from autoplan.errors import NoFeasibleConfiguration
-from autoplan.prune import Forecast, changes, distance, feasible, nearest, rank
+from autoplan.prune import Forecast, changes, distance, feasible, nearest, rank, without_idle_accumulation
 from tests.autoplan.facts import GIB, config
 
 
@@ -114,6 +114,34 @@ def test_all_within_a_factor_of_the_best_are_kept_the_best_first():
     assert rejected[0].figures["seconds_per_sample"] == pytest.approx(3.0)
     assert rejected[0].figures["best_seconds_per_sample"] == pytest.approx(1.0)
     assert rejected[0].figures["evidence"] == "analytic"
+
+
+def batches(*splits, own=(16, 4), faster=()):
+    """What is kept of (global batch, accumulation) and what is not; `faster` take half the time a sample."""
+    configs = [config(*split) for split in splits]
+    seconds = [
+        one.batch.effective * (0.5 if split in faster else 1.0) for one, split in zip(configs, splits, strict=True)
+    ]
+    found = [forecast(one, update_seconds=took) for one, took in zip(configs, seconds, strict=True)]
+    kept, rejected = without_idle_accumulation(config(*own), found)
+    return [(one.config.batch.global_size, one.config.batch.accumulation) for one in kept], rejected
+
+
+def test_of_one_micro_batch_one_accumulation_is_enough():
+    """All take as long a sample: what is nearest to the script's 64 samples an update stands for its micro-batch."""
+    kept, rejected = batches((8, 1), (8, 2), (8, 4), (8, 16), (1, 1), (1, 2), (1, 32), (32, 1), (256, 1))
+    assert kept == [(8, 4), (1, 32), (32, 1), (256, 1)]
+    assert [one.figures["configurations"] for one in rejected] == [5]
+    assert rejected[0].reason == (
+        "more or fewer micro-steps an update are predicted to gain nothing over one that is tried"
+    )
+
+
+def test_a_better_accumulation_and_those_that_train_the_same_stay():
+    kept, rejected = batches((8, 1), (8, 2), (8, 8), faster=[(8, 1)])
+    assert kept == [(8, 1), (8, 8)], "the best prediction, and 64 samples an update"
+    assert len(rejected) == 1
+    assert batches((8, 8), (16, 4), (64, 1)) == ([(8, 8), (16, 4), (64, 1)], []), "a kept effective batch"
 
 
 def test_the_best_few_are_kept_beyond_the_factor():

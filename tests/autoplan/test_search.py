@@ -85,6 +85,24 @@ def test_nothing_off_the_shortlist_is_ever_asked_for(place):
             opened.tell(one, measured(), 1.0)
 
 
+def test_the_sampler_chooses_among_what_may_have_its_turn(place):
+    """Whatever it wishes, large batches wait until the small ones have been measured."""
+    small = [one for one in SHORTLIST if one.batch.global_size <= 64 and one != BASELINE]
+
+    def among(left):
+        return [one for one in left if one in small]
+
+    with started(place) as opened:
+        asked = []
+        while (one := opened.ask(among)) is not None:
+            asked.append(one)
+            opened.tell(one, measured(), 1.0 / one.batch.global_size)
+        chosen = asked[PREDICTED_FIRST:]
+        waiting = [one for one in small if one not in asked[:PREDICTED_FIRST]]
+        assert set(chosen[: len(waiting)]) == set(waiting)
+        assert set(asked) == set(SHORTLIST) - {BASELINE}
+
+
 def test_the_sampler_prefers_what_was_good_and_avoids_what_failed(place):
     """Small batches are good, float16 fails: of the sampler's first six choices most are small and not float16."""
     large = [
