@@ -177,9 +177,7 @@ def _answer_tune(result: TuneResult, format_: Format, *, everything: bool) -> No
 def estimate(
     context: typer.Context,
     source: Source,
-    hardware: Annotated[
-        str, typer.Option(help="A name of `autoplan hardware list`, local, or a YAML file.", show_default=False)
-    ],
+    hardware: Annotated[str, typer.Option(help="local, a name of `autoplan hardware list`, or a YAML file.")] = "local",
     batch_size: Annotated[int | None, typer.Option(min=1, metavar="N", help="Global batch: fit's batch_size.")] = None,
     accumulation: Annotated[int | None, typer.Option(min=1, metavar="N", help="Micro-steps an update.")] = None,
     precision: Annotated[str | None, typer.Option(metavar="P", help="A dtype policy, such as mixed_bfloat16.")] = None,
@@ -187,7 +185,9 @@ def estimate(
     steps_per_execution: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Micro-steps a call of the compiled program.")
     ] = None,
-    mesh: Annotated[str | None, typer.Option(metavar="AXES", help="Devices by axis, such as data=4,model=2.")] = None,
+    mesh: Annotated[
+        str | None, typer.Option(metavar="AXES", help="Devices by axis, such as data=4,model=2; else all on data.")
+    ] = None,
     shard_state: Annotated[
         bool, typer.Option("--shard-state", help="Split weights, gradients and optimizer state over data.")
     ] = False,
@@ -199,28 +199,32 @@ def estimate(
     explain: Annotated[bool, typer.Option("--explain", help="Say what each part holds.")] = False,
     format_: Output = Format.TEXT,
 ) -> None:
-    """Say what memory and time one configuration would take on some hardware. Runs and measures nothing."""
-    from autoplan import planner
+    """Say what memory and time one configuration would take on some hardware. Runs none of the training.
+
+    What is not given is as the script has it, but for the mesh: without --mesh the batch is split over all devices of
+    the hardware. Rates of `local` are measured once and kept.
+    """
+    from autoplan import live, planner
     from autoplan.requests import EstimateRequest
     from cost_models.config import Precision, RematMode
 
     precisions = [known.value for known in Precision if known is not Precision.OTHER]
-    answer = planner.estimate(
-        EstimateRequest(
-            source=_resolve(source, source_arguments(context), fit),
-            hardware=hardware,
-            batch_size=batch_size,
-            accumulation=accumulation,
-            precision=None if precision is None else cli_values.choice("--precision", precision, precisions),
-            remat=None if remat is None else cli_values.choice("--remat", remat, list(RematMode)),
-            steps_per_execution=steps_per_execution,
-            mesh=None if mesh is None else cli_values.mesh_axes(mesh),
-            shard_state=shard_state,
-            headroom=cli_values.share(headroom),
-            explain=explain,
-            compile=cli_values.choice("--evidence", evidence, ["analytic", "compiled"]) == "compiled",
-        )
+    request = EstimateRequest(
+        source=_resolve(source, source_arguments(context), fit),
+        hardware=hardware,
+        batch_size=batch_size,
+        accumulation=accumulation,
+        precision=None if precision is None else cli_values.choice("--precision", precision, precisions),
+        remat=None if remat is None else cli_values.choice("--remat", remat, list(RematMode)),
+        steps_per_execution=steps_per_execution,
+        mesh=None if mesh is None else cli_values.mesh_axes(mesh),
+        shard_state=shard_state,
+        headroom=cli_values.share(headroom),
+        explain=explain,
+        compile=cli_values.choice("--evidence", evidence, ["analytic", "compiled"]) == "compiled",
     )
+    with live.watching(sys.stderr) as watch:
+        answer = planner.estimate(request, watch)
     from autoplan import estimate_report
 
     _answer(format_, lambda: answer, lambda: estimate_report.estimated(answer, explain=explain))

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 
 from autoplan import figures
-from autoplan.report import heading, open_table
+from autoplan.report import heading, open_table, to_know
 from cost_models.config import TrainConfig
 
 MEMORY_PARTS = {
@@ -56,8 +56,10 @@ def estimated(estimate: Mapping[str, Any], *, explain: bool = False) -> Renderab
         _fits(estimate["memory"]),
         heading("Time"),
         _time(estimate["time"], explain),
+        _band(estimate["time"], estimate.get("accuracy")),
         *_largest(estimate.get("explanation") or {}),
         *_coverage(estimate.get("coverage") or {}, explain),
+        *to_know(estimate.get("notes") or []),
     )
 
 
@@ -88,6 +90,7 @@ def _compiled(estimate: Mapping[str, Any], *, explain: bool) -> RenderableType:
         *_compiled_time(estimate, explain),
         *_exchanged(compiler["collectives"]),
         *_told(compiler),
+        *to_know(estimate.get("notes") or []),
     )
 
 
@@ -95,7 +98,7 @@ def _compiled_time(estimate: Mapping[str, Any], explain: bool) -> list[Renderabl
     if estimate["time"] is None:
         return []
     title = "Time (the compiled program under the roofline: analytic rates, nothing was run)"
-    return [heading(title), _time(estimate["time"], explain)]
+    return [heading(title), _time(estimate["time"], explain), _band(estimate["time"], None)]
 
 
 def _exchanged(collectives: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
@@ -172,6 +175,19 @@ def _time(time: Mapping[str, Any], explain: bool) -> RenderableType:
     row("MFU", figures.percent(time.get("mfu")), "model FLOPs over the devices' peak; recomputation does not count")
     row("bound by", str(time.get("bound") or figures.NOT_KNOWN), "the largest of the four parts")
     return table
+
+
+def _band(time: Mapping[str, Any], accuracy: Mapping[str, Any] | None) -> str:
+    """How far the time may be off, by the rows of a study; else that nobody knows."""
+    seconds = time.get("micro_step_seconds")
+    if accuracy is None or seconds is None:
+        return "How far this time may be off is not known: no study has enough measurements of such hardware."
+    low, high = accuracy["low_ratio"], accuracy["high_ratio"]
+    shown = f"{figures.percent(accuracy['share'])} of {accuracy['rows']} {accuracy['of']}"
+    return (
+        f"The micro-step probably takes {figures.seconds_range(seconds * low, seconds * high)}: {shown} took {low:g} "
+        f"to {high:g} times what was predicted ({accuracy['source']})."
+    )
 
 
 def _share(part: float | None, whole: float | None) -> str:

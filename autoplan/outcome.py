@@ -338,9 +338,14 @@ def _explained(findings: Findings, tried: Tried, config: TrainConfig) -> list[st
 
 
 def _idle(findings: Findings, config: TrainConfig) -> list[str]:
-    """Why devices of hardware that is not here are left idle."""
+    """What the baseline uses of hardware that is not here, and why the plan leaves devices idle."""
+    own, there = findings.space.baseline.mesh.devices, findings.cluster.devices
+    used = (
+        f"your own configuration uses {own} of the {there} devices, as the script is; `estimate` takes all of them "
+        "unless --mesh says otherwise"
+    )
     told = idle_devices(findings, config, (predicted_rates(findings),))
-    return [told] if told else []
+    return [*([used] if own < there else []), *([told] if told else [])]
 
 
 def _notes(findings: Findings, config: TrainConfig) -> list[str]:

@@ -13,6 +13,7 @@ from autoplan.comparing import Sought, compared, sought
 from autoplan.compiled import compiled_document
 from autoplan.elsewhere import Place, widened
 from autoplan.errors import ConfigError, HardwareError, NoFeasibleConfiguration, SourceError, WorkerError, WorkloadError
+from autoplan.estimating import assumed, estimated_config
 from autoplan.evidence import MOST_PAIRS, PAIRS, Verified, Verifier, verification_seconds
 from autoplan.forecasts import Findings, survey, versions_of, without_forecasts
 from autoplan.jobs import Client, Job, JobKind, Observation
@@ -28,7 +29,7 @@ from autoplan.study_place import StudyPlace, study_name
 from autoplan.trials import Reference, Runner, Tried
 from autoplan.verify import Timed, exactness_expected
 from autoplan.witness import Witnessed, why_not_here, witnessed
-from cost_models.config import Batch, Layout, Mesh, Precision, Remat, RematMode, TrainConfig
+from cost_models.config import Batch, Mesh, TrainConfig
 from cost_models.estimate import estimate as estimate_workload
 from cost_models.hardware import Cluster, limited
 
@@ -106,20 +107,21 @@ def _tune(request: TuneRequest, chosen: keras_backend.Chosen, clock: Clock, watc
         return _measure(request, bench, findings, watch)
 
 
-def estimate(request: EstimateRequest) -> dict[str, Any]:
+def estimate(request: EstimateRequest, watch: Watch = silent) -> dict[str, Any]:
     """Memory and time of one configuration on one hardware: `Estimate.to_dict()`, evidence analytic.
 
-    `request.explain` adds `explanation`: the largest temporaries at the memory peak.
+    `notes` is what was taken for granted; `request.explain` adds `explanation`: the largest temporaries at the memory
+    peak.
     """
     backend = keras_backend.choose(TRACED_ON).name
     with ExitStack() as stack:
         workers = Workers(stack)
         looks = stack.enter_context(temporary_folder())
-        cluster = _cluster(workers, request.hardware, backend, None, silent)
+        cluster = _cluster(workers, request.hardware, backend, None, watch)
         bench = Bench(workers[backend], request.source, backend, cluster, Clock.start(None), logs=looks)
         observation = bench.observe(abstract=True)
         baseline = TrainConfig.from_dict(observation.config)
-        config = _estimated_config(request, baseline, cluster)
+        config, notes = estimated_config(request, baseline, cluster), assumed(request, baseline, cluster)
         traced = bench.with_(baseline=baseline).trace(config.with_(batch=Batch(config.batch.local), mesh=Mesh()))
         if isinstance(traced, Failure):
             raise ConfigError(f"the training step cannot be built under {config.describe()}: {traced.message}")
@@ -127,9 +129,9 @@ def estimate(request: EstimateRequest) -> dict[str, Any]:
         explanation = {"explanation": estimated.explain().to_dict()} if request.explain else {}
         analytic = estimated.to_dict() | explanation
         if not request.compile:
-            return analytic
+            return {**analytic, "notes": notes}
         found = bench.with_(baseline=baseline).witness(config, model_flops=analytic["model_flops"])
-        return compiled_document(analytic, config, found)
+        return {**compiled_document(analytic, config, found), "notes": notes}
 
 
 def compare(request: CompareRequest, watch: Watch = silent) -> Comparison:
@@ -476,25 +478,3 @@ def _finish(request: TuneRequest, plan: Plan, findings: Findings, watch: Watch) 
     written = None if request.output is None else planfile.write(plan, request.output)
     watch(Event("finished", "the plan is written" if written else "the plan is ready", config=plan.config))
     return TuneResult(plan, findings.candidates(), findings.rejected, None, None, written)
-
-
-def _estimated_config(request: EstimateRequest, baseline: TrainConfig, cluster: Cluster) -> TrainConfig:
-    """What was asked, the script's own where nothing was, all devices on `data` unless a mesh was given."""
-    axes = request.mesh or {"data": cluster.devices}
-    mesh = Mesh(axes.get("data", 1), axes.get("model", 1))
-    if mesh.devices > cluster.devices:
-        raise ConfigError(f"a mesh of {mesh.devices} devices is more than the {cluster.devices} of {cluster.name}")
-    batch = Batch.from_global(
-        request.batch_size or baseline.batch.global_size,
-        data=mesh.data,
-        accumulation=request.accumulation or baseline.batch.accumulation,
-    )
-    return baseline.with_(
-        batch=batch,
-        mesh=mesh,
-        precision=Precision(request.precision) if request.precision else baseline.precision,
-        remat=Remat(RematMode(request.remat)) if request.remat else baseline.remat,
-        layout=Layout(request.shard_state or baseline.layout.shard_state),
-        steps_per_execution=request.steps_per_execution or baseline.steps_per_execution,
-        jit_compile=baseline.jit_compile if request.jit_compile is None else request.jit_compile,
-    )

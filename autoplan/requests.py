@@ -54,7 +54,7 @@ class EstimateRequest:
     """What `autoplan estimate` was asked: one configuration on one hardware. None means "as the source has it"."""
 
     source: SourceSpec
-    hardware: str
+    hardware: str = "local"
     batch_size: int | None = None
     accumulation: int | None = None
     precision: str | None = None

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cost_models.accuracy import Accuracy, accuracy
 from cost_models.config import TrainConfig
 from cost_models.errors import ConfigError
 from cost_models.hardware import Cluster
@@ -54,6 +55,11 @@ class Estimate:
         return self.memory.total_low <= self.capacity_bytes
 
     @property
+    def accuracy(self) -> Accuracy | None:
+        """How far measured times lay from such predictions; None where nobody has measured enough."""
+        return accuracy(self.cluster)
+
+    @property
     def unknown_ops(self) -> tuple[UnknownOp, ...]:
         """Operations that no rule knows: counted by their bytes."""
         return self.workload.unknown_ops
@@ -77,6 +83,7 @@ class Estimate:
                 "may_fit": self.may_fit,
             },
             "time": self.time.to_dict(),
+            "accuracy": None if self.accuracy is None else self.accuracy.to_dict(),
             "model_flops": self.workload.model_flops.at(self.config.batch.local),
             "coverage": {"unknown_ops": [op.to_dict() for op in self.unknown_ops]},
         }

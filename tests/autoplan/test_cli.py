@@ -155,7 +155,7 @@ def test_tune_ends_with_the_table_and_the_next_command(folder, asked):
     done = run("tune", "train.py")
     lines = done.stdout.splitlines()
     assert lines[0].endswith("looking at the training up to its fit")
-    assert any(line.startswith("micro-step ") and line.endswith("measured") for line in lines)
+    assert any(line.startswith("update ") and line.endswith("measured") for line in lines)
     assert lines[-1] == "  autoplan train train.py --plan plan.yaml -- --learning-rate 1e-4"
     assert done.stderr == ""
 
@@ -254,7 +254,7 @@ def test_a_fault_of_autoplan_is_kept_in_a_file(folder, monkeypatch, capsys):
 def test_estimate_prints_the_document_and_nothing_else(folder, monkeypatch):
     asked = []
 
-    def estimate(request):
+    def estimate(request, watch):
         asked.append(request)
         return plans.estimate()
 
@@ -283,7 +283,7 @@ def test_estimate_prints_the_document_and_nothing_else(folder, monkeypatch):
 
 
 def test_estimate_in_text_and_with_explanations(folder, monkeypatch):
-    monkeypatch.setattr(planner, "estimate", lambda request: plans.estimate())
+    monkeypatch.setattr(planner, "estimate", lambda request, watch: plans.estimate())
     short = run("estimate", "train.py", "--hardware", "tpu-v4-8")
     assert short.stdout.splitlines()[0] == (
         "float32, batch 128 on tpu-v4-8. Every figure is analytic: nothing was run or measured."
@@ -292,8 +292,14 @@ def test_estimate_in_text_and_with_explanations(folder, monkeypatch):
     assert len(long.stdout) > len(short.stdout)
 
 
-def test_estimate_needs_hardware_and_known_words(folder):
-    assert run("estimate", "train.py").exit_code == 2
+def test_estimate_is_of_this_machine_unless_told_otherwise(folder, monkeypatch):
+    asked = []
+    monkeypatch.setattr(planner, "estimate", lambda request, watch: asked.append(request) or plans.estimate())
+    assert run("estimate", "train.py").exit_code == 0
+    assert (asked[0].hardware, asked[0].mesh) == ("local", None)
+
+
+def test_estimate_takes_known_words(folder):
     done = run("estimate", "train.py", "--hardware", "tpu-v4-8", "--precision", "bf16")
     assert done.stderr.startswith("error: --precision bf16: expected one of float32, mixed_bfloat16")
     done = run("estimate", "train.py", "--hardware", "tpu-v4-8", "--remat", "ful")

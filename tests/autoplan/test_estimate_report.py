@@ -48,6 +48,23 @@ def test_time_by_part_with_shares_of_the_micro_step():
     assert ["bound by", "compute"] in rows
 
 
+def test_time_has_a_band_where_a_study_has_measured_such_hardware():
+    """3.5 ms, and nine of ten rows took 0.5 to 2 times what was predicted."""
+    accuracy = {"low_ratio": 0.5, "high_ratio": 2.0, "share": 0.9, "rows": 800, "of": "rows", "source": "studies/rows"}
+    assert (
+        "The micro-step probably takes 1.75 to 7.00 ms: 90% of 800 rows took 0.5 to 2 times what was predicted "
+        "(studies/rows)."
+    ) in text(plans.estimate() | {"accuracy": accuracy})
+    unknown = "How far this time may be off is not known: no study has enough measurements of such hardware."
+    assert unknown in text(plans.estimate() | {"accuracy": None})
+
+
+def test_what_was_taken_for_granted_is_told():
+    told = lines(plans.estimate() | {"notes": ["no --mesh was given"]})
+    assert told[-2:] == [["To know"], ["- no --mesh was given"]]
+    assert ["To know"] not in lines(plans.estimate() | {"notes": []})
+
+
 def test_fitting_and_not_fitting_give_both_sides():
     fits = plans.estimate()
     assert "It fits: it may need 320 MiB, and may use 27.6 GiB of a device's 30.0 GiB (8% is kept free)." in text(fits)

@@ -163,6 +163,20 @@ def test_of_predictions_that_are_as_good_an_analytic_plan_takes_the_least_change
     assert plan.config == expected.to_dict()
 
 
+def test_a_plan_for_several_devices_says_how_many_its_baseline_uses():
+    facts = replace(findings(), cluster=cluster(8, kind="gpu", local=False))
+    assert analytic_plan(REQUEST, facts).notes[1:3] == [
+        (
+            "your own configuration uses 1 of the 8 devices, as the script is; `estimate` takes all of them unless "
+            "--mesh says otherwise"
+        ),
+        (
+            "the plan uses 1 of 8 devices: none of the configurations that may be tried uses more, for the global "
+            "batch has to divide over the devices, and --fix and --only hold the mesh"
+        ),
+    ]
+
+
 def test_an_analytic_plan_is_the_best_prediction_and_measures_nothing():
     plan = analytic_plan(REQUEST, findings())
     assert plan.config == WINNER.to_dict()

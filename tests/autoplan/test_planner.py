@@ -328,7 +328,10 @@ def test_an_estimate_is_of_all_devices_on_data_unless_a_mesh_is_given(tune, monk
     assert estimated["config"]["batch"] == {"local": 64, "global": 512, "accumulation": 2, "effective": 1024}
     assert estimated["config"]["mesh"] == {"data": 8, "model": 1}
     assert estimated["evidence"] == "analytic"
+    (told,) = estimated["notes"]
+    assert told.startswith("no --mesh was given, so the batch is split over all 8 devices; `tune` starts from the ")
     estimated = planner.estimate(EstimateRequest(source=spec, hardware="tpu-v5e-8", mesh={"data": 2}))
+    assert estimated["notes"] == []
     assert estimated["config"]["batch"] == {"local": 16, "global": 32, "accumulation": 8, "effective": 256}
     with pytest.raises(ConfigError, match="a global batch of 12 does not divide over 8 devices"):
         planner.estimate(EstimateRequest(source=spec, hardware="tpu-v5e-8", batch_size=12))

@@ -21,7 +21,9 @@ def config(local=64, data=1, **more):
 
 def test_the_json_has_the_keys_that_were_decided():
     answer = estimate(dense(K, N), config(), GPU).to_dict()
-    assert list(answer) == ["schema", "hardware", "evidence", "config", "memory", "time", "model_flops", "coverage"]
+    assert list(answer) == [
+        *("schema", "hardware", "evidence", "config", "memory", "time", "accuracy", "model_flops", "coverage")
+    ]
     assert (answer["schema"], answer["hardware"], answer["evidence"]) == (1, "made-gpu", "analytic")
     assert list(answer["memory"]) == ["per_device_bytes", "capacity_bytes", "headroom", "fits", "may_fit"]
     assert list(answer["time"]) == [

@@ -1,0 +1,55 @@
+"""How far measured times lay from predicted ones, on hardware of which studies have measurements."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from cost_models.hardware import Cluster
+
+SHARE = 0.9
+"""Share of a study's rows that lie in its band; half of the others below and half above."""
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """`SHARE` of the rows took `low` to `high` times what was predicted for them.
+
+    rows    so many were measured
+    of      what they are of, in words
+    source  the study that holds them
+    """
+
+    low: float
+    high: float
+    rows: int
+    of: str
+    source: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "low_ratio": self.low,
+            "high_ratio": self.high,
+            "share": SHARE,
+            "rows": self.rows,
+            "of": self.of,
+            "source": self.source,
+        }
+
+
+PUBLISHED = Accuracy(0.91, 1.61, 797, "published micro-steps on NVIDIA GPUs", "studies/time_vs_published")
+PROCESSOR = Accuracy(0.83, 1.34, 133, "configurations on a processor that was probed", "studies/time_vs_this_cpu")
+"""Quantiles of `results.csv` of each; a test holds them against it."""
+
+
+def accuracy(cluster: Cluster) -> Accuracy | None:
+    """What is known of predictions on such hardware: of GPUs from data sheets, of a processor from its probe.
+
+    None where nobody has measured enough: TPUs (four published rows), AMD, simulated devices, probed accelerators and
+    processors that were not probed.
+    """
+    chip = cluster.chip
+    if cluster.local:
+        return PROCESSOR if chip.kind == "cpu" and not cluster.simulated else None
+    return PUBLISHED if chip.kind == "gpu" and chip.compute_capability is not None else None
