@@ -10,15 +10,21 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from autoplan import figures
+from autoplan.errors import AutoplanError
+from autoplan.hardware import LOCAL
 from autoplan.report import heading, open_table
 from cost_models import hardware as catalogue
 from cost_models.catalogue import parse
 from cost_models.errors import HardwareError
 
+_RATES = ("float32", "bfloat16")
+
 
 def known_document() -> dict[str, Any]:
-    """The catalogue as plain values."""
-    return {"schema": 1, "hardware": [asdict(row) for row in catalogue.known()]}
+    """The catalogue as plain values, and this machine where it was measured."""
+    here = _here()
+    local = None if here is None else here.to_dict()
+    return {"schema": 1, "hardware": [asdict(row) for row in catalogue.known()], "local": local}
 
 
 def known_table() -> RenderableType:
@@ -31,15 +37,47 @@ def known_table() -> RenderableType:
             row.title,
             figures.size(row.usable_memory_bytes),
             f"{row.memory_bytes_per_second / 1e9:,.4g}",
-            *(_teraflops(row.peak_flops_per_second.get(dtype)) for dtype in ("float32", "bfloat16")),
+            *(_rate(row, dtype) for dtype in _RATES),
             ", ".join(row.aliases),
         )
+    table.add_row(*_local_row())
     return Group(
         table,
-        "\nFigures are of one device, as published; GB/s of its main memory.\n"
+        "\nFigures are of one device, as published, those of local as measured here; GB/s of its main memory.\n"
+        "float32: of products by JAX's default precision, which runs them in TF32 on NVIDIA GPUs from Ampere on and in "
+        "bfloat16 on TPUs.\nnone: the chip has no units for it. not known: nobody published a rate.\n"
         "GPUs: add -x<GPUs a host> and -n<hosts>, such as gpu-h100-80gb-x8-n2.\n"
         "TPUs: N counts as Google counts, such as tpu-v4-8; `autoplan hardware show tpu-v4-8` lists the sizes.",
     )
+
+
+def _local_row() -> list[str]:
+    """This machine as it was measured last."""
+    here = _here()
+    if here is None:
+        return [LOCAL, "this machine: not measured yet (autoplan hardware probe)", *["—"] * 4, ""]
+    chip = here.chip
+    title = f"this machine: {figures.counted(here.devices, 'device')} of {chip.name}"
+    rates = [_teraflops(chip.peak_flops_per_second.get(dtype)) for dtype in _RATES]
+    return [
+        LOCAL,
+        title,
+        figures.size(chip.usable_memory_bytes),
+        f"{chip.memory_bytes_per_second / 1e9:,.4g}",
+        *rates,
+        "",
+    ]
+
+
+def _here() -> catalogue.Cluster | None:
+    """This machine on the backend that Keras would run on; None where it was not measured."""
+    from autoplan import hardware, keras_backend
+
+    try:
+        profile = hardware.load_profile(keras_backend.choose().name)
+        return None if profile is None else hardware.resolve(LOCAL, profile=profile)
+    except AutoplanError:  # no backend, or a profile that cannot be read: neither keeps anyone from the catalogue
+        return None
 
 
 def described(name: str) -> dict[str, Any]:
@@ -85,6 +123,13 @@ def probed(profile: Mapping[str, Any], backend: str) -> RenderableType:
     kept = hardware.profile_cache_path(backend)
     where = f"Kept in {kept}." if kept.exists() else "It could not be kept, so it is measured anew each time."
     return Group(told, f"\n{where}")
+
+
+def _rate(row: catalogue.Known, dtype: str) -> str:
+    if dtype in row.without_units:
+        return "none"
+    told = _teraflops(row.peak_flops_per_second.get(dtype))
+    return f"{told} ({row.float32_as})" if dtype == "float32" and row.float32_as else told
 
 
 def _teraflops(peak: float | None) -> str:

@@ -36,6 +36,8 @@ _CHIP = {
     "cache_bytes": optional(memory),
     "sources": mapping,
 }
+_AMPERE = 8.0
+"""Compute capability from which NVIDIA's matrix units take TF32 and bfloat16."""
 _UNKNOWN_OR_POSITIVE = ("processors", "cache_bytes", "compute_capability", "fresh_page_bytes_per_second")
 _LINK_FIGURES = ("kind", "bytes_per_second", "latency_seconds")
 _LINK = {
@@ -233,7 +235,11 @@ def cluster(name: str) -> Cluster:
 
 @dataclass(frozen=True)
 class Known:
-    """A row of `hardware list`. Figures are of one JAX device; `sizes` are a TPU's slices as they are named."""
+    """A row of `hardware list`. Figures are of one JAX device; `sizes` are a TPU's slices as they are named.
+
+    float32_as     what float32 products run in by JAX's default precision, where that is not float32
+    without_units  dtypes that the chip has no units for: not the same as a rate that nobody published
+    """
 
     key: str
     kind: str
@@ -247,6 +253,8 @@ class Known:
     memory_bytes_per_second: float
     source: str
     unverified: tuple[str, ...]
+    float32_as: str | None = None
+    without_units: tuple[str, ...] = ()
 
 
 def known() -> list[Known]:
@@ -395,7 +403,16 @@ def _known(row: Row) -> Known:
         memory_bytes_per_second=chip.memory_bytes_per_second,
         source=row.figures["memory_bytes"].describe(),
         unverified=doubtful,
+        float32_as=_float32_as(chip),
+        without_units=("bfloat16",) if chip.compute_capability and chip.compute_capability < _AMPERE else (),
     )
+
+
+def _float32_as(chip: Chip) -> str | None:
+    """NVIDIA's matrix units take float32 from Ampere on, as TF32; a TPU's multiply bfloat16."""
+    if chip.kind == "tpu":
+        return "bfloat16"
+    return "TF32" if chip.compute_capability and chip.compute_capability >= _AMPERE else None
 
 
 def _plain(figure: Figure) -> dict[str, Any]:

@@ -48,8 +48,33 @@ def test_the_table_has_every_chip_with_its_forms():
     listed = {row[0]: row for row in rows(hardware_report.known_table())}
     documented = {row["key"] for row in hardware_report.known_document()["hardware"]}
     assert {name.removesuffix("-N") for name in listed} >= documented
-    assert listed["tpu-v4-N"][1:6] == ["Google TPU v4", "30.8 GiB", "1,200", "275", "275"]
-    assert "not known" in listed["gpu-t4"]
+    assert listed["tpu-v4-N"][1:6] == ["Google TPU v4", "30.8 GiB", "1,200", "275 (bfloat16)", "275"]
+    assert listed["gpu-a100-80gb"][4:6] == ["156 (TF32)", "312"]
+    assert listed["gpu-mi300x"][4:6] == ["163.4", "1,307"]
+
+
+def test_no_units_are_told_from_no_published_rate():
+    """P100, V100 and T4 have none for bfloat16; of a generic processor nobody says."""
+    listed = {row[0]: row for row in rows(hardware_report.known_table())}
+    assert {name: listed[name][5] for name in ("gpu-p100-16gb", "gpu-v100-16gb", "gpu-t4", "cpu")} == {
+        "gpu-p100-16gb": "none",
+        "gpu-v100-16gb": "none",
+        "gpu-t4": "none",
+        "cpu": "not known",
+    }
+    document = {row["key"]: row for row in hardware_report.known_document()["hardware"]}
+    assert (document["gpu-t4"]["without_units"], document["cpu"]["without_units"]) == (("bfloat16",), ())
+    assert (document["gpu-h100-80gb"]["float32_as"], document["gpu-t4"]["float32_as"]) == ("TF32", None)
+
+
+def test_this_machine_is_listed_measured_or_not(own_cache):
+    listed = {row[0]: row for row in rows(hardware_report.known_table())}
+    assert listed["local"][1].startswith("this machine: not measured")
+    assert hardware_report.known_document()["local"] is None
+    hardware.save_profile(PROFILE, "jax")
+    listed = {row[0]: row for row in rows(hardware_report.known_table())}
+    assert listed["local"][3:6] == ["15", "0.125", "not known"]
+    assert hardware_report.known_document()["local"]["local"] is True
 
 
 def test_the_document_is_plain():
