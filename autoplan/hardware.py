@@ -25,6 +25,7 @@ from autoplan import control_groups
 from autoplan.errors import HardwareError
 from autoplan.processes import processors
 from cost_models.catalogue import row_of_device_kind
+from cost_models.errors import SchemaError
 from cost_models.hardware import Chip, Cluster, Link, cluster, from_mapping, share
 from cost_models.schema import Reader, mapping, number, optional, positive, read_mapping, several, text, whole
 
@@ -177,7 +178,7 @@ def _fault(profile: Mapping[str, Any]) -> str | None:
     try:
         read_mapping(known, "the profile", readers, required=tuple(_NEEDED))
         text(profile["versions"].get(profile["backend"]), f"the profile.versions.{profile['backend']}")
-    except HardwareError as error:
+    except SchemaError as error:
         return str(error)
     measured = any(profile["matmul_flops_per_second"].values())
     return None if measured else "the profile.matmul_flops_per_second is empty"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import isfinite
 from typing import Self
 
 from cost_models.errors import WorkloadError
+
+LARGEST = 1e30
+"""Numbers from here on count nothing in a training step: arithmetic on them overflows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,6 @@ class Affine:
     def from_plain(cls, value: object) -> Self:
         """The inverse of `to_plain`. WorkloadError on anything else."""
         parts = value if isinstance(value, list) and len(value) == 2 else [value]
-        if all(isinstance(part, int | float) and not isinstance(part, bool) and isfinite(part) for part in parts):
+        if all(isinstance(part, int | float) and not isinstance(part, bool) and abs(part) < LARGEST for part in parts):
             return cls(*parts)
         raise WorkloadError(f"{value!r} is not a size; expected a number, or [fixed, per_sample]")

@@ -4,6 +4,7 @@ AutoplanError                  anything a user can cause; the message is for the
 ├── HardwareError              an unknown chip, a slice that does not exist, an unusable hardware file
 ├── ConfigError                a TrainConfig that contradicts itself or its cluster
 ├── WorkloadError              a workload file of another version, or one that does not add up
+├── SchemaError                a value that is not what its place expects; whoever reads says of what
 └── (autoplan.errors)          everything that needs more than arithmetic
 """
 
@@ -27,3 +28,7 @@ class ConfigError(AutoplanError):
 
 class WorkloadError(AutoplanError):
     """A workload that cannot be read, or that does not fit the configuration it is asked about."""
+
+
+class SchemaError(AutoplanError):
+    """A value that is not what its place expects: the place, the value, and what was expected."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -49,9 +48,3 @@ class Compiled:
     def to_plain(self) -> dict[str, Any]:
         """Plain values, for job messages and files."""
         return asdict(self)
-
-    @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> Compiled:
-        """The inverse of `to_plain`. KeyError or TypeError for other keys."""
-        exchange = plain["exchange"]
-        return cls(**{**plain, "exchange": Exchange(**exchange) if exchange is not None else None})

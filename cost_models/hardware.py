@@ -9,7 +9,7 @@ from typing import Any
 
 from cost_models.catalogue import Figure, LinkRow, Name, Row, devices_of, parse, rows
 from cost_models.errors import HardwareError
-from cost_models.schema import flag, mapping, memory, number, optional, read_mapping, several, text, whole
+from cost_models.schema import flag, mapping, memory, number, optional, raised_as, read_mapping, several, text, whole
 
 LINK_KINDS = ("torus", "mesh", "switch", "direct", "network", "host", "memory")
 CHIP_KINDS = ("tpu", "gpu", "cpu")
@@ -294,7 +294,11 @@ def from_mapping(data: Mapping[str, Any]) -> Cluster:
     """
     if not isinstance(data, Mapping):
         raise HardwareError("a hardware description must be a mapping with the keys name, chip and devices")
-    given = dict(data)
+    with raised_as(HardwareError):
+        return _from_mapping(dict(data))
+
+
+def _from_mapping(given: dict[str, Any]) -> Cluster:
     if "base" in given:
         given = _over(cluster(text(given.pop("base"), "base")).to_dict(), given)
     values = read_mapping(given, "hardware", _CLUSTER, required=("name", "chip", "devices"))

@@ -40,7 +40,7 @@ def with_packed_masks(workload: Workload, target: Target) -> Workload:
 def _kept_for_signs(workload: Workload, graph: Graph) -> Iterator[int]:
     """What forward ReLUs of products read that nothing needs in full."""
     for op in graph.ops:
-        if op.primitive in _CLIPS and op.phase is Phase.FORWARD:
+        if op.primitive in _CLIPS and op.phase is Phase.FORWARD and op.reads:  # none: of two constants
             read = graph.of(op.reads[0])
             asked = all(_asks_sign(graph, reader) for reader in graph.readers[read])
             if asked and _is_packed(workload.tensors[read]) and _is_of_product(graph, read):
@@ -58,7 +58,7 @@ def _is_of_product(graph: Graph, tensor: int) -> bool:
         if source is None:
             return False
         op = graph.ops[source]
-        if op.kind is not Kind.ELEMENTWISE:
+        if op.kind is not Kind.ELEMENTWISE or not op.reads:
             return op.kind is Kind.DOT
         tensor = op.reads[0]
     return False

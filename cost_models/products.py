@@ -68,7 +68,7 @@ def _of_waves(blocks: Floats, k: Floats, cores: int) -> Floats:
         return np.ones_like(blocks)
     splits = _SPLITS[:, np.newaxis]
     allowed = (splits == 1) | (k / splits >= _SHORTEST_SPLIT)
-    needed = int(allowed.any(axis=1).sum())  # fewer splits are allowed wherever more are
+    needed = int(allowed.any(axis=1).sum()) or 1  # fewer splits are allowed wherever more are; without a product, any
     parts = blocks[:, np.newaxis] * splits[:needed]
     busy = parts / (np.ceil(parts / cores) * cores)
     return np.asarray(np.where(allowed[:needed], busy, 0.0).max(axis=1), np.float64)

@@ -1,20 +1,42 @@
-"""Reading mappings that people write: unknown and missing keys by name, and what was expected of a value."""
+"""Reading what a file or a message says: unknown and missing keys by name, and what was expected of a value."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from math import isfinite
 from typing import Any
 
-from cost_models.errors import HardwareError
+from cost_models.errors import AutoplanError, SchemaError
 
 Reader = Callable[[Any, str], Any]
-"""Takes a value and the dotted place it stands at; returns it checked, or raises HardwareError."""
+"""Takes a value and the dotted place it stands at; returns it checked, or raises SchemaError."""
 
 _UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+
+
+_LONGEST_QUOTE = 60
+
+
+@contextmanager
+def raised_as(error: type[AutoplanError], before: str = "", after: str = "") -> Iterator[None]:
+    """What a reader has to say, as the error of what was read."""
+    try:
+        yield
+    except SchemaError as wrong:
+        raise error(f"{before}{wrong}{after}") from None
+
+
+def quoted(value: object) -> str:
+    """A value as an error quotes it: its first characters."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python prints no whole numbers of more than 4,300 digits
+        return "a number too large to print"
+    return text if len(text) <= _LONGEST_QUOTE else f"{text[:_LONGEST_QUOTE]}..."
 
 
 def read_mapping(
@@ -22,17 +44,17 @@ def read_mapping(
 ) -> dict[str, Any]:
     """The checked values of `data` under its own keys.
 
-    `readers` has one reader a key, or is one reader for whatever keys there are. HardwareError for what is no mapping,
+    `readers` has one reader a key, or is one reader for whatever keys there are. SchemaError for what is no mapping,
     an unknown key (with the near one and all expected ones), and a missing one.
     """
     if not isinstance(data, Mapping):
-        raise HardwareError(f"{where} is {data!r}; expected a mapping")
+        raise SchemaError(f"{where} is {quoted(data)}; expected a mapping")
     if missing := [key for key in required if key not in data]:
-        raise HardwareError(f"{where} lacks {', '.join(missing)}; expected {', '.join(required)}")
+        raise SchemaError(f"{where} lacks {', '.join(missing)}; expected {', '.join(required)}")
     values: dict[str, Any] = {}
     for key, value in data.items():
         if isinstance(readers, Mapping) and key not in readers:
-            raise HardwareError(_unknown_key(str(key), where, list(readers)))
+            raise SchemaError(_unknown_key(str(key), where, list(readers)))
         reader = readers[key] if isinstance(readers, Mapping) else readers
         values[str(key)] = reader(value, f"{where}.{key}")
     return values
@@ -40,7 +62,7 @@ def read_mapping(
 
 def _unknown_key(key: str, where: str, expected: list[str]) -> str:
     near = get_close_matches(key, expected, 1)
-    hint = f"; did you mean {near[0]}?" if near else ""
+    hint = f"; did you mean {near[0]}?" if near else "."
     return f"{where} has an unknown key '{key}'{hint} Expected: {', '.join(expected)}"
 
 
@@ -51,7 +73,7 @@ def number(value: object, where: str) -> float:
     except (TypeError, ValueError, OverflowError):
         read = float("nan")
     if not isfinite(read) or read < 0:
-        raise HardwareError(f"{where} is {value!r}; expected a number such as 3.12e14")
+        raise SchemaError(f"{where} is {quoted(value)}; expected a number such as 3.12e14")
     return read
 
 
@@ -59,10 +81,10 @@ def whole(value: object, where: str) -> int:
     """A whole number, not negative."""
     try:
         read = number(value, where)
-    except HardwareError:
+    except SchemaError:
         read = 0.5
     if read != int(read):
-        raise HardwareError(f"{where} is {value!r}; expected a whole number")
+        raise SchemaError(f"{where} is {quoted(value)}; expected a whole number")
     return int(value) if isinstance(value, int) else int(read)
 
 
@@ -73,28 +95,28 @@ def memory(value: object, where: str) -> int:
         return int(float(match[1]) * _UNITS[match[2]]) if match[2] in _UNITS else whole(value, where)
     try:
         return whole(value, where)
-    except HardwareError:
-        raise HardwareError(f"{where} is {value!r}; expected bytes, as a whole number or as in '80 GiB'") from None
+    except SchemaError:
+        raise SchemaError(f"{where} is {quoted(value)}; expected bytes, as a whole number or as in '80 GiB'") from None
 
 
 def text(value: object, where: str) -> str:
     """Text."""
     if not isinstance(value, str):
-        raise HardwareError(f"{where} is {value!r}; expected text")
+        raise SchemaError(f"{where} is {quoted(value)}; expected text")
     return value
 
 
 def flag(value: object, where: str) -> bool:
     """True or false."""
     if not isinstance(value, bool):
-        raise HardwareError(f"{where} is {value!r}; expected true or false")
+        raise SchemaError(f"{where} is {quoted(value)}; expected true or false")
     return value
 
 
 def mapping(value: object, where: str) -> dict[str, Any]:
     """Any mapping; its keys are checked by who asked for it."""
     if not isinstance(value, Mapping):
-        raise HardwareError(f"{where} is {value!r}; expected a mapping")
+        raise SchemaError(f"{where} is {quoted(value)}; expected a mapping")
     return dict(value)
 
 
@@ -109,7 +131,7 @@ def positive(reader: Reader) -> Reader:
     def read(value: object, where: str) -> Any:
         found = reader(value, where)
         if not found > 0:
-            raise HardwareError(f"{where} is {value!r}; expected a number above zero")
+            raise SchemaError(f"{where} is {quoted(value)}; expected a number above zero")
         return found
 
     return read
@@ -120,7 +142,7 @@ def several(reader: Reader) -> Reader:
 
     def read(value: object, where: str) -> tuple[Any, ...]:
         if not isinstance(value, (list, tuple)):
-            raise HardwareError(f"{where} is {value!r}; expected a list")
+            raise SchemaError(f"{where} is {quoted(value)}; expected a list")
         return tuple(reader(item, f"{where}[{index}]") for index, item in enumerate(value))
 
     return read

@@ -302,41 +302,9 @@ class Workload:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Workload:
         """The inverse of `to_dict`. WorkloadError for another schema, a missing key or a value that does not add up."""
-        if not isinstance(data, Mapping):
-            raise WorkloadError(f"a workload is a mapping, and this is {data!r}; trace the model again")
-        if data.get("schema") != SCHEMA:
-            raise WorkloadError(f"a workload of schema {data.get('schema')!r}; this version reads schema {SCHEMA}")
-        try:
-            workload = cls(
-                local_batch=data["local_batch"],
-                batch_exact=data["batch_exact"],
-                precision=data["precision"],
-                remat=data["remat"],
-                backend=data["backend"],
-                dispatches=data["dispatches"],
-                optimizer=data["optimizer"],
-                tensors=tuple(Tensor(t, tuple(map(Affine.from_plain, shape))) for t, shape in data["tensors"]),
-                ops=tuple(_op_from_plain(op) for op in data["ops"]),
-                variables=tuple(Variable(path, Role(role), *ends) for path, role, *ends in data["variables"]),
-                inputs=tuple(data["inputs"]),
-                outputs=tuple(data["outputs"]),
-                unknown_ops=tuple(UnknownOp(**op) for op in data["unknown_ops"]),
-                notes=tuple(data["notes"]),
-            )
-        except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
-            raise WorkloadError(f"a workload that cannot be read ({error}); trace the model again") from None
-        workload._check_references()
-        return workload
+        from cost_models.workload_schema import read  # which reads the values that are defined here
 
-    def _check_references(self) -> None:
-        count = len(self.tensors)
-        if type(self.local_batch) is not int or self.local_batch < 1:
-            raise WorkloadError(f"a workload of a local batch of {self.local_batch!r}; trace the model again")
-        used = [*self.inputs, *self.outputs, *(end for v in self.variables for end in (v.tensor, v.result))]
-        used += [end for op in walk(self.ops) for end in (*op.reads, *op.writes, *op.results)]
-        wrong = [end for end in used if type(end) is not int or not 0 <= end < count]
-        if wrong:
-            raise WorkloadError(f"a workload that names tensor {wrong[0]!r}, but has {count}; trace the model again")
+        return read(data)
 
 
 def walk(ops: tuple[Op, ...]) -> list[Op]:
@@ -377,21 +345,3 @@ def _op_to_plain(op: Op) -> dict[str, Any]:
     if op.compiled is not None:
         plain["compiled"] = op.compiled.to_plain()
     return plain
-
-
-def _op_from_plain(plain: Mapping[str, Any]) -> Op:
-    return Op(
-        kind=Kind(plain["kind"]),
-        primitive=plain["primitive"],
-        reads=tuple(plain["reads"]),
-        writes=tuple(plain["writes"]),
-        flops=Affine.from_plain(plain.get("flops", 0)),
-        gemm=tuple(map(Affine.from_plain, plain.get("gemm", ()))),
-        repeat=plain.get("repeat", 1),
-        body=tuple(_op_from_plain(inner) for inner in plain.get("body", ())),
-        results=tuple(plain.get("results", ())),
-        phase=Phase(plain["phase"]),
-        layer=plain.get("layer", ""),
-        region=plain.get("region", 0),
-        compiled=Compiled.from_plain(plain["compiled"]) if "compiled" in plain else None,
-    )

@@ -3,7 +3,7 @@
 import pytest
 
 from cost_models import schema
-from cost_models.errors import HardwareError
+from cost_models.errors import SchemaError
 
 
 @pytest.mark.parametrize(
@@ -16,7 +16,7 @@ def test_memory_is_bytes_or_has_a_unit(text, expected):
 
 @pytest.mark.parametrize("value", ["lots", "80 GiBs", "1.2.3 GB", None, True, [1]])
 def test_memory_says_what_it_expected(value):
-    with pytest.raises(HardwareError, match=r"^chip\.memory_bytes is .*; expected bytes, as a whole number or as in"):
+    with pytest.raises(SchemaError, match=r"^chip\.memory_bytes is .*; expected bytes, as a whole number or as in"):
         schema.memory(value, "chip.memory_bytes")
 
 
@@ -26,13 +26,13 @@ def test_a_number_may_be_what_yaml_takes_for_text():
 
 @pytest.mark.parametrize("value", ["fast", True, None, "nan", "inf", -1])
 def test_a_number_says_what_it_expected(value):
-    with pytest.raises(HardwareError, match=r"^x is .*; expected a number such as 3\.12e14$"):
+    with pytest.raises(SchemaError, match=r"^x is .*; expected a number such as 3\.12e14$"):
         schema.number(value, "x")
 
 
 @pytest.mark.parametrize("value", [1.5, "two", True, None])
 def test_a_whole_number_says_what_it_expected(value):
-    with pytest.raises(HardwareError, match=r"^devices is .*; expected a whole number$"):
+    with pytest.raises(SchemaError, match=r"^devices is .*; expected a whole number$"):
         schema.whole(value, "devices")
 
 
@@ -44,24 +44,24 @@ def test_keys_are_checked_with_the_near_and_the_expected_ones():
     readers = {"hosts": schema.whole, "devices": schema.whole}
     assert schema.read_mapping({"devices": 8}, "hardware", readers) == {"devices": 8}
     with pytest.raises(
-        HardwareError, match=r"^hardware has an unknown key 'host'; did you mean hosts\? Expected: hosts, devices$"
+        SchemaError, match=r"^hardware has an unknown key 'host'; did you mean hosts\? Expected: hosts, devices$"
     ):
         schema.read_mapping({"host": 2}, "hardware", readers)
-    with pytest.raises(HardwareError, match=r"^hardware lacks devices; expected hosts, devices$"):
+    with pytest.raises(SchemaError, match=r"^hardware lacks devices; expected hosts, devices$"):
         schema.read_mapping({"hosts": 2}, "hardware", readers, required=("hosts", "devices"))
-    with pytest.raises(HardwareError, match=r"^hardware is 3; expected a mapping$"):
+    with pytest.raises(SchemaError, match=r"^hardware is 3; expected a mapping$"):
         schema.read_mapping(3, "hardware", readers)
 
 
 def test_lists_name_the_item():
     assert schema.several(schema.whole)([2, 2], "topology") == (2, 2)
-    with pytest.raises(HardwareError, match=r"^topology\[1\] is 'two'; expected a whole number$"):
+    with pytest.raises(SchemaError, match=r"^topology\[1\] is 'two'; expected a whole number$"):
         schema.several(schema.whole)([2, "two"], "topology")
-    with pytest.raises(HardwareError, match=r"^topology is '2x2'; expected a list$"):
+    with pytest.raises(SchemaError, match=r"^topology is '2x2'; expected a list$"):
         schema.several(schema.whole)("2x2", "topology")
 
 
 def test_null_passes_only_where_it_may():
     assert schema.optional(schema.mapping)(None, "inner_link") is None
-    with pytest.raises(HardwareError, match=r"^inner_link is None; expected a mapping$"):
+    with pytest.raises(SchemaError, match=r"^inner_link is None; expected a mapping$"):
         schema.mapping(None, "inner_link")

@@ -175,14 +175,17 @@ def test_a_damaged_workload_is_one_clear_error(change):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"local_batch": 0}, "a workload of a local batch of 0; trace"),
-        ({"local_batch": "8"}, "a workload of a local batch of '8'; trace"),
-        ({"inputs": ["x"]}, "names tensor 'x', but has"),
-        ({"outputs": [True]}, "names tensor True, but has"),
-        ({"tensors": [["float32", [float("nan")]]]}, "nan is not a size"),
-        ({"tensors": [["float32", [[0, float("inf")]]]]}, "is not a size"),
-        ({"tensors": [["float32", [10**400]]]}, "cannot be read"),
-        ({"ops": [1]}, "cannot be read"),
+        ({"local_batch": 0}, "workload.local_batch is 0; expected a whole number of at least 1; trace"),
+        ({"local_batch": "8"}, "workload.local_batch is '8'; expected a whole number; trace"),
+        ({"inputs": ["x"]}, r"workload.inputs\[0\] is 'x'; expected a whole number"),
+        ({"outputs": [True]}, r"workload.outputs\[0\] is True; expected a whole number"),
+        ({"tensors": [["float32", [float("nan")]]]}, r"\[1\]\[0\] is nan; expected a number, or \[fixed, per_sample\]"),
+        ({"tensors": [["float32", [[0, float("inf")]]]]}, r"is \[0, inf\]; expected a number, or"),
+        ({"tensors": [["float32", [10**400]]]}, "cannot be read: .* is 1000*.*; expected a number"),
+        ({"ops": [1]}, r"cannot be read: workload.ops\[0\] is 1; expected a mapping"),
+        ({"ops": {}}, "workload.ops is {}; expected a list"),
+        ({"notes": "a note"}, "workload.notes is 'a note'; expected a list"),
+        ({"colour": 1}, r"workload has an unknown key 'colour'\. Expected: schema"),
     ],
 )
 def test_what_no_trace_writes_is_one_clear_error(change, message):
@@ -198,7 +201,7 @@ def test_what_is_no_mapping_is_no_workload(data):
 
 def test_a_missing_key_and_a_tensor_out_of_range_are_clear_errors():
     data = dense(K, N).to_dict()
-    with pytest.raises(WorkloadError, match="'ops'"):
+    with pytest.raises(WorkloadError, match="workload lacks ops; expected"):
         Workload.from_dict({key: value for key, value in data.items() if key != "ops"})
     with pytest.raises(WorkloadError, match="names tensor 999, but has"):
         Workload.from_dict(data | {"outputs": [999]})
