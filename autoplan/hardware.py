@@ -276,7 +276,7 @@ def _from_file(path: Path) -> Cluster:
         raise HardwareError(f"there is no hardware file {path}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise HardwareError(f"the hardware file {path} cannot be read: {error}") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # numbers and dates too large, lists without end
         raise HardwareError(f"the hardware file {path} is no YAML: {' '.join(str(error).split())}") from None
     try:
         return from_mapping(data)

@@ -95,7 +95,7 @@ def legal_configs(
         raise ConfigError(_nothing_left(drops))
     held_back = (
         *_held_back(observation, baseline, cluster, asked),
-        *_not_offered(observation, baseline, cluster, named),
+        *_not_offered(observation, baseline, cluster, wishes, named),
     )
     rejected = (*held_back, *_rejections(drops))
     return Space(baseline, tuple(sorted(legal, key=lambda c: c != baseline)), rejected)
@@ -133,17 +133,37 @@ def _held_back(
 
 
 def _not_offered(
-    observation: Observation, baseline: TrainConfig, cluster: Cluster, named: Iterable[str]
+    observation: Observation, baseline: TrainConfig, cluster: Cluster, wishes: Wishes, named: Iterable[str]
 ) -> Iterator[Rejection]:
-    """Why freed memory is not kept, for whoever named that knob; where nobody did, nobody misses it."""
-    reason = observation.held.get("keep_freed_memory") or why_not_paging(baseline, cluster)
-    if "keep_freed_memory" in named and reason:
-        yield Rejection(
-            config=baseline.with_(keep_freed_memory=True).to_dict(),
-            stage="held",
-            reason=f"keep_freed_memory is not tuned here: {reason}",
-            figures={"configurations": 1},
-        )
+    """Why a knob has one value alone, for whoever named it; where nobody did, nobody misses it."""
+    for knob in dict.fromkeys(one.strip().split(".")[0] for one in named):
+        held = observation.held.get(knob) if knob == "keep_freed_memory" else None
+        reason = held or _why_alone(knob, observation, baseline, cluster, wishes)
+        if reason:
+            left_out = baseline.with_(keep_freed_memory=True) if knob == "keep_freed_memory" else baseline
+            yield Rejection(
+                config=left_out.to_dict(),
+                stage="held",
+                reason=f"{knob} is not tuned here: {reason}",
+                figures={"configurations": int(left_out != baseline)},
+            )
+
+
+def _why_alone(
+    knob: str, observation: Observation, baseline: TrainConfig, cluster: Cluster, wishes: Wishes
+) -> str | None:
+    """Why a knob that may be turned has nothing to be turned to."""
+    if knob == "keep_freed_memory":
+        return why_not_paging(baseline, cluster)
+    if knob == "precision" and baseline.precision is Precision.OTHER:
+        return "the script mixes dtype policies by hand, and no single policy stands for them"
+    if knob == "mesh" and knob not in observation.held and len(_data_axes(baseline, cluster, wishes)) == 1:
+        if "data" in wishes.pins:
+            return f"--fix says that its data axis is {wishes.pins['data']}"
+        if cluster.devices > 1:
+            return f"the model axis takes all {cluster.devices} devices of {cluster.name}"
+        return f"{cluster.name} has one device" + (", and --devices simulates more" * (cluster.chip.kind == "cpu"))
+    return None
 
 
 def _on_all_devices(baseline: TrainConfig, cluster: Cluster) -> list[TrainConfig]:

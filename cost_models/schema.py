@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
-from math import isfinite
 from typing import Any
 
 from cost_models.errors import AutoplanError, SchemaError
@@ -18,6 +17,8 @@ _UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
 
+SMALLEST, LARGEST = 1e-30, 1e30
+"""Arithmetic on numbers beyond these overflows, and nothing is measured in them."""
 _LONGEST_QUOTE = 60
 
 
@@ -67,12 +68,12 @@ def _unknown_key(key: str, where: str, expected: list[str]) -> str:
 
 
 def number(value: object, where: str) -> float:
-    """A finite number, not negative. `1e12` is one too, which YAML 1.1 reads as text."""
+    """Zero or a number that something may be measured in. `1e12` is one too, which YAML 1.1 reads as text."""
     try:
         read = float("nan") if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
         read = float("nan")
-    if not isfinite(read) or read < 0:
+    if read != 0 and not SMALLEST < read < LARGEST:
         raise SchemaError(f"{where} is {quoted(value)}; expected a number such as 3.12e14")
     return read
 

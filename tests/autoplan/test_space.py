@@ -87,6 +87,48 @@ def test_freed_memory_that_is_not_kept_is_explained_to_who_asked_for_it(there, f
     assert not any("keep_freed_memory" in one.reason for one in unasked.rejected)
 
 
+@pytest.mark.parametrize(
+    ("only", "there", "own", "fix", "reason"),
+    [
+        (
+            ["mesh"],
+            cluster(),
+            config(64),
+            {},
+            "mesh is not tuned here: a machine has one device, and --devices simulates more",
+        ),
+        (["mesh"], hardware_cluster("gpu-t4"), config(64), {}, "mesh is not tuned here: gpu-t4 has one device"),
+        (
+            ["mesh.data"],
+            cluster(4),
+            config(64),
+            {"mesh": "data=2"},
+            "mesh is not tuned here: --fix says that its data axis is 2",
+        ),
+        (
+            ["precision"],
+            cluster(),
+            config(64, precision="other"),
+            {},
+            "precision is not tuned here: the script mixes dtype",
+        ),
+    ],
+)
+def test_a_named_knob_that_has_nothing_to_be_turned_to_is_explained(only, there, own, fix, reason):
+    found = legal_configs(observation(own), there, VERSIONS, only=only, fix=fix)
+    assert len(found.configs) == 1
+    (told,) = found.rejected
+    assert (told.stage, told.figures) == ("held", {"configurations": 0})
+    assert told.reason.startswith(reason)
+    assert not any("not tuned here" in one.reason for one in legal_configs(observation(own), there, VERSIONS).rejected)
+
+
+def test_a_named_knob_that_is_turned_needs_no_word():
+    found = legal_configs(observation(config(64)), cluster(4), VERSIONS, only=["mesh", "batch", "precision"])
+    assert len(found.configs) > 1
+    assert not any("not tuned here" in one.reason for one in found.rejected)
+
+
 def test_freed_memory_is_known_to_go_back_on_jax_alone():
     torch = config().with_(backend="torch")
     found = legal_configs(observation(torch), cluster(pages=4e9), VERSIONS, only=["keep_freed_memory"])
