@@ -76,9 +76,22 @@ def failed(source: SourceSpec, error: BaseException) -> ScriptFailed:
     own = [frame for frame in frames if frame.filename.startswith(root) and "site-packages" not in frame.filename]
     shown = "".join(traceback.format_list(own or frames[-2:]))
     reason = "".join(traceback.format_exception_only(error)).strip() + _began_as(error)
+    if isinstance(error, ImportError) and "attempted relative import" in str(error) and not source.module:
+        reason += f"\n{_as_a_module(Path(source.path))}"
     if isinstance(error, EOFError):
         reason += "\nNobody types in a trial: let the script take its answers from arguments, and give them after --"
     return ScriptFailed(f"{source.path} {FAILED_BY_ITSELF}:\n{shown}{reason}")
+
+
+def _as_a_module(path: Path) -> str:
+    """How to name a file that imports its neighbours by their places in a package."""
+    inside = [path.parent]
+    while (inside[-1].parent / "__init__.py").exists():
+        inside.append(inside[-1].parent)
+    name = ".".join([*(folder.name for folder in reversed(inside)), path.stem])
+    return (
+        f"Relative imports work inside a package alone: name it {name} in place of its file, from {inside[-1].parent}"
+    )
 
 
 def _began_as(error: BaseException) -> str:

@@ -1,5 +1,7 @@
 """What a source's own failure is told as."""
 
+import runpy
+
 import keras
 import pytest
 
@@ -46,3 +48,27 @@ def test_an_error_of_the_script_alone_is_told_as_it_is():
     with pytest.raises(ValueError, match="no such column") as caught:
         look_up()
     assert str(rebuild.failed(SOURCE, caught.value)).endswith("\nValueError: no such column")
+
+
+@pytest.mark.parametrize(
+    ("packages", "place", "name", "root"),
+    [
+        (["digits", "digits/models"], "digits/models", "digits.models.train", ""),
+        ([], "digits/models", "models.train", "digits"),
+    ],
+)
+def test_a_file_that_imports_its_neighbours_by_their_places_is_told_its_modules_name(
+    tmp_path, packages, place, name, root
+):
+    (tmp_path / place).mkdir(parents=True)
+    for package in packages:
+        (tmp_path / package / "__init__.py").touch()
+    script = tmp_path / place / "train.py"
+    script.write_text("from .data import load\n")
+    with pytest.raises(ImportError) as caught:
+        runpy.run_path(str(script), run_name="__main__")
+    spec = SOURCE.model_copy(update={"path": str(script)})
+    told = str(rebuild.failed(spec, caught.value)).splitlines()[-1]
+    assert told.endswith(f"inside a package alone: name it {name} in place of its file, from {tmp_path / root}")
+    module = spec.model_copy(update={"module": name})
+    assert "in place of its file" not in str(rebuild.failed(module, caught.value))
