@@ -10,7 +10,7 @@ from importlib import metadata
 from typing import Any
 
 import autoplan
-from autoplan import figures, planfile
+from autoplan import figures, planfile, processes
 from autoplan.errors import SourceError
 from autoplan.plan import Environment, HardwareRecord, Plan, SourceRecord
 from cost_models.hardware import Cluster
@@ -28,12 +28,16 @@ _CAPACITY_TOLERANCE = 0.05
 
 @dataclass(frozen=True)
 class Here:
-    """What a plan would meet now. `source_sha256` is None where the source cannot be looked at; `why` then says so."""
+    """What a plan would meet now. `source_sha256` is None where the source cannot be looked at; `why` then says so.
+
+    keeps_freed_memory   whether the C library can be told to keep what a process frees
+    """
 
     environment: Environment
     hardware: HardwareRecord
     source_sha256: str | None
     why: str = ""
+    keeps_freed_memory: bool = True
 
 
 @dataclass(frozen=True)
@@ -80,26 +84,28 @@ class Verdict:
 
 def verdict(plan: Plan, here: Here) -> Verdict:
     """Compare; pure."""
-    return Verdict(tuple(check(plan, here.environment, here.hardware, here.source_sha256, here.why)))
+    return Verdict(tuple(check(plan, here)))
 
 
-def check(
-    plan: Plan, environment: Environment, hardware: HardwareRecord, source_sha256: str | None, why: str = ""
-) -> Iterator[Difference]:
-    """What differs between a plan and an environment, some hardware, and the source's sha256 (None: `why` tells)."""
-    if source_sha256 != plan.source.sha256 and not (source_sha256 is None and plan.source.kind in _LIVE):
-        told = why or f"sha256 {(source_sha256 or NOT_HERE)[:12]}"
+def check(plan: Plan, here: Here) -> Iterator[Difference]:
+    """What differs between a plan and what it would meet."""
+    digest = here.source_sha256
+    if digest != plan.source.sha256 and not (digest is None and plan.source.kind in _LIVE):
+        told = here.why or f"sha256 {(digest or NOT_HERE)[:12]}"
         yield Difference("source", f"sha256 {plan.source.sha256[:12]}", told, True)
     for key, planned, able in planfile.unsupported(plan):
         yield Difference(key, planned, f"only {able}", True)
-    yield from _versions(plan.environment, environment)
-    yield from _hardware(plan.hardware, hardware)
+    if plan.config["keep_freed_memory"] and not here.keeps_freed_memory:
+        yield Difference("config.keep_freed_memory", "true", "a C library that has no setting for it", True)
+    yield from _versions(plan.environment, here.environment)
+    yield from _hardware(plan.hardware, here.hardware)
 
 
 def here(plan: Plan) -> Here:
     """What the plan would meet on this machine. Imports no framework; asks for installed versions and hardware."""
     digest, why = _source_digest(plan.source)
-    return Here(_environment(plan.environment.backend), _local_hardware(plan), digest, why)
+    keeps = processes.can_keep_freed_memory()
+    return Here(_environment(plan.environment.backend), _local_hardware(plan), digest, why, keeps)
 
 
 def _versions(planned: Environment, found: Environment) -> Iterator[Difference]:

@@ -14,10 +14,10 @@ from tests.autoplan import plans
 PLAN = plans.plan()
 
 
-def differences(environment=None, hardware_changes=None, sha256=PLAN.source.sha256, plan=PLAN, why=""):
+def differences(environment=None, hardware_changes=None, sha256=PLAN.source.sha256, plan=PLAN, why="", **more):
     here = Environment(**(PLAN.environment.model_dump() | (environment or {})))
     found = HardwareRecord(**(PLAN.hardware.model_dump() | (hardware_changes or {})))
-    return list(validity.check(plan, here, found, sha256, why))
+    return list(validity.check(plan, validity.Here(here, found, sha256, why, **more)))
 
 
 def test_nothing_differs_where_the_plan_was_made():
@@ -83,6 +83,20 @@ def test_hardware_that_is_as_good(changes):
 )
 def test_settings_that_cannot_be_applied(changes, difference):
     assert differences(plan=plans.plan(config=plans.config(**changes))) == [difference]
+
+
+def test_memory_that_cannot_be_kept_matters_to_a_plan_that_keeps_it():
+    keeping = plans.plan(config=plans.config(keep_freed_memory=True))
+    assert differences(plan=keeping) == []
+    assert differences(keeps_freed_memory=False) == []
+    told = Difference("config.keep_freed_memory", "true", "a C library that has no setting for it", True)
+    assert differences(plan=keeping, keeps_freed_memory=False) == [told]
+
+
+@pytest.mark.parametrize("can", [True, False])
+def test_here_asks_the_c_library(can, monkeypatch):
+    monkeypatch.setattr(validity.processes, "can_keep_freed_memory", lambda: can)
+    assert validity.here(PLAN).keeps_freed_memory is can
 
 
 def test_a_changed_and_a_missing_source():
