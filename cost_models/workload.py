@@ -104,6 +104,9 @@ class Role(StrEnum):
     LOSS_SCALE = "loss_scale"
 
 
+_OF_OPTIMIZERS = frozenset({Role.SLOT, Role.ACCUMULATOR, Role.EMA, Role.LOSS_SCALE})
+
+
 @dataclass(frozen=True, slots=True)
 class Tensor:
     """A value of the micro-step. `shape` in elements, outermost first; each dimension may grow with the batch."""
@@ -269,10 +272,12 @@ class Workload:
         """FLOPs of the model's products and convolutions: the numerator of MFU (PaLM, appendix B).
 
         Without recomputation, and without the optimizer's own products (Muon's orthogonalization): those follow the
-        update's gradients and are as large for every batch. A forward pass after a backward pass, as of a GAN's second
-        network, grows with the batch and counts. A workload that holds at one batch alone does not tell them apart.
+        update's gradients, stand in its scope, and are as large for every batch. A forward pass after a backward pass,
+        as of a GAN's second network, grows with the batch and counts. A workload that holds at one batch alone does
+        not say what grows: there the scope decides.
         """
-        return Affine.sum(_model_flops(op, may_be_optimizers=not self.batch_exact) for op in self.ops)
+        scopes = frozenset(v.path.partition("/")[0] for v in self.variables if v.role in _OF_OPTIMIZERS)
+        return Affine.sum(_model_flops(op, scopes, lines=not self.batch_exact) for op in self.ops)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for job messages and files."""
@@ -316,15 +321,16 @@ def walk(ops: tuple[Op, ...]) -> list[Op]:
     return found
 
 
-def _model_flops(op: Op, *, may_be_optimizers: bool) -> Affine:
+def _model_flops(op: Op, optimizers: frozenset[str], *, lines: bool) -> Affine:
+    """lines: whether FLOPs say how they grow with the batch."""
     if op.region and op.phase is Phase.FORWARD:  # recomputed: work, but not the model's
         return Affine()
     own = op.flops if op.kind.is_product else Affine()
     if op.compiled is not None:
         own = Affine(op.compiled.product_flops)
-    if may_be_optimizers and op.phase is Phase.UPDATE and own.constant:
+    if op.phase is Phase.UPDATE and (own.constant if lines else op.layer in optimizers):
         own = Affine()
-    inner = Affine.sum(_model_flops(one, may_be_optimizers=may_be_optimizers) for one in op.body)
+    inner = Affine.sum(_model_flops(one, optimizers, lines=lines) for one in op.body)
     return own + inner * op.repeat
 
 

@@ -119,10 +119,11 @@ def test_recomputed_products_are_work_but_not_the_models():
     assert workload.model_flops.per_sample == 2 * K * N
 
 
-def with_products_after_the_backward_pass(**more):
+def with_products_after_the_backward_pass(optimizer="muon", **more):
     """`dense`, whose optimizer multiplies its gradient by its transpose, before a second forward pass of 3 columns."""
     step = Step()
     w, w2 = step.weight("w", K, N), step.weight("w2", K, 3)
+    step.weight(f"{optimizer}/iteration", role=Role.SLOT)
     x = step.input(B, K)
     y = step.dot(x, w, (B, N), B, K, N)
     step.phase = Phase.BACKWARD
@@ -140,9 +141,15 @@ def test_an_optimizers_products_are_work_but_not_the_models():
     assert workload.model_flops == Affine(0, passes), "a second network's forward pass is the model's, whenever it runs"
 
 
-def test_where_one_batch_alone_is_known_every_product_counts():
-    """Constants say nothing of what grows: rather too much than a second network's pass left out."""
+def test_where_one_batch_alone_is_known_the_scope_tells_an_optimizers_products():
     workload = with_products_after_the_backward_pass(batch_exact=True)
+    passes = 2 * 2 * K * N + 2 * K * 3
+    assert workload.model_flops == Affine(0, passes)
+
+
+def test_where_one_batch_alone_is_known_products_of_no_optimizers_scope_count():
+    """Constants say nothing of what grows: rather too much than a second network's pass left out."""
+    workload = with_products_after_the_backward_pass("sgd", batch_exact=True)
     assert workload.model_flops == workload.flops
 
 

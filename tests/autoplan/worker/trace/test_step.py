@@ -39,6 +39,11 @@ def traced(build, batch=BATCH):
     return trace(build(), batch)
 
 
+def contrastive(y_true, y_pred):
+    """A loss over pairs of samples: its step holds at one batch alone."""
+    return keras.ops.mean(keras.ops.matmul(y_pred, keras.ops.transpose(y_pred)))
+
+
 def flops_of(ops, kind):
     """FLOPs of one kind of operation, bodies of loops as often as they run."""
     own = Affine.sum(op.flops for op in ops if op.kind is kind)
@@ -375,6 +380,14 @@ def test_the_products_of_muons_update_are_not_the_models():
     assert workload.model_flops == plain.model_flops
 
 
+def test_the_products_of_muons_update_are_not_those_of_a_model_that_is_known_at_one_batch_alone():
+    plain = trace(zoo.mlp(loss=contrastive))
+    for optimizer in (keras.optimizers.Muon(0.01), keras.optimizers.LossScaleOptimizer(keras.optimizers.Muon(0.01))):
+        workload = trace(zoo.mlp(loss=contrastive, optimizer=optimizer))
+        assert workload.batch_exact
+        assert workload.model_flops == plain.model_flops
+
+
 def test_a_model_with_a_fixed_batch_is_known_at_that_batch_alone():
     inputs = keras.Input(batch_shape=(BATCH, 10))
     model = keras.Model(inputs, keras.layers.Reshape((2, 5))(keras.layers.Dense(10)(inputs)))
@@ -392,9 +405,6 @@ def test_a_model_with_a_fixed_batch_is_known_at_that_batch_alone():
 
 
 def test_a_loss_over_pairs_of_samples_grows_with_the_square_and_is_known_at_one_batch():
-    def contrastive(y_true, y_pred):
-        return keras.ops.mean(keras.ops.matmul(y_pred, keras.ops.transpose(y_pred)))
-
     workload = trace(zoo.mlp(loss=contrastive))
     assert workload.batch_exact
     assert "square of the batch" in workload.notes[0]
