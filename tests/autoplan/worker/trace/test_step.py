@@ -40,7 +40,6 @@ def traced(build, batch=BATCH):
 
 
 def contrastive(y_true, y_pred):
-    """A loss over pairs of samples: its step holds at one batch alone."""
     return keras.ops.mean(keras.ops.matmul(y_pred, keras.ops.transpose(y_pred)))
 
 
