@@ -90,6 +90,7 @@ class Efficiency:
     cores       0: not known, then tiles are not dealt out in waves
     lanes, clock_hz   float32 units of a core and their clock
     l2_over_memory    bandwidth of the cache beside the cores, as a multiple of the memory's
+    l2_bytes_per_clock   what a core takes out of that cache in a clock; 0: not measured, then `l2_over_memory` holds
     """
 
     product: float
@@ -122,6 +123,12 @@ class Efficiency:
     cores: int = 0
     lanes: int = 0
     clock_hz: float = 0.0
+    l2_bytes_per_clock: float = 0.0
+
+    def l2_bytes_per_second(self, memory_bytes_per_second: float) -> float:
+        """Bandwidth of the cache that all cores share: as measured, else from the memory's."""
+        measured = self.cores * self.clock_hz * self.l2_bytes_per_clock
+        return measured or memory_bytes_per_second * self.l2_over_memory
 
     @property
     def thinnest(self) -> int:

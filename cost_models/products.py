@@ -55,8 +55,7 @@ def _of_cache(
     if not reached.cores:
         return np.ones((len(tile_m), len(peak)))
     flops_per_byte = 2.0 * tile_m * tile_n / ((tile_m + tile_n) * item_bytes)
-    cache = memory_bytes_per_second * reached.l2_over_memory
-    return np.minimum(1.0, cache * flops_per_byte / peak)
+    return np.minimum(1.0, reached.l2_bytes_per_second(memory_bytes_per_second) * flops_per_byte / peak)
 
 
 def _of_waves(blocks: Floats, k: Floats, cores: int) -> Floats:

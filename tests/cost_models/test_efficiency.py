@@ -102,3 +102,9 @@ def test_an_undescribed_kind_is_an_error_that_lists_the_known():
     object.__setattr__(strange.chip, "kind", "npu")
     with pytest.raises(HardwareError, match="'npu' device; known kinds are gpu, tpu, cpu"):
         efficiency_of(replace(strange))
+
+
+def test_the_shared_cache_is_as_fast_as_it_was_measured_or_so_many_times_the_memory():
+    measured, unknown = (efficiency_of(published(name)) for name in ("gpu-h100-80gb-pcie", "gpu-t4"))
+    assert measured.l2_bytes_per_second(2e12) == pytest.approx(7.0e12, rel=0.01)
+    assert unknown.l2_bytes_per_second(3e11) == 2.5 * 3e11
