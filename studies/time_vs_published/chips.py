@@ -19,6 +19,20 @@ _CARDS = {
     "a40": ("gpu-a6000", 74.8e12, 149.7e12, 696e9, 48, 84, 128, 1.74e9),
     "h100-hbm2e": ("gpu-h100-80gb", 494.5e12, 989e12, 2.4e12, 96, 132, 128, 1.98e9),
 }  # fmt: skip
+_PRODUCTS = {
+    "quadro-rtx-8000": (0.672, 0.767),
+    "quadro-rtx-6000": (0.672, 0.767),
+    "titan-rtx": (0.70, 0.815),
+    "rtx-3080": (1.077, 1.075),
+    "rtx-a5000": (0.876, 0.88),
+    "a40": (0.806, 0.796),
+    "h100-hbm2e": (0.633, 0.64),
+}
+"""What the best products reach of those rates in 16 bits and in float32 or TF32 (source gemm-cards of
+`devices/efficiency.yaml`). Cards that were not measured lie between two of the same process, on the line through
+their watts and rates in logarithms: T4 (70 W, 42.2 TFLOP/s, 4.3 in float32) and V100 (300 W, 94.8 and 14.1) for
+Turing's 260 and 280 W; A4000 (140 W, 65.4) and A40 (300 W, 120.7); H100 PCIe (350 W, 484) and SXM (700 W, 797). One
+entry of a Titan RTX falls from 66 to 40 TFLOP/s between sizes and was not used: that card throttled."""
 _FLASH_2_ON_HOPPER = FusedAttention(
     full={64: (0.304, 200), 128: (0.348, 190)}, causal={64: (0.296, 545), 128: (0.337, 530)}, forward_over_backward=1.16
 )
@@ -85,8 +99,8 @@ def efficiency(chip: str, place: Cluster, *, attention: str = "") -> Efficiency:
     if chip in _CARDS:
         *_, cores, lanes, clock_hz = _CARDS[chip]
         found = replace(found, cores=cores, lanes=lanes, clock_hz=clock_hz)
-        if "bfloat16" not in place.chip.peak_flops_per_second:  # matrix units of Turing at Volta's full rate
-            found = replace(found, product=efficiency_of(cluster("gpu-v100-32gb")).product)
+        product, product_float32 = _PRODUCTS[chip]
+        found = replace(found, product=product, product_float32=product_float32)
     if attention and "float8" in place.chip.peak_flops_per_second:
         found = replace(found, attention=_FLASH_2_ON_HOPPER)
     return replace(found, attention=found.attention.slower(*_TRITON)) if attention == "triton" else found

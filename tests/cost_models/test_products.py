@@ -80,3 +80,22 @@ def test_products_on_a_v100_take_as_long_as_deepbench_measured(item_bytes, peak,
     ratios = np.log(shares * peak / 1e12 / [row[column] for row in _DEEPBENCH])
     assert abs(ratios.mean()) < 0.03
     assert abs(ratios).max() < 0.15
+
+
+_SQUARES = {
+    "gpu-rtx-2080ti": ("float16", 57.7), "gpu-rtx-3090": ("bfloat16", 75.7), "gpu-rtx-4090": ("bfloat16", 167),
+    "gpu-a6000": ("bfloat16", 122), "gpu-a100-40gb-pcie": ("bfloat16", 238), "gpu-l4": ("bfloat16", 69.8),
+}  # fmt: skip
+"""TFLOP/s of the best squares (torch-performance-test-data, database.md), most of them of 8192 or 10240.
+On Hopper, where cores of a cluster share what they read, the cache is priced as if they did not."""
+
+
+@pytest.mark.parametrize("name", _SQUARES)
+def test_large_squares_reach_what_was_measured_on_the_card(name):
+    dtype, expected = _SQUARES[name]
+    card = published(name)
+    peak = np.array([card.chip.peak_flops_per_second[dtype]])
+    square = np.array([[1.0, 8192.0, 8192.0, 8192.0]])
+    bandwidth = card.chip.memory_bytes_per_second
+    share_of_peak = product_flops_share(square, peak, np.array([2.0]), bandwidth, efficiency_of(card))
+    assert share_of_peak[0] * peak[0] / 1e12 == pytest.approx(expected, rel=0.06)
