@@ -16,6 +16,7 @@ from cost_models.workload import Kind, Op, Workload
 
 ONE_BY_ONE = frozenset({Kind.ELEMENTWISE, Kind.EXPENSIVE})
 """What works element for element."""
+_IN_TUPLES = frozenset({Kind.CONV, Kind.LOOP, Kind.BRANCH})
 _LONGEST = 2**14  # elements of a row that a Triton kernel holds at once (16,000 were, 20,000 were not; jax 0.10.2)
 _SHORT_CHAIN = 4  # operations between a sum over rows and the sum of these sums
 
@@ -48,7 +49,17 @@ class Rows:
         if any(not alike and read in self.statistics for read, alike in straight.items()):
             return ()
         size = self.workload.sizes[writes[0]]
-        return tuple(read for read, alike in straight.items() if alike and self.workload.sizes[read] == size)
+        alone = (read for read, alike in straight.items() if alike and not self._is_in_tuple(read))
+        return tuple(read for read in alone if self.workload.sizes[read] == size)
+
+    def _is_in_tuple(self, tensor: int) -> bool:
+        """Whether what makes this hands over several results: who reads one of them does not read its maker's result.
+
+        XLA shares a buffer with the maker of an operand alone (HeapSimulator). A library's convolution hands over its
+        workspace, too.
+        """
+        source = self.graph.producer.get(tensor)
+        return source is not None and self.graph.ops[source].kind in _IN_TUPLES
 
     @cached_property
     def statistics(self) -> frozenset[int]:

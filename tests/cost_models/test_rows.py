@@ -73,3 +73,17 @@ def test_a_result_may_take_the_place_of_what_is_read_element_for_element_alone()
 
     assert in_place(reversed_too)[0] == ()
     assert in_place(lambda step, x: step.op(Kind.ELEMENTWISE, (x,), (B, 256), dtype="bfloat16"))[0] == ()
+
+
+def test_a_result_takes_no_place_of_what_comes_in_a_tuple():
+    """A library's convolution hands over its workspace, too: who reads its result does not read the call itself."""
+
+    def behind(kind):
+        def build(step, x):
+            made = step.op(kind, (x,), (B, 256))
+            return step.op(Kind.ELEMENTWISE, (made,), (B, 256))
+
+        return build
+
+    assert in_place(behind(Kind.CONV))[0] == ()
+    assert len(in_place(behind(Kind.DOT))[0]) == 1
