@@ -2,7 +2,8 @@
 
 Batch and features change places in both operands of that gradient, and cuDNN reads neither so: both are written anew.
 Where the padding of a transposed one is uneven cuDNN does not dilate either: the input is then written with its zeros
-between, and the incoming gradient with its padding.
+between, and the incoming gradient with its padding. What several such gradients read of one image is one copy: XLA
+merges equal operations.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ def with_swapped_operands(workload: Workload) -> Workload:
     padded = {op.reads[0]: op.writes[0] for op in workload.ops if op.primitive == UNEVEN_PAD}
     tensors = list(workload.tensors)
     beside: dict[int, int] = {}
+    copies: dict[tuple[int, _Shape], int] = {}
     ops: list[Op] = []
     for op in workload.ops:
         if not _is_of_weights(workload, op, enlarged):
@@ -34,10 +36,14 @@ def with_swapped_operands(workload: Workload) -> Workload:
         if incoming in padded and image in enlarged:
             shape = _dilated(shape, tensors[incoming].shape)
             incoming = padded[incoming]
-        tensors += [replace(tensors[image], shape=shape), tensors[incoming]]
-        copy, beside[incoming] = len(tensors) - 2, len(tensors) - 1
-        ops.append(Op(Kind.MOVE, RELAYOUT, (image,), (copy,), phase=op.phase, layer=op.layer, region=op.region))
-        ops.append(replace(op, reads=(copy, beside[incoming], *op.reads[2:])))
+        if (image, shape) not in copies:
+            copies[image, shape] = len(tensors)
+            tensors.append(replace(tensors[image], shape=shape))
+            made = (copies[image, shape],)
+            ops.append(Op(Kind.MOVE, RELAYOUT, (image,), made, phase=op.phase, layer=op.layer, region=op.region))
+        beside[incoming] = len(tensors)
+        tensors.append(tensors[incoming])
+        ops.append(replace(op, reads=(copies[image, shape], beside[incoming], *op.reads[2:])))
     ordered = _before_readers(list(_with_results(ops, beside)), beside)
     return replace(workload, tensors=tuple(tensors), ops=tuple(ordered))
 

@@ -93,3 +93,19 @@ def test_what_is_padded_and_copied_at_once_is_in_memory():
     after = with_swapped_operands(before)
     kernels = kernels_of(after, after.ops, frozenset(after.outputs), GPU, 8)
     assert incoming in {write for kernel in kernels for write in kernel.writes}
+
+
+def test_what_several_gradients_read_of_one_image_is_copied_once():
+    """Two dilated convolutions of one image: their weights' gradients read one copy of it."""
+    step = Step()
+    x = step.input(B, SIDE, SIDE, IN)
+    step.phase = Phase.BACKWARD
+    gradients = []
+    for _ in range(2):
+        incoming = step.op(Kind.SORT, (x,), (B, SIDE, SIDE, OUT))
+        gradients.append(step.op(Kind.CONV, (x, incoming), (3, 3, IN, OUT), primitive=STRIDED_CONVOLUTION))
+    after = with_swapped_operands(step.workload(*gradients))
+    read = [next(op for op in after.ops if gradient in op.writes).reads for gradient in gradients]
+    assert read[0][0] == read[1][0]
+    assert read[0][1] != read[1][1]
+    assert len([op for op in after.ops if op.primitive == RELAYOUT and x in op.reads]) == 1
