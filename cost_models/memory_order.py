@@ -20,7 +20,6 @@ from dataclasses import dataclass, field, replace
 from cost_models.affine import Affine
 from cost_models.fusion import Kernel, in_update
 from cost_models.lowering import ZEROS_FOR_POOLING
-from cost_models.ordering import program_order
 from cost_models.workload import Kind, Op, Phase, Tensor, Workload
 
 _ZEROS = Op(Kind.BROADCAST, "broadcast_in_dim", (), (), layer="zeros")
@@ -28,17 +27,11 @@ _Rank = Callable[[int], tuple[float, ...]]
 
 
 def orders(workload: Workload, kernels: Sequence[Kernel], batch: int) -> Iterator[list[Kernel]]:
-    """The kernels in each of the three orders: list, depth first, post-order. Then as written, zeros first.
-
-    Where ranks tie at their bounds, as they do late in a deep net, XLA's depth-first order takes each layer's weights
-    up before it goes on to the layer below: that is how programs are written.
-    """
+    """The kernels in each of the three orders: list, depth first, post-order."""
     kernels = _with_zeros(workload, kernels)
     graph = _Graph(workload, kernels, batch)
     for order in (graph.by_list(), graph.depth_first(graph.by_weight()), graph.depth_first(None)):
         yield [kernels[place] for place in order]
-    written = sorted(kernels, key=lambda kernel: kernel.op is not _ZEROS)
-    yield program_order(workload, written, together=False)
 
 
 def _with_zeros(workload: Workload, kernels: Sequence[Kernel]) -> list[Kernel]:
@@ -85,8 +78,10 @@ class _Graph:
             for write in kernel.writes:
                 writer.setdefault(write, []).append(place)
         self.users = [0] * len(self.kernels)
+        rates = self._rates()
         for place, kernel in enumerate(self.kernels):
             made = dict.fromkeys(one for read in kernel.reads for one in _before(writer.get(read, ()), place))
+            made.update(dict.fromkeys(rates[read] for read in kernel.reads if rates.get(read, place) != place))
             self.reads.append(list(made))
             for one in made:
                 self.users[one] += 1
@@ -96,6 +91,21 @@ class _Graph:
         for end in self.ends:
             self.users[end] += 1
         self.before = self._with_readers_first(writer)
+
+    def _rates(self) -> dict[int, int]:
+        """By the counter of updates that a rate depends on: the kernel that works this rate out for all updates.
+
+        That is the kernel that updates a variable of one element, where there is one: XLA makes one kernel of both.
+        """
+        tensors = self.workload.tensors
+        counters = {v.tensor for v in self.workload.variables if _is_counter(tensors[v.tensor])}
+        found: dict[int, int] = {}
+        for place, kernel in enumerate(self.kernels):
+            small = all(tensors[write].shape and tensors[write].elements == Affine(1) for write in kernel.writes)
+            if in_update(kernel) and small:
+                for read in counters.intersection(kernel.reads):
+                    found.setdefault(read, place)
+        return found
 
     def _with_readers_first(self, writer: dict[int, list[int]]) -> list[list[int]]:
         """A new value takes the place of the old one, so it waits for those who read that.
@@ -157,6 +167,10 @@ class _Graph:
     def by_list(self) -> list[int]:
         """List scheduling by bytes freed less bytes defined, then by number of readers (ListMemoryScheduler)."""
         return _List(self).order()
+
+
+def _is_counter(tensor: Tensor) -> bool:
+    return not tensor.shape and tensor.dtype in ("int32", "int64")
 
 
 def _is_at_once(kernel: Kernel) -> bool:

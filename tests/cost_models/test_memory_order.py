@@ -5,7 +5,7 @@ import pytest
 from cost_models.fusion import kernels_of
 from cost_models.memory_order import orders
 from cost_models.targets import target_of
-from cost_models.workload import Kind, Op, Phase
+from cost_models.workload import Kind, Op, Phase, Role
 from tests.cost_models.made import B, Step
 from tests.cost_models.test_ordering import named, two_layers
 
@@ -77,3 +77,43 @@ def test_the_zeros_that_loops_of_one_shape_fill_are_one_kernel():
     assert sorted(zeros) == sorted([(first, second), (other,)])
     place = {write: at for at, kernel in enumerate(order) for write in kernel.writes if kernel.op.kind is Kind.LOOP}
     assert all(order.index(k) < place[k.writes[0]] for k in order if k.op.kind is Kind.BROADCAST)
+
+
+def with_counted_rate(of_one, counted=True):
+    """Two layers; the updates read how many there were so far, that of a bias of one element among them."""
+    step = Step()
+    first, second = step.weight("first", N, N), step.weight("second", N, N)
+    bias = step.weight("bias", *((1,) if of_one else (N,)))
+    counter = step.weight("iteration", role=Role.SLOT, dtype="int32")
+    x = step.input(B, N)
+    h = step.dot(x, first, (B, N), B, N, N)
+    y = step.dot(h, second, (B, N), B, N, N)
+    step.phase = Phase.BACKWARD
+    d_bias = step.op(Kind.REDUCE, (y,), (1,) if of_one else (N,))
+    d_second = step.dot(h, y, (N, N), N, B, N)
+    d_h = step.dot(y, second, (B, N), B, N, N)
+    d_first = step.dot(x, d_h, (N, N), N, B, N)
+    step.phase = Phase.UPDATE
+    names = {h: "h", y: "y", d_bias: "d_bias", d_second: "d_second", d_h: "d_h", d_first: "d_first"}
+    for name, weight, gradient in (("first", first, d_first), ("second", second, d_second), ("bias", bias, d_bias)):
+        shape = [size.fixed for size in step.tensors[weight].shape]
+        reads = (weight, gradient, counter) if counted else (weight, gradient)
+        new = step.op(Kind.ELEMENTWISE, reads, shape, primitive="sub")
+        step.new_value(weight, new)
+        names[new] = f"new_{name}"
+    return step.workload(), names
+
+
+@pytest.mark.parametrize(
+    ("of_one", "counted", "waits"), [(True, True, True), (False, True, False), (True, False, False)]
+)
+def test_the_kernel_that_updates_a_variable_of_one_element_works_the_rate_out_for_all(of_one, counted, waits):
+    workload, names = with_counted_rate(of_one, counted)
+    for order in of(workload)[1:]:
+        placed = named(order, names)
+        assert (placed.index("new_bias") < placed.index("new_first")) is waits
+
+
+def test_no_order_but_these_three_is_tried():
+    workload, _ = two_layers()
+    assert len(of(workload)) == 3
