@@ -15,7 +15,12 @@ from cost_models.affine import Affine
 from cost_models.broadcasts import with_broadcasts
 from cost_models.embedding_tables import with_whole_rows
 from cost_models.packed_masks import MOST_SAMPLES, with_packed_masks
-from cost_models.padding import with_dilated_gradients, with_shared_padding, with_uneven_padding_alone
+from cost_models.padding import (
+    with_dilated_gradients,
+    with_shared_padding,
+    with_uneven_padding_alone,
+    without_cropping,
+)
 from cost_models.polynomials import as_polynomials
 from cost_models.repeats import without_repeats
 from cost_models.rewriting import rewritten
@@ -58,7 +63,7 @@ def lower(workload: Workload, target: Target, batch: int | None = None) -> Workl
         workload = with_whole_rows(workload, target.tile_lanes, target.tile_rows, target.on_chip_bytes)
         workload = _with_moved_features(workload)
     if target.copies_kernels:
-        workload = with_swapped_operands(with_shared_padding(workload))
+        workload = with_swapped_operands(with_shared_padding(without_cropping(workload)))
         workload = with_dilated_gradients(with_uneven_padding_alone(workload))
         workload = _with_copied_kernels(workload)
     if target.scatters_pooling and any(op.kind is Kind.POOL_GRADIENT for op in workload.ops):

@@ -25,6 +25,27 @@ def with_uneven_padding_alone(workload: Workload) -> Workload:
     return replace(workload, tensors=tuple(padding.tensors), ops=ops)
 
 
+def without_cropping(workload: Workload) -> Workload:
+    """The workload without copies that lack the last rows of an image, which a strided convolution does not reach.
+
+    cuDNN works the gradient of such a convolution's weights out from the whole image: it takes the padding and the
+    stride of the convolution itself.
+    """
+    read_by: dict[int, set[Kind]] = {}
+    for op in workload.ops:
+        for read in op.reads:
+            read_by.setdefault(read, set()).add(op.kind)
+
+    def crops(op: Op) -> bool:
+        if op.primitive != UNEVEN_PAD or read_by.get(op.writes[0]) != {Kind.CONV}:
+            return False
+        added = _added(workload, op)
+        return max(added) <= 0 and min(added) < 0
+
+    ops = tuple(replace(op, kind=Kind.VIEW) if crops(op) else op for op in workload.ops)
+    return workload if ops == workload.ops else replace(workload, ops=ops)
+
+
 def with_shared_padding(workload: Workload) -> Workload:
     """The same image padded to the same shape is padded once: XLA merges equal operations."""
     first: dict[tuple[int, tuple[Affine, ...]], int] = {}

@@ -1,7 +1,15 @@
 """How much of an uneven padding is written on GPUs, and what strided grouped convolutions read in the backward pass."""
 
 from cost_models.affine import Affine
-from cost_models.padding import with_dilated_gradients, with_shared_padding, with_uneven_padding_alone
+from cost_models.graph import Graph
+from cost_models.lowering import lower
+from cost_models.padding import (
+    with_dilated_gradients,
+    with_shared_padding,
+    with_uneven_padding_alone,
+    without_cropping,
+)
+from cost_models.targets import target_of
 from cost_models.workload import RELAYOUT, UNEVEN_PAD, Kind, Phase
 from tests.cost_models.made import B, Step, dim
 
@@ -74,3 +82,29 @@ def test_two_convolutions_that_pad_one_image_alike_share_what_is_padded():
     assert [maker(after, end).reads[0] for end in ends] == [pads[0], pads[0], pads[2]]
     assert len(after.ops) == len(before.ops) - 1
     assert with_shared_padding(after) is after
+
+
+def cropped(other_reader=False, side=SIDE - 1):
+    """The gradient of a 1 x 1 convolution's weights, of stride 2: the last row and column are not reached."""
+    step = Step()
+    x, w = step.input(B, SIDE, SIDE, CHANNELS), step.weight("kernel", 1, 1, CHANNELS, CHANNELS)
+    image_made = step.op(Kind.SORT, (x,), (B, SIDE, SIDE, CHANNELS))
+    y = step.op(Kind.CONV, (image_made, w), (B, SIDE // 2, SIDE // 2, CHANNELS))
+    step.phase = Phase.BACKWARD
+    less = step.op(Kind.MOVE, (image_made,), (B, side, side, CHANNELS), primitive=UNEVEN_PAD)
+    of_weights = step.op(Kind.CONV, (less, y), (1, 1, CHANNELS, CHANNELS))
+    ends = [of_weights] + ([step.op(Kind.ELEMENTWISE, (less,), (B, side, side, CHANNELS))] if other_reader else [])
+    return step.workload(*ends), image_made, of_weights
+
+
+def test_rows_that_a_strided_convolution_does_not_reach_are_not_copied_away():
+    workload, whole, of_weights = cropped()
+    target = target_of("gpu")
+    lowered = lower(workload, target)
+    graph = Graph(lowered.ops, frozenset({of_weights}), target)
+    assert graph.of(maker(lowered, of_weights).reads[0]) == whole
+
+
+def test_what_something_else_reads_or_what_is_larger_is_written():
+    for workload in (cropped(other_reader=True)[0], cropped(side=SIDE + 1)[0]):
+        assert without_cropping(workload) == workload
