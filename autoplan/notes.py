@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,6 +12,8 @@ from autoplan.known_issues import Effect, Versions, applying
 from cost_models.config import TrainConfig
 from cost_models.hardware import Cluster
 
+BUSY_SHARE = 0.25
+"""From this share of the processors on, what others take is told beside a verified speed-up."""
 SETUP_SHARE = 0.2
 """Above this share of a trial, what the script does before fit is worth a builder."""
 
@@ -75,6 +77,18 @@ def setup_note(setup_seconds: float, trial_seconds: float) -> str | None:
     return (
         f"what the script does before fit takes {setup_seconds:.1f} s, {setup_seconds / trial_seconds:.0%} of a trial, "
         "and every trial pays it; a file with build_model() and train_data() would be quicker to tune"
+    )
+
+
+def busy_note(others_busy: Iterable[float | None], processors: int) -> str | None:
+    """A warning where other processes took a good part of the machine while baseline and winner were compared."""
+    most = max((one for one in others_busy if one is not None), default=0.0)
+    if most < BUSY_SHARE * processors:
+        return None
+    there = figures.counted(processors, "processor")
+    return (
+        f"other processes kept {figures.significant(most)} of this machine's {there} busy while baseline and plan were "
+        "compared: both were slowed, and not alike; measure again on a quiet machine before you rely on the speed-up"
     )
 
 

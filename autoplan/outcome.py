@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
@@ -13,7 +14,7 @@ from autoplan.evidence import Verified, unverified
 from autoplan.explanation import contributions, idle_devices, measured_rates, predicted_rates, scaling
 from autoplan.forecasts import Findings
 from autoplan.jobs import Observation
-from autoplan.notes import baseline_notes, notes_for, setup_note
+from autoplan.notes import baseline_notes, busy_note, notes_for, setup_note
 from autoplan.objective import PlannedFit, settled_compile_seconds
 from autoplan.plan import (
     DEFAULT_FUNCTION,
@@ -175,6 +176,8 @@ def measured_plan(
     tried, ranked = _restated(tried, between), [_with_interval(record, between) for record in ranked]
     choice = _choose(findings, tried, verified, ranked)
     setup = None if request.source.kind == "instance" else _setup_note(tried)  # what is before fit is autoplan's own
+    runs = [run.measurement.others_busy_processors for one in verified or () for run in one.runs]
+    busy = busy_note(runs, os.cpu_count() or 1)
     return _plan(
         request,
         findings,
@@ -189,6 +192,7 @@ def measured_plan(
         left_out=tried.left_out,
         notes=[
             choice.why,
+            *([busy] if busy else []),
             *_explained(findings, tried, choice.config),
             *corrections.told(tried.records),
             f"trials ended: {tried.ended}",

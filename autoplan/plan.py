@@ -73,6 +73,9 @@ class Measurement(Value):
     micro_steps: int
     group_seconds: list[float] = Field(description="seconds a micro-step, one entry a group")
     simulated_devices: bool = False
+    others_busy_processors: float | None = Field(
+        None, description="processors that other processes kept busy meanwhile, on average"
+    )
     wall_seconds: float
     notes: list[str] = []
 

@@ -7,6 +7,7 @@ import ctypes
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -121,6 +122,32 @@ def _status(pid: int) -> dict[str, int]:
 def free_bytes() -> int:
     """Memory that can be had at once, in bytes: of this machine, or less where a control group leaves less."""
     return min([int(psutil.virtual_memory().available), *control_groups.free_bytes()])
+
+
+class Neighbours:
+    """How much of this machine's processors other processes take while this one works, from its making on."""
+
+    def __init__(self) -> None:
+        self._started = time.perf_counter()
+        self._others = _others_seconds()
+
+    def busy_processors(self) -> float:
+        """As many as others kept busy on average; this process and its descendants are no others."""
+        seconds = time.perf_counter() - self._started
+        return max(0.0, _others_seconds() - self._others) / seconds if seconds > 0 else 0.0
+
+
+def _others_seconds() -> float:
+    """Processor time that others have taken since the machine started."""
+    every = psutil.cpu_times()
+    idle = every.idle + getattr(every, "iowait", 0.0)
+    # On Linux time of guests is counted as that of users, too.
+    guests = getattr(every, "guest", 0.0) + getattr(every, "guest_nice", 0.0)
+    own = 0.0
+    for process in tree(os.getpid()):
+        with contextlib.suppress(psutil.Error):
+            own += sum(process.cpu_times()[:4])  # user and system, its own and of children that ended
+    return sum(every) - idle - guests - own
 
 
 def kill(processes: Iterable[psutil.Process]) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import keras
 
+from autoplan import processes
 from autoplan.plan import Measurement
 from autoplan.runtime import callbacks, data, peek, stream
 from autoplan.runtime.apply import Change
@@ -68,7 +69,9 @@ def measure(
     call.model.train_function = None  # an earlier fit of the same model left one that is compiled, and not watched
     timer = _timer(call, backend, watch, options, on_phase)
     call.arguments = peek.told_of_end(call.arguments, timer.data_ended)
+    neighbours = processes.Neighbours()
     _timed_fit(call, timed_arguments(call, facts, change), timer)
+    others_busy = neighbours.busy_processors()
     seconds = timer.known_seconds()
     batch_size = change.wanted.batch.global_size if change is not None else facts.batch
     notes = _extras(call, facts, change, options, on_phase)
@@ -99,6 +102,7 @@ def measure(
         micro_steps=timer.micro_steps,
         group_seconds=seconds,
         simulated_devices=simulated,
+        others_busy_processors=others_busy,
         wall_seconds=time.perf_counter() - started + setup_seconds,
         notes=notes,
     )

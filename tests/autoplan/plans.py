@@ -66,6 +66,7 @@ def measurement(
         "micro_steps": 1000,
         "group_seconds": [micro_step_seconds] * 8,
         "simulated_devices": False,
+        "others_busy_processors": 0.0,
         "wall_seconds": 9.5,
         "notes": [],
     }

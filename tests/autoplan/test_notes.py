@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from autoplan.notes import baseline_notes, learning_rate_rule, limit_note, notes_for, setup_note
+from autoplan.notes import baseline_notes, busy_note, learning_rate_rule, limit_note, notes_for, setup_note
 from tests.autoplan.facts import VERSIONS, cluster, config, observation
 
 
@@ -141,6 +141,15 @@ def test_a_builder_is_suggested_above_a_fifth_of_a_trial(setup_seconds, suggeste
     assert bool(told) is suggested
     if suggested:
         assert told.startswith("what the script does before fit takes 2.1 s, 21% of a trial, and every trial pays it")
+
+
+def test_a_machine_that_others_use_is_told_beside_a_speed_up():
+    assert busy_note([], 4) is None
+    assert busy_note([None, 0.2, 0.99], 4) is None
+    assert busy_note([None, 0.2, 1.26], 4) == (
+        "other processes kept 1.26 of this machine's 4 processors busy while baseline and plan were compared: both "
+        "were slowed, and not alike; measure again on a quiet machine before you rely on the speed-up"
+    )
 
 
 def test_a_limit_on_memory_is_told_with_what_it_was_held_against():

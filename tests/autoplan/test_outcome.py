@@ -13,6 +13,7 @@ from autoplan.requests import TuneRequest
 from autoplan.source import SourceSpec
 from autoplan.space import Space
 from autoplan.trials import Tried
+from autoplan.verify import Timed
 from cost_models.config import TrainConfig
 from tests.autoplan import plans
 from tests.autoplan.facts import VERSIONS, cluster, config, observation
@@ -152,6 +153,16 @@ def test_the_whole_fit_is_compilation_and_every_micro_step_of_the_script():
     assert decide([verified(WINNER)], samples=None, steps_per_epoch=None).whole_fit is None
     failed = decide([verified(WINNER)], baseline=None, reference=record(2, OTHER, 0.02), samples=1000, epochs=4)
     assert (failed.whole_fit.baseline_seconds, failed.whole_fit.speedup) == (None, None)
+
+
+def test_pairs_beside_other_work_are_told():
+    def runs(others):
+        figures = plans.measurement(0.02, size=256, others_busy_processors=others)
+        return (Timed(WINNER, Measurement.model_validate(figures)),)
+
+    quiet, busy = replace(verified(WINNER), runs=runs(0.0)), replace(verified(WINNER), runs=runs(1000.0))
+    assert not any("other processes" in note for note in decide([quiet]).notes)
+    assert decide([busy]).notes[1].startswith("other processes kept 1,000 of ")
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [(0.1015, OTHER), (0.103, WINNER)])

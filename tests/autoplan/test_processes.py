@@ -6,6 +6,7 @@ import mmap
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,30 @@ def test_the_most_that_a_process_held_is_not_missed_between_two_looks(holder):
     now, most = processes.alone_bytes(holder.pid), processes.alone_bytes(holder.pid, ever=True)
     assert now < 128 * MIB
     assert 256 * MIB < most < 384 * MIB
+
+
+LOOK = """
+import time
+from autoplan import processes
+def work(seconds):
+    end = time.process_time() + seconds
+    while time.process_time() < end: pass
+look = processes.Neighbours()
+started = time.perf_counter()
+work(0.5)
+print(look.busy_processors(), 0.5 / (time.perf_counter() - started))
+"""
+
+
+@linux
+def test_what_others_take_of_the_processors_is_told_from_ones_own():
+    """Two processes work for half a second each, at once: to either the other is a neighbour, and itself is none."""
+    start = partial(subprocess.Popen, [sys.executable, "-c", LOOK], stdout=subprocess.PIPE, text=True)
+    with start() as one, start() as other:
+        told = [[float(figure) for figure in process.communicate()[0].split()] for process in (one, other)]
+    for others, own in told:
+        assert others <= (os.cpu_count() or 1) - own + 0.2
+    assert max(others for others, _ in told) > 0.2
 
 
 PAGES = """
