@@ -91,7 +91,7 @@ def optimize(
     data             what `fit` takes: (x, y), a dict of its arguments such as {"x": x, "y": y, "batch_size": 64}, or a
                      function that makes either; None trains on synthetic batches
     budget           seconds, or a time with units: "10m"
-    effective_batch  "keep", or samples an update that may be tried: "64..4096" or (64, 4096)
+    effective_batch  "keep", or samples an update: "256" sets them, "64..4096" or (64, 4096) may be tried
     fix, only        knobs that are set, as {"precision": "float32"}, and the ones that may be tuned, as ["batch"]
     headroom         fraction of the device's memory that stays free
     memory_limit     bytes that the training may take at most, or a size with a unit: "2GiB"

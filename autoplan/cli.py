@@ -64,7 +64,7 @@ WitnessCount = Annotated[
     typer.Option(min=0, metavar="N", help="For hardware not here: have its compiler check N.", show_default=False),
 ]
 EffectiveBatch = Annotated[
-    str, typer.Option(metavar="keep|LO..HI", help="Samples an update: as they are, or searched between.")
+    str, typer.Option(metavar="keep|N|LO..HI", help="Samples an update: as they are, N, or searched between.")
 ]
 Pins = Annotated[
     list[str] | None, typer.Option(metavar="K=V", help="Pin a setting, such as precision=float32. Repeatable.")

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 _DURATION = re.compile(r"(?:([0-9]+(?:\.[0-9]+)?)h)?(?:([0-9]+(?:\.[0-9]+)?)m)?(?:([0-9]+(?:\.[0-9]+)?)s)?")
 _SHARE = re.compile(r"([0-9]+(?:\.[0-9]+)?)%")
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([kmgt]i?b|[kmgt])")
+_WHOLE = re.compile(r"[0-9]+")
 _RANGE = re.compile(r"([0-9]+)\.\.([0-9]+)")
 _AXES = ("data", "model")
 _NAMED = {
@@ -60,13 +61,17 @@ def size_bytes(text: str) -> int:
 
 
 def batch_range(text: str) -> tuple[int, int] | None:
-    """`keep` -> None; `64..4096` -> (64, 4096), in samples an update. ConfigError for anything else."""
+    """`keep` -> None; `64..4096` -> (64, 4096) and `64` -> (64, 64), in samples an update; ConfigError for other words."""
     if text.strip() == "keep":
         return None
+    if _WHOLE.fullmatch(text.strip()) and int(text) > 0:
+        return int(text), int(text)
     match = _RANGE.fullmatch(text.strip())
     low, high = (int(part) for part in match.groups()) if match else (0, 0)
     if not 1 <= low <= high:
-        raise refused(f"--effective-batch {text}: expected `keep`, or samples an update from..to, such as 64..4096")
+        raise refused(
+            f"--effective-batch {text}: expected `keep`, samples an update such as 256, or from..to such as 64..4096"
+        )
     return low, high
 
 

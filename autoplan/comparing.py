@@ -384,5 +384,8 @@ def _notes(baseline: TrainConfig, rows: Sequence[Row], observation: Observation)
             "fits without"
         )
     if any(row.hardware == "local" for row in rows):
-        notes.append("local: memory is that of the training alone, without what the process holds besides")
+        notes.append(
+            "local: memory is that of the training alone, without what the process holds besides; MFU is of the peak "
+            "that was probed, no data sheet's"
+        )
     return notes

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autoplan import figures
+from autoplan.hardware import LOCAL
 from autoplan.plan import BaselineRecord, CompilerEvidence, Evidence, Measurement, Plan, Rescue, WholeFit
 from autoplan.rescue import spoken_changes
 from cost_models.config import Batch, TrainConfig
@@ -80,9 +81,9 @@ def rows(plan: Plan) -> list[Row]:
     they don't compare.
     """
     compiled = plan.compiled if plan.config == plan.baseline.config else None  # of the same program
-    own, simulated = plan.baseline, plan.hardware.simulated
-    baseline = _column(_Side(own.config, own.measured, own.predicted, simulated, compiled))
-    chosen = _column(_Side(plan.config, plan.measured, plan.predicted, plan.hardware.simulated, plan.compiled))
+    own, simulated, probed = plan.baseline, plan.hardware.simulated, plan.hardware.name == LOCAL
+    baseline = _column(_Side(own.config, own.measured, own.predicted, simulated, compiled, probed))
+    chosen = _column(_Side(plan.config, plan.measured, plan.predicted, simulated, plan.compiled, probed))
     if plan.baseline.failure is not None and plan.baseline.measured is None:
         baseline = _failed_column(plan.baseline)
     whole = [] if plan.whole_fit is None else [_whole_fit_row(plan.whole_fit)]
@@ -204,13 +205,14 @@ def numerics(plan: Plan) -> str | None:
 
 @dataclass(frozen=True)
 class _Side:
-    """What is known of one configuration."""
+    """What is known of one configuration. `probed`: the hardware's peak is what was measured here, no data sheet's."""
 
     config: Mapping[str, Any]
     measured: Measurement | None
     predicted: Mapping[str, Any] | None
     simulated: bool
     compiled: CompilerEvidence | None = None
+    probed: bool = False
 
     def forecast(self, section: str, key: str) -> Any:
         """A figure of the estimate, of the compiled program where there is one; None when there is none."""
@@ -301,12 +303,13 @@ def _mfu(side: _Side) -> Cell:
     if mfu is None or not predicted_seconds:
         return Cell(figures.NOT_KNOWN)
     if side.measured is None:
-        return Cell(figures.percent(mfu), side.tier)
+        return Cell(figures.percent(mfu), f"{side.tier}, probed peak" if side.probed else side.tier)
     whole = TrainConfig.from_dict(side.config).batch.global_size
     achieved = mfu * predicted_seconds / whole * side.measured.samples_per_second
     if achieved > 1:  # this machine's peak is itself a measurement, and was taken at a worse time than this one
         return Cell(figures.NOT_KNOWN, "faster than the probed peak")
-    return Cell(figures.percent(achieved), f"{side.tier.replace('measured', 'measured time')}, analytic FLOPs")
+    peak = ", probed peak" if side.probed else ""
+    return Cell(figures.percent(achieved), f"{side.tier.replace('measured', 'measured time')}, analytic FLOPs{peak}")
 
 
 def _compile_time(side: _Side) -> Cell:

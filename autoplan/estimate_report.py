@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 
 from autoplan import figures
+from autoplan.hardware import LOCAL
 from autoplan.report import heading, open_table, to_know
 from cost_models.config import TrainConfig
 
@@ -55,7 +56,7 @@ def estimated(estimate: Mapping[str, Any], *, explain: bool = False) -> Renderab
         _memory(estimate["memory"], explain),
         _fits(estimate["memory"]),
         heading("Time"),
-        _time(estimate["time"], explain),
+        _time(estimate["time"], explain, probed=estimate["hardware"] == LOCAL),
         _band(estimate["time"], estimate.get("accuracy")),
         *_largest(estimate.get("explanation") or {}),
         *_coverage(estimate.get("coverage") or {}, explain),
@@ -159,7 +160,7 @@ def _fits(memory: Mapping[str, Any]) -> str:
     return f"{verdict}: it may need {figures.size(upper)}, and may use {offered}{kept}."
 
 
-def _time(time: Mapping[str, Any], explain: bool) -> RenderableType:
+def _time(time: Mapping[str, Any], explain: bool, *, probed: bool = False) -> RenderableType:
     table = open_table("", "figure", "share", *(["what it is"] if explain else []))
     whole = time.get("micro_step_seconds")
 
@@ -172,7 +173,9 @@ def _time(time: Mapping[str, Any], explain: bool) -> RenderableType:
         row("  " + name.removesuffix("_seconds"), figures.seconds(part), meaning, _share(part, whole))
     row("update", figures.seconds(time.get("update_seconds")), "one change of the weights")
     row("samples/s", figures.rate(time.get("samples_per_second")), "over all devices")
-    row("MFU", figures.percent(time.get("mfu")), "model FLOPs over the devices' peak; recomputation does not count")
+    peak = "peak that was probed, no data sheet's" if probed else "peak"
+    meaning = f"model FLOPs over the devices' {peak}; recomputation does not count"
+    row("MFU, of the probed peak" if probed else "MFU", figures.percent(time.get("mfu")), meaning)
     row("bound by", str(time.get("bound") or figures.NOT_KNOWN), "the largest of the four parts")
     return table
 

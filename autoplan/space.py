@@ -279,9 +279,13 @@ def _effective_batches(observation: Observation, baseline: TrainConfig, wishes: 
     if wishes.effective_range is None or "batch" not in wishes.free:
         return [own]
     low, high = wishes.effective_range
+    if low == high and low <= (observation.samples or low):
+        return [low]
     most = min(high, observation.samples or high)
     powers = [2**exponent for exponent in range(most.bit_length()) if low <= 2**exponent <= most]
     sizes = sorted({*powers, *([own] if low <= own <= high else [])})
+    if not sizes and low == high:
+        raise ConfigError(f"--effective-batch {low}: an epoch has no more than {observation.samples} samples")
     if not sizes:
         raise ConfigError(
             f"--effective-batch {low}..{high}: no power of two lies in it"

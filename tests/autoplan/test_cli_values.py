@@ -38,15 +38,17 @@ def test_what_is_no_share(text):
 def test_effective_batches():
     assert cli_values.batch_range("keep") is None
     assert cli_values.batch_range("64..4096") == (64, 4096)
-    assert cli_values.batch_range("64..64") == (64, 64)
+    assert cli_values.batch_range("64..64") == cli_values.batch_range("64") == (64, 64)
 
 
-@pytest.mark.parametrize("text", ["", "64", "64-128", "128..64", "0..4", "64..", "..64", "a..b", "1..2..3", "-1..4"])
+@pytest.mark.parametrize(
+    "text", ["", "0", "64.0", "64-128", "128..64", "0..4", "64..", "..64", "a..b", "1..2..3", "-1..4"]
+)
 def test_what_is_no_range(text):
     with pytest.raises(ConfigError) as caught:
         cli_values.batch_range(text)
     assert str(caught.value) == (
-        f"--effective-batch {text}: expected `keep`, or samples an update from..to, such as 64..4096"
+        f"--effective-batch {text}: expected `keep`, samples an update such as 256, or from..to such as 64..4096"
     )
 
 

@@ -88,6 +88,12 @@ def test_mfu_takes_the_measured_time_over_the_predicted_one():
     assert found.baseline == Cell("17%", "measured time, analytic FLOPs")
 
 
+def test_the_mfu_of_this_machine_is_of_a_probed_peak():
+    local = plans.plain_plan()["hardware"] | {"name": "local"}
+    assert row(plans.plan(hardware=local), "MFU").evidence == "measured time, analytic FLOPs, probed peak"
+    assert row(analytic(hardware=local), "MFU").evidence == "analytic, probed peak"
+
+
 def test_what_is_not_known_stays_unknown():
     plan = plans.plan(predicted=None, measured=plans.measurement(compile_seconds=None, peak_bytes=None))
     for name in ("MFU", "compile time", "peak memory a device"):

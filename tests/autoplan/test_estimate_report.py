@@ -48,6 +48,12 @@ def test_time_by_part_with_shares_of_the_micro_step():
     assert ["bound by", "compute"] in rows
 
 
+def test_the_mfu_of_this_machine_says_that_its_peak_was_probed():
+    here = plans.estimate() | {"hardware": "local"}
+    assert ["MFU, of the probed peak", "21%"] in lines(here)
+    assert "model FLOPs over the devices' peak that was probed, no data sheet's" in text(here, explain=True)
+
+
 def test_time_has_a_band_where_a_study_has_measured_such_hardware():
     """3.5 ms, and nine of ten rows took 0.5 to 2 times what was predicted."""
     accuracy = {"low_ratio": 0.5, "high_ratio": 2.0, "share": 0.9, "rows": 800, "of": "rows", "source": "studies/rows"}

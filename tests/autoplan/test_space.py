@@ -290,6 +290,15 @@ def test_an_impossible_wish_is_told_with_what_would_be_legal(wishes, told):
     assert told in str(caught.value)
 
 
+def test_a_single_effective_batch_is_that_and_no_other():
+    """48 is no power of two, and the script's own 64 is not in the range."""
+    found = space(config(64), effective_batch=(48, 48))
+    assert values(found, lambda c: c.batch.effective) == {48}
+    assert found.baseline.batch.effective == 64
+    with pytest.raises(ConfigError, match="--effective-batch 2000: an epoch has no more than 1024 samples"):
+        space(config(64), effective_batch=(2000, 2000), facts={"samples": 1024})
+
+
 def test_an_odd_effective_batch_does_not_divide_over_a_pinned_mesh():
     with pytest.raises(ConfigError) as caught:
         space(config(30), devices=8, fix={"mesh": "data=8"})
