@@ -61,7 +61,7 @@ def size_bytes(text: str) -> int:
 
 
 def batch_range(text: str) -> tuple[int, int] | None:
-    """`keep` -> None; `64..4096` -> (64, 4096) and `64` -> (64, 64), in samples an update; ConfigError for other words."""
+    """`keep` -> None; `64..4096` -> (64, 4096) and `64` -> (64, 64), in samples an update; ConfigError for the rest."""
     if text.strip() == "keep":
         return None
     if _WHOLE.fullmatch(text.strip()) and int(text) > 0:
