@@ -98,7 +98,7 @@ def test_words_of_the_script_need_the_two_dashes(folder, asked):
         (["--budget", "10"], "--budget 10: expected a time with units, such as 90s, 10m or 1h30m"),
         (
             ["--effective-batch", "9..3"],
-            "--effective-batch 9..3: expected `keep`, or samples an update from..to, such as 64..4096",
+            "--effective-batch 9..3: expected `keep`, samples an update such as 256, or from..to such as 64..4096",
         ),
         (["--fix", "precision"], "--fix precision: expected KEY=VALUE, such as precision=float32 or mesh=data=8"),
         (
