@@ -39,8 +39,8 @@ class Accuracy:
 
 
 PUBLISHED = Accuracy(0.91, 1.61, 797, "published micro-steps on NVIDIA GPUs", "studies/time_vs_published")
-PROCESSOR = Accuracy(0.83, 1.34, 133, "configurations on a processor that was probed", "studies/time_vs_this_cpu")
-"""Quantiles of `results.csv` of each; a test holds them against it."""
+PROCESSOR = Accuracy(0.82, 1.26, 133, "configurations on a processor that was probed", "studies/time_vs_this_cpu")
+"""Of `results.csv` of each, which a test holds them against."""
 
 
 def accuracy(cluster: Cluster) -> Accuracy | None:
