@@ -31,6 +31,8 @@ from cost_models.schema import Reader, mapping, number, optional, positive, read
 
 LOCAL = "local"
 _PROFILE_SCHEMA = 3
+_LARGEST_BYTES = 2**20
+"""Of a hardware file."""
 _BUSY = 0.75
 """Processes a processor from which on other work takes a good part of what is measured."""
 _RATES_BY_SIZE = partial(read_mapping, readers=positive(number))
@@ -271,6 +273,12 @@ def _is_path(name: str) -> bool:
 
 def _from_file(path: Path) -> Cluster:
     try:
+        if path.exists() and not path.is_file():
+            raise HardwareError(f"{path} is not a regular file; expected a hardware file in YAML")
+        if path.stat().st_size > _LARGEST_BYTES:
+            raise HardwareError(
+                f"{path} holds more than {_LARGEST_BYTES // 2**20} MiB; expected a hardware file in YAML"
+            )
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise HardwareError(f"there is no hardware file {path}") from None

@@ -185,9 +185,11 @@ def _find_installed(top: str) -> importlib.machinery.ModuleSpec | None:
 
 
 def _read(path: Path) -> bytes:
-    if path.is_dir():
-        raise SourceError(f"{path} is a folder; expected a Python file, or -m package.module")
     try:
+        if path.is_dir():
+            raise SourceError(f"{path} is a folder; expected a Python file, or -m package.module")
+        if path.exists() and not path.is_file():  # a pipe is read once, and every trial runs the source anew
+            raise SourceError(f"{path} is not a regular file; expected a Python file that can be read more than once")
         content = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         raise SourceError(f"there is no file {path}{_near_files(path)}") from None
@@ -206,6 +208,8 @@ def _near_files(path: Path) -> str:
     folder = path.parent
     if not folder.is_dir():
         return f": there is no folder {folder}"
+    if path.is_symlink():
+        return f": it is a link to {path.readlink()}, which is not there"
     names = sorted(entry.name for entry in folder.iterdir() if entry.suffix == ".py")
     near = _near(path.name, names)
     where = "this folder" if folder == Path() else str(folder)

@@ -13,6 +13,8 @@ from cost_models.schema import flag, mapping, memory, number, optional, raised_a
 
 LINK_KINDS = ("torus", "mesh", "switch", "direct", "network", "host", "memory")
 CHIP_KINDS = ("tpu", "gpu", "cpu")
+MOST_DEVICES = 2**24
+"""Nobody has more, and every one of their divisors is looked at."""
 
 # What one more simulated device adds to a small collective: 2 took 0.1 ms and 8 took 0.25 to 0.45 ms on two x86-64
 # cores (jax 0.10.2, 2026-11-29).
@@ -171,6 +173,8 @@ class Cluster:
     local: bool = False
 
     def __post_init__(self) -> None:
+        if self.devices > MOST_DEVICES:
+            raise HardwareError(f"{self.name}: {self.devices} devices; expected at most {MOST_DEVICES}")
         if self.devices < 1 or self.hosts < 1 or self.devices % self.hosts:
             raise HardwareError(f"{self.name}: {self.devices} devices do not spread evenly over {self.hosts} hosts")
         if self.topology and (min(self.topology) < 1 or self.devices % prod(self.topology)):

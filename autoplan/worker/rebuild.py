@@ -44,7 +44,7 @@ def run_to_fit(source: SourceSpec, on_builder: OnBuilder, *, directory: str | No
 
 def left_early(source: SourceSpec, error: SystemExit) -> ScriptFailed:
     """The error for a script that ended itself: what it said is in `sys.exit`'s own text, or in its output."""
-    if isinstance(error.code, str):
+    if not isinstance(error.code, int):  # what Python prints on the way out: a text, or an exception
         return ScriptFailed(f"{source.path} ended itself before its fit: {error.code}")
     return ScriptFailed(f"{source.path} left with exit code {error.code} before its fit{SEE_OUTPUT}")
 

@@ -1,6 +1,7 @@
 """Names, files and this machine: what each becomes, and what a wrong one is told."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -103,6 +104,9 @@ def test_a_cluster_written_as_yaml_is_read_back(tmp_path):
         ("- 1", "a hardware description must be a mapping"),
         ("", "a hardware description must be a mapping"),
         ("base: gpu-t4\nhost: 2", "hardware has an unknown key 'host'; did you mean hosts?"),
+        (f"base: gpu-t4\ndevices: {'1' * 5000}", "is no YAML: Exceeds the limit"),
+        ("base: gpu-t4\nname: 9999-99-99", "is no YAML: month must be in 1..12"),
+        ("[" * 5000, "is no YAML: maximum recursion depth exceeded"),
         ("base: gpu-t4\nchip: {memory_bytes: much}", "chip.memory_bytes is 'much'; expected bytes"),
     ],
 )
@@ -115,9 +119,17 @@ def test_a_wrong_file_is_told_with_its_path(tmp_path, text, message):
     assert message in str(caught.value)
 
 
-def test_a_folder_is_no_hardware_file(tmp_path):
-    with pytest.raises(HardwareError, match="cannot be read"):
+def test_what_is_no_file_or_too_large_a_one_is_no_hardware_file(tmp_path):
+    with pytest.raises(HardwareError, match="is not a regular file; expected a hardware file in YAML"):
         hardware.resolve(f"{tmp_path}/")
+    os.mkfifo(tmp_path / "pipe.yaml")
+    with pytest.raises(HardwareError, match="is not a regular file"):
+        hardware.resolve(str(tmp_path / "pipe.yaml"))
+    (tmp_path / "large.yaml").write_bytes(b"#" * (2**20 + 1))
+    with pytest.raises(HardwareError, match="holds more than 1 MiB; expected a hardware file"):
+        hardware.resolve(str(tmp_path / "large.yaml"))
+    with pytest.raises(HardwareError, match=r"cannot be read: .*too long"):
+        hardware.resolve("h" * 5000 + ".yaml")
 
 
 def test_this_processor_has_the_rates_it_achieved_and_the_memory_it_may_use():

@@ -1,4 +1,5 @@
 import hashlib
+import os
 import subprocess
 import sys
 import textwrap
@@ -150,9 +151,15 @@ def test_an_installed_module_is_found():
     [
         ("", "the source is empty; expected a script"),
         ("trian.py", "there is no file trian.py; did you mean train.py?"),
-        ("zzz.py", "there is no file zzz.py; this folder has binary.py, empty.py, model.py, train.py, wrong.py"),
+        (
+            "zzz.py",
+            "there is no file zzz.py; this folder has binary.py, empty.py, link.py, model.py, pipe.py, train.py",
+        ),
         ("nowhere/train.py", "there is no file nowhere/train.py: there is no folder nowhere"),
         ("train.py/x.py", "there is no file train.py/x.py"),
+        ("pipe.py", "pipe.py is not a regular file; expected a Python file that can be read more than once"),
+        ("link.py", "there is no file link.py: it is a link to gone.py, which is not there"),
+        ("t" * 300, f"{'t' * 300} cannot be read: "),
         ("folder", "folder is a folder; expected a Python file, or -m package.module"),
         ("empty.py", "empty.py is empty"),
         ("wrong.py", "wrong.py is not Python 3.* (line 2: "),
@@ -176,6 +183,8 @@ def test_bad_input_is_one_clear_message(here, text, message):
     (here / "binary.py").write_bytes(b"\x00\x01\x7fELF")
     write(here / "work.ipynb", "{}")
     (here / "folder").mkdir()
+    (here / "link.py").symlink_to("gone.py")
+    os.mkfifo(here / "pipe.py")
     with pytest.raises(SourceError) as caught:
         resolve(text)
     told = str(caught.value).replace(f"Python {sys.version_info[0]}.{sys.version_info[1]}", "Python 3.*")

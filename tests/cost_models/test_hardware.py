@@ -157,6 +157,7 @@ def test_a_description_may_start_from_the_catalogue():
         ),
         ({"devices": "four"}, "hardware.devices is 'four'; expected a whole number"),
         ({"devices": 0}, "lab: 0 devices do not spread evenly over 1 hosts"),
+        ({"devices": 2**25}, "lab: 33554432 devices; expected at most 16777216"),
         ({"hosts": 3}, "lab: 4 devices do not spread evenly over 3 hosts"),
         ({"topology": [3, 1], "wraparound": [False, False]}, "lab: 4 devices do not fill a topology of (3, 1) chips"),
         ({"topology": [2, 2]}, "lab: wraparound needs one true or false for each topology axis"),

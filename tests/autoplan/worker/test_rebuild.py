@@ -72,3 +72,8 @@ def test_a_file_that_imports_its_neighbours_by_their_places_is_told_its_modules_
     assert told.endswith(f"inside a package alone: name it {name} in place of its file, from {tmp_path / root}")
     module = spec.model_copy(update={"module": name})
     assert "in place of its file" not in str(rebuild.failed(module, caught.value))
+
+
+def test_a_script_that_leaves_with_an_exception_says_what_it_says():
+    told = str(rebuild.left_early(SOURCE, SystemExit(ValueError("no data"))))
+    assert told == "/nowhere/train.py ended itself before its fit: no data"
