@@ -25,7 +25,7 @@ _CHIPS = {
     "a100-80gb-pcie": "gpu-a100-80gb-pcie", "h100-80gb": "gpu-h100-80gb", "h100-80gb-sxm": "gpu-h100-80gb",
     "h100-80gb-pcie": "gpu-h100-80gb-pcie", "h100-80gb-sxm(a3-highgpu-8g)": "gpu-h100-80gb",
     "v100-16gb-sxm": "gpu-v100-16gb", "v100-32gb-sxm": "gpu-v100-32gb", "v100-32gb": "gpu-v100-32gb",
-    "v100-32gb-sxm(dgx2)": "gpu-v100-32gb", "rtx-2080ti-11gb": "gpu-rtx-2080ti", "rtx-3090-24gb": "gpu-rtx-3090",
+    "v100-32gb-sxm(dgx2)": "v100-sxm3", "rtx-2080ti-11gb": "gpu-rtx-2080ti", "rtx-3090-24gb": "gpu-rtx-3090",
     "rtx-3090": "gpu-rtx-3090", "rtx-4090-24gb": "gpu-rtx-4090", "rtx-a6000-48gb": "gpu-a6000",
     "rtx-6000ada-48gb": "gpu-rtx-6000-ada", "a10-24gb": "gpu-a10", "h100-96gb-hbm2e-500w": "h100-hbm2e",
     "quadro-rtx8000-48gb": "quadro-rtx-8000", "quadro-rtx6000-24gb": "quadro-rtx-6000", "titan-rtx-24gb": "titan-rtx",

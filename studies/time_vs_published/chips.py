@@ -9,6 +9,8 @@ from cost_models.efficiency import Efficiency, FusedAttention, efficiency_of
 from cost_models.hardware import Cluster, cluster, from_mapping
 
 # Data sheets: NVIDIA Turing (2018) and Ampere GA102 (2020) white papers; torchtitan's note on its H100s.
+# The memory of a DGX-2's V100: one test copies 851 GB/s in it (wohlbier/gpu-micro, README) and 750 in a V100 of 900
+# (ginkgo issue 164).
 # (base, float32, 16-bit products with float32 sums, bytes a second, GiB, cores, lanes, clock)
 _CARDS = {
     "quadro-rtx-8000": ("gpu-rtx-2080ti", 16.3e12, 130.5e12, 672e9, 48, 72, 64, 1.77e9),
@@ -17,6 +19,7 @@ _CARDS = {
     "rtx-3080": ("gpu-rtx-3090", 29.8e12, 59.5e12, 760e9, 10, 68, 128, 1.71e9),
     "rtx-a5000": ("gpu-a6000", 55.6e12, 111.1e12, 768e9, 24, 64, 128, 1.695e9),
     "a40": ("gpu-a6000", 74.8e12, 149.7e12, 696e9, 48, 84, 128, 1.74e9),
+    "v100-sxm3": ("gpu-v100-32gb", 15.7e12, 125e12, 1.021e12, 32, 80, 64, 1.53e9),
     "h100-hbm2e": ("gpu-h100-80gb", 494.5e12, 989e12, 2.4e12, 96, 132, 128, 1.98e9),
 }  # fmt: skip
 _PRODUCTS = {
@@ -26,6 +29,7 @@ _PRODUCTS = {
     "rtx-3080": (1.077, 1.075),
     "rtx-a5000": (0.876, 0.88),
     "a40": (0.806, 0.796),
+    "v100-sxm3": (0.80, 0.86),
     "h100-hbm2e": (0.633, 0.64),
 }
 """What the best products reach of those rates in 16 bits and in float32 or TF32 (source gemm-cards of

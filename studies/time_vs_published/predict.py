@@ -20,7 +20,7 @@ from cost_models.library import library_kernels
 from cost_models.memory import memory, updates_of
 from cost_models.roofline import kernel_seconds, overhead_of, slower_of
 from cost_models.targets import Target, target_of
-from cost_models.workload import Kind, Phase, Role
+from cost_models.workload import CONVERT, Kind, Phase, Role
 
 CONTENTION = 0.1256
 """How much slower kernels of a GPU run beside a collective (Galvatron's coefficient, 1.1256)."""
@@ -40,7 +40,10 @@ OPERATION_SECONDS = 1e-5
 
 @dataclass(frozen=True)
 class Parts:
-    """Seconds on one device, and what has to be exchanged. Everything is linear in the number of blocks."""
+    """Seconds on one device, and what has to be exchanged. Everything is linear in the number of blocks.
+
+    table   parameters of the largest table that is looked up: its gradient is one of the last
+    """
 
     forward: float
     backward: float
@@ -48,6 +51,7 @@ class Parts:
     overhead: float
     parameters: float
     variables: float
+    table: float
     flops: float
 
     def extended(self, longer: Parts, blocks: int) -> Parts:
@@ -96,8 +100,8 @@ def _exposed(parts: Parts, case: Case, place: Cluster) -> float:
 
     Weights of a sharded state are gathered before each pass, and gradients scattered; the next layer's while this one's
     is at work. Gradients of copies are reduced once an update, in buckets, while the backward pass runs: the last
-    bucket is full when that ends, and all of them where a program hands over everything at its end. Gradients are
-    copied into buckets and out of them.
+    bucket is full when that ends, and all of them where a program hands over everything at its end. Buckets hold whole
+    gradients, so that the last one holds that of the table of words. Gradients are copied into buckets and out of them.
     """
     gathered, reduced = round(parts.parameters * case.gather_bytes), round(parts.parameters * case.reduce_bytes)
     count, copies, last = case.devices, 0.0, 0.0
@@ -107,7 +111,8 @@ def _exposed(parts: Parts, case: Case, place: Cluster) -> float:
         forward, backward = gather, gather + scatter
     else:
         forward, backward = 0.0, all_reduce(reduced, place, count).seconds / case.accumulation
-        last = backward * min(1.0, BUCKET_BYTES / reduced) if case.overlaps else backward
+        last_bytes = max(BUCKET_BYTES, parts.table * case.reduce_bytes)
+        last = backward * min(1.0, last_bytes / reduced) if case.overlaps else backward
         copies = _COPIES * reduced / _bandwidth(case, place) / case.accumulation
     hidden = min(forward, parts.forward) + min(backward - last, parts.backward)
     waits = max(0.0, forward - parts.forward) + max(last, backward - parts.backward)
@@ -163,8 +168,18 @@ def _cached(what: Traced, folder: Path, stack: str, chip: str, batch: int, atten
         overhead=overhead_of(model, launches, float(seconds.sum()), config, place),
         parameters=float(model.parameters),
         variables=float(sum(one.role is Role.TRAINABLE for one in model.variables)),
+        table=_table_parameters(model),
         flops=model.model_flops.at(batch),
     )
+
+
+def _table_parameters(model: Workload) -> float:
+    """Elements of the largest variable that is looked up, as it is or converted."""
+    converted = {op.writes[0]: op.reads[0] for op in model.ops if op.primitive == CONVERT}
+    looked_up = {op.reads[0] for op in model.ops if op.kind is Kind.GATHER}
+    tensors = {one.tensor for one in model.variables if one.role is Role.TRAINABLE}
+    tables = tensors & (looked_up | {converted[read] for read in looked_up if read in converted})
+    return max((model.tensors[table].elements.at(1) for table in tables), default=0.0)
 
 
 def _transposing(table: KernelTable, batch: int, place: Cluster, efficiency: Efficiency) -> Floats:
