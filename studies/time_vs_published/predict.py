@@ -27,12 +27,13 @@ CONTENTION = 0.1256
 BUCKET_BYTES = 25 * 2**20
 """Gradients that are reduced at a time: PyTorch's `bucket_cap_mb`."""
 _COPIES = 4  # gradients are read and written once on their way into a bucket, and once on their way out
-_SLOWER_IN_2020 = {"layers": 1.78, "xla": 1.23}
+_SLOWER_IN_2020 = {"layers": 1.68, "xla": 1.85}
 """How much longer than at 90% of the bandwidth kernels of transformers took in 16 bits on a V100 in 2020.
 
-A layer of BERT-large (8 x 512 tokens) took 9.14 ms in PyTorch, 39% of it beside its products, and 8.4 ms with XLA
-(Ivanov et al. 2021, arXiv 2007.00072, tables 1 and 4); its kernels as counted here move 1.60 and 1.63 GB beside the
-products, which is 2.0 and 2.3 ms.
+A layer of BERT-large took 9.14 ms forward and backward in PyTorch for 8 x 512 tokens, 18.43 ms for 96 x 128, and 8.4 ms
+for 8 x 512 in TensorFlow with XLA (spcl/substation, README; Ivanov et al. 2021, arXiv 2007.00072). As counted here its
+products take 3.89 and 10.27 ms, and its other kernels 2.00 and 3.74 ms in PyTorch and 2.43 ms with XLA. Both sizes in
+PyTorch together leave 1.9 ms for launching, which those who train large batches do not wait for.
 """
 OPERATION_SECONDS = 1e-5
 """An operation of PyTorch from Python, as `cost_models.roofline` measured it."""
