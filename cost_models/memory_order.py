@@ -80,7 +80,7 @@ class _Graph:
         self.users = [0] * len(self.kernels)
         rates = self._rates()
         for place, kernel in enumerate(self.kernels):
-            made = dict.fromkeys(one for read in kernel.reads for one in _before(writer.get(read, ()), place))
+            made = dict.fromkeys(one for read in _operands(kernel) for one in _before(writer.get(read, ()), place))
             made.update(dict.fromkeys(rates[read] for read in kernel.reads if rates.get(read, place) != place))
             self.reads.append(list(made))
             for one in made:
@@ -167,6 +167,16 @@ class _Graph:
     def by_list(self) -> list[int]:
         """List scheduling by bytes freed less bytes defined, then by number of readers (ListMemoryScheduler)."""
         return _List(self).order()
+
+
+def _operands(kernel: Kernel) -> Sequence[int]:
+    """What a kernel reads, left to right.
+
+    Where loss scaling chooses, XLA makes one selection a variable of the choice, which reads the gradient before the
+    flag that all gradients are finite.
+    """
+    chooses = kernel.op.kind is Kind.BRANCH and in_update(kernel)
+    return (*kernel.reads[1:], *kernel.reads[:1]) if chooses else kernel.reads
 
 
 def _is_counter(tensor: Tensor) -> bool:

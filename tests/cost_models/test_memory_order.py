@@ -117,3 +117,27 @@ def test_the_kernel_that_updates_a_variable_of_one_element_works_the_rate_out_fo
 def test_no_order_but_these_three_is_tried():
     workload, _ = two_layers()
     assert len(of(workload)) == 3
+
+
+def test_where_loss_scaling_chooses_gradients_come_before_the_flag_that_they_are_finite():
+    """The flag asks for the last layer's gradient first, the choice for the first layer's."""
+    step = Step()
+    first, second = step.weight("first", N, N), step.weight("second", N, N)
+    x = step.input(B, N)
+    h = step.dot(x, first, (B, N), B, N, N)
+    y = step.dot(h, second, (B, N), B, N, N)
+    step.phase = Phase.BACKWARD
+    d_second = step.dot(h, y, (N, N), N, B, N)
+    d_h = step.dot(y, second, (B, N), B, N, N)
+    d_first = step.dot(x, d_h, (N, N), N, B, N)
+    step.phase = Phase.UPDATE
+    finite = [step.op(Kind.REDUCE, (one,), (), dtype="bool", primitive="reduce_and") for one in (d_second, d_first)]
+    flag = step.op(Kind.SORT, finite, (), dtype="bool")
+    new = [step.tensor(N, N), step.tensor(N, N)]
+    step.ops.append(Op(Kind.BRANCH, "cond", (flag, d_first, d_second), tuple(new), phase=step.phase))
+    for weight, result in zip((first, second), new, strict=True):
+        step.new_value(weight, result)
+    names = {h: "h", y: "y", d_second: "d_second", d_h: "d_h", d_first: "d_first", new[0]: "new", flag: "flag"}
+    names |= {finite[0]: "second is finite", finite[1]: "first is finite"}
+    order = named(of(step.workload())[2], names)
+    assert order[:5] == ["h", "y", "d_h", "d_first", "d_second"]
