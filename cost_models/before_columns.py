@@ -70,6 +70,11 @@ class BeforeColumns:
                     pending.append(source)
 
     def _is_shared(self, tensor: int, reader: int) -> bool:
-        """Whether something beside this reader computes with it; a conversion is computed along with it."""
+        """Whether something beside this reader computes with it; a conversion that is written is computed along."""
         others = (self.graph.ops[other] for other in self.graph.readers[tensor] if other != reader)
-        return any(other.primitive != CONVERT for other in others)
+        return any(other.primitive != CONVERT or self._is_read_in_kernels(other.writes[0]) for other in others)
+
+    def _is_read_in_kernels(self, tensor: int) -> bool:
+        """Whether several read this, and none of them from memory."""
+        readers = self.graph.readers.get(tensor, ())
+        return len(readers) > 1 and all(self.fusible[reader] for reader in readers)

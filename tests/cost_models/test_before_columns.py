@@ -58,3 +58,27 @@ def test_a_bias_is_added_by_the_product_and_makes_no_chain():
     there = {write for kernel in kernels for write in kernel.writes}
     assert relu in there
     assert x not in there
+
+
+@pytest.mark.parametrize("multiplied", [False, True])
+def test_squeezing_keeps_in_float32_what_nothing_reads_rounded_from_memory(multiplied):
+    """Normalised images in float16 that are summed and gated; XLA kept the sum of scaled and shift on an A100."""
+    side, width = 28, 64
+    image, like = (B, side, side, width), {"dtype": "float16"}
+    step = Step()
+    y = step.op(Kind.CONV, (step.input(*image, **like), step.weight("kernel", 3, 3, width, width)), image, **like)
+    wide = step.op(Kind.ELEMENTWISE, (y,), image, primitive="convert_element_type")
+    scaled = step.op(Kind.ELEMENTWISE, (wide, step.weight("scale", width)), image, primitive="mul")
+    shifted = step.op(Kind.ELEMENTWISE, (scaled, step.weight("shift", width)), image, primitive="add")
+    narrow = step.op(Kind.ELEMENTWISE, (shifted,), image, primitive="convert_element_type", **like)
+    squeezed = step.op(Kind.REDUCE, (shifted,), (B, width), primitive="reduce_sum")
+    gate = step.op(Kind.ELEMENTWISE, (squeezed,), (B, width), primitive="convert_element_type", **like)
+    ends = [step.op(Kind.ELEMENTWISE, (narrow, gate), image, primitive="mul", **like)]
+    ends += [step.op(Kind.ELEMENTWISE, (narrow, step.input(*image, **like)), image, primitive="mul", **like)]
+    if multiplied:
+        kernel = step.weight("next", 3, 3, width, width)
+        ends.append(step.op(Kind.CONV, (narrow, kernel), image, **like))
+    workload = step.workload(*ends, batch=32)
+    kernels = kernels_of(workload, workload.ops, frozenset(ends), GPU, 32)
+    there = {write for kernel in kernels for write in kernel.writes}
+    assert (shifted in there, narrow in there) == (not multiplied, multiplied)
