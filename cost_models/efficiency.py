@@ -87,6 +87,8 @@ class Efficiency:
     a_core      multiply-adds of a product for each core that a library wakes for it
     loops       of convolutions that a compiler works out in loops: operations of float32's peak (`window_loops.py`)
     picks       positions of windows that a convolution picks a second, as a share of float32's peak
+    odd_picks   times as long that takes of an odd number of channels: of 3 for 17 to 24 features, of more for as many,
+                and for 25 to 32
     cores       0: not known, then tiles are not dealt out in waves
     lanes, clock_hz   float32 units of a core and their clock
     l2_over_memory    bandwidth of the cache beside the cores, as a multiple of the memory's
@@ -118,6 +120,7 @@ class Efficiency:
     in_loops: float = 1.0
     a_core: float = 1.0
     picks: float = 1.0
+    odd_picks: tuple[float, float, float] = (1.0, 1.0, 1.0)
     loops: Mapping[str, float] = field(default_factory=dict)
     grouped: bool = True
     cores: int = 0
@@ -178,9 +181,9 @@ def _of_chip(name: str, kind: str) -> Efficiency:
     values |= own
     values["tiles"] = tuple((int(m), int(n)) for m, n in values["tiles"])
     values["attention"] = FusedAttention(**values["attention"])
-    for pair in ("direct", "transpose", "line_convolution"):
-        if pair in values:
-            values[pair] = tuple(values[pair])
+    for several in ("direct", "transpose", "line_convolution", "odd_picks"):
+        if several in values:
+            values[several] = tuple(values[several])
     for curve in ("near", "looping"):
         if curve in values:
             values[curve] = tuple((float(share), float(reached)) for share, reached in values[curve])

@@ -240,6 +240,7 @@ def _kernel_table(workload: Workload, target: Target, updates: Updates, batch: i
             "transposed_kernel_gradient": np.array(
                 [is_transposed_kernel_gradient(plan.tensors, kernel.op) for kernel, _ in rows], np.bool_
             ),
+            "looped_gradient": np.array([_is_looped_gradient(kernel, runs) for kernel, runs in rows], np.bool_),
             "random": np.array([kernel.op.kind is Kind.RANDOM for kernel, _ in rows], np.bool_),
             "pool_gradient": np.array([_is_pool_gradient(kernel, plan.tensors) == 2 for kernel, _ in rows], np.bool_),
             "pool_gradient_1d": np.array(
@@ -247,6 +248,11 @@ def _kernel_table(workload: Workload, target: Target, updates: Updates, batch: i
             ),
         },
     )
+
+
+def _is_looped_gradient(kernel: Kernel, runs: float) -> bool:
+    """Whether this is a convolution of the backward pass in a loop: its operands lie as no library takes them."""
+    return kernel.op.kind is Kind.CONV and kernel.op.phase is Phase.BACKWARD and runs > 1
 
 
 def _reads_across(tensors: Sequence[Tensor], op: Op) -> bool:

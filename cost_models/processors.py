@@ -22,6 +22,8 @@ Floats = npt.NDArray[np.float64]
 
 _CACHE_BYTES = 2**25
 """Of a processor that does not tell."""
+_FEW, _SOME, _MANY = 16, 24, 32  # features
+_COLOURS = 3
 _A_CORE_BYTES = 2**18
 """XLA:CPU splits a loop over memory in parts that move so much (`parallel_task_assignment.cc`)."""
 
@@ -71,8 +73,16 @@ def _convolution_share(table: KernelTable, efficiency: Efficiency) -> Floats:
 
 
 def _picking_seconds(table: KernelTable, gemm: Floats, scalar: float, efficiency: Efficiency) -> Floats:
-    """Of what a convolution needs at least: it picks every window's positions, however few channels they have."""
-    return np.asarray(gemm[:, 1] * table.window * table.runs / (scalar * efficiency.picks), np.float64)
+    """Of what a convolution needs at least: it picks every window's positions, however few channels they have.
+
+    Of an odd number of channels, as an image's three are, some numbers of features take several times as long.
+    """
+    channels, features = gemm[:, 3] / np.maximum(table.window, 1.0), gemm[:, 2]
+    three, more, wider = efficiency.odd_picks
+    odd = (channels > 1) & (channels % 2 == 1)
+    times = np.where(odd & (features > _FEW) & (features <= _SOME), np.where(channels == _COLOURS, three, more), 1.0)
+    times = np.where(odd & (features > _SOME) & (features <= _MANY), wider, times)
+    return np.asarray(gemm[:, 1] * table.window * table.runs * times / (scalar * efficiency.picks), np.float64)
 
 
 def _between(part: Floats, known: Sequence[tuple[float, float]]) -> Floats:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import cases
 import summary
 import workshop
 
@@ -36,28 +37,14 @@ PROFILE = HERE / "profile.json"
 """Rates of the machine, as `autoplan hardware probe` measured them before the trials: predictions know no more."""
 QUESTION = "How near are predicted times to measured ones on this processor?"
 LIMIT_SECONDS = 300.0
-BATCHES = {
-    "mlp_small": 64,
-    "mlp_wide": 32,
-    "convnet": 16,
-    "resnet": 16,
-    "depthwise": 8,
-    "unet": 4,
-    "decoder": 4,
-    "encoder": 8,
-    "vit": 8,
-    "mixer": 16,
-    "lstm": 16,
-    "gru": 16,
-    "conv1d": 16,
-    "embeddings": 256,
-    "subclassed": 256,
-}
-"""The smallest batch of each model in `models.py`."""
 
 
-def configs(batch: int) -> Iterator[TrainConfig]:
-    """What is measured of a model whose smallest batch is `batch`."""
+def configs(model: str) -> Iterator[TrainConfig]:
+    """What is measured of a model."""
+    if model in cases.LATER:
+        yield from _fewer(cases.LATER[model])
+        return
+    batch = cases.FIRST[model]
     for times in (1, 2, 4, 8):
         yield TrainConfig(Batch(times * batch))
     yield TrainConfig(Batch(batch, accumulation=4))
@@ -67,13 +54,21 @@ def configs(batch: int) -> Iterator[TrainConfig]:
     yield TrainConfig(Batch(8 * batch), keep_freed_memory=True)
 
 
+def _fewer(batch: int) -> Iterator[TrainConfig]:
+    for times in (1, 4):
+        yield TrainConfig(Batch(times * batch))
+    yield TrainConfig(Batch(2 * batch), precision=Precision.MIXED_BFLOAT16)
+    yield TrainConfig(Batch(batch, accumulation=4))
+    yield TrainConfig(Batch(4 * batch), keep_freed_memory=True)
+
+
 def key(model: str, config: TrainConfig, number: int) -> str:
     return f"{model}: {config.describe()}: round {number}"
 
 
 def bench_of(model: str, client: Client, cluster: Cluster, logs: Path | None = None) -> Bench:
     """The product's own workbench on one model, which knows how the model trains by itself."""
-    spec = source.resolve(f"{HERE / 'models.py'}:{model}")
+    spec = source.resolve(f"{HERE / cases.file_of(model)}:{model}")
     bench = Bench(client, spec, "jax", cluster, Clock.start(None), logs=logs, limit_seconds=LIMIT_SECONDS)
     return bench.with_(baseline=TrainConfig.from_dict(bench.observe().config))
 
@@ -109,7 +104,7 @@ def row_of(model: str, config: TrainConfig, number: int, outcome: Outcome) -> di
 def drawn(names: Sequence[str], rounds: Sequence[int]) -> Iterator[tuple[str, TrainConfig, int]]:
     """Every trial of one round after the other, each round in an order of its own."""
     for number in rounds:
-        trials = [(name, config, number) for name in names for config in configs(BATCHES[name])]
+        trials = [(name, config, number) for name in names for config in configs(name)]
         random.Random(number).shuffle(trials)
         yield from trials
 
@@ -135,7 +130,7 @@ def predict(names: Sequence[str]) -> None:
     with Client() as client:
         for name in names:
             bench = bench_of(name, client, cluster)
-            for config in configs(BATCHES[name]):
+            for config in configs(name):
                 own = [row for row in rows if (row["model"], row["config"]) == (name, config.describe())]
                 if own:
                     told = predicted(bench, config, cluster)
@@ -159,7 +154,7 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="predict anew, measure nothing")
     parser.add_argument("--summary", action="store_true", help="neither measure nor predict")
     asked = parser.parse_args()
-    names = workshop.chosen(BATCHES, asked.models)
+    names = workshop.chosen(cases.FIRST | cases.LATER, asked.models)
     workshop.header(QUESTION)
     if not asked.again and not asked.summary:
         measure(names, [int(number) for number in asked.rounds.split(",")])

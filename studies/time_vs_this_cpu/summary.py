@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 import itertools
 import random
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
+
+import cases
 
 from cost_models.calibration import TimePair, calibrate
 from cost_models.roofline import TimeCost
@@ -52,6 +53,7 @@ def _over_rounds(rows: Sequence[Row]) -> Row:
         "high": max(times) if len(times) > 1 else rows[0]["high"],
         "first": times[0],
         "second": median(times[1:] or times),
+        "rounds": len(times),
     }
 
 
@@ -128,11 +130,6 @@ def of_other_models(rows: Sequence[Row]) -> list[float]:
     return misses
 
 
-def held_out(model: str) -> bool:
-    """Whether no constant was set with this model's measurements in it."""
-    return int(hashlib.sha256(model.encode()).hexdigest(), 16) % 2 == 1
-
-
 def show_pages(rows: Sequence[Row]) -> None:
     """Micro-steps with and without pages that are made anew."""
     by = {(row["model"], row["config"]): row for row in rows}
@@ -154,17 +151,18 @@ def show(table: Path) -> None:
     for model in dict.fromkeys(row["model"] for row in rows):
         own = [row for row in rows if row["model"] == model]
         found[model] = of_same_model(own)
-        print(_line(f"{model} (held out)" if held_out(model) else model, own, *found[model]))
-    for name, chosen in (
-        ("developed on", [model for model in found if not held_out(model)]),
-        ("held out", [model for model in found if held_out(model)]),
-        ("all", list(found)),
-    ):
+        kind = cases.group(model)
+        print(_line(model if kind == "developed on" else f"{model} ({kind})", own, *found[model]))
+    groups = [(kind, [model for model in found if cases.group(model) == kind]) for kind in cases.GROUPS]
+    for name, chosen in [*groups, ("all", list(found))]:
+        if not chosen:
+            continue
         misses, orders = ([one for model in chosen for one in found[model][at]] for at in (0, 1))
         print(_line(name, [row for row in rows if row["model"] in chosen], misses, orders))
-    pairs = [pair for pair in itertools.combinations(rows, 2) if pair[0]["model"] == pair[1]["model"]]
-    both = [tau(of, *(_of(name) for name in ("first", "second"))) for of in (telling_pairs(rows), pairs)]
-    apart = fmean(abs(row["first"] / row["second"] - 1) for row in rows)
+    repeated = [row for row in rows if row["rounds"] > 1]
+    pairs = [pair for pair in itertools.combinations(repeated, 2) if pair[0]["model"] == pair[1]["model"]]
+    both = [tau(of, *(_of(name) for name in ("first", "second"))) for of in (telling_pairs(repeated), pairs)]
+    apart = fmean(abs(row["first"] / row["second"] - 1) for row in repeated)
     print(f"\ntau of the first round against the others: {both[0]:.2f} over telling pairs, {both[1]:.2f} over all")
     print(f"the first round is {apart:.1%} from the others on average")
     if len({row["model"] for row in rows}) > 1:

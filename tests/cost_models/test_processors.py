@@ -11,7 +11,7 @@ from cost_models.kernel_table import kernel_table
 from cost_models.liveness import Updates
 from cost_models.roofline import kernel_seconds
 from cost_models.targets import target_of
-from cost_models.workload import POOL_SCATTER, Kind, Op
+from cost_models.workload import POOL_SCATTER, Kind, Op, Phase
 from tests.cost_models.made import B, Step, chip, cluster
 
 PEAK, BANDWIDTH, CORES, CACHE = 1e12, 1e11, 4, 2**25
@@ -82,6 +82,38 @@ def test_what_the_cache_holds_is_moved_faster(times, share):
     assert traffic == pytest.approx(bytes_moved / (BANDWIDTH * share))
 
 
+def image(channels, features, side=64):
+    step = Step()
+    x, w = step.input(B, side, side, channels), step.weight("w", 3, 3, channels, features)
+    gemm = Affine(1), Affine(0, side * side), Affine(features), Affine(9 * channels)
+    flops = Affine(0, 2 * side * side * features * 9 * channels)
+    step.op(Kind.CONV, (x, w), (B, side, side, features), gemm=gemm, flops=flops)
+    return step
+
+
+@pytest.mark.parametrize(
+    ("channels", "features", "times"),
+    [(3, 16, 1), (3, 24, 9), (3, 32, 2.9), (3, 40, 1), (4, 24, 1), (5, 24, 4), (5, 32, 2.9), (1, 24, 1)],
+)
+def test_of_three_channels_some_numbers_of_features_take_several_times_as_long(channels, features, times):
+    picked = 64 * 64 * 64 * 9 / (PEAK * REACHED.picks)
+    step = image(channels, features)
+    assert seconds(step)[0] - shared(step) == pytest.approx(times * picked)
+
+
+def test_gradients_of_convolutions_in_loops_run_in_plain_ones():
+    def looped(phase, repeat):
+        inner = image(64, 64, side=8)
+        inner.ops = [replace(op, phase=phase) for op in inner.ops]
+        body, out = tuple(inner.ops), inner.tensor(B, 8, 8, 64)
+        inner.ops = [Op(Kind.LOOP, "scan", body[0].reads, (out,), repeat=repeat, body=body, results=body[0].writes)]
+        return seconds(inner)[0]
+
+    flops = 5 * 64 * 2 * 8 * 8 * 64 * 9 * 64
+    assert looped(Phase.FORWARD, 5) == pytest.approx(flops / (PEAK * REACHED.convolution))
+    assert looped(Phase.BACKWARD, 5) == pytest.approx(flops / (PEAK * REACHED.slow["looped_gradient"]))
+
+
 def test_exchanging_samples_and_steps_copies_whole_rows():
     def turned(made, batch=64):
         step = Step()
@@ -147,7 +179,7 @@ def test_wide_convolutions_take_their_flops():
     assert compute - shared(step) == pytest.approx(flops / (PEAK * REACHED.convolution))
 
 
-@pytest.mark.parametrize(("channels", "filters"), [(1, 16), (3, 16), (3, 32)])
+@pytest.mark.parametrize(("channels", "filters"), [(1, 16), (3, 16), (3, 64)])
 def test_narrow_ones_take_the_positions_that_their_windows_pick(channels, filters):
     """64 images of 32 x 32, windows of 9: however few channels they have."""
     compute, _ = seconds(step := convolution(channels, filters))
