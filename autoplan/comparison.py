@@ -140,8 +140,10 @@ def _predicted(plan: Plan) -> str:
     """A line on how much faster than the baseline it is predicted to be: both by the same tier."""
     if plan.config == plan.baseline.config:
         return "\nNothing is predicted to be worth a change: the plan is your own configuration."
-    if ((plan.baseline.predicted or {}).get("memory") or {}).get("fits") is False:
-        return "\nYour own configuration is not sure to fit there, so there is no speed-up to predict."
+    memory = (plan.baseline.predicted or {}).get("memory") or {}
+    if memory.get("fits") is False:
+        does = "may not fit" if memory.get("may_fit") else "does not fit"
+        return f"\nYour own configuration {does} there (analytic), so there is no speed-up to predict."
     compiled = [_compiled_rate(plan, config) for config in (plan.baseline.config, plan.config)]
     analytic = [_rate(predicted) for predicted in (plan.baseline.predicted, plan.predicted)]
     rates, tier = (compiled, COMPILED_TIME) if all(compiled) else (analytic, Evidence.ANALYTIC.value)

@@ -24,8 +24,8 @@ WORTH_TELLING = 1.5
 TELL_PARTS_APART = 3
 """So many trials of one kind of execution can tell three parts of a micro-step apart."""
 CLEARLY = 1.25
-"""Times the best prediction from which another is clearly beaten: two that are 12% off each, as the median prediction
-of `studies/time_vs_this_cpu` is, seldom differ so much the wrong way."""
+"""Times the best prediction from which another is clearly beaten: two that are 12% off each, as predictions of
+`studies/time_vs_this_cpu` are on average, seldom differ so much the wrong way."""
 
 
 @dataclass(frozen=True, order=True)

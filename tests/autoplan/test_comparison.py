@@ -246,10 +246,11 @@ def test_a_prediction_is_of_one_tier():
 def test_nothing_is_predicted_of_a_baseline_that_may_not_fit_or_that_is_the_plan():
     plain = plans.plain_plan()
     large = plans.estimate(0.05)
-    large["memory"] |= {"fits": False}
-    told = "Your own configuration is not sure to fit there, so there is no speed-up to predict."
     baseline = {"config": plain["baseline"]["config"], "predicted": large}
-    assert comparison.headline(analytic(baseline=baseline)).endswith(told)
+    for may_fit, does in ((False, "does not fit"), (True, "may not fit")):
+        large["memory"] |= {"fits": False, "may_fit": may_fit}
+        told = f"Your own configuration {does} there (analytic), so there is no speed-up to predict."
+        assert comparison.headline(analytic(baseline=baseline)).endswith(told)
     same = analytic(config=baseline["config"])
     assert comparison.headline(same).endswith("worth a change: the plan is your own configuration.")
 
