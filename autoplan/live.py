@@ -166,7 +166,8 @@ class Board:
         best = self.trials.get(self.best_number) if self.best_number is not None else None
         if best is not None and isinstance(best.outcome, Measurement):
             rate = figures.rate(best.outcome.samples_per_second)
-            parts.append(f"best so far over the whole fit: trial {best.number}, {rate} samples/s")
+            over = "" if best.whole_fit_seconds is None else " over the whole fit"
+            parts.append(f"best so far{over}: trial {best.number}, {rate} samples/s")
         return "  ·  ".join(parts)
 
 
@@ -186,13 +187,15 @@ def _outcome(outcome: Measurement | CompilerEvidence | Failure, whole_fit_second
         took = figures.duration(outcome.lower_seconds + outcome.compile_seconds)
         return f"compiled: {figures.size(outcome.memory.must_fit_bytes)} a device, in {took}"
     simulated = " on simulated devices" if outcome.simulated_devices else ""
-    told = dict(zip(OUTCOME_COLUMNS, outcome_cells(outcome, whole_fit_seconds), strict=True))
+    cells = zip(OUTCOME_COLUMNS, outcome_cells(outcome, whole_fit_seconds), strict=True)
+    told = {name: cell for name, cell in cells if cell != figures.NOT_KNOWN}
     rate = f"{told.pop('samples/s')} samples/s"
     return f"measured{simulated}: {', '.join([rate, *(f'{name} {cell}' for name, cell in told.items())])}"
 
 
 def _best(event: Event) -> str:
-    return "" if event.best_number is None else f"(best so far over the whole fit: trial {event.best_number})"
+    over = " over the whole fit" if event.whole_fit_known else ""
+    return "" if event.best_number is None else f"(best so far{over}: trial {event.best_number})"
 
 
 def _left(seconds_left: float | None) -> str:

@@ -25,7 +25,12 @@ def train_lines(plan: Plan, path: Path | str) -> list[str]:
     if source.kind == "instance":
         return ["import autoplan", load, "model = autoplan.rebuild(plan, model)", fit]
     imports, call = _builder(source)
-    return ["import autoplan", *imports, load, "with autoplan.scope(plan):", f"    model = {call}", fit]
+    if source.kind == "builder":  # a process of its own, where nothing has imported Keras yet
+        backend = plan.config["backend"]
+        imports = ["import os", f"os.environ['KERAS_BACKEND'] = {backend!r}", "import autoplan", *imports]
+    else:
+        imports = ["import autoplan"]
+    return [*imports, load, "with autoplan.scope(plan):", f"    model = {call}", fit]
 
 
 def in_python(plan: Plan, path: Path | str) -> bool:

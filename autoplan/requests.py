@@ -98,6 +98,7 @@ class Event:
 
     kind: stage | note | trial_started | trial_phase | trial_finished | verification | finished
     whole_fit_seconds: of the script's own fit by what a trial measured; None where its length is not known
+    whole_fit_known: whether its length is known, so that trials are ranked by it
     """
 
     kind: str
@@ -106,6 +107,7 @@ class Event:
     config: Mapping[str, Any] | None = None
     outcome: Measurement | CompilerEvidence | Failure | None = None
     whole_fit_seconds: float | None = None
+    whole_fit_known: bool = False
     best_number: int | None = None
     seconds_left: float | None = None
 

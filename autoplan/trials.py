@@ -313,6 +313,7 @@ class Runner:
                 config=record.config,
                 outcome=outcome,
                 whole_fit_seconds=self._whole_fit_seconds(config, outcome),
+                whole_fit_known=PlannedFit.of(self.observation).samples is not None,
                 best_number=best.number if best else None,
             )
         )

@@ -52,6 +52,7 @@ STORY = [
             config=plans.config(jit_compile=False),
             outcome=MEASURED,
             whole_fit_seconds=3.81,
+            whole_fit_known=True,
             best_number=0,
         ),
     ),
@@ -63,6 +64,7 @@ STORY = [
             number=1,
             config=plans.config(batch=(4096, 1)),
             outcome=OUT_OF_MEMORY,
+            whole_fit_known=True,
             best_number=0,
             seconds_left=525.0,
         ),
@@ -91,6 +93,20 @@ def test_a_pipe_gets_an_event_a_line(clock):
         "[1 min 20 s]  pair 1 of 5",
         "[1 min 39 s]  the plan is written",
     ]
+
+
+def test_a_whole_fit_of_unknown_length_is_not_spoken_of(clock):
+    event = Event("trial_finished", "", number=0, config=plans.config(), outcome=MEASURED, best_number=0)
+    stream = io.StringIO()
+    with live.watching(stream, clock) as watch:
+        watch(event)
+    assert stream.getvalue() == (
+        "[0 s]  trial 0 measured: 32,000 samples/s, update 4.00 ms, compile time 1.25 s, peak memory 512 MiB  "
+        "(best so far: trial 0)\n"
+    )
+    board = live.Board(clock)
+    board.tell(event, report.open_console(io.StringIO()))
+    assert "best so far: trial 0, 32,000 samples/s" in drawn(board)
 
 
 def test_each_line_is_there_as_soon_as_it_happened(tmp_path, clock):

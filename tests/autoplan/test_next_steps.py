@@ -56,6 +56,8 @@ def test_scripts_and_builders_with_data_are_trained_by_a_command(folder):
 )
 def test_a_builder_without_data_is_trained_in_python(folder, path, imports, call):
     assert lines("builder", path.format(folder=folder), data="synthetic") == [
+        "import os",
+        "os.environ['KERAS_BACKEND'] = 'jax'",
         "import autoplan",
         imports,
         "plan = autoplan.load_plan('p.yaml')",
