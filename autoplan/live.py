@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TextIO, cast
 
@@ -16,7 +16,7 @@ from rich.text import Text
 from autoplan import figures
 from autoplan.comparison import FAILURES
 from autoplan.plan import CompilerEvidence, Failure, Measurement
-from autoplan.report import OUTCOME_COLUMNS, describe, open_console, open_table, outcome_cells, stacked
+from autoplan.report import ByWidth, describe, open_console, open_table, outcome_cells, stacked
 from autoplan.requests import Event, Watch
 
 _ROWS_SHOWN = 15
@@ -96,8 +96,8 @@ class Trial:
     outcome: Measurement | CompilerEvidence | Failure | None = None
     whole_fit_seconds: float | None = None
 
-    def cells(self) -> list[str]:
-        """What it showed, under `OUTCOME_COLUMNS`."""
+    def cells(self) -> dict[str, str]:
+        """What it showed, by `OUTCOME_COLUMNS`."""
         shown = None if isinstance(self.outcome, Failure) else self.outcome
         return outcome_cells(shown, self.whole_fit_seconds)
 
@@ -132,11 +132,16 @@ class Board:
         self._spinner.update(text=Text(self._status()))
         if not self.trials:
             return self._spinner
-        table = open_table("trial", "configuration", *stacked(*OUTCOME_COLUMNS), "state")
+        return Group(ByWidth(self._table), self._spinner)
+
+    def _table(self, columns: Sequence[str]) -> RenderableType:
+        table = open_table("trial", "configuration", *stacked(*columns), "state")
         for trial in list(self.trials.values())[-_ROWS_SHOWN:]:
             style = "bold green" if trial.number == self.best_number else None
-            table.add_row(str(trial.number), describe(trial.config), *self._cells(trial), style=style)
-        return Group(table, self._spinner)
+            cells = trial.cells()
+            shown = [cells[name] for name in columns]
+            table.add_row(str(trial.number), describe(trial.config), *shown, self._state(trial), style=style)
+        return table
 
     def _tell_trial(self, event: Event, number: int) -> None:
         known = self.trials.get(number)
@@ -149,15 +154,14 @@ class Board:
         elif event.kind == "trial_phase":
             known.phase = event.text
 
-    def _cells(self, trial: Trial) -> list[str]:
+    def _state(self, trial: Trial) -> str:
         if isinstance(trial.outcome, Measurement):
-            simulated = "measured, simulated devices" if trial.outcome.simulated_devices else "measured"
-            return [*trial.cells(), simulated]
+            return "measured, simulated devices" if trial.outcome.simulated_devices else "measured"
         if isinstance(trial.outcome, CompilerEvidence):
-            return [*trial.cells(), "compiled"]
+            return "compiled"
         if isinstance(trial.outcome, Failure):
-            return [*trial.cells(), FAILURES[trial.outcome.kind]]
-        return [*trial.cells(), f"{trial.phase}, {figures.duration(self.clock() - trial.started)}"]
+            return FAILURES[trial.outcome.kind]
+        return f"{trial.phase}, {figures.duration(self.clock() - trial.started)}"
 
     def _status(self) -> str:
         parts = [self.stage]
@@ -187,8 +191,8 @@ def _outcome(outcome: Measurement | CompilerEvidence | Failure, whole_fit_second
         took = figures.duration(outcome.lower_seconds + outcome.compile_seconds)
         return f"compiled: {figures.size(outcome.memory.must_fit_bytes)} a device, in {took}"
     simulated = " on simulated devices" if outcome.simulated_devices else ""
-    cells = zip(OUTCOME_COLUMNS, outcome_cells(outcome, whole_fit_seconds), strict=True)
-    told = {name: cell for name, cell in cells if cell != figures.NOT_KNOWN}
+    cells = outcome_cells(outcome, whole_fit_seconds)
+    told = {name: cell for name, cell in cells.items() if cell != figures.NOT_KNOWN}
     rate = f"{told.pop('samples/s')} samples/s"
     return f"measured{simulated}: {', '.join([rate, *(f'{name} {cell}' for name, cell in told.items())])}"
 

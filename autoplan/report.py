@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,10 @@ _WHOLE_FIT = (
 )
 OUTCOME_COLUMNS = ("update", "samples/s", "compile time", "whole fit", "peak memory")
 """What is shown of a trial, live and later."""
+_NARROW_COLUMNS = ("samples/s", "whole fit", "peak memory")
+"""What is left of it where columns would break one another's words."""
+_WIDE = 100
+"""Characters of a line from which on all of it is shown."""
 _STAGES = {
     "infeasible": "not enough memory",
     "known_issue": "known not to work",
@@ -246,20 +250,24 @@ def _rescued(rescue: Rescue | None) -> list[RenderableType]:
 def _tried(plan: Plan) -> list[RenderableType]:
     if not plan.trials:
         return []
-    table = open_table("trial", "configuration", *stacked("predicted update", *OUTCOME_COLUMNS), "outcome")
-    for trial in plan.trials:
-        table.add_row(*_trial_row(trial))
     title = (
         f"What was tried: {figures.counted(len(plan.trials), 'trial')}, predictions analytic, the rest {_tier(plan)}"
     )
     whole = any(trial.whole_fit_seconds is not None for trial in plan.trials)
-    return [heading(title), table, *([_WHOLE_FIT] if whole else [])]
+    rows = ByWidth(lambda columns: _trials_table(plan.trials, columns))
+    return [heading(title), rows, *([_WHOLE_FIT] if whole else [])]
 
 
-def _trial_row(trial: TrialRecord) -> Sequence[str]:
-    predicted = trial.predicted_update_seconds
-    head = [str(trial.number), describe(trial.config), "—" if predicted is None else figures.seconds(predicted)]
-    return [*head, *outcome_cells(trial.measurement or trial.compiled, trial.whole_fit_seconds), _outcome(trial)]
+def _trials_table(trials: Sequence[TrialRecord], columns: Sequence[str]) -> Table:
+    predicted = ["predicted update"] if "update" in columns else []
+    table = open_table("trial", "configuration", *stacked(*predicted, *columns), "outcome")
+    for trial in trials:
+        shown = outcome_cells(trial.measurement or trial.compiled, trial.whole_fit_seconds)
+        forecast = trial.predicted_update_seconds
+        shown["predicted update"] = "—" if forecast is None else figures.seconds(forecast)
+        cells = [shown[name] for name in (*predicted, *columns)]
+        table.add_row(str(trial.number), describe(trial.config), *cells, _outcome(trial))
+    return table
 
 
 def stacked(*columns: str) -> list[str]:
@@ -267,8 +275,22 @@ def stacked(*columns: str) -> list[str]:
     return [name.replace(" ", "\n") for name in columns]
 
 
-def outcome_cells(measured: Measurement | CompilerEvidence | None, whole_fit_seconds: float | None) -> list[str]:
-    """What a trial showed, under `OUTCOME_COLUMNS`; dashes where it showed nothing."""
+class ByWidth:
+    """A table of trials with those of `OUTCOME_COLUMNS` for which the line is wide enough; `draw` takes their names."""
+
+    def __init__(self, draw: Callable[[Sequence[str]], RenderableType]) -> None:
+        self._draw = draw
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield self._draw(OUTCOME_COLUMNS if options.max_width >= _WIDE else _NARROW_COLUMNS)
+
+
+def outcome_cells(measured: Measurement | CompilerEvidence | None, whole_fit_seconds: float | None) -> dict[str, str]:
+    """What a trial showed, by `OUTCOME_COLUMNS`; dashes where it showed nothing."""
+    return dict(zip(OUTCOME_COLUMNS, _outcome_figures(measured, whole_fit_seconds), strict=True))
+
+
+def _outcome_figures(measured: Measurement | CompilerEvidence | None, whole_fit_seconds: float | None) -> list[str]:
     if isinstance(measured, CompilerEvidence):
         time = measured.time or {}
         seconds, rate = figures.seconds(time.get("update_seconds")), figures.rate(time.get("samples_per_second"))

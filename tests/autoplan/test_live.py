@@ -193,6 +193,18 @@ def test_the_board_shows_trials_phase_time_left_and_the_best(clock):
     assert "best so far over the whole fit: trial 0, 32,000 samples/s" in drawn(board)
 
 
+def test_a_narrow_terminal_is_shown_what_matters_most(clock):
+    """80 characters: a configuration keeps its words whole, and the figures by which trials are ranked stay."""
+    board = live.Board(clock)
+    console = report.open_console(io.StringIO(), 80)
+    for event in (event for _, event in STORY[2:5]):
+        board.tell(event, console)
+    console.print(board.render())
+    shown = [re.split(r"\s{2,}", line.strip()) for line in console.file.getvalue().splitlines()]
+    assert shown[1] == ["trial", "configuration", "samples/s", "fit", "memory", "state"]
+    assert shown[3][1:] == ["float32, batch 128,", "32,000", "3.81 s", "512 MiB", "measured"]
+
+
 def test_the_board_keeps_to_the_screen(clock):
     console = report.open_console(io.StringIO())
     board = live.Board(clock)

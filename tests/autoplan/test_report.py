@@ -224,6 +224,17 @@ def test_explain_shows_every_trial_with_its_outcome():
     assert ".autoplan/study/trial-2.log" in told
 
 
+def test_a_narrow_terminal_keeps_the_words_of_a_trial_whole(monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("COLUMNS", "80")
+    told = text(report.explained(plans.plan(), PATH), Terminal(), width=80)
+    rows = [re.split(r"\s{2,}", line.strip()) for line in told.splitlines()]
+    (trial,) = (row for row in rows if row[0] == "1")
+    assert trial[1].startswith("float32, batch")
+    assert trial[2:] == ["32,000", "3.81 s", "512 MiB", "measured"]
+    assert any(row[:1] == ["2"] and row[1].startswith("mixed_float16,") for row in rows)
+
+
 def test_explain_tells_how_the_whole_fit_is_reckoned_where_it_shows_one():
     plain = plans.plain_plan(whole_fit=None)
     assert "The whole fit is reckoned" in text(report.explained(plans.plan(**plain), PATH))
