@@ -49,6 +49,16 @@ def left_early(source: SourceSpec, error: SystemExit) -> ScriptFailed:
     return ScriptFailed(f"{source.path} left with exit code {error.code} before its fit{SEE_OUTPUT}")
 
 
+def check_fit(source: SourceSpec | None, index: int, model: Any, arguments: dict[str, Any]) -> None:
+    """ScriptFailed for a fit that Keras would refuse at once, and that could be taken for another one here."""
+    where = f"fit {index}" + (f" of {source.path}" if source else "")
+    if not getattr(model, "compiled", True):
+        raise ScriptFailed(f"{where} is of a model that was never compiled; call model.compile(...) before it")
+    batch = arguments.get("batch_size")
+    if isinstance(batch, int | float) and not batch >= 1:
+        raise ScriptFailed(f"{where} has batch_size={batch}; expected a whole number of at least 1")
+
+
 def never_fits(source: SourceSpec, fits: int) -> NeverFits:
     """The error for a script that ended before the awaited `fit`."""
     if fits:

@@ -149,6 +149,7 @@ class Session:
         if "x" in arguments:
             model.fit(**arguments)
         elif self.job.kind in _TRAINS_NOTHING:
+            rebuild.check_fit(self.job.source, 1, model, arguments)
             self._answer(FitCall(1, model, {"batch_size": batch_size}, type(model).fit), _synthetic_facts(batch_size))
         else:
             timed = self.change if self.job.kind is JobKind.MEASURE else None
@@ -161,6 +162,7 @@ class Session:
             self._loops.cancel()
         source = self.job.source
         wanted = source.fit_index if source is not None else 1
+        rebuild.check_fit(source, call.index, call.model, call.arguments)
         if call.index < wanted:
             self.interception.checkpoints.note(call.model, call.arguments.get("callbacks"))
             return keras.callbacks.History() if self._abstract() else one_micro_step(call)

@@ -130,6 +130,23 @@ def test_a_loop_that_takes_days_is_told_before_its_end(client, script):
         run(client, script(after=loop), JobKind.OBSERVE, options={"loop_patience_seconds": 1.0})
 
 
+@pytest.mark.parametrize(
+    ("before", "fit", "message"),
+    [
+        (
+            "model = keras.Sequential([keras.layers.Dense(1)])\n",
+            FIT,
+            r"fit 1 of .*train\.py is of a model that was never",
+        ),
+        ("", FIT.replace("=32", "=0"), r"fit 1 of .*train\.py has batch_size=0; expected a whole number of at least 1"),
+        ("", FIT.replace("=32", "=-8"), r"has batch_size=-8; expected"),
+    ],
+)
+def test_a_fit_that_keras_would_refuse_is_told_in_words(client, script, before, fit, message):
+    with pytest.raises(ScriptFailed, match=message):
+        run(client, script(after=before + fit), JobKind.OBSERVE)
+
+
 def test_a_script_that_asks_its_user_is_told_what_to_do(client, script):
     with pytest.raises(ScriptFailed, match="Nobody types in a trial"):
         run(client, script(before="name = input('which model? ')\n"), JobKind.OBSERVE)
