@@ -6,11 +6,13 @@ import difflib
 import re
 from collections.abc import Iterable, Sequence
 
-_DURATION = re.compile(r"(?:([0-9]+(?:\.[0-9]+)?)h)?(?:([0-9]+(?:\.[0-9]+)?)m)?(?:([0-9]+(?:\.[0-9]+)?)s)?")
-_SHARE = re.compile(r"([0-9]+(?:\.[0-9]+)?)%")
-_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([kmgt]i?b|[kmgt])")
-_WHOLE = re.compile(r"[0-9]+")
-_RANGE = re.compile(r"([0-9]+)\.\.([0-9]+)")
+_NUMBER = r"([0-9]{1,12}(?:\.[0-9]{1,12})?)"  # longer ones are no times, sizes or batches, and overflow
+_DURATION = re.compile(rf"(?:{_NUMBER}h)?(?:{_NUMBER}m)?(?:{_NUMBER}s)?")
+_SHARE = re.compile(rf"{_NUMBER}%")
+_SIZE = re.compile(rf"{_NUMBER} ?([kmgt]i?b|[kmgt])")
+_LONGEST_COUNT = 12
+_WHOLE = re.compile(rf"[0-9]{{1,{_LONGEST_COUNT}}}")
+_RANGE = re.compile(rf"([0-9]{{1,{_LONGEST_COUNT}}})\.\.([0-9]{{1,{_LONGEST_COUNT}}})")
 _AXES = ("data", "model")
 _NAMED = {
     "--only": "names of settings with commas between, such as batch,precision",
@@ -80,7 +82,8 @@ def mesh_axes(text: str) -> dict[str, int]:
     axes: dict[str, int] = {}
     for part in text.split(","):
         name, _, size = (piece.strip() for piece in part.partition("="))
-        if name not in _AXES or name in axes or not (size.isascii() and size.isdecimal()) or int(size) < 1:
+        counts = size.isascii() and size.isdecimal() and len(size) <= _LONGEST_COUNT and int(size) >= 1
+        if name not in _AXES or name in axes or not counts:
             raise refused(f"--mesh {text}: expected each of the axes data and model once, such as data=4,model=2")
         axes[name] = int(size)
     return axes

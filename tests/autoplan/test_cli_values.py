@@ -5,6 +5,9 @@ import pytest
 from autoplan import cli_values
 from autoplan.errors import ConfigError
 
+LONG = "9" * 5000
+"""More digits than Python reads."""
+
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
@@ -14,7 +17,9 @@ def test_durations(text, seconds):
     assert cli_values.duration_seconds(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "10", "ten minutes", "m", "0s", "0h0m", "-5s", "30m1h", "10 m", "1e3s", "5s5s"])
+@pytest.mark.parametrize(
+    "text", ["", "10", "ten minutes", "m", "0s", "0h0m", "-5s", "30m1h", "10 m", "1e3s", "5s5s", LONG + "s"]
+)
 def test_what_is_no_duration(text):
     with pytest.raises(ConfigError) as caught:
         cli_values.duration_seconds(text)
@@ -26,7 +31,7 @@ def test_shares(text, value):
     assert cli_values.share(text) == value
 
 
-@pytest.mark.parametrize("text", ["8", "0.08", "100%", "-1%", "", "%", "a%", "8%%"])
+@pytest.mark.parametrize("text", ["8", "0.08", "100%", "-1%", "", "%", "a%", "8%%", "0" + LONG + "%"])
 def test_what_is_no_share(text):
     with pytest.raises(ConfigError) as caught:
         cli_values.share(text)
@@ -42,7 +47,8 @@ def test_effective_batches():
 
 
 @pytest.mark.parametrize(
-    "text", ["", "0", "64.0", "64-128", "128..64", "0..4", "64..", "..64", "a..b", "1..2..3", "-1..4"]
+    "text",
+    ["", "0", "64.0", "64-128", "128..64", "0..4", "64..", "..64", "a..b", "1..2..3", "-1..4", "1.." + LONG, LONG],
 )
 def test_what_is_no_range(text):
     with pytest.raises(ConfigError) as caught:
@@ -68,7 +74,9 @@ def test_sizes(text, size):
     assert cli_values.size_bytes(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "2", "2048", "GiB", "-1GiB", "0GiB", "2 G B", "two GiB", "1.2.3GiB", "50%", "2b"])
+@pytest.mark.parametrize(
+    "text", ["", "2", "2048", "GiB", "-1GiB", "0GiB", "2 G B", "two GiB", "1.2.3GiB", "50%", "2b", LONG + "g"]
+)
 def test_what_is_no_size(text):
     with pytest.raises(ConfigError) as caught:
         cli_values.size_bytes(text)
@@ -88,7 +96,8 @@ def test_meshes(text, axes):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "8", "data", "data=", "data=0", "data=x", "data=4,data=2", "batch=4", "data=4,", "data=²"]
+    "text",
+    ["", "8", "data", "data=", "data=0", "data=x", "data=4,data=2", "batch=4", "data=4,", "data=²", "data=" + LONG],
 )
 def test_what_is_no_mesh(text):
     with pytest.raises(ConfigError) as caught:
