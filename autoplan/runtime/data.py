@@ -118,7 +118,7 @@ def _describe_py_dataset(dataset: Any, steps: int | None) -> DataFacts:
     samples = steps * sizes[0] if steps else batches and (batches - 1) * sizes[0] + sizes[-1]
     return DataFacts(
         "PyDataset",
-        samples or None,
+        0 if batches == 0 else samples or None,
         sizes[0] or _DEFAULT_BATCH,
         steps or batches,
         steps is not None,

@@ -59,6 +59,12 @@ def check_fit(source: SourceSpec | None, index: int, model: Any, arguments: dict
         raise ScriptFailed(f"{where} has batch_size={batch}; expected a whole number of at least 1")
 
 
+def no_samples(source: SourceSpec | None, index: int) -> ScriptFailed:
+    """The error for a fit whose data are empty: Keras only says that an iteration stopped."""
+    where = f"fit {index}" + (f" of {source.path}" if source else "")
+    return ScriptFailed(f"{where} has no samples to train on; expected data with at least one")
+
+
 def never_fits(source: SourceSpec, fits: int) -> NeverFits:
     """The error for a script that ended before the awaited `fit`."""
     if fits:

@@ -168,11 +168,20 @@ class Session:
             return keras.callbacks.History() if self._abstract() else one_micro_step(call)
         try:
             call.arguments = peek.lookable(call.arguments)
-            self._answer(call, data.describe(call.arguments))
+            self._answer(call, self._facts(call))
         except (AutoplanError, MemoryError):
             raise
         except (Exception, SystemExit) as error:
             raise rebuild.InsideFit from error
+
+    def _facts(self, call: FitCall) -> DataFacts:
+        try:
+            facts = data.describe(call.arguments)
+        except StopIteration:  # there is no first batch to be looked at
+            raise rebuild.no_samples(self.job.source, call.index) from None
+        if facts.samples == 0:
+            raise rebuild.no_samples(self.job.source, call.index)
+        return facts
 
     def _answer(self, call: FitCall, facts: DataFacts) -> None:
         answers: dict[JobKind, Callable[[FitCall, DataFacts], dict[str, Any]]] = {

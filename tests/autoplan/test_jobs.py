@@ -26,6 +26,12 @@ BODY = """
     model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(4), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
 """
+EMPTY = """
+class Empty(keras.utils.PyDataset):
+    def __len__(self): return 0
+    def __getitem__(self, index): raise IndexError
+model.fit(Empty())
+"""
 FIT = "model.fit(x, x[:, :1], batch_size=32, epochs=2, verbose=0)\n"
 
 
@@ -140,6 +146,14 @@ def test_a_loop_that_takes_days_is_told_before_its_end(client, script):
         ),
         ("", FIT.replace("=32", "=0"), r"fit 1 of .*train\.py has batch_size=0; expected a whole number of at least 1"),
         ("", FIT.replace("=32", "=-8"), r"has batch_size=-8; expected"),
+        ("x = x[:0]\n", FIT, r"fit 1 of .*train\.py has no samples to train on; expected data with at least one"),
+        ("x = x[:1]\n", FIT.replace("verbose", "validation_split=0.5, verbose"), "has no samples to train on"),
+        (
+            "import tensorflow as tf\n",
+            "model.fit(tf.data.Dataset.from_tensor_slices((x[:0], x[:0])).batch(4))",
+            "no samples",
+        ),
+        ("", EMPTY, "has no samples to train on"),
     ],
 )
 def test_a_fit_that_keras_would_refuse_is_told_in_words(client, script, before, fit, message):
