@@ -85,6 +85,11 @@ def _notes(call: FitCall, facts: DataFacts, seen: Seen) -> list[str]:
         kind = type(call.arguments.get("x")).__name__
         why = f" ({facts.why_fixed})" if facts.why_fixed else ""
         notes.append(f"the data ({kind}) cannot be re-batched{why}, so the global batch stays as it is")
+    if facts.samples is not None and facts.batch > facts.samples:
+        notes.append(
+            f"the global batch is {facts.batch:,} and an epoch has {facts.samples:,} samples, so a micro-step has no "
+            "more; forecasts are of the whole batch"
+        )
     own_optimizers = model_facts.own_optimizers(call.model)
     if own_optimizers:
         notes.append(

@@ -10,12 +10,12 @@ from autoplan.runtime.intercept import FitCall, Seen
 from autoplan.worker.observe import observe
 
 
-def observed(*layers, strategy=None, **compiling):
+def observed(*layers, strategy=None, batch_size=None, **compiling):
     model = keras.Sequential([keras.Input((4,)), *layers, keras.layers.Dense(1)])
     model.compile("sgd", "mse", **compiling)
     if strategy is not None:
         model._distribute_strategy = strategy
-    arguments = {"x": np.zeros((64, 4), "float32"), "y": np.zeros((64, 1), "float32")}
+    arguments = {"x": np.zeros((64, 4), "float32"), "y": np.zeros((64, 1), "float32"), "batch_size": batch_size}
     call = FitCall(1, model, arguments, type(model).fit)
     return observe(call, data.describe(arguments), Seen(), backends.get("jax"))
 
@@ -26,6 +26,12 @@ def notes_of(**wishes):
 
 def test_a_plain_fit_needs_no_notes():
     assert notes_of() == []
+
+
+def test_a_batch_that_the_data_do_not_fill_is_told():
+    assert notes_of(batch_size=64) == []
+    (note,) = notes_of(batch_size=4096)
+    assert note.startswith("the global batch is 4,096 and an epoch has 64 samples, so a micro-step has no more")
 
 
 def test_a_model_that_runs_eagerly_is_told_with_what_ends_it():
