@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +56,8 @@ def check_fit(source: SourceSpec | None, index: int, model: Any, arguments: dict
     if not getattr(model, "compiled", True):
         raise ScriptFailed(f"{where} is of a model that was never compiled; call model.compile(...) before it")
     batch = arguments.get("batch_size")
-    if isinstance(batch, int | float) and not batch >= 1:
-        raise ScriptFailed(f"{where} has batch_size={batch}; expected a whole number of at least 1")
+    if batch is not None and not (isinstance(batch, Real) and batch >= 1 and float(batch).is_integer()):
+        raise ScriptFailed(f"{where} has batch_size={batch!r}; expected a whole number of at least 1")
 
 
 def no_samples(source: SourceSpec | None, index: int) -> ScriptFailed:

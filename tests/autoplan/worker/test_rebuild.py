@@ -3,8 +3,10 @@
 import runpy
 
 import keras
+import numpy as np
 import pytest
 
+from autoplan.errors import ScriptFailed
 from autoplan.source import SourceSpec
 from autoplan.worker import rebuild
 
@@ -77,3 +79,14 @@ def test_a_file_that_imports_its_neighbours_by_their_places_is_told_its_modules_
 def test_a_script_that_leaves_with_an_exception_says_what_it_says():
     told = str(rebuild.left_early(SOURCE, SystemExit(ValueError("no data"))))
     assert told == "/nowhere/train.py ended itself before its fit: no data"
+
+
+@pytest.mark.parametrize("batch", [0, -8, 16.5, float("nan"), float("inf"), "16", [16]])
+def test_a_batch_of_no_samples_is_told(batch):
+    with pytest.raises(ScriptFailed, match=r"^fit 2 of /nowhere/train\.py has batch_size=.*; expected a whole number"):
+        rebuild.check_fit(SOURCE, 2, object(), {"batch_size": batch})
+
+
+@pytest.mark.parametrize("batch", [None, 1, 16, 16.0, np.int64(16), np.float32(16)])
+def test_a_batch_as_keras_takes_it_needs_no_word(batch):
+    rebuild.check_fit(SOURCE, 1, object(), {"batch_size": batch})
