@@ -56,7 +56,7 @@ def check_fit(source: SourceSpec | None, index: int, model: Any, arguments: dict
     if not getattr(model, "compiled", True):
         raise ScriptFailed(f"{where} is of a model that was never compiled; call model.compile(...) before it")
     batch = arguments.get("batch_size")
-    if batch is not None and not (isinstance(batch, Real) and batch >= 1 and float(batch).is_integer()):
+    if batch is not None and not (isinstance(batch, Real) and float(batch) >= 1 and float(batch).is_integer()):
         raise ScriptFailed(f"{where} has batch_size={batch!r}; expected a whole number of at least 1")
 
 
