@@ -333,7 +333,8 @@ def _nv_traced(row: dict[str, Any], model: str, policy: str) -> Traced:
     if model == "electra-base":
         if length == 384:
             return _encoder("base", length, policy, "adamw", "span")
-        return Traced("electra", length, policy, "lamb", json.dumps({"arch": _BERT["base"]}))
+        options = json.dumps({"arch": _BERT["base"], "words": "everywhere"})
+        return Traced("electra", length, policy, "lamb", options)
     kinds: dict[str, tuple[str, dict[str, Any], str]] = {
         "resnet50-v1.5": ("resnet", {"depth": 50}, "sgd"),
         "resnext101-32x4d": ("resnet", {"depth": 101, "base": 128, "groups": 32}, "sgd"),

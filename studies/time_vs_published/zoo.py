@@ -46,17 +46,23 @@ def _application(image: int, *, of: str, **options: Any) -> Any:
     return getattr(_APPS, of)(weights=None, input_shape=(image, image, 3), **top, **options)
 
 
-def _electra(length: int, *, arch: dict[str, Any]) -> Any:
-    """A generator of a third of the width beside the discriminator (Clark et al. 2020, table 6)."""
+def _electra(length: int, *, arch: dict[str, Any], words: str) -> Any:
+    """A generator of a third of the width beside the discriminator (Clark et al. 2020, table 6).
+
+    words   "everywhere": scores of words are worked out at every position, and those of the masked ones, 15%, picked
+            then (NVIDIA DeepLearningExamples, TensorFlow2 ELECTRA, `modeling.py`, `_get_masked_lm_output`)
+    """
+    if words != "everywhere":
+        raise ValueError(f"scores of words {words!r} are not built here; only 'everywhere' is")
     tokens = keras.layers.Input((length,), dtype="int32")
     small = arch | {"d_model": 256, "heads": 4, "ffn": 1024, "embedding": 768}
-    words = transformers._encoded(tokens, small, dropout=0.1)[:, : max(1, round(0.15 * length))]
-    words = keras.layers.LayerNormalization()(keras.layers.Dense(768, activation="gelu")(words))
-    words = keras.layers.Dense(arch["vocab"])(words)
+    hidden = transformers._encoded(tokens, small, dropout=0.1)
+    hidden = keras.layers.LayerNormalization()(keras.layers.Dense(768, activation="gelu")(hidden))
+    scores = keras.layers.Dense(arch["vocab"])(hidden)[:, : max(1, round(0.15 * length))]
     replaced = keras.layers.Dense(2)(
         keras.layers.Dense(768, activation="gelu")(transformers._encoded(tokens, arch, dropout=0.1))
     )
-    return keras.Model(tokens, [words, replaced])
+    return keras.Model(tokens, [scores, replaced])
 
 
 _BUILDERS = {
