@@ -303,8 +303,9 @@ def _nv_dle(row: dict[str, Any], out: Any) -> Case | Excluded:
     accumulation = int(float(row["grad_accum"] or 1))
     case = _measured(row, _nv_traced(row, model, policy), accumulation)
     stack = "xla" if "XLA" in row["framework"] else "layers"
-    if model == "electra-base" and row["seq"] == "384" and policy == "float32":
-        stack = "operations"  # its `run_squad.sh` asks for XLA in mixed precision alone
+    if model in ("bert-large", "electra-base") and row["seq"] == "384" and policy == "float32":
+        # ELECTRA's `run_squad.sh` asks for XLA in mixed precision alone, and so does BERT's guide ("fp32 false").
+        stack = "operations"
     if row["framework"] == "pytorch":
         case = replace(case, update=_RMSPROP_EMA if model.startswith("efficientnet") else _SGD)
     return replace(case, of_2020=True, stack=stack, overlaps=stack != "xla")
