@@ -6,14 +6,17 @@ statistics for the backward pass, and nothing between them. Where sums run along
 chip; other sums (statistics of channels, gradients of scales) need a kernel of their own before, or beside, what is
 made of them.
 
-Layers with products keep their kernels: what goes in and out is written, and fusion decides inside.
+Layers with products keep their kernels: what goes in and out is written, and fusion decides inside. A bias is added by
+the kernel of the product (cuBLASLt's epilogue: PyTorch from 1.12 on, pull requests 72148 and 72728).
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import permutations
 
 from cost_models.affine import Affine
 from cost_models.workload import Kind, Op, Phase, Workload
@@ -36,12 +39,35 @@ _Reads = Mapping[int, tuple[int, ...]]
 
 
 @lru_cache(maxsize=64)
-def library_kernels(workload: Workload, has_kernel: Callable[[str, Phase], bool] | None = None) -> Workload:
+def library_kernels(
+    workload: Workload, has_kernel: Callable[[str, Phase], bool] | None = None, *, biases_apart: bool = False
+) -> Workload:
     """The same step with one operation for each kernel of a layer without products, and fences between layers.
 
-    has_kernel   whether the library has one for a layer of this name in this pass; None: for all of them
+    has_kernel    whether the library has one for a layer of this name in this pass; None: for all of them
+    biases_apart  whether biases have kernels of their own
     """
+    if not biases_apart and has_kernel is None:
+        workload = replace(workload, ops=_with_biases(workload))
     return _Rewriting(workload, has_kernel).run()
+
+
+def _with_biases(workload: Workload) -> tuple[Op, ...]:
+    """The same operations, where a product and the sum of it and what is broadcast in its layer are one."""
+    readers = Counter([*workload.outputs, *(read for op in workload.ops for read in op.reads)])
+    producer = {write: op for op in workload.ops for write in op.writes}
+    joined: dict[int, Op] = {}  # by what the sum writes
+    inside: set[int] = set()
+    for op in workload.ops:
+        for product, bias in permutations(op.reads, 2) if op.primitive == "add" and len(op.reads) == 2 else ():
+            of, from_bias = producer.get(product), producer.get(bias)
+            if of is None or from_bias is None or from_bias.kind is not Kind.BROADCAST or readers[product] > 1:
+                continue
+            if of.kind is Kind.DOT and (of.layer, of.phase) == (op.layer, op.phase):
+                joined[op.writes[0]] = replace(of, reads=(*of.reads, bias), writes=op.writes, flops=of.flops + op.flops)
+                inside.add(product)
+    outer = (op for op in workload.ops if not op.writes or op.writes[0] not in inside)
+    return tuple(joined.get(op.writes[0], op) if op.writes else op for op in outer)
 
 
 @dataclass

@@ -78,6 +78,7 @@ class Case:
     nchw      convolutions of 16 bits get channels first, which matrix units do not take
     of_2020   its kernels are of about that year
     bridged   pairs of cards are joined
+    biases_apart  PyTorch before 1.12 adds them in kernels of their own
     overlaps  gradients are exchanged while the backward pass runs; a cluster of TensorFlow's XLA ends before they are
     framework  of the row, with its version
     gather_bytes, reduce_bytes   an element's bytes when weights are gathered and gradients are reduced
@@ -112,6 +113,7 @@ class Case:
     of_2020: bool = False
     bridged: bool = False
     overlaps: bool = True
+    biases_apart: bool = False
     framework: str = ""
 
 
@@ -195,6 +197,7 @@ def _timm(row: dict[str, Any], out: Any) -> Case | Excluded:
         batch=batch,
         nchw=row["memory_format"] == "nchw" and family == "convolutional",
         update=_SGD,
+        biases_apart=True,
         measured_seconds=batch / float(row["samples_per_s"]),
     )
 
@@ -374,6 +377,7 @@ def _lambda(row: dict[str, Any], out: Any) -> Case | Excluded:
     if row["id"] in _steady():
         case = replace(case, measured_seconds=_steady()[row["id"]])
     case = replace(case, bridged="NVLink" in row["note"], of_2020="ngc22" not in row["framework"], nchw=not bert)
+    case = replace(case, biases_apart=case.of_2020)
     return replace(case, update=(_APEX if half else _BERT_ADAM) if bert else _SGD)
 
 
@@ -395,7 +399,7 @@ def _hf(row: dict[str, Any], out: Any) -> Case | Excluded:
     if row["remat"] not in ("none", ""):
         return out("remat of an encoder with dropout: not in this study's models")
     traced = _encoder("large", int(float(row["seq"])), _DTYPES[row["precision"]], "adamw", "class", plain=True)
-    return replace(_measured(row, traced, int(float(row["grad_accum"]))), update=_HF_ADAMW)
+    return replace(_measured(row, traced, int(float(row["grad_accum"]))), update=_HF_ADAMW, biases_apart=True)
 
 
 def _jax_toolbox(row: dict[str, Any], out: Any) -> Case | Excluded:

@@ -126,11 +126,11 @@ def _bandwidth(case: Case, place: Cluster) -> float:
 
 
 @lru_cache(maxsize=64)
-def _prepared(what: Traced, folder: Path, stack: str) -> Workload:
+def _prepared(what: Traced, folder: Path, stack: str, biases_apart: bool) -> Workload:
     found = workload(what, folder)
     if stack == "operations":
         return library_kernels(found, _has_kernel_in_tensorflow)
-    return library_kernels(found) if stack == "layers" else found
+    return library_kernels(found, biases_apart=biases_apart) if stack == "layers" else found
 
 
 def _has_kernel_in_tensorflow(layer: str, phase: Phase) -> bool:
@@ -142,9 +142,9 @@ def _has_kernel_in_tensorflow(layer: str, phase: Phase) -> bool:
 
 @lru_cache(maxsize=4096)
 def _cached(what: Traced, folder: Path, stack: str, chip: str, batch: int, attention: str, *flags: bool) -> Parts:
-    nchw, exact, of_2020 = flags
+    nchw, exact, of_2020, biases_apart = flags
     place = chips.machine(chip, 1, 1) if not chip.startswith("tpu") else chips.machine(chip, 4, 1)
-    model = _prepared(what, folder, stack)
+    model = _prepared(what, folder, stack, biases_apart)
     remat = RematMode.FULL if model.remat == "full" else RematMode.NONE
     config = TrainConfig(Batch(batch), precision=Precision(what.precision), remat=Remat(remat))
     calculating = replace(config, backend="torch") if exact else config
@@ -203,7 +203,7 @@ def _target(place: Cluster, stack: str) -> Target:
 
 
 def _parts(what: Traced, case: Case, place: Cluster, folder: Path) -> Parts:
-    flags = case.nchw, case.exact_float32, case.of_2020
+    flags = case.nchw, case.exact_float32, case.of_2020, case.biases_apart
     return _cached(what, folder, case.stack, case.chip, case.batch, case.attention, *flags)
 
 

@@ -167,3 +167,34 @@ def test_causal_attention_is_still_found():
     found = library_kernels(replace(made, ops=around))
     assert [op.primitive for op in found.ops[:-1]] == [op.primitive for op in made.ops]
     assert kernel_table(found, target_of("gpu"), Updates.AT_ONCE).attention.causal
+
+
+def biased_dense(step):
+    """x w + b, whose sum another layer reads."""
+    w, b = step.weight("w", COLUMNS, COLUMNS), step.weight("b", COLUMNS)
+    x = step.input(B, COLUMNS)
+    step.layer = "dense"
+    y = step.dot(x, w, (B, COLUMNS), B, COLUMNS, COLUMNS)
+    biased = step.op(Kind.ELEMENTWISE, (y, step.op(Kind.BROADCAST, (b,), (B, COLUMNS))), (B, COLUMNS), primitive="add")
+    step.layer = "next"
+    return y, biased, step.op(Kind.ELEMENTWISE, (biased,), (B, COLUMNS))
+
+
+def test_a_product_adds_its_bias():
+    step = Step()
+    y, biased, end = biased_dense(step)
+    found = library_kernels(step.workload(end))
+    product = next(op for op in found.ops if op.kind is Kind.DOT)
+    assert product.writes == (biased,)
+    assert all(y not in op.writes and y not in op.reads for op in found.ops)
+    apart = library_kernels(step.workload(end), biases_apart=True)
+    assert next(op for op in apart.ops if op.kind is Kind.DOT).writes == (y,)
+
+
+def test_a_product_that_something_else_reads_is_written():
+    step = Step()
+    y, biased, end = biased_dense(step)
+    other = step.op(Kind.ELEMENTWISE, (y, end), (B, COLUMNS))
+    found = library_kernels(step.workload(other))
+    assert next(op for op in found.ops if op.kind is Kind.DOT).writes == (y,)
+    assert any(biased in op.writes for op in found.ops)
