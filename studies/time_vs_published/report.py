@@ -17,6 +17,7 @@ from cost_models.roofline import peak_rate
 
 Row = dict[str, Any]
 _LEFT_OUT = 3
+_CONFIGURATION = ("chip", "precision", "model", "size", "devices", "batch", "stack", "framework")
 
 
 def ratio(row: Row) -> float:
@@ -27,6 +28,18 @@ def ratio(row: Row) -> float:
 def error(ratios: Sequence[float]) -> float:
     """Mean absolute error in percent."""
     return 100 * statistics.mean(abs(one - 1) for one in ratios)
+
+
+def least(rows: Sequence[Row], *names: str) -> float:
+    """Mean absolute error in percent with the best constant for all rows that agree in these columns.
+
+    With those of a whole configuration it is what no predictor that sees only configurations can be below.
+    """
+    cells: dict[tuple[str, ...], list[float]] = defaultdict(list)
+    for row in rows:
+        cells[tuple(row[name] for name in names)].append(ratio(row))
+    of_each = (len(cell) * min(error([one / k for one in cell]) for k in cell) for cell in cells.values())
+    return sum(of_each) / len(rows)
 
 
 def scaled(rows: Sequence[Row], of: Callable[[Row], float] = ratio) -> list[float]:
@@ -71,13 +84,14 @@ def groups_of(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
 
 def summary(rows: Sequence[Row]) -> None:
     """The tables of README.md."""
-    print("| source | family | rows | raw MAPE | median ratio | with one factor | tau | constant MFU, fitted |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    print("| source | family | rows | raw MAPE | median ratio | with one factor | floor | tau | constant MFU, fitted |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for (source, family), chosen in groups_of(rows).items():
         _line(source, family, chosen)
     for family in ("transformer", "convolutional"):
         _line("all", family, [row for row in rows if row["family"] == family])
     _scaling(rows)
+    _limits([row for row in rows if row["family"] == "transformer"])
     _repeats(rows)
     _memory(rows)
     _outliers(rows)
@@ -94,7 +108,24 @@ def _line(source: str, family: str, rows: Sequence[Row]) -> None:
     sources = [rows] if source != "all" else list(groups_of(rows).values())
     flat = f"{error([r for part in sources for r in trivial(part)]):.1f}%"
     middle = statistics.median(ratios)
-    print(f"| {source} | {family} | {len(rows)} | {error(ratios):.1f}% | {middle:.2f} | {after} | {order} | {flat} |")
+    floor = f"{least(rows, 'source', *_CONFIGURATION):.1f}%"
+    print(
+        f"| {source} | {family} | {len(rows)} | {error(ratios):.1f}% | {middle:.2f} | {after} | {floor} | {order} "
+        f"| {flat} |"
+    )
+
+
+def _limits(rows: Sequence[Row]) -> None:
+    """What is left when ever more of a configuration has a constant of its own, the best for these very rows."""
+    steps = {"one constant": (), "by GPU": ("chip",), "and precision": ("precision",)}
+    steps |= {"and model, length, kernels": ("model", "size", "stack", "framework"), "and devices": ("devices",)}
+    steps |= {"and batch: floor": ("batch",)}
+    print(f"\n| transformers, constants fitted | rows | {' | '.join(steps)} |\n|{' --- |' * (2 + len(steps))}")
+    for (source, _), chosen in groups_of(rows).items():
+        if len(chosen) > 2 * _LEFT_OUT:
+            names: tuple[str, ...] = ()
+            errors = [f"{least(chosen, *(names := names + more)):.1f}%" for more in steps.values()]
+            print(f"| {source} | {len(chosen)} | {' | '.join(errors)} |")
 
 
 def _scaling(rows: Sequence[Row]) -> None:
@@ -117,18 +148,21 @@ def _scaling(rows: Sequence[Row]) -> None:
 
 def _repeats(rows: Sequence[Row]) -> None:
     """What no predictor can tell apart: runs of one configuration, against the geometric mean of their seconds."""
-    print("\n| published more than once | rows | apart from their mean | farthest apart |\n| --- | --- | --- | --- |")
-    names = ("model", "size", "chip", "precision", "devices", "batch", "stack")
+    print("\n| published more than once | rows | apart from their mean | no predictor below | farthest apart |")
+    print("| --- | --- | --- | --- | --- |")
     for (source, family), chosen in groups_of(rows).items():
-        cells: dict[tuple[str, ...], list[float]] = defaultdict(list)
+        cells: dict[tuple[str, ...], list[Row]] = defaultdict(list)
         for row in chosen:
-            cells[tuple(row[name] for name in names)].append(float(row["measured_seconds"]))
+            cells[tuple(row[name] for name in _CONFIGURATION)].append(row)
         several = [cell for cell in cells.values() if len(cell) > 1]
         if several:
-            ratios = [statistics.geometric_mean(cell) / one for cell in several for one in cell]
-            farthest = max(max(cell) / min(cell) for cell in several)
+            seconds = [[float(row["measured_seconds"]) for row in cell] for cell in several]
+            ratios = [statistics.geometric_mean(cell) / one for cell in seconds for one in cell]
+            farthest = max(max(cell) / min(cell) for cell in seconds)
+            floor = least([row for cell in several for row in cell], *_CONFIGURATION)
             print(
-                f"| {source}, {family} | {len(ratios)} of {len(chosen)} | {error(ratios):.1f}% | {farthest:.2f} times |"
+                f"| {source}, {family} | {len(ratios)} of {len(chosen)} | {error(ratios):.1f}% | {floor:.1f}% "
+                f"| {farthest:.2f} times |"
             )
 
 
