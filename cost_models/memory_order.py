@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from cost_models.affine import Affine
 from cost_models.fusion import Kernel, in_update
 from cost_models.lowering import ZEROS_FOR_POOLING
+from cost_models.reversed_weights import waiting
 from cost_models.workload import Kind, Op, Phase, Tensor, Workload
 
 _ZEROS = Op(Kind.BROADCAST, "broadcast_in_dim", (), (), layer="zeros")
@@ -78,10 +79,12 @@ class _Graph:
             for write in kernel.writes:
                 writer.setdefault(write, []).append(place)
         self.users = [0] * len(self.kernels)
-        rates = self._rates()
+        rates, updates = self._rates(), waiting(self.workload, self.kernels)
         for place, kernel in enumerate(self.kernels):
             made = dict.fromkeys(one for read in _operands(kernel) for one in _before(writer.get(read, ()), place))
             made.update(dict.fromkeys(rates[read] for read in kernel.reads if rates.get(read, place) != place))
+            if place in updates:
+                made[updates[place]] = None
             self.reads.append(list(made))
             for one in made:
                 self.users[one] += 1
