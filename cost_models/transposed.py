@@ -2,8 +2,9 @@
 
 Batch and features change places in both operands of that gradient, and cuDNN reads neither so: both are written anew.
 Where the padding of a transposed one is uneven cuDNN does not dilate either: the input is then written with its zeros
-between, and the incoming gradient with its padding. What several such gradients read of one image is one copy: XLA
-merges equal operations.
+between, and the incoming gradient with its padding. Along lines it never does: the input is written with zeros between
+and around, the incoming gradient as it is. What several such gradients read of one image is one copy: XLA merges equal
+operations.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import replace
 from cost_models.affine import Affine
 from cost_models.workload import RELAYOUT, STRIDED_CONVOLUTION, UNEVEN_PAD, Kind, Op, Phase, Tensor, Workload
 
+_LINE = 3  # dimensions of lines
 _Shape = tuple[Affine, ...]
 
 
@@ -33,7 +35,9 @@ def with_swapped_operands(workload: Workload) -> Workload:
             continue
         image, incoming = op.reads[:2]
         shape = tensors[image].shape
-        if incoming in padded and image in enlarged:
+        if image in enlarged and len(shape) == _LINE:
+            shape = _padded_line(shape, tensors[incoming].shape, tensors[op.writes[0]].shape)
+        elif incoming in padded and image in enlarged:
             shape = _dilated(shape, tensors[incoming].shape)
             incoming = padded[incoming]
         if (image, shape) not in copies:
@@ -110,6 +114,11 @@ def _is_of_weights(workload: Workload, op: Op, enlarged: frozenset[int]) -> bool
 def _dilated(image: _Shape, incoming: _Shape) -> _Shape:
     """The image with zeros between its elements, as many as the convolution's stride asks for."""
     return (image[0], *_spread(image[1:-1], incoming[1:-1]), image[-1])
+
+
+def _padded_line(line: _Shape, incoming: _Shape, kernel: _Shape) -> _Shape:
+    """Zeros between and around elements, so that the incoming gradient fits as many times as the kernel is long."""
+    return (line[0], incoming[1] + kernel[0] - Affine(1), line[-1])
 
 
 def _spread(sides: Sequence[Affine], larger: Sequence[Affine]) -> Iterator[Affine]:

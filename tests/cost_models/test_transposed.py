@@ -109,3 +109,17 @@ def test_what_several_gradients_read_of_one_image_is_copied_once():
     assert read[0][0] == read[1][0]
     assert read[0][1] != read[1][1]
     assert len([op for op in after.ops if op.primitive == RELAYOUT and x in op.reads]) == 1
+
+
+@pytest.mark.parametrize("kernel", [2, 3, 4, 5])
+def test_a_line_is_written_with_zeros_between_and_around(kernel):
+    """XLA wrote lines of 513, 514, 515 and 516 elements for one of 256, and gradients of 512 as they are (A100)."""
+    step = Step()
+    x, w = step.input(B, 256, IN), step.weight("kernel", kernel, OUT, IN)
+    y = step.op(Kind.CONV, (x, w), (B, 512, OUT))
+    step.phase = Phase.BACKWARD
+    incoming = step.op(Kind.ELEMENTWISE, (y,), (B, 512, OUT), primitive="mul")
+    of_weights = step.op(Kind.CONV, (x, incoming), (kernel, IN, OUT))
+    step.op(Kind.MOVE, (incoming,), (B, 513, OUT), primitive=UNEVEN_PAD)
+    after = with_swapped_operands(step.workload(of_weights))
+    assert copies(after, of_weights) == [shape(B, 511 + kernel, IN), shape(B, 512, OUT)]
