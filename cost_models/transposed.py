@@ -48,17 +48,18 @@ def with_swapped_operands(workload: Workload) -> Workload:
         beside[incoming] = len(tensors)
         tensors.append(tensors[incoming])
         ops.append(replace(op, reads=(copies[image, shape], beside[incoming], *op.reads[2:])))
-    ordered = _before_readers(list(_with_results(ops, beside)), beside)
+    along = {incoming for incoming in beside if len(tensors[incoming].shape) > _LINE}
+    ordered = _before_readers(list(_with_results(ops, beside, along)), beside)
     return replace(workload, tensors=tuple(tensors), ops=tuple(ordered))
 
 
-def _with_results(ops: Sequence[Op], beside: dict[int, int]) -> Iterator[Op]:
-    """What makes an incoming gradient makes its copy along with it, except where that is a library's call."""
+def _with_results(ops: Sequence[Op], beside: dict[int, int], along: set[int]) -> Iterator[Op]:
+    """What makes an incoming gradient makes its copy along with it, except where that is a library's call or a line."""
     for op in ops:
         copied = [write for write in op.writes if write in beside]
         if not copied:
             yield op
-        elif op.kind in (Kind.ELEMENTWISE, Kind.MOVE):
+        elif op.kind in (Kind.ELEMENTWISE, Kind.MOVE) and along.issuperset(copied):
             yield replace(op, writes=(*op.writes, *(beside[write] for write in copied)))
         else:
             yield op

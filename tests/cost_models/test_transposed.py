@@ -123,3 +123,6 @@ def test_a_line_is_written_with_zeros_between_and_around(kernel):
     step.op(Kind.MOVE, (incoming,), (B, 513, OUT), primitive=UNEVEN_PAD)
     after = with_swapped_operands(step.workload(of_weights))
     assert copies(after, of_weights) == [shape(B, 511 + kernel, IN), shape(B, 512, OUT)]
+    gradient = next(op for op in after.ops if of_weights in op.writes).reads[1]
+    made = next(op for op in after.ops if gradient in op.writes)
+    assert (made.primitive, made.reads, made.writes) == (RELAYOUT, (incoming,), (gradient,))
