@@ -17,8 +17,8 @@ from cost_models.embedding_tables import with_whole_rows
 from cost_models.packed_masks import MOST_SAMPLES, with_packed_masks
 from cost_models.padding import (
     with_dilated_gradients,
+    with_gradients_own_padding,
     with_shared_padding,
-    with_uneven_padding_alone,
     without_cropping,
 )
 from cost_models.polynomials import as_polynomials
@@ -64,7 +64,7 @@ def lower(workload: Workload, target: Target, batch: int | None = None) -> Workl
         workload = _with_moved_features(workload)
     if target.copies_kernels:
         workload = with_swapped_operands(with_shared_padding(without_cropping(workload)))
-        workload = with_dilated_gradients(with_uneven_padding_alone(workload))
+        workload = with_dilated_gradients(with_gradients_own_padding(workload))
         workload = _with_copied_kernels(workload)
     if target.scatters_pooling and any(op.kind is Kind.POOL_GRADIENT for op in workload.ops):
         workload = _Pooling(workload, target.writes_iota, target.pools_on_padded).lowered()

@@ -1,28 +1,56 @@
 """Workload -> Workload: how much of an uneven padding XLA writes on GPUs.
 
-cuDNN pads both ends alike, so only what one end has more is written before the convolution. Gradients of grouped
-convolutions are worked out otherwise: that of the weights reads an image with all of the padding, which is written for
-it anew, and that of a strided one's input reads the incoming gradient with zeros between and around its elements.
+cuDNN pads both ends alike. Where that is not enough, XLA writes an image with all of its padding for the convolution
+(ConvPaddingLegalization), and one with what one end has more for the gradient of its weights. The gradient of a strided
+grouped convolution's input reads the incoming gradient with zeros between and around its elements.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from cost_models.affine import Affine
-from cost_models.workload import RELAYOUT, UNEVEN_PAD, Kind, Op, Phase, Tensor, Workload
+from cost_models.workload import RELAYOUT, UNEVEN_PAD, Kind, Op, Phase, Workload
+
+_LINE = 3  # dimensions of lines
 
 
-def with_uneven_padding_alone(workload: Workload) -> Workload:
-    """The workload with smaller paddings, and paddings for gradients of grouped convolutions' weights."""
-    read = {end for op in workload.ops if op.kind is Kind.CONV for end in op.reads}
-    chosen = {op.writes[0] for op in workload.ops if op.primitive == UNEVEN_PAD and _most_added(workload, op) > 1}
-    if chosen.isdisjoint(read):
-        return workload
-    padding = _Padding(workload, list(workload.tensors), chosen & read)
-    ops = tuple(padding.rewritten())
-    return replace(workload, tensors=tuple(padding.tensors), ops=ops)
+def with_gradients_own_padding(workload: Workload) -> Workload:
+    """Gradients of weights read images that are padded for them anew, by what one end has more than the other.
+
+    What one end has more in convolutions along lines that move by one is all of the padding (causal ones): such images
+    are shared.
+    """
+    padded = {op.writes[0]: op for op in workload.ops if op.primitive == UNEVEN_PAD and _most_added(workload, op) > 1}
+    tensors, anew = list(workload.tensors), dict[int, int]()
+    ops: list[Op] = []
+    for op in workload.ops:
+        for read in (read for read in op.reads if read in padded and _is_of_weights(workload, op)):
+            if read not in anew and not _is_causal(workload, padded[read]):
+                source, added = tensors[padded[read].reads[0]], _added(workload, padded[read])
+                shape = tuple(dim + Affine(more % 2) for dim, more in zip(source.shape, added, strict=True))
+                anew[read] = len(tensors)
+                tensors.append(replace(tensors[read], shape=shape))
+                ops.append(replace(padded[read], writes=(anew[read],), phase=op.phase, layer=op.layer))
+        of_weights = _is_of_weights(workload, op)
+        ops.append(replace(op, reads=tuple(anew.get(read, read) for read in op.reads)) if of_weights else op)
+    return replace(workload, tensors=tuple(tensors), ops=tuple(ops)) if anew else workload
+
+
+def _is_of_weights(workload: Workload, op: Op) -> bool:
+    return (
+        op.kind is Kind.CONV
+        and op.phase is Phase.BACKWARD
+        and all(workload.tensors[write].elements.constant for write in op.writes)
+    )
+
+
+def _is_causal(workload: Workload, pad: Op) -> bool:
+    """Whether a line is padded for a convolution that makes one as long as it was."""
+    source = workload.tensors[pad.reads[0]].shape
+    readers = (op for op in workload.ops if pad.writes[0] in op.reads and op.phase is Phase.FORWARD)
+    made = (workload.tensors[op.writes[0]].shape for op in readers if op.kind is Kind.CONV)
+    return len(source) == _LINE and any(shape[1:-1] == source[1:-1] for shape in made)
 
 
 def without_cropping(workload: Workload) -> Workload:
@@ -96,40 +124,6 @@ def _added(workload: Workload, op: Op) -> list[float]:
 
 def _most_added(workload: Workload, op: Op) -> float:
     return max(_added(workload, op), default=0)
-
-
-@dataclass
-class _Padding:
-    """`whole` names the image with all of its padding, `sources` the operation that would write it."""
-
-    workload: Workload
-    tensors: list[Tensor]
-    chosen: set[int]
-    sources: dict[int, Op] = field(default_factory=dict)
-    shapes: dict[int, tuple[Affine, ...]] = field(default_factory=dict)
-    whole: dict[int, int] = field(default_factory=dict)
-
-    def rewritten(self) -> Iterator[Op]:
-        for op in self.workload.ops:
-            if op.primitive == UNEVEN_PAD and op.writes[0] in self.chosen:
-                self._shrink(op)
-            padded = [read for read in op.reads if read in self.sources] if _is_grouped_gradient(op) else []
-            for read in padded:
-                if read not in self.whole:
-                    yield self._padded_anew(read, op)
-            yield replace(op, reads=tuple(self.whole[read] if read in padded else read for read in op.reads))
-
-    def _shrink(self, op: Op) -> None:
-        write = op.writes[0]
-        self.sources[write], self.shapes[write] = op, self.tensors[write].shape
-        source = self.workload.tensors[op.reads[0]].shape
-        odd = (dim + Affine(more % 2) for dim, more in zip(source, _added(self.workload, op), strict=True))
-        self.tensors[write] = replace(self.tensors[write], shape=tuple(odd))
-
-    def _padded_anew(self, read: int, reader: Op) -> Op:
-        self.whole[read] = len(self.tensors)
-        self.tensors.append(replace(self.tensors[read], shape=self.shapes[read]))
-        return replace(self.sources[read], writes=(self.whole[read],), phase=reader.phase, layer=reader.layer)
 
 
 def _is_grouped_gradient(op: Op) -> bool:

@@ -1,12 +1,14 @@
 """How much of an uneven padding is written on GPUs, and what strided grouped convolutions read in the backward pass."""
 
+import pytest
+
 from cost_models.affine import Affine
 from cost_models.graph import Graph
 from cost_models.lowering import lower
 from cost_models.padding import (
     with_dilated_gradients,
+    with_gradients_own_padding,
     with_shared_padding,
-    with_uneven_padding_alone,
     without_cropping,
 )
 from cost_models.targets import target_of
@@ -41,24 +43,33 @@ def image(side):
     return (dim(B), dim(side), dim(side), dim(CHANNELS))
 
 
-def test_only_what_one_end_has_more_is_written():
-    before, padded, _, of_weights, _ = strided(5, groups=1)
-    after = with_uneven_padding_alone(before)
-    assert shape_of(after, padded) == image(SIDE + 1)
-    assert maker(after, of_weights).reads[0] == padded
-
-
-def test_the_gradient_of_a_grouped_convolutions_weights_reads_all_of_the_padding():
-    before, padded, _, of_weights, _ = strided(5, groups=CHANNELS)
-    after = with_uneven_padding_alone(before)
+@pytest.mark.parametrize("groups", [1, CHANNELS])
+def test_a_convolution_reads_all_of_the_padding_and_the_gradient_of_its_weights_what_one_end_has_more(groups):
+    """5 x 5, stride 2: XLA wrote images of 51 x 51 for the convolution and of 49 x 49 for the gradient, of 48 x 48."""
+    before, padded, y, of_weights, _ = strided(5, groups=groups)
+    after = with_gradients_own_padding(before)
     anew = maker(after, of_weights).reads[0]
-    assert (shape_of(after, padded), shape_of(after, anew)) == (image(SIDE + 1), image(SIDE + 3))
+    assert maker(after, y).reads[0] == padded
+    assert (shape_of(after, padded), shape_of(after, anew)) == (image(SIDE + 3), image(SIDE + 1))
     assert maker(after, anew).phase is Phase.BACKWARD
 
 
 def test_where_one_element_is_added_forward_and_backward_share_it():
     before, _, _, _, _ = strided(3, groups=CHANNELS)
-    assert with_uneven_padding_alone(before) is before
+    assert with_gradients_own_padding(before) is before
+
+
+@pytest.mark.parametrize(("stride", "shared"), [(1, True), (2, False)])
+def test_causal_lines_are_shared(stride, shared):
+    """They are padded at one end alone, as others are that move by more than one and have two ends."""
+    step = Step()
+    x, w = step.input(B, SIDE, CHANNELS), step.weight("kernel", 5, CHANNELS, CHANNELS)
+    padded = step.op(Kind.MOVE, (x,), (B, SIDE + (4 if stride == 1 else 3), CHANNELS), primitive=UNEVEN_PAD)
+    y = step.op(Kind.CONV, (padded, w), (B, SIDE // stride, CHANNELS))
+    step.phase = Phase.BACKWARD
+    of_weights = step.op(Kind.CONV, (padded, y), (5, CHANNELS, CHANNELS))
+    after = with_gradients_own_padding(step.workload(of_weights))
+    assert (maker(after, of_weights).reads[0] == padded) is shared
 
 
 def test_the_gradient_of_a_strided_grouped_convolutions_input_reads_zeros_between_and_around():
