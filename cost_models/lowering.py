@@ -24,6 +24,7 @@ from cost_models.padding import (
 from cost_models.polynomials import as_polynomials
 from cost_models.repeats import without_repeats
 from cost_models.rewriting import rewritten
+from cost_models.side_inputs import with_side_inputs
 from cost_models.targets import Target
 from cost_models.tiles import convolutional_shapes
 from cost_models.transposed import with_swapped_operands
@@ -65,7 +66,7 @@ def lower(workload: Workload, target: Target, batch: int | None = None) -> Workl
     if target.copies_kernels:
         workload = with_swapped_operands(with_shared_padding(without_cropping(workload)))
         workload = with_dilated_gradients(with_gradients_own_padding(workload))
-        workload = _with_copied_kernels(workload)
+        workload = with_side_inputs(_with_copied_kernels(workload))
     if target.scatters_pooling and any(op.kind is Kind.POOL_GRADIENT for op in workload.ops):
         workload = _Pooling(workload, target.writes_iota, target.pools_on_padded).lowered()
     if target.rewrites:
