@@ -81,6 +81,14 @@ def test_durations_are_for_people_who_wait(value, text):
 
 @pytest.mark.parametrize(
     ("value", "text"),
+    [(None, "not known"), (0.735, "735 ms"), (99.9, "99.9 s"), (100, "1 min 40 s"), (5400, "1 h 30 min")],
+)
+def test_a_span_may_be_short_or_long(value, text):
+    assert figures.span(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
     [
         (None, "not known"),
         (0.21, "21%"),

@@ -1,6 +1,7 @@
 """Jobs as the planner asks them: every source kind observed, traced, measured and compared, each in a real process."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -126,6 +127,7 @@ def test_each_knob_is_measured(ask, changes):
         found.micro_step_seconds * changed(own, **changes)["batch"]["accumulation"]
     )
     assert found.peak_bytes > 0
+    assert 0 <= found.others_busy_processors < (os.cpu_count() or 1) + 0.5
 
 
 @pytest.mark.parametrize("batch", [(2048, 1), (96, 3)])
