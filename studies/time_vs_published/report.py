@@ -108,11 +108,19 @@ def _line(source: str, family: str, rows: Sequence[Row]) -> None:
     sources = [rows] if source != "all" else list(groups_of(rows).values())
     flat = f"{error([r for part in sources for r in trivial(part)]):.1f}%"
     middle = statistics.median(ratios)
-    floor = f"{least(rows, 'source', *_CONFIGURATION):.1f}%"
+    floor = f"{least(rows, 'source', *_CONFIGURATION):.1f}%" if _repeated(rows) else ""
     print(
         f"| {source} | {family} | {len(rows)} | {error(ratios):.1f}% | {middle:.2f} | {after} | {floor} | {order} "
         f"| {flat} |"
     )
+
+
+def _repeated(rows: Sequence[Row]) -> list[list[Row]]:
+    """Rows of one source and configuration, where there are several."""
+    cells: dict[tuple[str, ...], list[Row]] = defaultdict(list)
+    for row in rows:
+        cells[tuple(row[name] for name in ("source", *_CONFIGURATION))].append(row)
+    return [cell for cell in cells.values() if len(cell) > 1]
 
 
 def _limits(rows: Sequence[Row]) -> None:
@@ -151,11 +159,7 @@ def _repeats(rows: Sequence[Row]) -> None:
     print("\n| published more than once | rows | apart from their mean | no predictor below | farthest apart |")
     print("| --- | --- | --- | --- | --- |")
     for (source, family), chosen in groups_of(rows).items():
-        cells: dict[tuple[str, ...], list[Row]] = defaultdict(list)
-        for row in chosen:
-            cells[tuple(row[name] for name in _CONFIGURATION)].append(row)
-        several = [cell for cell in cells.values() if len(cell) > 1]
-        if several:
+        if several := _repeated(chosen):
             seconds = [[float(row["measured_seconds"]) for row in cell] for cell in several]
             ratios = [statistics.geometric_mean(cell) / one for cell in seconds for one in cell]
             farthest = max(max(cell) / min(cell) for cell in seconds)

@@ -49,7 +49,7 @@ def predict_all(folder: Path, sources: set[str]) -> None:
                 "precision": case.traced.precision,
                 "batch": case.batch,
                 "framework": case.framework,
-                "stack": case.stack + (" channels first" if case.nchw else ""),
+                "stack": case.stack + " channels first" * case.nchw + " bridged" * case.bridged,
                 "measured_seconds": f"{case.measured_seconds:.6g}",
                 "predicted_seconds": f"{found.seconds:.6g}",
                 "exposed_seconds": f"{found.exposed_seconds:.4g}",
