@@ -43,7 +43,7 @@ from cost_models.workload import (
     Workload,
 )
 
-_AGAINST_ZERO = frozenset({"max", "gt"})  # with a constant: ReLU, ELU and their like
+_AGAINST_ZERO = frozenset({"max", "gt", "ge"})  # with a constant: ReLU, ELU, LeakyReLU and their like
 _ADDITIONS = frozenset({"add", "add_any"})
 _PADS = ("pad", UNEVEN_PAD)
 _PARTS = frozenset({"transpose", "dynamic_slice"})  # rearrange what they read or take a part of it

@@ -59,6 +59,24 @@ def test_on_gpus_the_gradient_of_pooling_is_positions_and_a_scatter_into_a_copy_
     assert {index.elements for index in indices} == {Affine(0, POOLED * POOLED * C)}
 
 
+def test_a_leaky_relu_compares_with_the_zeros_too_which_are_copied_when_they_are_scattered_into():
+    step, shape = Step(), (B, SIDE, SIDE, C)
+    x = step.input(*shape)
+    positive = step.op(Kind.ELEMENTWISE, (x,), shape, primitive="ge", dtype="bool")
+    scaled = step.op(Kind.ELEMENTWISE, (x,), shape, primitive="mul")
+    leaky = step.op(Kind.ELEMENTWISE, (positive, scaled, x), shape, primitive="select_n")
+    pooled = step.op(Kind.POOL, (leaky,), (B, POOLED, POOLED, C))
+    step.phase = Phase.BACKWARD
+    end = step.op(Kind.POOL_GRADIENT, (pooled, leaky), shape, primitive="select_and_scatter_add")
+    lowered = lower(step.workload(end), GPU)
+    names = primitives(lowered)
+    assert names[:2] == ["broadcast_in_dim", "ge"]
+    zeros, compared = lowered.ops[:2]
+    copy = lowered.ops[names.index("copy")]
+    assert compared.reads[-1] == copy.reads[0] == zeros.writes[0]
+    assert names.index("pool") < names.index("copy") < names.index("scatter_of_pooling")
+
+
 def test_without_a_relu_of_that_shape_the_scatter_takes_the_zeros_themselves():
     lowered = lower(pooling(relu=False), GPU)
     assert primitives(lowered) == ["tanh", "pool", "neg", "broadcast_in_dim", "reduce_window", "scatter_of_pooling"]
