@@ -8,6 +8,7 @@ from typing import Any
 
 from autoplan import figures
 from autoplan.hardware import LOCAL
+from autoplan.next_steps import SYNTHETIC
 from autoplan.plan import BaselineRecord, CompilerEvidence, Evidence, Measurement, Plan, Rescue, WholeFit
 from autoplan.rescue import spoken_changes
 from cost_models.config import Batch, TrainConfig
@@ -355,7 +356,7 @@ def _where_time_goes(plan: Plan) -> str:
         told = f"The largest part of a micro-step was {before} and still is {after}, both analytic."
     else:
         told = f"The largest part of a micro-step was {before} and is now {after}, both analytic."
-    if plan.measured is not None and plan.measured.input_bound:
+    if plan.measured is not None and plan.measured.input_bound and plan.source.fit.data != SYNTHETIC:
         told += " Reading the data is slower than computing (measured): a faster input path would help next."
     return told
 

@@ -293,6 +293,13 @@ def test_why_without_estimates_and_with_slow_data():
     )
 
 
+def test_of_data_that_were_made_up_nothing_is_said_of_their_reading():
+    plain = plans.plain_plan()
+    source = plain["source"] | {"fit": plain["source"]["fit"] | {"data": "synthetic"}}
+    plan = plans.plan(predicted=None, measured=plans.measurement(input_bound=True), source=source)
+    assert comparison.reasons(plan)[1] == "Where the time goes is not known."
+
+
 def test_a_plan_that_changes_nothing():
     plain = plans.plain_plan()
     plan = plans.plan(config=plain["baseline"]["config"])
