@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from cost_models.affine import Affine
 from cost_models.fusion import Kernel, in_update
 from cost_models.lowering import ZEROS_FOR_POOLING
+from cost_models.pools_together import together
 from cost_models.reversed_weights import waiting
 from cost_models.workload import Kind, Op, Phase, Tensor, Workload
 
@@ -29,7 +30,7 @@ _Rank = Callable[[int], tuple[float, ...]]
 
 def orders(workload: Workload, kernels: Sequence[Kernel], batch: int) -> Iterator[list[Kernel]]:
     """The kernels in each of the three orders: list, depth first, post-order."""
-    kernels = _with_zeros(workload, kernels)
+    kernels = together(workload, _with_zeros(workload, kernels))
     graph = _Graph(workload, kernels, batch)
     for order in (graph.by_list(), graph.depth_first(graph.by_weight()), graph.depth_first(None)):
         yield [kernels[place] for place in order]
