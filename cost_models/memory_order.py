@@ -153,14 +153,26 @@ class _Graph:
         """Most readers beyond the first upstream of a kernel come first, then most bytes (DFSMemoryScheduler)."""
         extra, sizes = [0] * len(self.kernels), [0.0] * len(self.kernels)
         most = self._instructions()
+        outside = self._outside()
         so_far = 0.0
         for place in self.depth_first(None):
             own = sum(self.size[write] for write in self.kernels[place].writes)
             so_far += own
             above = max(0, self.users[place] - 1) + sum(extra[one] for one in self.reads[place])
+            above += sum(outside.get(read, 0) for read in self.kernels[place].reads)
             extra[place] = min(above, most)
             sizes[place] = min(own + sum(sizes[one] for one in self.reads[place]), so_far)
         return lambda place: (-extra[place], -sizes[place], place)
+
+    def _outside(self) -> dict[int, int]:
+        """Of state and inputs that are no single numbers: by how many kernels beyond the first they are read."""
+        made = {v.tensor for v in self.workload.variables} | set(self.workload.inputs)
+        found: dict[int, int] = {}
+        for kernel in self.kernels:
+            for read in kernel.reads:
+                if read in made and self.workload.tensors[read].shape:
+                    found[read] = found.get(read, -1) + 1
+        return found
 
     def _instructions(self) -> int:
         """Of XLA's program: kernels, what takes one of several results, and what comes from outside."""

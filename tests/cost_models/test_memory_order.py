@@ -141,3 +141,16 @@ def test_where_loss_scaling_chooses_gradients_come_before_the_flag_that_they_are
     names |= {finite[0]: "second is finite", finite[1]: "first is finite"}
     order = named(of(step.workload())[2], names)
     assert order[:5] == ["h", "y", "d_h", "d_first", "d_second"]
+
+
+@pytest.mark.parametrize(("readers", "first"), [(1, "left"), (3, "right")])
+def test_depth_first_takes_up_first_what_reads_state_that_others_read_too(readers, first):
+    step = Step()
+    weight = step.weight("weight", N, N)
+    left = step.op(Kind.SORT, (step.input(B, N),), (B, N))
+    right = step.op(Kind.SORT, (weight,), (B, N))
+    end = step.op(Kind.SORT, (left, right), (B, N))
+    others = [step.op(Kind.SORT, (weight,), (B,)) for _ in range(readers - 1)]
+    order = of(step.workload(end, *others))[1]
+    made = [kernel.writes[0] for kernel in order]
+    assert made.index(left if first == "left" else right) < made.index(right if first == "left" else left)
