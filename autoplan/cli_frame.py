@@ -27,6 +27,8 @@ INTERRUPTED = 130
 CRASHED = 1
 _FORMAT = "autoplan.format"
 _SOURCE_ARGUMENTS = "autoplan.source_arguments"
+_USAGE_ERROR: Any = typer.BadParameter.__base__
+"""What unknown options are, too. Some versions of typer bring their own click, and export this alone of it."""
 
 
 class Format(StrEnum):
@@ -46,7 +48,13 @@ class SourceCommand(TyperCommand):
             cut = args.index("--")
             own, behind = args[:cut], args[cut + 1 :]
         ctx.meta[_SOURCE_ARGUMENTS] = behind
-        return list(super().parse_args(ctx, _with_module(own)))
+        try:
+            return list(super().parse_args(ctx, _with_module(own)))
+        except _USAGE_ERROR as error:
+            option = getattr(error, "option_name", None)
+            if option is not None and not getattr(error, "possibilities", None):
+                error.message += f". If it is the script's own, it goes behind --, as in: -- {option} …"
+            raise
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Show where the script's arguments go."""

@@ -23,6 +23,10 @@ _SHOWN_OF_A_GROUP = 8
 _SHOWN_FIRST = 5
 """So many candidates of a dry run are shown, and the script's own."""
 _CAPTION = "Figures of one process each, in brackets where 95% of others lie; a speed-up is that of the pairs."
+_UNVERIFIED_CAPTION = (
+    "Figures of one process each, in brackets how far its own micro-steps lie apart; another process may lie further "
+    "off."
+)
 _WHOLE_FIT = (
     "The whole fit is reckoned with what trials typically take to compile, for one compilation is a noisy figure, and "
     "without validation."
@@ -35,7 +39,7 @@ _WIDE = 100
 """Characters of a line from which on all of it is shown."""
 _STAGES = {
     "infeasible": "not enough memory",
-    "known_issue": "known not to work",
+    "known_issue": "ruled out",
     "held": "not to be turned here",
     "slower": "predicted to be slower",
 }
@@ -103,7 +107,7 @@ def _rejections_in_short(rejected: Sequence[Rejection]) -> list[RenderableType]:
     """How many of each stage, in one line."""
     counts = {stage: sum(_stands_for(one) for one in rejected if one.stage == stage) for stage in _STAGES}
     told = [f"{count:,} ({_STAGES[stage]})" for stage, count in counts.items() if count]
-    return [f"Configurations that are not tried: {figures.listed(told)}; --all tells why."] if told else []
+    return [f"Configurations that are not tried: {figures.listed(told)}; --all tells the reasons."] if told else []
 
 
 def _stands_for(rejection: Rejection) -> int:
@@ -182,7 +186,8 @@ def _compared(plan: Plan) -> RenderableType:
         table.add_row(row.name, _cell(row.baseline), _cell(row.plan), row.evidence)
     if plan.measured is None:
         return Padding(table, (1, 0))
-    return Padding(Group(table, _CAPTION, *([_WHOLE_FIT] if plan.whole_fit is not None else [])), (1, 0))
+    caption = _CAPTION if plan.verification is not None and plan.verification.pairs else _UNVERIFIED_CAPTION
+    return Padding(Group(table, caption, *([_WHOLE_FIT] if plan.whole_fit is not None else [])), (1, 0))
 
 
 def _cell(cell: comparison.Cell) -> str:
@@ -222,12 +227,14 @@ def _verified(plan: Plan) -> list[RenderableType]:
     checked = plan.verification
     if checked is None:
         return [heading("How it was verified"), "It was not."]
+    if not checked.pairs:
+        return [heading("How it was verified"), "No pair of clean processes counts: figures are those of trials."]
     done = {
         "validation": checked.validation_ran,
         "a checkpoint": checked.checkpoint_saved,
         "a remainder": checked.remainder_ran,
     }
-    told = figures.listed([name for name, ran in done.items() if ran]) or "nothing besides training"
+    told = figures.listed(["training", *(name for name, ran in done.items() if ran)])
     missing = figures.listed([name for name, ran in done.items() if not ran], "nor")
     return [
         heading("How it was verified"),

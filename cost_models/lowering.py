@@ -66,7 +66,9 @@ def lower(workload: Workload, target: Target, batch: int | None = None) -> Workl
     if target.copies_kernels:
         workload = with_swapped_operands(with_shared_padding(without_cropping(workload)))
         workload = with_dilated_gradients(with_gradients_own_padding(workload))
-        workload = with_side_inputs(_with_copied_kernels(workload))
+        workload = _with_copied_kernels(workload)
+    if target.adds_beside:
+        workload = with_side_inputs(workload)
     if target.scatters_pooling and any(op.kind is Kind.POOL_GRADIENT for op in workload.ops):
         workload = _Pooling(workload, target.writes_iota, target.pools_on_padded).lowered()
     if target.rewrites:

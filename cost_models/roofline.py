@@ -24,7 +24,7 @@ from cost_models.paging import paging_seconds
 from cost_models.processors import processor_seconds
 from cost_models.products import product_flops_share
 from cost_models.sharding import collectives
-from cost_models.targets import target_of
+from cost_models.targets import library_target, target_of
 from cost_models.workload import Role, Workload
 
 Floats = npt.NDArray[np.float64]
@@ -148,7 +148,7 @@ def device_time(workload: Workload, config: TrainConfig, cluster: Cluster) -> De
     """What a device spends in the kernels of one micro-step: of the mesh, the batches' sizes matter and no more."""
     program, target = workload, target_for(config, cluster)
     if config.backend == "torch" and not config.jit_compile and cluster.chip.kind == "gpu":
-        program, target = library_kernels(workload), target_of(cluster.chip.kind)
+        program, target = library_kernels(workload), library_target(cluster.chip.kind)
     table = kernel_table(program, target, updates_of(config), config.batch.local)
     compute, traffic = kernel_seconds(table, config, cluster)
     slower = slower_of(compute, traffic, efficiency_of(cluster))

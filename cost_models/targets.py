@@ -40,6 +40,7 @@ class Target:
     grouped_column_blocks  the same of narrow images whose channels are summed in groups
     copies_images       what comes from outside is copied into the layout of the convolutions that read it
     copies_kernels      weights of convolutions are copied into another layout
+    adds_beside         a gradient that is added to that of a convolution's input is added by the convolution
     recomputes          readers compute what is cheap again, and a library takes reductions in (`recomputing.py`)
     lends_places        temporaries stand in the places of state that waits for its new value (`state_places.py`)
     pools_on_padded     max-pooling that pads looks for its maxima on a padded copy
@@ -111,6 +112,7 @@ class Target:
     grouped_column_blocks: int
     copies_images: bool
     copies_kernels: bool
+    adds_beside: bool
     stacks_early: bool
     pads_unevenly: bool
     recomputes: bool
@@ -192,6 +194,7 @@ _GPU = Target(
     pads_unevenly=False,  # cuDNN pads both ends alike
     copies_images=False,
     copies_kernels=True,  # cuDNN takes them with output channels first
+    adds_beside=True,
     recomputes=False,
     lends_places=False,
     pools_on_padded=False,
@@ -253,6 +256,7 @@ _TPU = Target(
     grouped_column_blocks=0,
     copies_images=True,
     copies_kernels=False,
+    adds_beside=False,
     stacks_early=False,
     pads_unevenly=True,
     recomputes=False,
@@ -325,6 +329,7 @@ _CPU = replace(
     cached_column_bytes=0,
     grouped_column_blocks=0,
     copies_kernels=False,
+    adds_beside=False,
     absorbing=frozenset({Kind.REDUCE}),
     products_compute=False,
     pads_unevenly=True,
@@ -383,6 +388,7 @@ _EAGER: Mapping[str, Any] = {
     "widens": False,
     "copies_images": False,
     "copies_kernels": False,
+    "adds_beside": False,
     "stacks_early": False,
     "recomputes": False,
     "lends_places": False,
@@ -446,3 +452,9 @@ def target_of(
     if jit_compile:
         return target
     return replace(target, name=f"{target.name} eager", **_EAGER)
+
+
+def library_target(chip_kind: str) -> Target:
+    """What becomes of a step that runs by a library's kernels, one a layer and pass, with no compiler."""
+    compiled = target_of(chip_kind)
+    return replace(compiled, name=f"{compiled.name} library", adds_beside=False)

@@ -62,8 +62,9 @@ class Training:
         args = self.plan.source.args
         hint = f"; it was made for the arguments {' '.join(args)!r}" if args != self.source.args else ""
         return (
-            f"the plan is for another model: fit {index} of {self.source.path} does not train a model with the "
-            f"variables that the plan was made for{hint}; tune this script, or give --plan the plan that belongs to it"
+            f"the plan is for another model, of {self.plan.source.path}: fit {index} of {self.source.path} does not "
+            f"train a model with the variables that the plan was made for{hint}; tune this script, or give --plan the "
+            "plan that belongs to it"
         )
 
     def _fit_built(self, model: Any, arguments: dict[str, Any]) -> None:
@@ -105,6 +106,11 @@ class Training:
         settle_model(call.model, self.change)
         if self.change.of("batch"):
             script, wanted = self.change.script.batch, self.change.wanted.batch
+            if wanted.effective != script.effective:
+                say(
+                    f"fit {call.index}: an update is of {wanted.effective} samples, the script's own of "
+                    f"{script.effective}: it trains otherwise; the plan's notes say what to do about the learning rate"
+                )
             for line in callbacks.retime_callbacks(call.arguments.get("callbacks"), script, wanted):
                 say(line)
             self._tell_dropped(call, facts)

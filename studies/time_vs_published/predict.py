@@ -19,7 +19,7 @@ from cost_models.kernel_table import KernelTable, kernel_table
 from cost_models.library import library_kernels
 from cost_models.memory import memory, updates_of
 from cost_models.roofline import kernel_seconds, overhead_of, slower_of
-from cost_models.targets import Target, target_of
+from cost_models.targets import Target, library_target, target_of
 from cost_models.workload import CONVERT, Kind, Phase, Role
 
 CONTENTION = 0.1256
@@ -197,6 +197,8 @@ def _transposing(table: KernelTable, batch: int, place: Cluster, efficiency: Eff
 
 def _target(place: Cluster, stack: str) -> Target:
     """What fuses: a compiler, or, with a kernel an operation, nothing but what broadcasts into it."""
+    if stack == "layers":
+        return library_target(place.chip.kind)
     if stack != "operations":
         return target_of(place.chip.kind)
     return replace(target_of(place.chip.kind, jit_compile=False), fusible=frozenset({Kind.BROADCAST}))

@@ -143,3 +143,12 @@ def test_an_answer_that_cannot_be_printed_says_where_the_plan_is():
     assert str(caught.value) == "the answer could not be printed: no space left on device; the plan is in plan.yaml"
     with pytest.raises(BrokenPipeError), cli_frame.answering():
         raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+
+def test_an_option_of_the_scripts_own_is_told_where_it_goes(app):
+    done = CliRunner().invoke(app, ["echo", "train.py", "--batch-size", "16"])
+    assert done.exit_code == 2
+    assert "If it is the script's own, it goes behind --, as in: -- --batch-size …" in done.output
+    mistyped = CliRunner().invoke(app, ["echo", "train.py", "--lout"])
+    assert "--loud" in mistyped.output
+    assert "the script's own" not in mistyped.output

@@ -261,7 +261,7 @@ def test_explain_groups_what_was_not_tried():
     assert "needs 8 GiB" in told
     assert "needs 9 GiB" not in told
     assert "and 3 more; --format json lists all" in told
-    assert "Not tried, known not to work: 1 configuration" in told
+    assert "Not tried, ruled out: 1 configuration" in told
     assert "Not tried, predicted to be slower (analytic): 1 configuration" in told
 
 
@@ -270,9 +270,20 @@ def test_explain_says_what_verification_did_not_cover():
     told = text(report.explained(plans.plan(verification=checked), PATH))
     assert (
         "5 pairs of clean processes, baseline and plan in turn. "
-        "The plan's own run had validation, but not a checkpoint nor a remainder."
+        "The plan's own run had training and validation, but not a checkpoint nor a remainder."
     ) in told
+    none = checked | {"validation_ran": False}
+    told = text(report.explained(plans.plan(verification=none), PATH))
+    assert "The plan's own run had training, but not validation, a checkpoint nor a remainder." in told
     assert "It was not." in text(report.explained(plans.plan(verification=None), PATH)).splitlines()
+
+
+def test_without_a_pair_nothing_is_said_of_other_processes():
+    told = text(report.explained(plans.plan(verification=plans.plain_plan()["verification"] | {"pairs": 0}), PATH))
+    assert "No pair of clean processes counts: figures are those of trials." in told
+    assert "The plan's own run" not in told
+    assert "in brackets where 95% of others lie" not in told
+    assert "in brackets how far its own micro-steps lie apart; another process may lie further off." in told
 
 
 # Dry runs
@@ -301,7 +312,10 @@ def test_a_dry_run_shows_candidates_with_tier_and_reason(dry):
     assert re.split(r"\s{2,}", lines[3]) == ["0", "float32, batch 128", "36,600", "300 MiB", "the best by prediction"]
     assert re.split(r"\s{2,}", lines[4])[2:4] == ["not known", "not known"]
     assert lines[5:] == [
-        "Configurations that are not tried: 1 (not enough memory) and 20 (predicted to be slower); --all tells why.",
+        (
+            "Configurations that are not tried: 1 (not enough memory) and 20 (predicted to be slower); "
+            "--all tells the reasons."
+        ),
         "",
         "Tuning would take about 3 min 20 s (analytic).",
     ]

@@ -4,7 +4,7 @@ import pytest
 
 from cost_models.lowering import lower
 from cost_models.side_inputs import with_side_inputs
-from cost_models.targets import target_of
+from cost_models.targets import library_target, target_of
 from cost_models.workload import Kind, Phase
 from tests.cost_models.made import B, Step
 
@@ -47,3 +47,9 @@ def test_it_is_done_on_gpus_alone():
     before, own, _, _ = branches()
     for target, there in (("gpu", False), ("tpu", True), ("cpu", True)):
         assert any(own in op.writes for op in lower(before, target_of(target)).ops) is there
+
+
+def test_libraries_without_a_compiler_add_gradients_by_a_kernel_of_their_own():
+    assert target_of("gpu").adds_beside
+    assert not library_target("gpu").adds_beside
+    assert not target_of("gpu", jit_compile=False).adds_beside

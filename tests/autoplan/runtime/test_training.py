@@ -121,6 +121,13 @@ def test_accumulation_trains_the_same_and_says_which_fit(script, observation, al
     assert found["losses"] == pytest.approx(alone["losses"], rel=1e-2)  # a padded batch counts whole in Keras's mean
     assert "fit 1: another model, left as the script has it" in finished.stderr
     assert "fit 2: float32, batch 8x4; 14 updates" in finished.stderr
+    assert "it trains otherwise" not in finished.stderr
+
+
+def test_another_effective_batch_is_told(script, observation, tmp_path):
+    finished = train(script, plan_for(observation, tmp_path, batch=batch(100, 1)), cwd=tmp_path)
+    assert told(finished)["iterations"] == 4
+    assert "fit 2: an update is of 100 samples, the script's own of 32: it trains otherwise" in finished.stderr
 
 
 def test_a_c_library_that_keeps_nothing_is_told_and_the_rest_of_the_plan_applied(script, observation, tmp_path):
@@ -206,7 +213,7 @@ def test_later_fits_train_as_the_script_means_them(observation, tmp_path, later,
 def test_a_plan_for_another_model_is_refused(script, observation, tmp_path):
     finished = train(script, plan_for(observation, tmp_path, structure="ab" * 32), cwd=tmp_path)
     assert finished.returncode == 2
-    assert "the plan is for another model: fit 2 of" in finished.stderr
+    assert "the plan is for another model, of train.py: fit 2 of" in finished.stderr
     assert "Traceback" not in finished.stderr
 
 
