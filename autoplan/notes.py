@@ -80,12 +80,20 @@ def setup_note(setup_seconds: float, trial_seconds: float) -> str | None:
     )
 
 
-def busy_note(others_busy: Iterable[float | None], processors: int) -> str | None:
-    """A warning where other processes took a good part of the machine while baseline and winner were compared."""
+def busy_note(others_busy: Iterable[float | None], processors: int, *, compared: bool = True) -> str | None:
+    """A warning where other processes took a good part of the machine while baseline and winner were compared.
+
+    compared  False: nothing was, and it is of trials
+    """
     most = max((one for one in others_busy if one is not None), default=0.0)
     if most < BUSY_SHARE * processors:
         return None
     there = figures.counted(processors, "processor")
+    if not compared:
+        return (
+            f"other processes kept {figures.significant(most)} of this machine's {there} busy during trials: all were "
+            "slowed, and not alike; what is too close to tell may be told on a quiet machine"
+        )
     return (
         f"other processes kept {figures.significant(most)} of this machine's {there} busy while baseline and plan were "
         "compared: both were slowed, and not alike; measure again on a quiet machine before you rely on the speed-up"

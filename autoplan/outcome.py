@@ -177,7 +177,8 @@ def measured_plan(
     choice = _choose(findings, tried, verified, ranked)
     setup = None if request.source.kind == "instance" else _setup_note(tried)  # what is before fit is autoplan's own
     runs = [run.measurement.others_busy_processors for one in verified or () for run in one.runs]
-    busy = busy_note(runs, os.cpu_count() or 1)
+    tried_beside = [one.measurement.others_busy_processors for one in tried.records if one.measurement is not None]
+    busy = busy_note(runs or tried_beside, os.cpu_count() or 1, compared=bool(runs))
     return _plan(
         request,
         findings,

@@ -152,6 +152,12 @@ def test_a_machine_that_others_use_is_told_beside_a_speed_up():
     )
 
 
+def test_trials_beside_other_work_are_told_where_nothing_was_compared():
+    assert busy_note([0.2], 4, compared=False) is None
+    told = busy_note([1.26], 4, compared=False)
+    assert told.startswith("other processes kept 1.26 of this machine's 4 processors busy during trials")
+
+
 def test_a_limit_on_memory_is_told_with_what_it_was_held_against():
     assert limit_note(None, cluster()) is None
     told = "memory was limited to 2.00 GiB (--memory-limit)"
