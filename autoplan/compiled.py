@@ -36,15 +36,15 @@ def compiled_document(
             "failure": to_plain(found),
             "analytic": dict(analytic),
         }
-    usable = memory["capacity_bytes"] * (1 - memory["headroom"])
+    fits = found.memory.must_fit_bytes <= memory["capacity_bytes"] * (1 - memory["headroom"])
     return {
         **document,
         "memory": {
             **_limits(memory),
             "per_device_bytes": _parts(found),
             "must_fit_bytes": found.memory.must_fit_bytes,
-            "fits": found.memory.must_fit_bytes <= usable,
-            "may_fit": found.memory.must_fit_bytes <= usable,
+            "fits": fits,
+            "may_fit": fits,  # a compiler's figure is no interval
         },
         "time": found.time,
         "compiler": to_plain(found),

@@ -43,6 +43,10 @@ class Execution:
         return f"{self.backend} {'with' if self.jit_compile else 'without'} jit_compile"
 
 
+_AS_PRICED = Execution("jax", jit_compile=True)
+"""The one whose program is what is priced: its predictions are the nearest."""
+
+
 def factors(records: Iterable[TrialRecord]) -> dict[Execution, float]:
     """Measured over predicted seconds of an update, the median over the trials of each kind of execution."""
     ratios: dict[Execution, list[float]] = {}
@@ -69,10 +73,6 @@ def calibrations(
         for execution, found in pairs.items()
         if len(found) >= TELL_PARTS_APART
     }
-
-
-_AS_PRICED = Execution("jax", jit_compile=True)
-"""The one whose program is what is priced: its predictions are the nearest."""
 
 
 def _parts(forecast: Forecast | None) -> TimeCost | None:
