@@ -27,16 +27,16 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-if TYPE_CHECKING:
-    from autoplan.errors import AutoplanError
-    from autoplan.plan import Failure, Measurement, Plan
-    from autoplan.planfile import load_plan
-    from autoplan.ranking import Comparison
-    from autoplan.requests import Watch
-    from autoplan.runtime.user_step import StepMeasurement
-    from autoplan.source import SourceSpec
+from autoplan._version import __version__
 
-__version__ = "0.1.0"
+if TYPE_CHECKING:
+    from autoplan.compare.result import Comparison
+    from autoplan.errors import AutoplanError
+    from autoplan.plan.file import load_plan
+    from autoplan.plan.records import Failure, Measurement, Plan
+    from autoplan.runtime.timing.user_step import StepMeasurement
+    from autoplan.sources.source import SourceSpec
+    from autoplan.tuning.request import Watch
 
 __all__ = [
     "AutoplanError",
@@ -56,10 +56,10 @@ __all__ = [
 
 _HOMES = {
     "AutoplanError": "autoplan.errors",
-    "Failure": "autoplan.plan",
-    "Measurement": "autoplan.plan",
-    "Plan": "autoplan.plan",
-    "load_plan": "autoplan.planfile",
+    "Failure": "autoplan.plan.records",
+    "Measurement": "autoplan.plan.records",
+    "Plan": "autoplan.plan.records",
+    "load_plan": "autoplan.plan.file",
 }
 
 
@@ -96,12 +96,15 @@ def optimize(
     headroom         fraction of the device's memory that stays free
     memory_limit     bytes that the training may take at most, or a size with a unit: "2GiB"
     witnesses        for hardware that is not here, so many are compiled at most
-    watch            is told of every autoplan.requests.Event on the way
+    watch            is told of every autoplan.tuning.request.Event on the way
 
     Raises an AutoplanError for whatever its caller can mend. Runs anywhere: scripts, notebooks, `__main__`.
     """
-    from autoplan import cli_values, planner  # here, so that importing autoplan stays cheap
-    from autoplan.requests import TuneRequest
+    from autoplan import (
+        parsing,  # here, so that importing autoplan stays cheap
+        planner,
+    )
+    from autoplan.tuning.request import TuneRequest
 
     _check_hardware_is_named(hardware)
     request = TuneRequest(
@@ -110,15 +113,15 @@ def optimize(
         backend=backend,
         devices=devices,
         trials=trials,
-        budget_seconds=_read(budget, cli_values.duration_seconds),
-        effective_batch=_read(effective_batch, cli_values.batch_range),
+        budget_seconds=_read(budget, parsing.duration_seconds),
+        effective_batch=_read(effective_batch, parsing.batch_range),
         fix={key: str(value) for key, value in (fix or {}).items()},
         only=tuple(only),
         study=study,
         headroom=headroom,
         output=None if output is None else Path(output),
         measure=measure,
-        memory_limit_bytes=_read(memory_limit, cli_values.size_bytes),
+        memory_limit_bytes=_read(memory_limit, parsing.size_bytes),
         witnesses=witnesses,
     )
     result = planner.tune(request, watch or planner.silent)
@@ -156,19 +159,22 @@ def compare(
     Returns rows in order and `to_dict()`, the document of `--format json`. Runs and measures nothing. Raises an
     AutoplanError for whatever its caller can mend.
     """
-    from autoplan import cli_values, planner  # here, so that importing autoplan stays cheap
-    from autoplan.requests import CompareRequest
+    from autoplan import (
+        parsing,  # here, so that importing autoplan stays cheap
+        planner,
+    )
+    from autoplan.tuning.request import CompareRequest
 
     request = CompareRequest(
         source=_source(builder, data),
         hardware=_names(hardware),
         families=_names(family),
         backend=backend,
-        effective_batch=(_read(effective_batch, cli_values.batch_range)),
+        effective_batch=(_read(effective_batch, parsing.batch_range)),
         fix={key: str(value) for key, value in (fix or {}).items()},
         headroom=headroom,
         by_cost=by_cost,
-        compile=cli_values.choice("evidence", evidence, ["analytic", "compiled"]) == "compiled",
+        compile=parsing.choice("evidence", evidence, ["analytic", "compiled"]) == "compiled",
     )
     return planner.compare(request, watch or planner.silent)
 
@@ -181,7 +187,7 @@ def rebuild(plan: Plan, model: Any) -> Any:
            settings and accumulation
     PlanError for another model, and for a plan with what must be set before building where that cannot be done again.
     """
-    return _runtime(plan, "rebuilding").rebuild(plan, model)
+    return _runtime(plan, "rebuild").rebuild(plan, model)
 
 
 def scope(plan: Plan) -> AbstractContextManager[None]:
@@ -245,7 +251,7 @@ def measure(
     if "keras" not in sys.modules and "KERAS_BACKEND" not in os.environ:
         loaded = [name for name in ("jax", "torch", "tensorflow") if name in sys.modules]
         os.environ.update({"KERAS_BACKEND": loaded[0]} if loaded else {})
-    home = importlib.import_module("autoplan.runtime.user_step")
+    home = importlib.import_module("autoplan.runtime.timing.user_step")
     measured = home.measure(
         step, *batch, samples=samples, groups=groups, group_seconds=group_seconds, max_seconds=max_seconds
     )
@@ -254,12 +260,12 @@ def measure(
 
 def _source(builder: Any, data: Any) -> SourceSpec:
     """A live model, a file or module, or a function, as a worker can have it."""
-    from autoplan import source
+    from autoplan.sources import source
 
     if isinstance(builder, str | Path):
         return source.resolve(str(builder))
     if _is_live_model(builder):
-        instances = importlib.import_module("autoplan.runtime.instances")
+        instances = importlib.import_module("autoplan.runtime.live_models.instances")
         return cast("SourceSpec", instances.pack(builder, data))
     return source.from_callable(builder, data)
 
@@ -299,7 +305,7 @@ def _is_live_model(value: Any) -> bool:
     return keras is not None and isinstance(value, keras.Model)
 
 
-def _runtime(plan: Plan, module: str = "public") -> Any:
+def _runtime(plan: Plan, module: str = "api") -> Any:
     """The module that imports Keras, on the plan's backend where nothing has decided for another one yet."""
     if "keras" not in sys.modules and "KERAS_BACKEND" not in os.environ:
         os.environ["KERAS_BACKEND"] = plan.config["backend"]

@@ -1,6 +1,6 @@
 """`python -m autoplan`: the same as the `autoplan` command."""
 
-from autoplan.cli import main
+from autoplan.cli.commands import main
 
 if __name__ == "__main__":
     main()

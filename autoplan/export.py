@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator
 
 from autoplan.errors import ConfigError, PlanError
-from autoplan.plan import Plan
-from autoplan.planfile import first_line
-from autoplan.processes import KEEP_FREED_MEMORY
+from autoplan.machine.processes import KEEP_FREED_MEMORY
+from autoplan.plan.file import first_line
+from autoplan.plan.records import Plan
 from cost_models.config import Precision, RematMode, TrainConfig
 
 TARGETS = ("python",)

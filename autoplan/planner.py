@@ -7,31 +7,34 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from autoplan import figures, hardware, keras_backend, planfile
-from autoplan.bench import TRACED_ON, Bench, Clock, replaced_once, temporary_folder
-from autoplan.comparing import Sought, compared, sought
-from autoplan.compiled import compiled_document
-from autoplan.elsewhere import Place, widened
+from autoplan import formatting
+from autoplan.compare.compare import Sought, compared, sought
+from autoplan.compare.result import Comparison
 from autoplan.errors import ConfigError, HardwareError, NoFeasibleConfiguration, SourceError, WorkerError, WorkloadError
-from autoplan.estimating import assumed, estimated_config
-from autoplan.evidence import MOST_PAIRS, PAIRS, Verified, Verifier, verification_seconds
-from autoplan.forecasts import Findings, survey, versions_of, without_forecasts
-from autoplan.jobs import Client, Job, JobKind, Observation
-from autoplan.notes import limit_note
-from autoplan.outcome import analytic_plan, compiled_plan, measured_plan
-from autoplan.plan import Failure, Plan
-from autoplan.ranking import Comparison
-from autoplan.requests import Candidate, CompareRequest, EstimateRequest, Event, TuneRequest, TuneResult, Watch
-from autoplan.search import PREDICTED_FIRST, Study, knob_choices, refuse_unusable
-from autoplan.space import Space, legal_configs
-from autoplan.study_identity import identity, known_at_once, stem
-from autoplan.study_place import StudyPlace, study_name
-from autoplan.trials import Reference, Runner, Tried
-from autoplan.verify import Timed, exactness_expected
-from autoplan.witness import Witnessed, why_not_here, witnessed
-from cost_models.config import Batch, Mesh, TrainConfig
+from autoplan.jobs.client import Client, Job, JobKind, Observation
+from autoplan.jobs.runner import TRACED_ON, Bench, Clock, replaced_once, temporary_folder
+from autoplan.machine import local_hardware
+from autoplan.plan import file
+from autoplan.plan.records import Failure, Plan
+from autoplan.sources import keras_backend
+from autoplan.tuning.backend_choice import Place, widened
+from autoplan.tuning.compiler_check import Witnessed, why_not_here, witnessed
+from autoplan.tuning.estimates.compiled_estimate import compiled_document
+from autoplan.tuning.estimates.estimator import Findings, survey, versions_of, without_forecasts
+from autoplan.tuning.request import Candidate, CompareRequest, EstimateRequest, Event, TuneRequest, TuneResult, Watch
+from autoplan.tuning.result.build_plan import analytic_plan, compiled_plan, measured_plan
+from autoplan.tuning.result.notes import limit_note
+from autoplan.tuning.space.assumed import assumed, estimated_config
+from autoplan.tuning.space.legal_configs import Space, legal_configs
+from autoplan.tuning.trials.identity import identity, known_at_once, stem
+from autoplan.tuning.trials.runner import Reference, Runner, Tried
+from autoplan.tuning.trials.storage import StudyPlace, study_name
+from autoplan.tuning.trials.study import PREDICTED_FIRST, Study, knob_choices, refuse_unusable
+from autoplan.tuning.verification.statistics import Timed, exactness_expected
+from autoplan.tuning.verification.verifier import MOST_PAIRS, PAIRS, Verified, Verifier, verification_seconds
+from cost_models.config import BACKENDS_WITH_DISTRIBUTION, Batch, Mesh, TrainConfig
 from cost_models.estimate import estimate as estimate_workload
-from cost_models.hardware import Cluster, limited
+from cost_models.hardware.cluster import Cluster, limited
 
 __all__ = [
     "Candidate",
@@ -68,8 +71,8 @@ def tune(request: TuneRequest, watch: Watch = silent) -> TuneResult:
     """
     clock = Clock.start(request.budget_seconds)
     if request.output is not None:
-        planfile.ensure_writable(request.output)
-    afar = not hardware.is_here(request.hardware)
+        file.ensure_writable(request.output)
+    afar = not local_hardware.is_here(request.hardware)
     return _on_a_backend(request, watch, lambda chosen: _tune(request, chosen, clock, watch), afar=afar)
 
 
@@ -274,18 +277,18 @@ def _cluster(workers: Workers, name: str, backend: str, devices: int | None, wat
 
     ConfigError for simulated devices on a backend that has none.
     """
-    if devices is not None and devices > 1 and backend not in keras_backend.SPLITS_BATCHES:
+    if devices is not None and devices > 1 and backend not in BACKENDS_WITH_DISTRIBUTION:
         raise ConfigError(
             f"--devices {devices}: keras.distribution splits a batch over devices on JAX only, and this training is on "
             f"{backend}; leave --devices out, or give --backend jax"
         )
-    if not hardware.is_here(name):
-        return hardware.resolve(name, devices=devices)
-    profile = hardware.load_profile(backend, devices)
-    if profile is None or hardware.measured_when_busy(profile):
+    if not local_hardware.is_here(name):
+        return local_hardware.resolve(name, devices=devices)
+    profile = local_hardware.load_profile(backend, devices)
+    if profile is None or local_hardware.measured_when_busy(profile):
         watch(Event("stage", f"measuring this machine's rates on {backend}{', again' if profile else ', once'}"))
         profile = _probed(workers[backend], backend, devices)
-    return hardware.resolve(name, devices=devices, profile=profile)
+    return local_hardware.resolve(name, devices=devices, profile=profile)
 
 
 def _limited(request: TuneRequest, cluster: Cluster) -> Cluster:
@@ -299,7 +302,7 @@ def _probed(client: Client, backend: str, devices: int | None) -> dict[str, Any]
     if result.value is None:
         reason = result.failure.message if result.failure else "no answer"
         raise WorkerError(f"this machine could not be measured: {reason}")
-    hardware.save_profile(result.value, backend, devices)
+    local_hardware.save_profile(result.value, backend, devices)
     return result.value
 
 
@@ -322,7 +325,7 @@ def _survey(
 
     `decided`: trials or a compiler will tell what fits, where forecasts are not sure.
     """
-    watch(Event("stage", f"forecasting {figures.counted(len(space.configs), 'configuration')}"))
+    watch(Event("stage", f"forecasting {formatting.counted(len(space.configs), 'configuration')}"))
     versions = versions_of(observation, bench.cluster)
     try:
         return survey(
@@ -475,6 +478,6 @@ def _verify(runner: Runner, tried: Tried, watch: Watch) -> tuple[list[Verified] 
 
 
 def _finish(request: TuneRequest, plan: Plan, findings: Findings, watch: Watch) -> TuneResult:
-    written = None if request.output is None else planfile.write(plan, request.output)
+    written = None if request.output is None else file.write(plan, request.output)
     watch(Event("finished", "the plan is written" if written else "the plan is ready", config=plan.config))
     return TuneResult(plan, findings.candidates(), findings.rejected, None, None, written)

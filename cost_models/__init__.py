@@ -1,13 +1,13 @@
 """What a training configuration costs: plain arithmetic, with no framework and no question to this machine."""
 
+from cost_models.candidates import Candidates, Table, price
 from cost_models.config import Batch, Layout, Mesh, Precision, Remat, RematMode, TrainConfig
 from cost_models.errors import AutoplanError, ConfigError, HardwareError, WorkloadError
 from cost_models.estimate import Estimate, estimate, estimate_many
-from cost_models.hardware import Chip, Cluster, Link
+from cost_models.hardware.cluster import Chip, Cluster, Link
 from cost_models.memory import MemoryCost, memory
-from cost_models.roofline import TimeCost, step_time
-from cost_models.table import Candidates, Table, price
-from cost_models.workload import Op, Tensor, Variable, Workload
+from cost_models.time.roofline import TimeCost, step_time
+from cost_models.workload.workload import Op, Tensor, Variable, Workload
 
 __all__ = [
     "AutoplanError",

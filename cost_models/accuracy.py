@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from cost_models.hardware import Cluster
+from cost_models.hardware.cluster import Cluster
 
 SHARE = 0.9
 """Share of a study's rows that lie in its band; half of the others below and half above."""

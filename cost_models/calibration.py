@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from cost_models.errors import ConfigError
 from cost_models.memory import MemoryCost
-from cost_models.roofline import TimeCost
+from cost_models.time.roofline import TimeCost
 
 Floats = npt.NDArray[np.float64]
 

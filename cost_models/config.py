@@ -12,6 +12,9 @@ from typing import Any
 
 from cost_models.errors import ConfigError
 
+BACKENDS_WITH_DISTRIBUTION = ("jax",)
+"""Keras backends on which `keras.distribution` splits a batch over devices."""
+
 
 class Precision(StrEnum):
     """A Keras dtype policy. `OTHER` is a script's own mixture that no single policy names."""
@@ -136,7 +139,8 @@ class TrainConfig:
     """One complete way to run a training step.
 
     A frozen value, so it is a key in tables of what was tried. `batch.data` always equals `mesh.data`.
-    `keep_freed_memory`: the process keeps memory that a micro-step frees, for the next one (`cost_models.paging`).
+    `keep_freed_memory`: the process keeps memory that a micro-step frees, for the next one
+    (`cost_models.time.page_faults`).
     """
 
     batch: Batch

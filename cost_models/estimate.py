@@ -9,10 +9,10 @@ from typing import Any
 from cost_models.accuracy import Accuracy, accuracy
 from cost_models.config import TrainConfig
 from cost_models.errors import ConfigError
-from cost_models.hardware import Cluster
+from cost_models.hardware.cluster import Cluster
 from cost_models.memory import LiveTensor, MemoryCost, largest, memory
-from cost_models.roofline import TimeCost, step_time
-from cost_models.workload import UnknownOp, Workload
+from cost_models.time.roofline import TimeCost, step_time
+from cost_models.workload.workload import UnknownOp, Workload
 
 SCHEMA = 1
 DEFAULT_HEADROOM = 0.08

@@ -15,11 +15,11 @@ import numpy.typing as npt
 
 from cost_models.config import TrainConfig
 from cost_models.errors import WorkloadError
-from cost_models.hardware import Cluster
-from cost_models.liveness import Purpose, Schedule, Updates, schedule
-from cost_models.targets import Target, target_of
-from cost_models.tiles import storage
-from cost_models.workload import Kind, Role, Workload
+from cost_models.hardware.cluster import Cluster
+from cost_models.workload.workload import Kind, Role, Workload
+from cost_models.xla.buffers.liveness import Purpose, Schedule, Updates, schedule
+from cost_models.xla.target import Target, target_of
+from cost_models.xla.tiling import storage
 
 Bytes = TypeVar("Bytes", int, npt.NDArray[np.int64])
 """Of one configuration, or of many in an array."""

@@ -27,8 +27,9 @@ from typing import Any
 
 import psutil
 
-from autoplan import planfile, processes
-from autoplan.plan import Plan
+from autoplan.machine import processes
+from autoplan.plan import file
+from autoplan.plan.records import Plan
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = ROOT / "tests/models/scripts"
@@ -194,7 +195,7 @@ class Lab:
         ran = self.autoplan(
             "tune", source, "--output", str(output), "--study", str(self.folder / name), *options, *_after(arguments)
         )
-        return planfile.read(output), ran
+        return file.read(output), ran
 
     def train(self, source: str, *, arguments: Sequence[str] = (), name: str = "plan", **more: Any) -> Ran:
         """`autoplan train` with the plan of that name."""

@@ -101,7 +101,7 @@ def test_importing_autoplan_imports_no_framework():
 def test_help_imports_no_framework():
     code = f"""
 import sys
-from autoplan.cli import main
+from autoplan.cli.commands import main
 sys.argv = ["autoplan", "--help"]
 try:
     main()

@@ -7,8 +7,10 @@ import os
 import sys
 from pathlib import Path
 
-from autoplan import planfile, processes, source
 from autoplan.errors import AutoplanError
+from autoplan.machine import processes
+from autoplan.plan import file
+from autoplan.sources import source
 
 
 def main(arguments: list[str]) -> int:
@@ -21,14 +23,14 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--fit", type=int, default=1)
     parsed = parser.parse_args(own)
     try:
-        plan = planfile.read(parsed.plan)
-        planfile.refuse_what_cannot_run(plan)
+        plan = file.read(parsed.plan)
+        file.refuse_what_cannot_run(plan)
         spec = source.resolve(parsed.source, script_arguments, parsed.fit)
         os.environ["KERAS_BACKEND"] = plan.config["backend"]
         # Before a backend starts its threads.
         kept = not plan.config["keep_freed_memory"] or processes.keep_freed_memory()
-        from autoplan.runtime.running import run_source
-        from autoplan.runtime.training import Training, say
+        from autoplan.runtime.run_source import run_source
+        from autoplan.runtime.train import Training, say
 
         if not kept:
             say(f"{processes.NOT_KEPT}; the rest of the plan is applied")

@@ -20,9 +20,9 @@ from keras.src.distribution import distribution_lib
 from keras.src.dtype_policies import dtype_policy
 from keras.src.saving import saving_api
 
-from autoplan.runtime import data
 from autoplan.runtime.apply import ProcessSettings
 from autoplan.runtime.checkpoints import LeftOut
+from autoplan.runtime.data import data_facts
 
 
 @dataclass
@@ -178,9 +178,9 @@ def one_micro_step(call: FitCall) -> Any:
         "verbose",
     )
     arguments = {name: value for name, value in call.arguments.items() if name not in left_out}
-    if data.is_arrays(arguments.get("x")):
+    if data_facts.is_arrays(arguments.get("x")):
         # Left out, a single micro-step would take all the rows there are.
-        arguments["batch_size"] = data.describe(call.arguments).batch
+        arguments["batch_size"] = data_facts.describe(call.arguments).batch
     executions, call.model.steps_per_execution = call.model.steps_per_execution, 1
     try:
         history = call.proceed(**arguments, epochs=1, steps_per_epoch=1, verbose=0)

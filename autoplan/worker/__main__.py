@@ -6,7 +6,7 @@ import os
 import socket
 import sys
 
-from autoplan import processes
+from autoplan.machine import processes
 
 
 def main(arguments: list[str]) -> int:
@@ -15,7 +15,7 @@ def main(arguments: list[str]) -> int:
         case ["serve", "--fd", fd]:
             return serve(int(fd))
         case ["job", "--fd", fd, "--parent", server]:
-            from autoplan.worker.starting import run_spawned
+            from autoplan.worker.process.spawn import run_spawned
 
             run_spawned(int(fd), int(server))
     sys.stderr.write("usage: python -m autoplan.worker serve --fd N (started by autoplan itself)\n")
@@ -29,10 +29,10 @@ def serve(fd: int) -> int:
     with processes.dying_with_parent():
         if _has_ended(control):
             return 0
-        from autoplan.worker.server import Server, preload
+        from autoplan.worker.process.server import Server, preload
 
         preload(os.environ["KERAS_BACKEND"])
-        from autoplan.worker.session import run_job
+        from autoplan.worker.process.job_loop import run_job
 
     Server(control, run_job).serve()
     return 0

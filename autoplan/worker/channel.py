@@ -13,8 +13,8 @@ import traceback
 from typing import Any, NoReturn
 
 from autoplan.errors import AutoplanError
-from autoplan.jobs import PRELOADABLE
-from autoplan.plan import FailureKind
+from autoplan.jobs.client import PRELOADABLE
+from autoplan.plan.records import FailureKind
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FULL_WORDS = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))

@@ -14,16 +14,17 @@ from typing import Any, Literal
 
 import keras
 
-from autoplan import processes
-from autoplan.plan import Measurement
-from autoplan.runtime import callbacks, data, peek, stream
+from autoplan.machine import processes
+from autoplan.plan.records import Measurement
+from autoplan.runtime import callbacks
 from autoplan.runtime.apply import Change
 from autoplan.runtime.backends import Backend, CompileWatch
-from autoplan.runtime.data import DataFacts
-from autoplan.runtime.fitting import fit_arguments
+from autoplan.runtime.data import data_facts, regroup, sample
+from autoplan.runtime.data.data_facts import DataFacts
+from autoplan.runtime.fit import fit_arguments
 from autoplan.runtime.intercept import FitCall
 from autoplan.runtime.optimizers import accumulation_of
-from autoplan.runtime.timing import GroupTimer, median_interval
+from autoplan.runtime.timing.fit_timing import GroupTimer, median_interval
 from autoplan.worker.channel import disk_is_full
 from cost_models.config import Batch
 
@@ -68,7 +69,7 @@ def measure(
     watch = backend.watch_compilation()
     call.model.train_function = None  # an earlier fit of the same model left one that is compiled, and not watched
     timer = _timer(call, backend, watch, options, on_phase)
-    call.arguments = peek.told_of_end(call.arguments, timer.data_ended)
+    call.arguments = sample.told_of_end(call.arguments, timer.data_ended)
     neighbours = processes.Neighbours()
     _timed_fit(call, timed_arguments(call, facts, change), timer)
     others_busy = neighbours.busy_processors()
@@ -155,7 +156,7 @@ def _peak(
     on_device = backend.peak_bytes()
     if on_device is not None:
         return on_device, "device"
-    batch = data.sample_batch(call.arguments, facts, batch_size)
+    batch = data_facts.sample_batch(call.arguments, facts, batch_size)
     if batch is not None and call.model.jit_compile and cheap:
         compiled = backend.compiled_bytes(call.model, batch)
         if compiled is not None:
@@ -172,7 +173,7 @@ def _compute_only(
     on_phase: Callable[[str], None],
 ) -> float | None:
     """Seconds of a micro-step whose batch is already there: median of a few groups. None where no batch can be had."""
-    batch = data.sample_batch(call.arguments, facts, batch_size)
+    batch = data_facts.sample_batch(call.arguments, facts, batch_size)
     if batch is None:
         return None
     on_phase("measure without input")
@@ -192,10 +193,10 @@ def _compute_only(
 def _end_of_epoch(call: FitCall, facts: DataFacts, change: Change | None) -> dict[str, Any]:
     """A fit of the last whole effective batch and what follows it: as an epoch of this configuration ends."""
     batch = change.wanted.batch.effective if change is not None else facts.batch
-    samples = data.training_samples(call.arguments)
+    samples = data_facts.training_samples(call.arguments)
     rows = slice(samples - min(samples, samples % batch + batch), samples)
     last = {
-        name: data.map_leaves(lambda leaf: data.rows_of(leaf, rows), call.arguments.get(name))
+        name: data_facts.map_leaves(lambda leaf: data_facts.rows_of(leaf, rows), call.arguments.get(name))
         for name in ("x", "y", "sample_weight")
     }
     return timed_arguments(call, facts, change, **last, **_ALONE, batch_size=facts.batch)
@@ -206,7 +207,7 @@ def _end_of_dataset(call: FitCall, facts: DataFacts, change: Change | None) -> d
     script = change.script.batch if change is not None else Batch(facts.batch)
     effective = change.wanted.batch.effective if change is not None else facts.batch
     an_update, batches = max(script.accumulation, math.ceil(effective / facts.batch)), facts.batches or 1
-    end = stream.End(call.arguments["x"], min(batches, batches % an_update + an_update))
+    end = regroup.End(call.arguments["x"], min(batches, batches % an_update + an_update))
     return timed_arguments(call, replace(facts, micro_steps=end.num_batches), change, x=end, **_ALONE)
 
 
@@ -226,9 +227,11 @@ def _validation(call: FitCall) -> Any:
     given = call.arguments.get("validation_data")
     if given is not None or not call.arguments.get("validation_split"):
         return given
-    rows = slice(data.training_samples(call.arguments), None)
+    rows = slice(data_facts.training_samples(call.arguments), None)
     names = ("x", "y", "sample_weight")
-    return tuple(data.map_leaves(lambda leaf: data.rows_of(leaf, rows), call.arguments.get(name)) for name in names)
+    return tuple(
+        data_facts.map_leaves(lambda leaf: data_facts.rows_of(leaf, rows), call.arguments.get(name)) for name in names
+    )
 
 
 def _extras(
@@ -250,7 +253,7 @@ def _extras(
         on_phase("validation")
         x, y, weight = keras.utils.unpack_x_y_sample_weight(validation)
         steps = call.arguments.get("validation_steps")
-        size = None if data.is_tf_dataset(x) else validation_batch(call.arguments, facts, change)
+        size = None if data_facts.is_tf_dataset(x) else validation_batch(call.arguments, facts, change)
         call.model.evaluate(x, y, batch_size=size, sample_weight=weight, steps=steps, verbose=0)
         ran.append("validation")
     if options.get("checkpoint"):

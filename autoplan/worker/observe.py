@@ -9,12 +9,12 @@ from typing import Any
 
 import keras
 
-import autoplan
-from autoplan.jobs import Observation
+from autoplan._version import __version__
+from autoplan.jobs.client import Observation
 from autoplan.runtime import callbacks, model_facts, optimizers
 from autoplan.runtime.backends import Backend
-from autoplan.runtime.data import DataFacts
-from autoplan.runtime.fitting import ensure_built, script_config
+from autoplan.runtime.data.data_facts import DataFacts
+from autoplan.runtime.fit import ensure_built, script_config
 from autoplan.runtime.intercept import FitCall, Seen
 
 
@@ -68,14 +68,14 @@ def _held(model: Any) -> dict[str, str]:
 
 
 def environment(backend: Backend) -> dict[str, str]:
-    """Versions that a plan is bound to: the keys of `autoplan.plan.Environment`."""
+    """Versions that a plan is bound to: the keys of `autoplan.plan.records.Environment`."""
     return {
         "python": platform.python_version(),
         "keras": keras.version(),
         "backend": backend.name,
         "backend_version": backend.version(),
         "platform": f"{sys.platform}-{platform.machine()}",
-        "autoplan": autoplan.__version__,
+        "autoplan": __version__,
     }
 
 

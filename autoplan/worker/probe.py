@@ -20,8 +20,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from autoplan import processes
 from autoplan.errors import WorkerError
+from autoplan.machine import processes
 from autoplan.runtime import backends
 from autoplan.runtime.backends import Backend
 

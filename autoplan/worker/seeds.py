@@ -11,8 +11,8 @@ import keras
 import numpy as np
 from keras.src.utils import rng_utils
 
-from autoplan.runtime import data
-from autoplan.runtime.data import DataFacts
+from autoplan.runtime.data import data_facts
+from autoplan.runtime.data.data_facts import DataFacts
 
 BASE_SEED = 1
 
@@ -62,9 +62,9 @@ def in_another_order(arguments: dict[str, Any], facts: DataFacts, seed: int) -> 
     """
     if seed == BASE_SEED or facts.kind != "arrays":
         return arguments
-    order = np.random.default_rng(seed).permutation(data.training_samples(arguments))
+    order = np.random.default_rng(seed).permutation(data_facts.training_samples(arguments))
     moved = {
-        name: data.map_leaves(lambda leaf: data.rows_of(leaf, order), arguments.get(name))
+        name: data_facts.map_leaves(lambda leaf: data_facts.rows_of(leaf, order), arguments.get(name))
         for name in ("x", "y", "sample_weight")
     }
     return {**arguments, **moved, "validation_split": 0.0}  # what is split off was left out above

@@ -19,10 +19,10 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 import decoder
 import keras
 
-from autoplan.worker.synthetic import synthetic_specs
-from autoplan.worker.trace.abstract import abstract_variables
-from autoplan.worker.trace.step import trace_train_step
-from cost_models.workload import Workload
+from autoplan.worker.synthetic_data import synthetic_specs
+from autoplan.worker.trace.abstract_variables import abstract_variables
+from autoplan.worker.trace.train_step import trace_train_step
+from cost_models.workload.workload import Workload
 
 LOCAL_BATCH = 1
 

@@ -24,8 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import workshop
 from watched import Ended, Watched, heed_signals, records_in
 
-from autoplan import planfile
 from autoplan.errors import PlanError
+from autoplan.plan import file
 
 HERE = Path(__file__).resolve().parent
 COLUMNS = ("case", "exit code", "seconds", "processes left", "trials", "plan", "told", "passes")
@@ -353,7 +353,7 @@ def study(name: str) -> dict[str, Any]:
 def state_of(folder: Path) -> dict[str, Any]:
     """What is left on the disk: a plan that can be read or none, and a study that can be or none."""
     try:
-        plan = planfile.read(folder / "plan.yaml").evidence.value
+        plan = file.read(folder / "plan.yaml").evidence.value
     except PlanError:
         plan = "none"
     return {"plan": plan, "trials": trials_in(folder / "study" / "study.db")}

@@ -26,11 +26,11 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import workshop
 
-from autoplan import source
-from autoplan.jobs import Client, Job, JobKind
-from autoplan.plan import Measurement
-from autoplan.repeats import restated, spread
-from autoplan.verify import Timed
+from autoplan.jobs.client import Client, Job, JobKind
+from autoplan.plan.records import Measurement
+from autoplan.sources import source
+from autoplan.tuning.verification.process_spread import restated, spread
+from autoplan.tuning.verification.statistics import Timed
 from cost_models.config import Batch, TrainConfig
 
 HERE = Path(__file__).resolve().parent

@@ -23,7 +23,7 @@ _TRACED_AT = 2
 def write(traces: Path | None) -> None:
     """Estimate every compiled point anew. `traces`: where traces are kept; None: traced again."""
     from cost_models import Batch, Precision, TrainConfig, memory
-    from cost_models.hardware import cluster
+    from cost_models.hardware.cluster import cluster
 
     started, rows = time.monotonic(), []
     for truth in sorted(compiled(), key=lambda one: (*one.point.trace, one.point.target, *one.point.plain()[4:])):
@@ -59,7 +59,7 @@ def _point(row: dict[str, str]) -> Point:
 @lru_cache(maxsize=1)
 def _workload(trace: tuple[str, str, str], traces: Path | None) -> Any:
     """The Workload of one micro-step, traced or read from where an earlier run left it."""
-    from cost_models.workload import Workload
+    from cost_models.workload.workload import Workload
 
     kept = None if traces is None else traces / f"{'-'.join(trace)}-{_rules()}.json.gz"
     if kept is not None and kept.exists():
@@ -78,7 +78,11 @@ def _rules() -> str:
     root = here.parents[1]
     names = ("attention", "heads", "images", "models", "signals")
     made_by = [*sorted((root / "autoplan/worker/trace").glob("*.py")), *(here / f"{name}.py" for name in names)]
-    made_by += [root / "autoplan/worker/synthetic.py", root / "cost_models/workload.py", root / "cost_models/affine.py"]
+    made_by += [
+        root / "autoplan/worker/synthetic_data.py",
+        root / "cost_models/workload/workload.py",
+        root / "cost_models/workload/affine.py",
+    ]
     digest = hashlib.sha256()
     for path in made_by:
         digest.update(path.read_bytes())
@@ -88,8 +92,8 @@ def _rules() -> str:
 def _traced(model: Any, point: Point) -> Any:
     from models import MODELS
 
-    from autoplan.worker.synthetic import synthetic_specs
-    from autoplan.worker.trace.step import trace_train_step
+    from autoplan.worker.synthetic_data import synthetic_specs
+    from autoplan.worker.trace.train_step import trace_train_step
 
     batch = _TRACED_AT * MODELS[point.model].batch
     return trace_train_step(model, synthetic_specs(model, batch), local_batch=batch, precision=point.precision)

@@ -81,7 +81,7 @@ def held_out(name: str) -> bool:
 
 
 def built(name: str, precision: str, optimizer: str, accumulation: int = 1) -> Any:
-    """The compiled model, for `autoplan.worker.trace.abstract.abstract_variables`."""
+    """The compiled model, for `autoplan.worker.trace.abstract_variables.abstract_variables`."""
     keras.config.set_dtype_policy(precision)
     model, loss = MODELS[name].build()
     steps = accumulation if accumulation > 1 else None

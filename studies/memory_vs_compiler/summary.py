@@ -126,7 +126,7 @@ def _error(row: Row) -> float:
 
 def _corrected(costs: dict[Point, dict[str, int]], truths: dict[Point, int]) -> list[Row]:
     """What the product predicts of the other batches where one has been compiled."""
-    from autoplan.witness import CARRIED, carried
+    from autoplan.tuning.compiler_check import CARRIED, carried
 
     found = []
     for point, cost in costs.items():

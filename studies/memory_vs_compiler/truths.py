@@ -55,11 +55,11 @@ def compiled() -> list[Truth]:
 
 def compile_missing(asked: Iterable[Point], seconds: float) -> None:
     """Compile what is not known yet, in order, until so many seconds have passed."""
-    from autoplan.worker import lower
-    from cost_models.compilers import compiler_target
-    from cost_models.hardware import cluster
+    from autoplan.worker import compilation
+    from cost_models.hardware.cluster import cluster
+    from cost_models.hardware.compile_targets import compiler_target
 
-    lower.prepare(compiler_target(cluster("cpu")))
+    compilation.prepare(compiler_target(cluster("cpu")))
     started, there = time.monotonic(), {one.point for one in known()}
     for point in asked:
         if point in there:
@@ -92,14 +92,14 @@ def _compiled(point: Point) -> list[str]:
     import keras
 
     from autoplan.errors import AutoplanError
-    from autoplan.worker import lower
+    from autoplan.worker import compilation
 
     keras.backend.clear_session()
     jax.clear_caches()
     gc.collect()
     try:
         found = with_model(point, _asked).evidence
-    except (lower.TooLarge, lower.Refused, AutoplanError, ValueError) as error:
+    except (compilation.TooLarge, compilation.Refused, AutoplanError, ValueError) as error:
         return [*point.plain(), *[""] * 8, " ".join(str(error).split())[:160]]
     said = found.memory
     figures = (
@@ -111,20 +111,20 @@ def _compiled(point: Point) -> list[str]:
 
 
 def _asked(model: Any, point: Point) -> Any:
-    from autoplan.worker import lower
-    from autoplan.worker.synthetic import synthetic_specs
+    from autoplan.worker import compilation
+    from autoplan.worker.synthetic_data import synthetic_specs
     from cost_models import Batch, Precision, TrainConfig
-    from cost_models.compilers import compiler_target
-    from cost_models.hardware import cluster
+    from cost_models.hardware.cluster import cluster
+    from cost_models.hardware.compile_targets import compiler_target
 
     target = compiler_target(cluster(TARGETS[point.target]))
     config = TrainConfig(Batch(point.batch, accumulation=point.accumulation), precision=Precision(point.precision))
-    return lower.lower(model, synthetic_specs(model, point.batch), config, target, {})
+    return compilation.lower(model, synthetic_specs(model, point.batch), config, target, {})
 
 
 def with_model(point: Point, use: Callable[[Any, Point], Any]) -> Any:
     """What `use` makes of the point's model, whose weights need no memory."""
-    from autoplan.worker.trace.abstract import abstract_variables
+    from autoplan.worker.trace.abstract_variables import abstract_variables
 
     with abstract_variables():
         from models import built

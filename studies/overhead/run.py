@@ -16,10 +16,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import workshop
 
-from autoplan import hardware, source
-from autoplan.bench import Bench, Clock
-from autoplan.jobs import Client, Job, JobResult
-from autoplan.plan import Failure, Measurement
+from autoplan.jobs.client import Client, Job, JobResult
+from autoplan.jobs.runner import Bench, Clock
+from autoplan.machine import local_hardware
+from autoplan.plan.records import Failure, Measurement
+from autoplan.sources import source
 from cost_models.config import Batch, Precision, TrainConfig
 
 HERE = Path(__file__).resolve().parent
@@ -125,7 +126,7 @@ def study(name: str, trials: int) -> list[dict[str, Any]]:
     with workshop.lab() as lab, Client() as client:
         recorder = Recorder(client)
         spec = spec.model_copy(update={"directory": str(lab.folder)})
-        bench = Bench(recorder, spec, "jax", hardware.resolve("cpu"), Clock.start(None), logs=lab.folder)
+        bench = Bench(recorder, spec, "jax", local_hardware.resolve("cpu"), Clock.start(None), logs=lab.folder)
         rows = measure(bench, recorder, trials)
         first = recorder.results[0]
     print(

@@ -23,7 +23,7 @@ import synthetic_files
 import workshop
 from cases import ALL, CASES, Case
 
-from autoplan import planfile
+from autoplan.plan import file
 
 HERE = Path(__file__).resolve().parent
 REPLACED = HERE / "replaced"
@@ -96,7 +96,7 @@ def _environment(case: Case, arguments: argparse.Namespace) -> dict[str, str]:
 
 def _planned(path: Path) -> dict[str, Any]:
     """A plan's columns: `plan` where it changes something, `baseline kept` where it says why not."""
-    plan = planfile.read(path)
+    plan = file.read(path)
     told = workshop.plan_row(plan)
     why, kept = told.pop("why"), plan.config == plan.baseline.config
     return {**told, "outcome": "baseline kept" if kept else "plan", "reason": why if kept else ""}

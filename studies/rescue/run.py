@@ -20,7 +20,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import workshop
 
-from autoplan.plan import Plan
+from autoplan.plan.records import Plan
 
 HERE = Path(__file__).resolve().parent
 SCRIPT = str(HERE / "train.py")

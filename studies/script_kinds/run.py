@@ -15,8 +15,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import workshop
 
-from autoplan import planfile
-from autoplan.plan import Evidence, Plan
+from autoplan.plan import file
+from autoplan.plan.records import Evidence, Plan
 
 HERE = Path(__file__).resolve().parent
 ENOUGH_OTHERS = 5
@@ -66,7 +66,7 @@ def from_main(lab: workshop.Lab, trials: int) -> Outcome:
     from from_main import BATCH, EPOCHS, SAMPLES
 
     own = SAMPLES // BATCH * EPOCHS // 2  # two micro-steps an update
-    return Outcome(planfile.read(lab.folder / "plan.yaml"), own, workshop.updates_in(ran.output).get(1), ran.seconds)
+    return Outcome(file.read(lab.folder / "plan.yaml"), own, workshop.updates_in(ran.output).get(1), ran.seconds)
 
 
 CASES = {

@@ -13,9 +13,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from autoplan import source
-from autoplan.jobs import Client, Job, JobKind
-from autoplan.worker.starting import START_METHOD
+from autoplan.jobs.client import Client, Job, JobKind
+from autoplan.sources import source
+from autoplan.worker.process.spawn import START_METHOD
 
 HERE = Path(__file__).resolve().parent
 MEASURED = {"groups": 3, "group_seconds": 0.1, "max_seconds": 20}

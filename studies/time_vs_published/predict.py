@@ -12,15 +12,15 @@ from cases import Case
 from traces import Traced, workload
 
 from cost_models import Batch, Precision, Remat, RematMode, TrainConfig, Workload
-from cost_models.communication import all_gather, all_reduce, reduce_scatter, slowest_of
-from cost_models.efficiency import Efficiency, Floats
-from cost_models.hardware import Cluster
-from cost_models.kernel_table import KernelTable, kernel_table
-from cost_models.library import library_kernels
+from cost_models.hardware.cluster import Cluster
+from cost_models.hardware.efficiency import Efficiency, Floats
 from cost_models.memory import memory, updates_of
-from cost_models.roofline import kernel_seconds, overhead_of, slower_of
-from cost_models.targets import Target, library_target, target_of
-from cost_models.workload import CONVERT, Kind, Phase, Role
+from cost_models.parallel.collectives import all_gather, all_reduce, reduce_scatter, slowest_of
+from cost_models.time.eager_torch import library_kernels
+from cost_models.time.kernels import KernelTable, kernel_table
+from cost_models.time.roofline import kernel_seconds, overhead_of, slower_of
+from cost_models.workload.workload import CONVERT, Kind, Phase, Role
+from cost_models.xla.target import Target, library_target, target_of
 
 CONTENTION = 0.1256
 """How much slower kernels of a GPU run beside a collective (Galvatron's coefficient, 1.1256)."""
@@ -36,7 +36,7 @@ products take 3.89 and 10.27 ms, and its other kernels 2.00 and 3.74 ms in PyTor
 PyTorch together leave 1.9 ms for launching, which those who train large batches do not wait for.
 """
 OPERATION_SECONDS = 1e-5
-"""An operation of PyTorch from Python, as `cost_models.roofline` measured it."""
+"""An operation of PyTorch from Python, as `cost_models.time.roofline` measured it."""
 
 
 @dataclass(frozen=True)

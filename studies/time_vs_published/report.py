@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from chips import machine
 
-from cost_models.roofline import peak_rate
+from cost_models.time.roofline import peak_rate
 
 Row = dict[str, Any]
 _LEFT_OUT = 3

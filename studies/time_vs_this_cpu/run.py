@@ -25,10 +25,11 @@ import cases
 import summary
 import workshop
 
-from autoplan import hardware, source
-from autoplan.bench import Bench, Clock
-from autoplan.jobs import Client, Job, JobKind
-from autoplan.plan import Failure, Outcome
+from autoplan.jobs.client import Client, Job, JobKind
+from autoplan.jobs.runner import Bench, Clock
+from autoplan.machine import local_hardware
+from autoplan.plan.records import Failure, Outcome
+from autoplan.sources import source
 from cost_models import Batch, Cluster, Precision, Remat, RematMode, TrainConfig, step_time
 
 HERE = Path(__file__).resolve().parent
@@ -83,7 +84,7 @@ def probed(client: Client) -> dict[str, Any]:
 
 
 def local_cluster() -> Cluster:
-    return hardware.resolve(hardware.LOCAL, profile=json.loads(PROFILE.read_text(encoding="utf-8")))
+    return local_hardware.resolve(local_hardware.LOCAL, profile=json.loads(PROFILE.read_text(encoding="utf-8")))
 
 
 def row_of(model: str, config: TrainConfig, number: int, outcome: Outcome) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 import cases
 
 from cost_models.calibration import TimePair, calibrate
-from cost_models.roofline import TimeCost
+from cost_models.time.roofline import TimeCost
 
 TRIALS = 3
 DRAWS = 300

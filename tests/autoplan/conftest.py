@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from autoplan import planner, source
-from autoplan.requests import TuneRequest
-from tests.autoplan.facts import cluster
+from autoplan import planner
+from autoplan.sources import source
+from autoplan.tuning.request import TuneRequest
+from tests.builders.observations import cluster
 
 
 @pytest.fixture

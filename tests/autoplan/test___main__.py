@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 import autoplan
-from autoplan import planfile, report
-from autoplan.plan import Plan
-from tests.autoplan import plans
+from autoplan.plan import file
+from autoplan.plan.records import Plan
+from autoplan.reports import plan_table
+from tests.builders import plans
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,7 +41,7 @@ def test_help_imports_nothing_heavy(words):
     code = (
         "import sys\n"
         f"sys.argv = ['autoplan', *{words!r}]\n"
-        "from autoplan.cli import main\n"
+        "from autoplan.cli.commands import main\n"
         "try:\n"
         "    main()\n"
         "except SystemExit as end:\n"
@@ -65,11 +66,11 @@ def test_importing_autoplan_imports_nothing_heavy():
 
 @pytest.mark.parametrize("words", [["explain", "plan.yaml"], ["export", "plan.yaml"], ["hardware", "list"], ["schema"]])
 def test_no_command_of_the_planner_imports_a_framework(folder, words):
-    planfile.write(plans.plan(), "plan.yaml")
+    file.write(plans.plan(), "plan.yaml")
     code = (
         "import sys\n"
         f"sys.argv = ['autoplan', *{words!r}]\n"
-        "from autoplan.cli import main\n"
+        "from autoplan.cli.commands import main\n"
         "try:\n"
         "    main()\n"
         "except SystemExit as end:\n"
@@ -96,7 +97,7 @@ def test_a_reader_that_leaves_early_is_no_fault(folder):
 
 
 def test_a_terminal_without_arrows_gets_question_marks(folder):
-    planfile.write(plans.plan(), "plan.yaml")
+    file.write(plans.plan(), "plan.yaml")
     done = subprocess.run(
         [sys.executable, "-m", "autoplan", "explain", "plan.yaml"],
         env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"},
@@ -127,11 +128,11 @@ def test_from_a_script_to_a_plan_to_its_training(folder):
     assert planned.returncode == 0, planned.stderr
     plan = Plan.model_validate(json.loads(planned.stdout))
     assert plan.evidence == "compiled"
-    assert planfile.read("plan.yaml").config == plan.config
+    assert file.read("plan.yaml").config == plan.config
     assert Path("plan.yaml").read_text().startswith("# Nothing was run for this plan: ")
     trained = process("train", "mlp.py", "--plan", "plan.yaml", settings=settings)
     assert trained.returncode == 0, trained.stderr
-    assert f"fit 1: {report.describe(plan.config)}; {plan.source.fit.updates} updates" in trained.stderr
+    assert f"fit 1: {plan_table.describe(plan.config)}; {plan.source.fit.updates} updates" in trained.stderr
 
 
 def test_a_script_is_compared_on_real_hardware_of_the_catalogue(folder):

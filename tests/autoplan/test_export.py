@@ -8,9 +8,11 @@ import sys
 
 import pytest
 
-from autoplan import export, plan_schema, processes
+from autoplan import export
 from autoplan.errors import ConfigError, PlanError
-from tests.autoplan import plans
+from autoplan.machine import processes
+from autoplan.plan import schema
+from tests.builders import plans
 
 # Trains a small model with an exported plan as its comments say, and prints what Keras then did.
 TRAINING = """
@@ -131,7 +133,7 @@ def test_a_plans_own_words_stay_words():
     document = plans.plain_plan(notes=[f"first {words} last"])
     document["hardware"] |= {"name": words}
     document["environment"] |= {"keras": words}
-    text = export.exported(plan_schema.plan_from(document))
+    text = export.exported(schema.plan_from(document))
     statements = [type(one).__name__ for one in ast.parse(text).body]
     assert statements == [type(one).__name__ for one in ast.parse(export.exported(plans.plan())).body]
     assert "\nimport os; os.abort()" not in text

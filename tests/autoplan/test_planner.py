@@ -9,15 +9,18 @@ from pathlib import Path
 import psutil
 import pytest
 
-from autoplan import hardware, keras_backend, planfile, planner, source
+from autoplan import planner
 from autoplan.errors import ConfigError, NoFeasibleConfiguration, OutputError, WorkloadError
-from autoplan.jobs import JobKind
-from autoplan.plan import Evidence, FailureKind
-from autoplan.requests import EstimateRequest, TuneRequest
+from autoplan.jobs.client import JobKind
+from autoplan.machine import local_hardware
+from autoplan.plan import file
+from autoplan.plan.records import Evidence, FailureKind
+from autoplan.sources import keras_backend, source
+from autoplan.tuning.request import EstimateRequest, TuneRequest
 from cost_models.config import TrainConfig
-from tests.autoplan.facts import cluster, config
-from tests.autoplan.fake_client import failure, micro_step_seconds
-from tests.autoplan.tuning import BEST, OWN, fake, tried
+from tests.builders.fake_client import failure, micro_step_seconds
+from tests.builders.observations import cluster, config
+from tests.builders.tune_requests import BEST, OWN, fake, tried
 
 
 @pytest.fixture
@@ -113,7 +116,7 @@ def test_a_planted_fault_is_undone_and_the_plan_is_verified(tune, tmp_path):
     assert (plan.verification.validation_ran, plan.verification.checkpoint_saved) == (True, True)
     assert plan.notes[0] == "accumulation 1: shown faster than the baseline in 3 pairs of clean processes"
     assert result.written_to == tmp_path / "plan.yaml"
-    assert planfile.read(result.written_to).config == plan.config
+    assert file.read(result.written_to).config == plan.config
     assert not result.interrupted
 
 
@@ -189,7 +192,7 @@ def test_pins_hold_even_where_the_baseline_breaks_them(tune):
 def test_the_budget_leaves_time_to_verify(tune, monkeypatch):
     """On the clock of the made-up machine each job takes 10 s."""
     now = [0.0]
-    monkeypatch.setattr("autoplan.bench.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("autoplan.jobs.runner.time.monotonic", lambda: now[0])
 
     def plant(job):
         now[0] += 10.0
@@ -205,7 +208,7 @@ def test_the_budget_leaves_time_to_verify(tune, monkeypatch):
 
 def test_a_budget_that_does_not_reach_the_first_measurement_is_an_error(tune, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("autoplan.bench.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("autoplan.jobs.runner.time.monotonic", lambda: now[0])
 
     def plant(job):
         now[0] += 30.0
@@ -322,7 +325,7 @@ def test_a_place_that_cannot_be_written_is_told_before_anything_runs(tune, tmp_p
 def test_an_estimate_is_of_all_devices_on_data_unless_a_mesh_is_given(tune, monkeypatch):
     client = fake()
     tune(client, dry_run=True)
-    monkeypatch.setattr(planner, "_cluster", lambda *_: hardware.resolve("tpu-v5e-8"))
+    monkeypatch.setattr(planner, "_cluster", lambda *_: local_hardware.resolve("tpu-v5e-8"))
     spec = client.jobs[0].source
     estimated = planner.estimate(EstimateRequest(source=spec, hardware="tpu-v5e-8", batch_size=512, accumulation=2))
     assert estimated["config"]["batch"] == {"local": 64, "global": 512, "accumulation": 2, "effective": 1024}
@@ -371,8 +374,8 @@ QUICK = {"groups": 3, "group_seconds": 0.1}
 def quick(tmp_path, monkeypatch):
     """The script, in a folder of its own, and measurements that take moments."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("autoplan.trials.MEASURED", QUICK)
-    monkeypatch.setattr("autoplan.evidence.LONGER", QUICK)
+    monkeypatch.setattr("autoplan.tuning.trials.runner.MEASURED", QUICK)
+    monkeypatch.setattr("autoplan.tuning.verification.verifier.LONGER", QUICK)
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     return script
@@ -384,7 +387,7 @@ def test_a_real_script_is_tuned_from_end_to_end(quick, tmp_path):
         source=source.resolve(str(quick), ["16"]), only=("batch",), trials=6, output=tmp_path / "plan.yaml"
     )
     result = planner.tune(request, events.append)
-    plan = planfile.read(result.written_to)
+    plan = file.read(result.written_to)
     assert plan.evidence is Evidence.MEASURED
     assert plan.baseline.config["batch"] == {"local": 8, "global": 8, "accumulation": 16, "effective": 128}
     # How fast a machine is while others use it is not a test's to say; that the plan follows from what was shown is.
@@ -413,7 +416,7 @@ def test_ctrl_c_on_the_real_thing_writes_a_plan_and_leaves_no_process(quick, tmp
 import sys
 from pathlib import Path
 from autoplan import evidence, planner, source, trials
-from autoplan.requests import TuneRequest
+from autoplan.tuning.request import TuneRequest
 trials.MEASURED = evidence.LONGER = {QUICK}
 def watch(event):
     print(event.kind, event.number, flush=True)
@@ -434,7 +437,7 @@ sys.exit(130 if planner.tune(request, watch).interrupted else 0)
                 break
         process.stdout.read()
     assert process.returncode == 130
-    plan = planfile.read("plan.yaml")
+    plan = file.read("plan.yaml")
     assert [record.number for record in plan.trials] == [0, 1]
     assert plan.verification.pairs == 3
     assert "trials ended: interrupted" in plan.notes

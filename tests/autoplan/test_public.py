@@ -6,16 +6,16 @@ import pytest
 
 import autoplan
 import autoplan.errors
-import autoplan.plan
-import autoplan.planfile
+import autoplan.plan.file
+import autoplan.plan.records
 
 
 def test_every_public_name_is_there_and_is_what_its_home_says():
-    assert autoplan.Plan is autoplan.plan.Plan
-    assert autoplan.Measurement is autoplan.plan.Measurement
-    assert autoplan.Failure is autoplan.plan.Failure
+    assert autoplan.Plan is autoplan.plan.records.Plan
+    assert autoplan.Measurement is autoplan.plan.records.Measurement
+    assert autoplan.Failure is autoplan.plan.records.Failure
     assert autoplan.AutoplanError is autoplan.errors.AutoplanError
-    assert autoplan.load_plan is autoplan.planfile.load_plan
+    assert autoplan.load_plan is autoplan.plan.file.load_plan
     assert all(
         callable(getattr(autoplan, name)) for name in ("optimize", "compare", "rebuild", "scope", "compile", "fit")
     )
@@ -109,9 +109,11 @@ def test_a_builder_of_main_with_a_layer_of_its_own_is_planned(tmp_path):
 LIVE = """
     print("the script runs")
     import keras, numpy as np
-    import autoplan, autoplan.evidence, autoplan.trials
+    import autoplan
+    from autoplan.tuning.trials import runner
+    from autoplan.tuning.verification import verifier
 
-    autoplan.trials.MEASURED = autoplan.evidence.LONGER = {"groups": 3, "group_seconds": 0.05}
+    runner.MEASURED = verifier.LONGER = {"groups": 3, "group_seconds": 0.05}
 
     class Scale(keras.layers.Layer):
         def __init__(self, power):

@@ -6,12 +6,13 @@ import sys
 
 import pytest
 
-from autoplan import planfile, source
-from autoplan.jobs import Client, Job, JobKind, Observation
-from autoplan.plan import Measurement, Plan
+from autoplan.jobs.client import Client, Job, JobKind, Observation
+from autoplan.plan import file
+from autoplan.plan.records import Measurement, Plan
+from autoplan.sources import source
 from cost_models.config import TrainConfig
-from cost_models.workload import Workload
-from tests.autoplan.plans import plain_plan
+from cost_models.workload.workload import Workload
+from tests.builders.plans import plain_plan
 
 QUICK = {"groups": 3, "group_seconds": 0.05, "max_seconds": 20}
 THOROUGH = {**QUICK, "remainder": True, "validation": True}
@@ -112,7 +113,7 @@ def plan_for(seen, fit, batch, folder):
     plain["source"]["fit"] |= {"index": fit, "structure": seen.structure}
     plain["baseline"]["config"] = seen.config
     plain["config"] = with_batch(seen.config, *batch)
-    return planfile.write(Plan.model_validate(plain), folder / "plan.yaml")
+    return file.write(Plan.model_validate(plain), folder / "plan.yaml")
 
 
 @pytest.fixture(scope="module", autouse=True)

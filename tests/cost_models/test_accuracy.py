@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cost_models.accuracy import PROCESSOR, PUBLISHED, SHARE, Accuracy, accuracy
-from cost_models.hardware import cluster, share
+from cost_models.hardware.cluster import cluster, share
 
 STUDIES = Path(__file__).parents[2] / "studies"
 

@@ -6,8 +6,8 @@ import pytest
 
 from cost_models import Batch, ConfigError, TrainConfig, memory, step_time
 from cost_models.calibration import INTERVAL, MEMORY_NOISE, TIME_PRIOR, MemoryPair, TimePair, calibrate
-from cost_models.roofline import TimeCost
-from tests.cost_models.made import cluster, dense
+from cost_models.time.roofline import TimeCost
+from tests.builders.workloads import cluster, dense
 
 TRUTH = {"compute": 1.3, "bandwidth": 0.8, "dispatch": 2.2}
 

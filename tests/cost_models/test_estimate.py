@@ -7,9 +7,9 @@ import pytest
 
 from cost_models import Batch, ConfigError, Mesh, TrainConfig, Workload, WorkloadError, estimate, estimate_many
 from cost_models.estimate import DEFAULT_HEADROOM
-from cost_models.hardware import share
-from cost_models.workload import UnknownOp
-from tests.cost_models.made import GIB, cluster, dense
+from cost_models.hardware.cluster import share
+from cost_models.workload.workload import UnknownOp
+from tests.builders.workloads import GIB, cluster, dense
 
 K, N = 1024, 512
 GPU = cluster("gpu", 8)

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from cost_models.affine import Affine
 from cost_models.config import Batch, Layout, Mesh, Precision, Remat, RematMode, TrainConfig
 from cost_models.errors import WorkloadError
 from cost_models.memory import largest, memory
-from cost_models.targets import target_of
-from cost_models.workload import Kind, Op, Role, Tensor, Workload
-from tests.cost_models.made import B, Step, cluster, dense
+from cost_models.workload.affine import Affine
+from cost_models.workload.workload import Kind, Op, Role, Tensor, Workload
+from cost_models.xla.target import target_of
+from tests.builders.workloads import B, Step, cluster, dense
 
 K, N = 1024, 512
 PARAMETER_BYTES = 4 * K * N

@@ -15,8 +15,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from autoplan.worker.synthetic import synthetic_specs
-from autoplan.worker.trace.step import trace_train_step
+from autoplan.worker.synthetic_data import synthetic_specs
+from autoplan.worker.trace.train_step import trace_train_step
 from tests.models import zoo
 
 LOCAL = 8

@@ -16,7 +16,7 @@ from keras.src.backend.jax import distribution_lib, trainer
 
 from autoplan.errors import ConfigError
 from autoplan.runtime.optimizers import innermost
-from cost_models.sharding import split_axis
+from cost_models.parallel.data_parallel import split_axis
 
 _COMPILE_EVENTS = (
     "/jax/core/compile/jaxpr_trace_duration",

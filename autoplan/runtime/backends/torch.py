@@ -18,7 +18,7 @@ from torch._dynamo import callback as dynamo_callback
 from torch._dynamo.utils import counters, get_compilation_metrics
 
 from autoplan.errors import ConfigError
-from autoplan.runtime import data
+from autoplan.runtime.data import data_facts
 from autoplan.runtime.optimizers import innermost
 
 _OUT_OF_MEMORY = (
@@ -154,7 +154,7 @@ class TorchBackend:
         return watch
 
     def fixed_batch_runner(self, model: Any, batch: Any) -> Callable[[int], None]:
-        on_device = data.map_leaves(_as_fit_gives_it, batch)
+        on_device = data_facts.map_leaves(_as_fit_gives_it, batch)
         model.make_train_function()
         model.train()  # `fit` leaves the modules in evaluation mode
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from autoplan.worker.trace.rules import Cost, rule_for
-from autoplan.worker.trace.written_out import written_out
-from cost_models.workload import STRIDED_CONVOLUTION, UNEVEN_PAD, Kind, Phase
+from autoplan.worker.trace.expand import written_out
+from autoplan.worker.trace.primitives import Cost, rule_for
+from cost_models.workload.workload import STRIDED_CONVOLUTION, UNEVEN_PAD, Kind, Phase
 
 _INLINED = frozenset(
     {"jit", "pjit", "closed_call", "core_call", "call", "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
@@ -26,7 +26,7 @@ _TRANSFORM = re.compile(r"(transpose|jvp|vmap|rematted_computation|checkpoint)\(
 
 @dataclass(frozen=True, slots=True)
 class RawOp:
-    """One operation at one batch size; fields as in `cost_models.workload.Op`."""
+    """One operation at one batch size; fields as in `cost_models.workload.workload.Op`."""
 
     kind: Kind
     primitive: str

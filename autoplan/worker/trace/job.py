@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from autoplan.errors import WorkloadError
-from autoplan.runtime import data
-from autoplan.runtime.data import DataFacts
-from autoplan.worker.synthetic import synthetic_specs
-from autoplan.worker.trace.step import trace_train_step
-from cost_models.workload import Workload
+from autoplan.runtime.data import data_facts
+from autoplan.runtime.data.data_facts import DataFacts
+from autoplan.worker.synthetic_data import synthetic_specs
+from autoplan.worker.trace.train_step import trace_train_step
+from cost_models.workload.workload import Workload
 
 
 def trace(
@@ -49,7 +49,7 @@ def training_batch(model: Any, arguments: dict[str, Any], facts: DataFacts, size
 
     WorkloadError for data of which no batch of arrays can be had.
     """
-    batch = synthetic_specs(model, size) if facts.kind == "synthetic" else data.sample_batch(arguments, facts, 1)
+    batch = synthetic_specs(model, size) if facts.kind == "synthetic" else data_facts.sample_batch(arguments, facts, 1)
     if batch is None:
         raise WorkloadError(
             f"the data ({type(arguments.get('x')).__name__}) do not come in batches of arrays that can be looked at; "

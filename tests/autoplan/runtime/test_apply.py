@@ -5,7 +5,7 @@ import pytest
 
 from autoplan.errors import ConfigError
 from autoplan.runtime.apply import Change, settle_model
-from tests.autoplan.facts import config
+from tests.builders.observations import config
 
 
 def test_only_what_differs_is_changed():

@@ -4,11 +4,12 @@ import keras
 import numpy as np
 import pytest
 
-from autoplan.runtime import backends, data
+from autoplan.runtime import backends
 from autoplan.runtime.apply import Change
+from autoplan.runtime.data import data_facts
 from autoplan.runtime.intercept import FitCall
 from autoplan.worker.measure import measure, validation_batch
-from tests.autoplan.facts import config
+from tests.builders.observations import config
 
 QUICK = {"groups": 3, "group_seconds": 0.02, "max_seconds": 10}
 
@@ -39,7 +40,7 @@ def measured(model, **arguments):
     x = np.random.default_rng(0).normal(size=(64, 3)).astype("float32")
     arguments = {"x": x, "y": x[:, :1], "verbose": 0, **arguments}
     call = FitCall(1, model, arguments, keras.Model.fit)
-    facts = data.describe(call.arguments)
+    facts = data_facts.describe(call.arguments)
     options = {**QUICK, "checkpoint": True}
     return measure(call, facts, None, backends.get("jax"), options, lambda _: None, 0.0, simulated=False)
 
@@ -79,7 +80,7 @@ def test_a_script_that_saves_weights_hears_of_it(tmp_path):
 )
 def test_a_validation_takes_the_batch_that_fit_gives_it_under_the_plan(arguments, size):
     """A plan that splits an update for want of memory must not be refused for a validation that no fit would run."""
-    facts = data.DataFacts("arrays", 256, 64, 4, explicit_steps=False)
+    facts = data_facts.DataFacts("arrays", 256, 64, 4, explicit_steps=False)
     change = Change(config(64), config(16, 4))
     assert validation_batch(arguments, facts, change) == size
     assert validation_batch(arguments, facts, None) == arguments.get("validation_batch_size", 64)

@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import keras
 import numpy as np
 
-from autoplan.runtime import backends, data
+from autoplan.runtime import backends
+from autoplan.runtime.data import data_facts
 from autoplan.runtime.intercept import FitCall, Seen
 from autoplan.worker.observe import observe
 
@@ -17,7 +18,7 @@ def observed(*layers, strategy=None, batch_size=None, **compiling):
         model._distribute_strategy = strategy
     arguments = {"x": np.zeros((64, 4), "float32"), "y": np.zeros((64, 1), "float32"), "batch_size": batch_size}
     call = FitCall(1, model, arguments, type(model).fit)
-    return observe(call, data.describe(arguments), Seen(), backends.get("jax"))
+    return observe(call, data_facts.describe(arguments), Seen(), backends.get("jax"))
 
 
 def notes_of(**wishes):

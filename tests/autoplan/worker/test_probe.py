@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from autoplan import hardware
 from autoplan.errors import WorkerError
+from autoplan.machine import local_hardware
 from autoplan.worker.probe import DTYPES, median_seconds, probe
-from cost_models.communication import all_reduce
+from cost_models.parallel.collectives import all_reduce
 
 CODE = "import json; from autoplan.worker.probe import probe; print(json.dumps(probe('jax')))"
 
@@ -62,7 +62,7 @@ def test_products_are_measured_at_sizes_from_small_to_large(alone):
 
 
 def test_a_profile_becomes_this_machine(alone):
-    here = hardware.resolve("local", profile=alone)
+    here = local_hardware.resolve("local", profile=alone)
     assert here.chip.peak_flops_per_second["float32"] == max(alone["matmul_flops_per_second"]["float32"].values())
     assert here.chip.kind == "cpu"
 
@@ -76,7 +76,7 @@ def test_several_devices_are_timed_together(four):
 
 
 def test_the_link_reproduces_what_was_timed(four):
-    here = hardware.resolve("local", profile=four)
+    here = local_hardware.resolve("local", profile=four)
     assert (here.devices, here.simulated) == (4, True)
     large = four["all_reduce"][-1]
     assert all_reduce(large["payload_bytes"], here, 4).seconds == pytest.approx(large["seconds"], rel=0.01)

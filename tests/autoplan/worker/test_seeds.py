@@ -5,9 +5,9 @@ import textwrap
 import numpy as np
 import pytest
 
-from autoplan import source
-from autoplan.jobs import Client, Job, JobKind
-from autoplan.runtime import data
+from autoplan.jobs.client import Client, Job, JobKind
+from autoplan.runtime.data import data_facts
+from autoplan.sources import source
 from autoplan.worker.seeds import BASE_SEED, in_another_order
 
 SCRIPT = """
@@ -69,7 +69,7 @@ def test_seeds_are_moved_under_every_name_of_the_function(draw):
 def test_a_draw_of_data_keeps_rows_together_and_what_is_split_off_apart():
     x = np.arange(10.0)[:, None]
     arguments = {"x": {"a": x}, "y": x * 2, "validation_split": 0.2, "batch_size": 4}
-    facts = data.describe(arguments)
+    facts = data_facts.describe(arguments)
     assert in_another_order(arguments, facts, BASE_SEED) is arguments
     first, second = (in_another_order(arguments, facts, seed) for seed in (2, 3))
     assert sorted(first["x"]["a"][:, 0]) == list(range(8))

@@ -13,11 +13,12 @@ from pathlib import Path
 import keras
 import numpy as np
 
-from autoplan.runtime import backends, data, peek
+from autoplan.runtime import backends
 from autoplan.runtime.apply import Change, ProcessSettings, settle_model
-from autoplan.runtime.fitting import fit_arguments, script_config
+from autoplan.runtime.data import data_facts, sample
+from autoplan.runtime.fit import fit_arguments, script_config
 from autoplan.runtime.intercept import Seen
-from autoplan.runtime.timing import GroupTimer
+from autoplan.runtime.timing.fit_timing import GroupTimer
 from cost_models.config import Batch, Precision, TrainConfig
 
 del keras.Model.fit  # the worker watches it, and these checks fit for themselves
@@ -118,7 +119,7 @@ def precision():
 
 def facts(rows, batch_size=32):
     x, y = arrays(rows)
-    return data.describe({"x": x, "y": y, "batch_size": batch_size})
+    return data_facts.describe({"x": x, "y": y, "batch_size": batch_size})
 
 
 class Watched(keras.Sequential):
@@ -221,7 +222,7 @@ def trained(make_optimizer, wanted, rows, script=None, *, shuffle=False, **knobs
     x, y = arrays(rows)
     arguments = {"x": x, "y": y, "batch_size": script.global_size, "epochs": 2, "shuffle": shuffle, "verbose": 0}
     settle_model(model, change)
-    model.fit(**fit_arguments(model, arguments, data.describe(arguments), change))
+    model.fit(**fit_arguments(model, arguments, data_facts.describe(arguments), change))
     return model
 
 
@@ -271,11 +272,11 @@ def streams():
             x = data_set if kind == "PyDataset" else (data_set[step % 3] for step in range(100))
             arguments = {"x": x, "epochs": 2, "shuffle": False, "verbose": 0}
             arguments |= {"steps_per_epoch": 3} if kind == "generator" else {}
-            arguments = peek.lookable(arguments)
+            arguments = sample.lookable(arguments)
             model = of_a_dictionary()
             change = Change(config(), config(wanted))
             settle_model(model, change)
-            model.fit(**fit_arguments(model, arguments, data.describe(arguments), change))
+            model.fit(**fit_arguments(model, arguments, data_facts.describe(arguments), change))
             ended.append((weights(model), updates(model)))
         (one, own), (two, changed) = ended
         found[f"{kind}, {rows} rows"] = {"updates": [own, changed], "difference": float(np.abs(one - two).max())}
@@ -392,7 +393,7 @@ def pipelines():
             model = built(OPTIMIZERS["sgd"]())
             settle_model(model, change)
             arguments = {"x": dataset, "epochs": 2, "verbose": 0}
-            model.fit(**fit_arguments(model, arguments, data.describe(arguments), change))
+            model.fit(**fit_arguments(model, arguments, data_facts.describe(arguments), change))
             models.append(model)
         difference = float(np.abs(weights(models[0]) - weights(models[1])).max())
         found[name] = {"updates": [updates(model) for model in models], "difference": difference}

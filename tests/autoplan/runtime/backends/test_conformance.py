@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from autoplan import hardware, source
 from autoplan.errors import ConfigError, NeverFits
-from autoplan.jobs import Client, Job, JobKind, Observation
-from autoplan.plan import Measurement
+from autoplan.jobs.client import Client, Job, JobKind, Observation
+from autoplan.machine import local_hardware
+from autoplan.plan.records import Measurement
+from autoplan.sources import source
 from cost_models.config import TrainConfig
 
 CHECKS = Path(__file__).with_name("checks.py")
@@ -266,4 +267,4 @@ def test_the_machine_is_measured(worker):
     assert 1e8 < profile["memory_bytes_per_second"] < 1e14
     assert 0 <= profile["kernel_launch_seconds"] < 1e-2
     assert 1e-7 < profile["dispatch_seconds"] < 1e-1
-    assert hardware.resolve("local", profile=profile).chip.peak_flops_per_second["float32"] > 1e8
+    assert local_hardware.resolve("local", profile=profile).chip.peak_flops_per_second["float32"] > 1e8

@@ -6,10 +6,10 @@ import keras
 import pytest
 from keras import layers
 
-from autoplan.worker.synthetic import synthetic_specs
+from autoplan.worker.synthetic_data import synthetic_specs
 from autoplan.worker.trace.jaxpr import record
-from autoplan.worker.trace.step import trace_train_step
-from cost_models.workload import Kind, Phase, walk
+from autoplan.worker.trace.train_step import trace_train_step
+from cost_models.workload.workload import Kind, Phase, walk
 
 S = jax.ShapeDtypeStruct
 X = S((4, 8), "float32")

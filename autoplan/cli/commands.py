@@ -1,0 +1,411 @@
+"""The commands. Each reads its words, asks, and answers; nothing heavy is imported before a command needs it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from autoplan import parsing
+from autoplan._version import __version__
+from autoplan.cli import framework
+from autoplan.cli.framework import Commands, Format, SourceCommand, source_arguments, tell_json
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from autoplan.jobs.client import SourceSpec
+    from autoplan.tuning.request import TuneRequest, TuneResult
+
+_OPTIONS: dict[str, Any] = {
+    "add_completion": False,
+    "no_args_is_help": True,
+    "rich_markup_mode": None,
+    "pretty_exceptions_enable": False,
+    "context_settings": {"help_option_names": ["-h", "--help"], "max_content_width": 100},
+}
+app = typer.Typer(name="autoplan", cls=Commands, **_OPTIONS)
+hardware_app = typer.Typer(help="Show known hardware; measure this machine.", **_OPTIONS)
+app.add_typer(hardware_app, name="hardware")
+
+Source = Annotated[
+    str,
+    typer.Argument(
+        metavar="SOURCE",
+        help="A training script, -m package.module, a file with build_model(), or package.module:function.",
+        show_default=False,
+    ),
+]
+PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file.", show_default=False)]
+Output = Annotated[
+    Format,
+    typer.Option("--format", help="text for people, json for programs.", callback=framework.remember_format),
+]
+Headroom = Annotated[str, typer.Option(help="Share of a device's memory to keep free.", metavar="PERCENT")]
+MemoryLimit = Annotated[
+    str | None,
+    typer.Option(metavar="SIZE", help="Memory that the training may take, such as 2GiB.", show_default=False),
+]
+Backend = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="jax, tensorflow or torch; else what the script runs on.", show_default=False),
+]
+AnyBackend = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", help="jax, tensorflow, torch, or auto to have it tuned; else the script's.", show_default=False
+    ),
+]
+WitnessCount = Annotated[
+    int | None,
+    typer.Option(min=0, metavar="N", help="For hardware not here: have its compiler check N.", show_default=False),
+]
+EffectiveBatch = Annotated[
+    str, typer.Option(metavar="keep|N|LO..HI", help="Samples an update: as they are, N, or searched between.")
+]
+Pins = Annotated[
+    list[str] | None, typer.Option(metavar="K=V", help="Pin a setting, such as precision=float32. Repeatable.")
+]
+Fit = Annotated[int, typer.Option(min=1, help="Which fit() of a script, counted from 1.", metavar="N")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"autoplan {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _autoplan(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    """Find, measure and apply the fastest way to run a Keras training script on a given machine."""
+
+
+@app.command(cls=SourceCommand, short_help="Find, measure and write the fastest plan.")
+def tune(
+    context: typer.Context,
+    source: Source,
+    hardware: Annotated[str, typer.Option(help="local, a name of `autoplan hardware list`, or a YAML file.")] = "local",
+    backend: AnyBackend = None,
+    devices: Annotated[int | None, typer.Option(min=1, metavar="N", help="Simulate N devices on this CPU.")] = None,
+    trials: Annotated[int, typer.Option(min=1, metavar="N", help="Configurations to try at most.")] = 20,
+    budget: Annotated[str | None, typer.Option(metavar="TIME", help="Time to spend at most, such as 10m.")] = None,
+    effective_batch: EffectiveBatch = "keep",
+    fix: Pins = None,
+    only: Annotated[list[str] | None, typer.Option(metavar="K,...", help="Tune these settings alone.")] = None,
+    fit: Fit = 1,
+    study: Annotated[str | None, typer.Option(metavar="PATH|URL", help="Where trials are kept.")] = None,
+    headroom: Headroom = "8%",
+    memory_limit: MemoryLimit = None,
+    output: Annotated[Path, typer.Option(metavar="FILE", help="Where the plan is written.")] = Path("plan.yaml"),
+    scratch: Annotated[bool, typer.Option("--scratch", help="Run trials in an empty working directory.")] = False,
+    no_measure: Annotated[bool, typer.Option("--no-measure", help="Plan by arithmetic alone; run no trial.")] = False,
+    witness: WitnessCount = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be tried, and stop.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="With --dry-run: print all of it.")] = False,
+    format_: Output = Format.TEXT,
+) -> None:
+    """Find the fastest configuration that trains the same, measure it here, and write it as a plan.
+
+    Ctrl-C, SIGTERM and a hung-up terminal end the trials, and a second one the verification: the best plan so far is
+    written, and the exit code is 130. The same command again goes on where the study was, whatever ended it.
+    """
+    from autoplan.sources import keras_backend
+    from autoplan.tuning.request import TuneRequest
+
+    request = TuneRequest(
+        source=_resolve(source, source_arguments(context), fit),
+        hardware=hardware,
+        backend=None if backend is None else keras_backend.checked(backend),
+        devices=devices,
+        trials=trials,
+        budget_seconds=None if budget is None else parsing.duration_seconds(budget),
+        effective_batch=parsing.batch_range(effective_batch),
+        fix=parsing.settings(fix or []),
+        only=parsing.names(only or []),
+        study=study,
+        headroom=parsing.share(headroom),
+        memory_limit_bytes=None if memory_limit is None else parsing.size_bytes(memory_limit),
+        output=None if dry_run else output,
+        measure=not no_measure,
+        witnesses=witness,
+        dry_run=dry_run,
+        scratch=scratch,
+    )
+    if everything and not dry_run:
+        raise parsing.refused("--all prints the whole of a dry run; give it together with --dry-run")
+    with framework.interrupted_by_signals():
+        _answer_tune(_tuned(request, format_), format_, everything=everything)
+
+
+def _tuned(request: TuneRequest, format_: Format) -> TuneResult:
+    """Tune; what happens on the way is shown on stdout, or on stderr where stdout is for one JSON document."""
+    from autoplan import planner
+    from autoplan.plan import file
+    from autoplan.reports import progress
+    from autoplan.tuning.space import pins
+
+    # What can be told at once is told before the source is run.
+    pins.parse_pins(request.fix)
+    pins.free_knobs(request.only)
+    if request.output is not None:
+        file.ensure_writable(request.output)
+    stream = sys.stderr if format_ is Format.JSON else sys.stdout
+    with progress.watching(stream) as watch:
+        return planner.tune(request, watch)
+
+
+def _answer_tune(result: TuneResult, format_: Format, *, everything: bool) -> None:
+    from autoplan.plan.records import to_plain
+    from autoplan.reports import plan_table
+
+    with framework.answering(result.written_to):
+        if format_ is Format.TEXT:
+            plan_table.print_to(plan_table.open_console(sys.stdout), plan_table.tuned(result, everything=everything))
+        elif result.plan is None:
+            tell_json(plan_table.shortlist_document(result))
+        else:
+            tell_json(to_plain(result.plan))
+    if result.interrupted:
+        raise typer.Exit(framework.INTERRUPTED)
+
+
+@app.command(cls=SourceCommand, short_help="Say what one configuration would take.")
+def estimate(
+    context: typer.Context,
+    source: Source,
+    hardware: Annotated[str, typer.Option(help="local, a name of `autoplan hardware list`, or a YAML file.")] = "local",
+    batch_size: Annotated[int | None, typer.Option(min=1, metavar="N", help="Global batch: fit's batch_size.")] = None,
+    accumulation: Annotated[int | None, typer.Option(min=1, metavar="N", help="Micro-steps an update.")] = None,
+    precision: Annotated[str | None, typer.Option(metavar="P", help="A dtype policy, such as mixed_bfloat16.")] = None,
+    remat: Annotated[str | None, typer.Option(metavar="MODE", help="none, activations or full.")] = None,
+    steps_per_execution: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Micro-steps a call of the compiled program.")
+    ] = None,
+    mesh: Annotated[
+        str | None, typer.Option(metavar="AXES", help="Devices by axis, such as data=4,model=2; else all on data.")
+    ] = None,
+    shard_state: Annotated[
+        bool, typer.Option("--shard-state", help="Split weights, gradients and optimizer state over data.")
+    ] = False,
+    evidence: Annotated[
+        str, typer.Option(metavar="TIER", help="analytic, or compiled: what the hardware's own compiler says.")
+    ] = "analytic",
+    fit: Fit = 1,
+    headroom: Headroom = "8%",
+    explain: Annotated[bool, typer.Option("--explain", help="Say what each part holds.")] = False,
+    format_: Output = Format.TEXT,
+) -> None:
+    """Say what memory and time one configuration would take on some hardware. Runs none of the training.
+
+    What is not given is as the script has it, but for the mesh: without --mesh the batch is split over all devices of
+    the hardware. Rates of `local` are measured once and kept.
+    """
+    from autoplan import planner
+    from autoplan.reports import progress
+    from autoplan.tuning.request import EstimateRequest
+    from cost_models.config import Precision, RematMode
+
+    precisions = [known.value for known in Precision if known is not Precision.OTHER]
+    request = EstimateRequest(
+        source=_resolve(source, source_arguments(context), fit),
+        hardware=hardware,
+        batch_size=batch_size,
+        accumulation=accumulation,
+        precision=None if precision is None else parsing.choice("--precision", precision, precisions),
+        remat=None if remat is None else parsing.choice("--remat", remat, list(RematMode)),
+        steps_per_execution=steps_per_execution,
+        mesh=None if mesh is None else parsing.mesh_axes(mesh),
+        shard_state=shard_state,
+        headroom=parsing.share(headroom),
+        explain=explain,
+        compile=parsing.choice("--evidence", evidence, ["analytic", "compiled"]) == "compiled",
+    )
+    with progress.watching(sys.stderr) as watch:
+        answer = planner.estimate(request, watch)
+    from autoplan.reports import estimate as estimate_report
+
+    _answer(format_, lambda: answer, lambda: estimate_report.estimated(answer, explain=explain))
+
+
+@app.command(cls=SourceCommand, short_help="Say on which hardware a training fits, how fast, and for how much.")
+def compare(
+    context: typer.Context,
+    source: Source,
+    hardware: Annotated[
+        list[str] | None, typer.Option(metavar="NAME,...", help="Names of `autoplan hardware list`, YAML files, local.")
+    ] = None,
+    family: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FAMILY,...", help="tpu, gpu, nvidia, amd, cpu or all; without it tpu and gpu."),
+    ] = None,
+    cost: Annotated[bool, typer.Option("--cost", help="Show what a million samples cost, the cheapest first.")] = False,
+    evidence: Annotated[
+        str, typer.Option(metavar="TIER", help="analytic, or compiled: ask the compilers of the named hardware, too.")
+    ] = "analytic",
+    effective_batch: EffectiveBatch = "keep",
+    fix: Pins = None,
+    backend: Backend = None,
+    fit: Fit = 1,
+    headroom: Headroom = "8%",
+    format_: Output = Format.TEXT,
+) -> None:
+    """Say on which hardware a training fits, with which configuration, how fast, and for how much. Runs nothing.
+
+    Without --hardware each chip stands in the smallest size, of at most 64 chips, on which the training fits.
+    """
+    from autoplan import planner
+    from autoplan.reports import compare as compare_report
+    from autoplan.reports import progress
+    from autoplan.tuning.request import CompareRequest
+    from autoplan.tuning.space import pins
+
+    request = CompareRequest(
+        source=_resolve(source, source_arguments(context), fit),
+        hardware=parsing.names(hardware or [], "--hardware"),
+        families=parsing.names(family or [], "--family"),
+        backend=backend,
+        effective_batch=parsing.batch_range(effective_batch),
+        fix=parsing.settings(fix or []),
+        headroom=parsing.share(headroom),
+        by_cost=cost,
+        compile=parsing.choice("--evidence", evidence, ["analytic", "compiled"]) == "compiled",
+    )
+    pins.parse_pins(request.fix)
+    with framework.interrupted_by_signals(), progress.watching(sys.stderr) as watch:
+        found = planner.compare(request, watch)
+    _answer(format_, found.to_dict, lambda: compare_report.compared(found))
+
+
+@app.command(cls=SourceCommand, short_help="Run a script under a plan.")
+def train(
+    context: typer.Context,
+    source: Source,
+    plan: Annotated[Path, typer.Option(metavar="PLAN", help="The plan to train with.", show_default=False)],
+) -> None:
+    """Run the whole script, unchanged but for what the plan says."""
+    from autoplan import plan_check
+    from autoplan.plan import file
+
+    arguments = source_arguments(context)
+    found = file.read(plan)
+    fit = found.source.fit.index
+    _resolve(source, arguments, fit)
+    for line in plan_check.verdict(found, plan_check.here(found)).warnings(plan.name):
+        typer.echo(f"note: {line}", err=True)
+    # The runtime imports Keras, so it takes the place of this process rather than being imported by it.
+    command = [sys.executable, "-m", "autoplan.runtime", "train", "--plan", str(plan), "--fit", str(fit), source]
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, [*command, *(["--", *arguments] if arguments else [])])
+
+
+@app.command(short_help="Tell a plan's story.")
+def explain(plan: PlanFile, format_: Output = Format.TEXT) -> None:
+    """Tell a plan's story: what it changes and why, what was tried, what was not, and what to know."""
+    from autoplan.plan import file
+    from autoplan.plan.records import to_plain
+    from autoplan.reports import plan_table
+
+    found = file.read(plan)
+    _answer(format_, lambda: dict(to_plain(found)), lambda: plan_table.explained(found, plan))
+
+
+@app.command(short_help="Print a plan as plain Keras calls.")
+def export(
+    plan: PlanFile,
+    to: Annotated[str, typer.Option(metavar="python", help="The only target so far: plain Keras calls.")] = "python",
+) -> None:
+    """Print the plan as plain Keras calls, to paste into a script that shall not depend on autoplan."""
+    from autoplan import export as exporting
+    from autoplan.plan import file
+
+    typer.echo(exporting.exported(file.read(plan), to), nl=False)
+
+
+@app.command(short_help="Say whether a plan is still valid here.")
+def check(plan: PlanFile, format_: Output = Format.TEXT) -> None:
+    """Say whether a plan is still valid here: versions, hardware and source. Exit code 2 when it is not."""
+    from autoplan import plan_check
+    from autoplan.plan import file
+
+    found = file.read(plan)
+    verdict = plan_check.verdict(found, plan_check.here(found))
+    _answer(format_, verdict.to_dict, lambda: "\n".join(verdict.lines(str(plan))))
+    if not verdict.valid:
+        raise typer.Exit(2)
+
+
+@app.command(short_help="Print the JSON schema of plan files.")
+def schema() -> None:
+    """Print the JSON schema of plan files."""
+    from autoplan.plan import schema as plan_schema
+
+    tell_json(plan_schema.json_schema())
+
+
+@hardware_app.command("list", short_help="List known chips and their names.")
+def list_hardware(format_: Output = Format.TEXT) -> None:
+    """List the chips that are known, with the names that they answer to."""
+    from autoplan.reports import hardware
+
+    _answer(format_, hardware.known_document, hardware.known_table)
+
+
+@hardware_app.command("show", short_help="Show all that is known of some hardware.")
+def show_hardware(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A name of `hardware list`, local, or a YAML file.")],
+    format_: Output = Format.TEXT,
+) -> None:
+    """Show all that is known of some hardware: figures, sources and doubts."""
+    from autoplan.reports import hardware
+
+    described = hardware.described(name)
+    _answer(format_, lambda: described, lambda: hardware.description(described))
+
+
+@hardware_app.command("probe", short_help="Measure what this machine reaches.")
+def probe_hardware(backend: Backend = None, format_: Output = Format.TEXT) -> None:
+    """Measure what this machine really reaches, and keep it for `--hardware local`."""
+    from autoplan import planner
+    from autoplan.reports import hardware
+    from autoplan.sources import keras_backend
+
+    name = keras_backend.choose(backend).name
+    profile = planner.probe(name)
+    _answer(format_, lambda: profile, lambda: hardware.probed(profile, name))
+
+
+def _answer(format_: Format, document: Callable[[], dict[str, Any]], report_: Callable[[], RenderableType]) -> None:
+    """The same answer as one JSON document, or as text."""
+    with framework.answering():
+        if format_ is Format.JSON:
+            tell_json(document())
+            return
+        from autoplan.reports import plan_table
+
+        plan_table.print_to(plan_table.open_console(sys.stdout), report_())
+
+
+def _resolve(source: str, arguments: list[str], fit_index: int) -> SourceSpec:
+    from autoplan.sources.source import resolve
+
+    return resolve(source, arguments, fit_index)
+
+
+def main() -> None:
+    """The `autoplan` command."""
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that knows no arrow or micro sign shall show a question mark, not a traceback.
+        getattr(stream, "reconfigure", lambda **_: None)(errors="replace")
+    try:
+        app()
+    except Exception as error:  # noqa: BLE001 -- the last door: whatever is left is told and kept, not shown
+        sys.exit(framework.tell_crash(error))

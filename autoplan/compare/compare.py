@@ -1,0 +1,393 @@
+"""One training on many kinds of hardware: on which it trains at all, how best there, and what is known of that.
+
+The source is looked at once and each structure of its training step traced once; the rest is arithmetic for each kind
+of hardware. Where a chip comes in several sizes, the smallest on which the training fits stands for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from autoplan import formatting
+from autoplan.compare.result import Comparison, Row, Verdict, ordered
+from autoplan.errors import ConfigError, HardwareError, StudyError
+from autoplan.jobs.client import Observation
+from autoplan.jobs.runner import Bench
+from autoplan.plan.records import CompilerEvidence, Evidence
+from autoplan.tuning.compiler_check import NOTHING_LEFT, Witnessed
+from autoplan.tuning.estimates.estimator import Findings, Tracer, versions_of
+from autoplan.tuning.objective import PlannedFit
+from autoplan.tuning.request import CompareRequest, Event, Watch
+from autoplan.tuning.space.legal_configs import Space, legal_configs
+from autoplan.tuning.space.prune import KEEP_AT_MOST, Forecast
+from cost_models.config import Precision, Remat, RematMode, TrainConfig
+from cost_models.estimate import estimate
+from cost_models.hardware.cluster import Cluster
+from cost_models.hardware.offers import canonical, chips, chips_of_group, larger, offers, sizes
+from cost_models.memory import MemoryCost, memory
+from cost_models.workload.workload import Workload
+
+UNASKED = ("gpu", "tpu")
+"""Families that are compared where nothing is named."""
+MOST_COMPILED = 5
+"""A compiler takes seconds to minutes: so many kinds of hardware at most have it asked."""
+
+Find = Callable[[str], Cluster]
+"""The cluster that a name means."""
+Ask = Callable[[Bench, Findings], Witnessed]
+"""Asks the compiler of the bench's cluster until the winner is a compiled one. HardwareError where it cannot."""
+
+
+@dataclass(frozen=True)
+class Sought:
+    """One row to be: names in the order in which they are tried, and larger ones that may help where none does."""
+
+    names: tuple[str, ...]
+    larger: tuple[str, ...] = ()
+
+
+def sought(request: CompareRequest) -> list[Sought]:
+    """What is compared: each name as it stands, or each chip of the families in its sizes from the smallest up.
+
+    ConfigError for words that contradict each other; HardwareError for a family or a name that nobody knows.
+    """
+    if request.hardware and request.families:
+        raise ConfigError("--hardware and --family are both given; name hardware, or take whole families")
+    if request.compile and not 0 < len(request.hardware) <= MOST_COMPILED:
+        raise ConfigError(
+            "--evidence compiled asks the compiler of each hardware, which takes seconds to minutes: name 1 to "
+            f"{MOST_COMPILED} of them with --hardware"
+        )
+    if request.hardware:
+        return [Sought((name,), larger(name)) for name in dict.fromkeys(map(canonical, request.hardware))]
+    rows = [row for family in request.families or UNASKED for row in chips_of_group(family)]
+    return [Sought(sizes(row)) for row in {row.key: row for row in rows}.values()]
+
+
+def compared(
+    request: CompareRequest,
+    bench: Bench,
+    wanted: Sequence[Sought],
+    find: Find,
+    ask: Ask,
+    watch: Watch,
+) -> Comparison:
+    """The comparison of `wanted`.
+
+    Raises an AutoplanError for whatever the user can mend. What is wrong with one kind of hardware stands in its row,
+    unless it is wrong with all.
+    """
+    watch(Event("stage", f"looking at the training up to its fit, on {bench.backend}"))
+    observation = bench.observe(abstract=True)
+    baseline = TrainConfig.from_dict(observation.config)
+    bench = bench.with_(baseline=baseline)
+    watch(Event("stage", f"forecasting for {formatting.counted(len(wanted), 'kind')} of hardware"))
+    with Tracer(bench, local_batch=baseline.batch.local) as tracer:
+        training = _Training(request, observation, baseline, tracer, find)
+        training.start([one.names[0] for one in wanted])
+        looks = [training.smallest(one) for one in wanted]
+    if all(look.row.verdict is Verdict.NOT_KNOWN for look in looks):
+        raise ConfigError(looks[0].row.reason or "nothing of this training can be forecast")
+    rows = [_refined(look, bench, ask, watch) if request.compile else look.row for look in looks]
+    return Comparison(
+        source=request.source,
+        observation=observation,
+        headroom=request.headroom,
+        rows=tuple(ordered(rows, by_cost=request.by_cost)),
+        by_cost=request.by_cost,
+        notes=tuple(_notes(baseline, rows, observation)),
+    )
+
+
+@dataclass(frozen=True)
+class Look:
+    """What was found on one cluster. `findings` is None where nothing may fit."""
+
+    row: Row
+    cluster: Cluster
+    findings: Findings | None = None
+
+
+@dataclass
+class _Training:
+    """The training that is compared, with what was worked out for it on the way."""
+
+    request: CompareRequest
+    observation: Observation
+    baseline: TrainConfig
+    tracer: Tracer
+    find: Find
+    _spaces: dict[tuple[str, int, bool], Space] = field(default_factory=dict)
+    _precisions: set[Precision] = field(default_factory=set)
+
+    def start(self, names: Sequence[str]) -> None:
+        """Begin to trace what these will ask for. Where nothing is legal, the row says so later."""
+        for cluster in map(self.find, names):
+            with suppress(ConfigError):
+                configs = self._space(cluster, shard_state=False).configs
+                self._precisions.update(one.precision for one in configs if self._published(one, cluster))
+        self._trace_ahead(remat=False)
+
+    def _trace_ahead(self, *, remat: bool) -> None:
+        precisions = self._precisions - {Precision(one.config["precision"]) for one in self.tracer.rejected}
+        ahead = (config for space in self._spaces.values() for config in space.configs)
+        wanted = (one for one in ahead if one.precision in precisions and _rematerializes(one) == remat)
+        self.tracer.start(wanted)
+
+    def smallest(self, one: Sought) -> Look:
+        """The first size on which it trains; else the likeliest of those on which it may; else the largest."""
+        looks: list[Look] = []
+        for name in one.names:
+            looks.append(self.on(name))
+            if looks[-1].row.verdict is Verdict.TRAINS:
+                break
+        hopeful = [look for look in looks if look.row.verdict is Verdict.UNCERTAIN]
+        trains = looks[-1].row.verdict is Verdict.TRAINS
+        chosen = looks[-1] if trains or not hopeful else max(hopeful, key=lambda look: look.row.margin or 0.0)
+        looked_at = tuple(look.row.hardware for look in looks)
+        return replace(chosen, row=replace(chosen.row, looked_at=looked_at, would_help=self._help(chosen.row, one)))
+
+    def on(self, name: str) -> Look:
+        """The best configuration there; what splits its state is considered where nothing else is sure to fit."""
+        cluster = self.find(name)
+        seen = _Seen(cluster, self.request.headroom, PlannedFit.of(self.observation).samples)
+        empty = Row.of(cluster, chips(name), tuple(offers(name)))
+        space = None
+        try:
+            for shard_state in (False, True):
+                space = self._space(cluster, shard_state=shard_state)
+                self._look_at(space, seen)
+                if seen.fitting():
+                    break
+        except (ConfigError, HardwareError) as error:
+            return Look(replace(empty, reason=str(error)), cluster)
+        if space is None or not seen.needs:
+            return Look(replace(empty, reason=self._why_nothing(seen)), cluster)
+        row = _row(empty, seen)
+        findings = None if not seen.forecasts else self._findings(cluster, space, seen)
+        return Look(row, cluster, findings)
+
+    def _look_at(self, space: Space, seen: _Seen) -> None:
+        """Without rematerialization, and with it what does not fit without."""
+        new = [config for config in space.configs if config not in seen.needs and self._published(config, seen.cluster)]
+        seen.add(self.tracer.workloads(one for one in new if not _rematerializes(one)))
+        legal = frozenset(space.configs)
+        needed = [one for one in new if _rematerializes(one) and _may_help(one, legal, seen)]
+        if needed:
+            self._trace_ahead(remat=True)
+            seen.add(self.tracer.workloads(needed))
+
+    def _published(self, config: TrainConfig, cluster: Cluster) -> bool:
+        """A precision is proposed where somebody says how fast the chip is in it; the script's own and a pin stand."""
+        own = config.precision is self.baseline.precision or "precision" in self.request.fix
+        return own or config.precision.compute_dtype in cluster.chip.peak_flops_per_second
+
+    def _space(self, cluster: Cluster, *, shard_state: bool) -> Space:
+        """The same for clusters of the same kind and size."""
+        key = cluster.chip.kind, cluster.devices, shard_state
+        if key not in self._spaces:
+            self._spaces[key] = legal_configs(
+                self.observation,
+                cluster,
+                versions_of(self.observation, cluster),
+                fix=self.request.fix,
+                effective_batch=self.request.effective_batch,
+                shard_state=shard_state,
+            )
+        return self._spaces[key]
+
+    def _findings(self, cluster: Cluster, space: Space, seen: _Seen) -> Findings:
+        best = sorted(seen.forecasts.values(), key=lambda one: one.seconds_per_sample)
+        return Findings(
+            observation=self.observation,
+            cluster=cluster,
+            versions=versions_of(self.observation, cluster),
+            space=space,
+            forecasts=seen.forecasts,
+            shortlist=tuple(one.config for one in best[:KEEP_AT_MOST]),
+            rejected=(),
+        )
+
+    def _why_nothing(self, seen: _Seen) -> str:
+        told = [*seen.unpublished, *(one.reason for one in self.tracer.rejected)]
+        return "; ".join(dict.fromkeys(told)) or "nothing of it can be forecast"
+
+    def _help(self, row: Row, one: Sought) -> str | None:
+        """What would do where a row does not train: a larger size of the same chip, else how large a device must be."""
+        if row.verdict not in (Verdict.TOO_LARGE, Verdict.UNCERTAIN) or row.needed_bytes is None:
+            return None
+        for name in one.larger:
+            there = self.on(name).row
+            if there.verdict is Verdict.TRAINS and there.config is not None:
+                return f"{name} ({there.config.describe()})"
+        device = formatting.size(int(row.needed_bytes / (1 - self.request.headroom)))
+        return f"devices with {device} usable{self._of_the_script()}"
+
+    def _of_the_script(self) -> str:
+        """What the script itself stands in the way of."""
+        if not self.observation.rebatchable:
+            return ", or a smaller batch in the script, whose data come in batches of one size"
+        return ""
+
+
+@dataclass
+class _Seen:
+    """What is known of configurations on one cluster: memory of all, time of those that may fit."""
+
+    cluster: Cluster
+    headroom: float
+    samples: int | None
+    needs: dict[TrainConfig, MemoryCost] = field(default_factory=dict)
+    forecasts: dict[TrainConfig, Forecast] = field(default_factory=dict)
+    unpublished: dict[str, int] = field(default_factory=dict)
+
+    def add(self, traced: Iterable[tuple[Workload, Sequence[TrainConfig]]]) -> None:
+        """Memory first: it is the same on all chips of a kind, and time is asked of what may fit alone."""
+        for workload, configs in traced:
+            for config in configs:
+                need = self.needs[config] = memory(workload, config, self.cluster)
+                if need.total_low <= self._capacity_bytes(config):
+                    self._forecast(workload, config)
+
+    def fitting(self) -> list[Forecast]:
+        """Those that are sure to fit."""
+        return [one for one in self.forecasts.values() if one.fits]
+
+    def _forecast(self, workload: Workload, config: TrainConfig) -> None:
+        try:
+            found = estimate(workload, config, self.cluster, headroom=self.headroom)
+        except HardwareError as error:
+            self.unpublished[str(error)] = self.unpublished.get(str(error), 0) + 1
+            return
+        self.forecasts[config] = Forecast.from_estimate(config, found.to_dict(), self.samples)
+
+    def _capacity_bytes(self, config: TrainConfig) -> int:
+        usable = self.cluster.chip.usable_memory_bytes
+        return usable * self.cluster.devices // config.mesh.devices if self.cluster.simulated else usable
+
+
+def _may_help(config: TrainConfig, legal: frozenset[TrainConfig], seen: _Seen) -> bool:
+    """Whether it does not fit without rematerialization; what cannot be built without is not tried with it."""
+    without = config.with_(remat=Remat())
+    if without not in seen.needs:
+        return without not in legal
+    forecast = seen.forecasts.get(without)
+    return forecast is None or not forecast.fits
+
+
+def _rematerializes(config: TrainConfig) -> bool:
+    return config.remat.mode is not RematMode.NONE
+
+
+def _row(empty: Row, seen: _Seen) -> Row:
+    """The best of what fits; else the best of what may; else what needs least."""
+    candidates = seen.fitting() or list(seen.forecasts.values())
+    if not candidates:
+        config, need = min(seen.needs.items(), key=lambda item: item[1].total_high)
+        row = replace(empty, config=config, needed_bytes=need.total_high, least_bytes=need.total_low)
+        if need.total_low <= (empty.capacity_bytes or 0):  # it may fit, and its time is not known
+            return replace(row, verdict=Verdict.NOT_KNOWN, reason="; ".join(seen.unpublished))
+        return replace(row, verdict=Verdict.TOO_LARGE)
+    verdict = Verdict.TRAINS if seen.fitting() else Verdict.UNCERTAIN
+    best = min(candidates, key=lambda one: one.seconds_per_sample)
+    if verdict is Verdict.UNCERTAIN:
+        best = min(candidates, key=lambda one: one.needed_bytes or 0)
+    notes = tuple(f"left out: {reason}" for reason in seen.unpublished)
+    time = best.estimate["time"]
+    return replace(
+        empty,
+        verdict=verdict,
+        config=best.config,
+        needed_bytes=best.needed_bytes,
+        least_bytes=best.least_bytes,
+        capacity_bytes=best.capacity_bytes,
+        samples_per_second=time["samples_per_second"],
+        mfu=time["mfu"],
+        bound=time["bound"],
+        notes=notes,
+    )
+
+
+def _refined(look: Look, bench: Bench, ask: Ask, watch: Watch) -> Row:
+    """The row by what the compiler of its hardware says: the one place where compiled evidence comes in.
+
+    Where the compiler cannot be asked, the row stays as it was forecast and says why.
+    """
+    row = look.row
+    if look.findings is None:
+        why = "nothing may fit" if row.config is not None else "nothing can be forecast"
+        return replace(row, notes=(*row.notes, f"no compiler was asked: {why}"))
+    watch(Event("stage", f"asking the compiler of {row.hardware}"))
+    try:
+        said = ask(bench.with_(cluster=look.cluster), look.findings)
+    except (HardwareError, StudyError) as error:
+        return replace(row, notes=(*row.notes, f"no compiler was asked: {error}"))
+    if said.interrupted:
+        raise KeyboardInterrupt
+    row = replace(row, notes=(*row.notes, *said.notes))
+    if said.winner is not None and said.winner.compiled is not None:
+        config = TrainConfig.from_dict(said.winner.config)
+        return _compiled(row, look.findings.forecasts[config], said.winner.compiled)
+    if not said.rejected:
+        return row
+    least = min(said.rejected, key=lambda one: one.figures["needed_bytes"] or float("inf"))
+    return replace(
+        row,
+        verdict=Verdict.TOO_LARGE if said.ended == NOTHING_LEFT else Verdict.UNCERTAIN,
+        evidence=Evidence.COMPILED,
+        config=TrainConfig.from_dict(least.config),
+        needed_bytes=least.figures["needed_bytes"],
+        least_bytes=least.figures["needed_bytes"],
+        samples_per_second=None,
+        mfu=None,
+        bound=None,
+        reason=least.reason,
+    )
+
+
+def _compiled(row: Row, forecast: Forecast, said: CompilerEvidence) -> Row:
+    """Memory of the compiled program, and its time under the roofline; where it cannot be priced, the forecast's."""
+    time: Mapping[str, Any] = said.time or forecast.estimate["time"]
+    notes = () if said.time else ("its memory is compiled, its rate is analytic: the program could not be priced",)
+    total = said.memory.must_fit_bytes
+    return replace(
+        row,
+        verdict=Verdict.TRAINS,
+        evidence=Evidence.COMPILED,
+        config=forecast.config,
+        needed_bytes=total,
+        least_bytes=total,
+        samples_per_second=time["samples_per_second"],
+        mfu=time["mfu"],
+        bound=time["bound"],
+        compiler=said.target,
+        would_help=None,
+        reason=None,
+        notes=(*row.notes, *notes),
+    )
+
+
+def _notes(baseline: TrainConfig, rows: Sequence[Row], observation: Observation) -> list[str]:
+    """What a reader has to know of the configurations, each thing once."""
+    best = [row.config for row in rows if row.verdict is Verdict.TRAINS and row.config is not None]
+    notes = [*observation.notes]
+    others = sorted({config.precision.value for config in best if config.precision is not baseline.precision})
+    if others:
+        told = (
+            f"whether {formatting.listed(others, 'or')} trains the same as {baseline.precision.value} was not compared"
+        )
+        notes.append(f"{told}; --fix precision={baseline.precision.value} keeps the precision")
+    if any(config.layout.shard_state for config in best) and not baseline.layout.shard_state:
+        notes.append(
+            "sharded state: weights, gradients and optimizer state are split over the devices (ZeRO-3) where nothing "
+            "fits without"
+        )
+    if any(row.hardware == "local" for row in rows):
+        notes.append(
+            "local: memory is that of the training alone, without what the process holds besides; MFU is of the peak "
+            "that was probed, no data sheet's"
+        )
+    return notes

@@ -1,0 +1,161 @@
+"""What `compare` answers: a row for each kind of hardware, in order, as values and as one document."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from autoplan.jobs.client import Observation, SourceSpec
+from autoplan.plan.records import Evidence
+from cost_models.config import TrainConfig
+from cost_models.hardware.cluster import Cluster
+from cost_models.hardware.offers import Offer
+
+SCHEMA = 1
+
+
+class Verdict(StrEnum):
+    """Whether the training fits: surely; perhaps (the interval of its memory spans the limit); no; nothing known."""
+
+    TRAINS = "trains"
+    UNCERTAIN = "uncertain"
+    TOO_LARGE = "too_large"
+    NOT_KNOWN = "not_known"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One kind of hardware. None: not known.
+
+    devices            of the hardware; the configuration's mesh may use fewer
+    chips              as they are sold, which is what prices are of
+    config             the best; where nothing fits, the one that needs least
+    needed_bytes       of one device: the upper end of the forecast, or what the compiler says
+    least_bytes        the lower end
+    capacity_bytes     what a device leaves usable
+    samples_per_second over all devices
+    mfu                of the devices that are used
+    looked_at          sizes that were tried, the smallest first
+    would_help         the least that would do where it does not train
+    compiler           who said so, where the evidence is compiled
+    """
+
+    hardware: str
+    chip: str
+    devices: int
+    chips: int | None
+    verdict: Verdict = Verdict.NOT_KNOWN
+    evidence: Evidence = Evidence.ANALYTIC
+    config: TrainConfig | None = None
+    needed_bytes: int | None = None
+    least_bytes: int | None = None
+    capacity_bytes: int | None = None
+    samples_per_second: float | None = None
+    mfu: float | None = None
+    bound: str | None = None
+    offers: tuple[Offer, ...] = ()
+    looked_at: tuple[str, ...] = ()
+    reason: str | None = None
+    would_help: str | None = None
+    compiler: str | None = None
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, cluster: Cluster, chips: int | None, offers: tuple[Offer, ...]) -> Row:
+        """A row with nothing but its hardware."""
+        capacity = cluster.chip.usable_memory_bytes
+        return cls(cluster.name, cluster.chip.name, cluster.devices, chips, capacity_bytes=capacity, offers=offers)
+
+    @property
+    def margin(self) -> float | None:
+        """Share of a device's usable memory that stays free; below zero where it is too small."""
+        if self.needed_bytes is None or not self.capacity_bytes:
+            return None
+        return 1 - self.needed_bytes / self.capacity_bytes
+
+    @property
+    def usd_per_million_samples(self) -> float | None:
+        """By the first price of the catalogue, of all chips, idle ones included."""
+        if not self.offers or self.chips is None or not self.samples_per_second or self.verdict is not Verdict.TRAINS:
+            return None
+        return self.offers[0].usd_per_million_samples(self.chips, self.samples_per_second)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values. `trains` is null where that is not known."""
+        trains = {Verdict.TRAINS: True, Verdict.TOO_LARGE: False}.get(self.verdict)
+        return {
+            "hardware": self.hardware,
+            "chip": self.chip,
+            "devices": self.devices,
+            "chips": self.chips,
+            "looked_at": list(self.looked_at),
+            "verdict": self.verdict.value,
+            "trains": trains,
+            "evidence": self.evidence.value,
+            "config": None if self.config is None else self.config.to_dict(),
+            "memory": {
+                "needed_bytes": self.needed_bytes,
+                "least_bytes": self.least_bytes,
+                "capacity_bytes": self.capacity_bytes,
+                "margin": self.margin,
+            },
+            "samples_per_second": self.samples_per_second,
+            "mfu": self.mfu,
+            "bound": self.bound,
+            "usd_per_million_samples": self.usd_per_million_samples,
+            "prices": [offer.to_dict() for offer in self.offers],
+            "reason": self.reason,
+            "would_help": self.would_help,
+            "compiler": self.compiler,
+            "notes": list(self.notes),
+        }
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The rows in order, what they are of, and what a reader has to know."""
+
+    source: SourceSpec
+    observation: Observation
+    headroom: float
+    rows: tuple[Row, ...]
+    by_cost: bool = False
+    notes: tuple[str, ...] = ()
+
+    @property
+    def sorted_by(self) -> str:
+        """The key of a row by which those that train are sorted."""
+        return "usd_per_million_samples" if self.by_cost else "samples_per_second"
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `compare --format json` prints."""
+        baseline = TrainConfig.from_dict(self.observation.config)
+        return {
+            "schema": SCHEMA,
+            "source": {"kind": self.source.kind, "path": self.source.path, "sha256": self.source.sha256},
+            "parameters": self.observation.parameters,
+            "baseline": baseline.to_dict(),
+            "headroom": self.headroom,
+            "sorted_by": self.sorted_by,
+            "rows": [row.to_dict() for row in self.rows],
+            "notes": list(self.notes),
+            "versions": dict(self.observation.environment),
+        }
+
+
+_VERDICTS = list(Verdict)
+
+
+def ordered(rows: Iterable[Row], *, by_cost: bool) -> list[Row]:
+    """What trains first, by throughput, or by cost with the unpriced last; the rest by how much memory it lacks."""
+
+    def key(row: Row) -> tuple[int, float, float, str]:
+        cost = row.usd_per_million_samples if by_cost else None
+        rate, margin = row.samples_per_second or 0.0, row.margin or 0.0
+        priced = float("inf") if cost is None else cost
+        speed = -rate if row.verdict is Verdict.TRAINS else -margin
+        return _VERDICTS.index(row.verdict), priced if by_cost else 0.0, speed, row.hardware
+
+    return sorted(rows, key=key)

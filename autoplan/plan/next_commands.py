@@ -1,0 +1,71 @@
+"""What to paste next: the whole training under a plan, as a command, or as Python where no command has the data."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from autoplan.plan.records import DEFAULT_FUNCTION, Plan, SourceRecord
+
+SYNTHETIC = "synthetic"
+"""What an Observation calls the data of a source that has none."""
+
+
+def train_lines(plan: Plan, path: Path | str) -> list[str]:
+    """The lines to paste: a shell's command, or Python.
+
+    `autoplan train` runs scripts, and builders that bring data. Whoever gave a function, a live model or a builder
+    without data has the data, too: x and y are theirs.
+    """
+    source = plan.source
+    if source.kind == "script" or (source.kind == "builder" and source.fit.data != SYNTHETIC):
+        return [_command(source, path)]
+    load = f"plan = autoplan.load_plan({str(path)!r})"
+    fit = "autoplan.fit(plan, model, x, y)"
+    if source.kind == "instance":
+        return ["import autoplan", load, "model = autoplan.rebuild(plan, model)", fit]
+    imports, call = _builder(source)
+    if source.kind == "builder":  # a process of its own, where nothing has imported Keras yet
+        backend = plan.config["backend"]
+        imports = ["import os", f"os.environ['KERAS_BACKEND'] = {backend!r}", "import autoplan", *imports]
+    else:
+        imports = ["import autoplan"]
+    return [*imports, load, "with autoplan.scope(plan):", f"    model = {call}", fit]
+
+
+def in_python(plan: Plan, path: Path | str) -> bool:
+    """Whether `train_lines` are Python, for a process that has the data."""
+    return train_lines(plan, path)[0].startswith("import ")
+
+
+def _command(source: SourceRecord, path: Path | str) -> str:
+    words = ["autoplan", "train", *_source_words(source.path), "--plan", str(path)]
+    if source.args:
+        words += ["--", *source.args]
+    return shlex.join(words)
+
+
+def _source_words(source: str) -> list[str]:
+    """A source as it is typed: `-m module`, or a path, without the working directory where it lies below that."""
+    if source.startswith("-m "):
+        return source.split()
+    return [_typed(source)]
+
+
+def _typed(source: str) -> str:
+    path = Path(source)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else source
+
+
+def _builder(source: SourceRecord) -> tuple[list[str], str]:
+    """What to import, and the call that builds the model. A function that was handed over is there already."""
+    if source.kind == "callable":
+        name = source.path.rpartition(".")[2]
+        return [], f"{name if name.isidentifier() else DEFAULT_FUNCTION}()"
+    target, _, function = source.path.rpartition(":")
+    if not target or not function.isidentifier():
+        target, function = source.path, DEFAULT_FUNCTION
+    file = _typed(target)
+    if target.endswith(".py") and not file.removesuffix(".py").isidentifier():  # in another folder, or no module's name
+        return ["import runpy"], f"runpy.run_path({file!r})[{function!r}]()"
+    return [f"from {file.removesuffix('.py')} import {function}"], f"{function}()"

@@ -1,0 +1,304 @@
+"""What a plan file may say: shapes of configurations, and every fault of a file in words a person can act on."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.fields import FieldInfo
+
+from autoplan.plan.records import SCHEMA_VERSION, Evidence, Plan, Value
+from cost_models import config as tuned
+from cost_models.errors import ConfigError
+
+LARGEST_NUMBER = 2**63
+KeyPath = tuple[str | int, ...]
+Config = dict[str, Any]
+
+
+class BatchShape(Value):
+    """Batch sizes in samples. `local` and `effective` follow from the others, and must agree where they are given."""
+
+    local: int | None = Field(None, ge=1, description="samples on one device in one micro-step")
+    global_: int = Field(alias="global", ge=1, description="what Keras calls batch_size: local x mesh.data")
+    accumulation: int = Field(ge=1, description="micro-steps an update")
+    effective: int | None = Field(None, ge=1, description="samples an update: global x accumulation")
+
+
+class MeshShape(Value):
+    """Devices on each axis."""
+
+    data: int = Field(ge=1, description="devices that split the batch")
+    model: int = Field(ge=1, description="devices that split the weights")
+
+
+class LayoutShape(Value):
+    """How state lies over the mesh."""
+
+    shard_state: bool = Field(description="parameters, gradients and optimizer state split over data")
+
+
+class RematShape(Value):
+    """What is recomputed in the backward pass."""
+
+    mode: tuned.RematMode
+
+
+class ConfigShape(Value):
+    """The keys of `cost_models.TrainConfig.to_dict()`, as a file must give them."""
+
+    backend: Literal["jax", "tensorflow", "torch"]
+    precision: tuned.Precision = Field(description="a Keras dtype policy")
+    batch: BatchShape
+    mesh: MeshShape
+    layout: LayoutShape
+    remat: RematShape
+    steps_per_execution: int = Field(ge=1)
+    jit_compile: bool
+    keep_freed_memory: bool = Field(False, description="the process keeps memory that a micro-step frees for the next")
+
+
+class TimeShape(BaseModel):
+    """What is said of a micro-step's time: figures under their names, and the part that bounds it."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, float | None] = Field(init=False)
+    bound: str | None = None
+
+
+class MemoryShape(BaseModel):
+    """What is said of a device's memory."""
+
+    model_config = ConfigDict(extra="allow")
+    per_device_bytes: dict[str, int | None] | None = None
+
+
+class PredictedShape(BaseModel):
+    """What is read of an estimate (`cost_models.Estimate.to_dict()`); it may hold more."""
+
+    model_config = ConfigDict(extra="allow")
+    memory: MemoryShape | None = None
+    time: TimeShape | None = None
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that is wrong in a plan: where (a key path), what was expected, and the key that was probably meant."""
+
+    path: KeyPath
+    message: str
+    meant: KeyPath | None = None
+
+    @property
+    def key(self) -> str:
+        """The path as it is spoken of: `trials[3].config.batch.global`."""
+        text = ""
+        for part in self.path:
+            text += f"[{part}]" if isinstance(part, int) else f".{part}"
+        return text.removeprefix(".")
+
+
+_OWNERS = ("BaselineRecord", "TrialRecord", "Rejection", "Rescue", "Rung")
+"""The records, besides the plan, that hold a configuration."""
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON schema of plan files, configurations included."""
+    schema = Plan.model_json_schema(by_alias=True)
+    shape = ConfigShape.model_json_schema(by_alias=True)
+    definitions = schema["$defs"]
+    definitions.update(shape.pop("$defs"))
+    definitions["ConfigShape"] = shape
+    for owner in (schema, *(definitions[name] for name in _OWNERS)):
+        owner["properties"]["config"] = {"$ref": "#/$defs/ConfigShape"}
+    schema["properties"]["schema"] = {"const": SCHEMA_VERSION, "description": "the version of this file format"}
+    schema["required"] = ["schema", *schema["required"]]
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def plan_from(value: Any) -> Plan | list[Fault]:
+    """A Plan from plain values, or everything that is wrong with them."""
+    faults = _version_faults(value) or list(_number_faults(value))
+    if faults:
+        return faults
+    try:
+        # JSON mode: strict about kinds of values, yet words are taken for members of an enumeration.
+        plan = Plan.model_validate_json(json.dumps(value), strict=True)
+    except ValidationError as error:
+        return _explained(error, Plan)
+    for path, config in _configs(value):
+        faults.extend(config_faults(config, path))
+    for path, part, shape in _forecasts(value):
+        faults.extend(_shape_faults(part, shape, path))
+    if plan.evidence is Evidence.MEASURED and plan.measured is None:
+        faults.append(Fault(("evidence",), "measured, but the plan has no section `measured`; expected its figures"))
+    return faults or plan
+
+
+def config_faults(config: Any, path: KeyPath = ()) -> list[Fault]:
+    """What keeps `config` from being a TrainConfig; empty when nothing does."""
+    faults = _shape_faults(config, ConfigShape, path)
+    if faults:
+        return faults
+    try:
+        tuned.TrainConfig.from_dict(config)
+    except ConfigError as error:
+        return [Fault(path, str(error))]
+    return []
+
+
+def _shape_faults(part: Any, shape: type[BaseModel], path: KeyPath) -> list[Fault]:
+    try:
+        shape.model_validate_json(json.dumps(part), strict=True)
+    except ValidationError as error:
+        return _explained(error, shape, path)
+    return []
+
+
+def _number_faults(value: Any, path: KeyPath = ()) -> Iterator[Fault]:
+    """Numbers that no figure of a plan can be: whoever reads a plan computes with them."""
+    if isinstance(value, Mapping | list):
+        for key, part in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from _number_faults(part, (*path, key))
+    elif isinstance(value, int | float) and not abs(value) < LARGEST_NUMBER:
+        yield Fault(path, f"{_spoken(value)}; expected a number below {LARGEST_NUMBER:.3g}")
+
+
+def _version_faults(value: Any) -> list[Fault]:
+    if not isinstance(value, Mapping):
+        return [Fault((), f"{_spoken(value)}; expected a mapping with the keys of a plan")]
+    if "schema" not in value:
+        return [Fault(("schema",), f"missing; expected `schema: {SCHEMA_VERSION}`, as `autoplan tune` writes it")]
+    if value["schema"] != SCHEMA_VERSION or isinstance(value["schema"], bool):
+        return [
+            Fault(
+                ("schema",),
+                f"{_spoken(value['schema'])} is not a version that this autoplan reads; expected {SCHEMA_VERSION}: "
+                "tune again, or use the autoplan that wrote the file",
+            )
+        ]
+    return []
+
+
+def _configs(value: Mapping[str, Any]) -> Iterator[tuple[KeyPath, Any]]:
+    yield ("config",), value["config"]
+    yield ("baseline", "config"), value["baseline"]["config"]
+    for section in ("trials", "rejected"):
+        for index, record in enumerate(value.get(section, [])):
+            yield (section, index, "config"), record["config"]
+    rescue = value.get("rescue")
+    if rescue is not None:
+        yield ("rescue", "config"), rescue["config"]
+        for index, rung in enumerate(rescue.get("tried", [])):
+            yield ("rescue", "tried", index, "config"), rung["config"]
+
+
+def _forecasts(value: Mapping[str, Any]) -> Iterator[tuple[KeyPath, Any, type[BaseModel]]]:
+    """Sections that are written as they were computed, with the shape that readers rely on."""
+    yield ("predicted",), value.get("predicted") or {}, PredictedShape
+    yield ("baseline", "predicted"), value["baseline"].get("predicted") or {}, PredictedShape
+    compiled: list[tuple[KeyPath, Any]] = [(("compiled",), value.get("compiled"))]
+    compiled += [(("trials", at, "compiled"), one.get("compiled")) for at, one in enumerate(value.get("trials", []))]
+    for path, section in compiled:
+        yield (*path, "time"), (section or {}).get("time") or {}, TimeShape
+
+
+def _explained(error: ValidationError, root: type[BaseModel], prefix: KeyPath = ()) -> list[Fault]:
+    """Each of pydantic's complaints once: a key that was only misspelled is not missing as well."""
+    faults = [_explain(detail, root, prefix) for detail in error.errors(include_url=False)]
+    misspelled = {fault.meant for fault in faults}
+    return [fault for fault in faults if fault.path not in misspelled]
+
+
+def _explain(detail: Any, root: type[BaseModel], prefix: KeyPath) -> Fault:
+    """A complaint in this project's words."""
+    path: KeyPath = tuple(detail["loc"])
+    if detail["type"] == "extra_forbidden":
+        return _unknown_key(root, path, prefix)
+    found = _spoken(detail["input"])
+    context = detail.get("ctx", {})
+    match detail["type"]:
+        case "missing":
+            message = f"missing; expected {_description(root, path)}"
+        case "enum" | "literal_error":
+            choices = context["expected"].replace("'", "").replace(" or ", ", ")
+            message = f"{found} is not one of {choices}" + _did_you_mean(_near(detail["input"], choices.split(", ")))
+        case "greater_than_equal":
+            message = f"{found}; expected at least {context['ge']}"
+        case "greater_than":
+            message = f"{found}; expected more than {context['gt']:g}"
+        case kind:
+            message = f"{found}; expected {_KINDS.get(kind, detail['msg'].removeprefix('Input should be '))}"
+    return Fault((*prefix, *path), message)
+
+
+_KINDS = {
+    "string_type": "text",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "dict_type": "a mapping",
+    "list_type": "a list",
+    "model_type": "a mapping",
+    "model_attributes_type": "a mapping",
+}
+
+
+def _description(root: type[BaseModel], path: KeyPath) -> str:
+    field = _fields(_model_at(root, path[:-1])).get(str(path[-1]))
+    return field.description if field and field.description else "a value"
+
+
+def _unknown_key(root: type[BaseModel], path: KeyPath, prefix: KeyPath) -> Fault:
+    known = list(_fields(_model_at(root, path[:-1])))
+    near = _near(path[-1], known)
+    message = f"unknown key; expected one of {', '.join(known)}" + _did_you_mean(near)
+    return Fault((*prefix, *path), message, meant=(*prefix, *path[:-1], near) if near else None)
+
+
+def _model_at(root: type[BaseModel], path: KeyPath) -> type[BaseModel] | None:
+    """The record that describes the mapping at `path`."""
+    model: type[BaseModel] | None = root
+    for part in path:
+        if isinstance(part, int) or model is None:
+            continue
+        field = _fields(model).get(part)
+        model = _record_in(field.annotation) if field else None
+    return model
+
+
+def _fields(model: type[BaseModel] | None) -> dict[str, FieldInfo]:
+    """The fields of a record under the keys that files use."""
+    return {field.alias or name: field for name, field in model.model_fields.items()} if model else {}
+
+
+def _record_in(annotation: Any) -> type[BaseModel] | None:
+    """The record inside `Record`, `Record | None` or `list[Record]`."""
+    inner = typing.get_args(annotation)
+    if inner:
+        return next(filter(None, map(_record_in, inner)), None)
+    return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
+
+
+def _near(found: Any, known: list[str]) -> str | None:
+    return next(iter(difflib.get_close_matches(str(found), known, n=1, cutoff=0.7)), None)
+
+
+def _did_you_mean(near: str | None) -> str:
+    return f"; did you mean {near}?" if near else ""
+
+
+def _spoken(value: Any) -> str:
+    """A value as an error quotes it: short, and of a recognizable kind."""
+    if isinstance(value, Mapping):
+        return "a mapping"
+    if isinstance(value, list):
+        return "a list"
+    text = "nothing" if value is None else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,209 @@
+"""Is a plan still valid here? A comparison of what it was made with and for against what is here now."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
+
+from autoplan import formatting
+from autoplan._version import __version__
+from autoplan.errors import SourceError
+from autoplan.machine import processes
+from autoplan.plan import file
+from autoplan.plan.records import Environment, HardwareRecord, Plan, SourceRecord
+from cost_models.hardware.cluster import Cluster
+
+_DISTRIBUTIONS = {
+    "jax": ("jax",),
+    "tensorflow": ("tensorflow", "tensorflow-cpu", "tensorflow-macos"),
+    "torch": ("torch",),
+}
+_LIVE = ("callable", "instance")
+"""Kinds of sources that lie in no file."""
+NOT_HERE = "not here"
+_CAPACITY_TOLERANCE = 0.05
+
+
+@dataclass(frozen=True)
+class Here:
+    """What a plan would meet now. `source_sha256` is None where the source cannot be looked at; `why` then says so.
+
+    keeps_freed_memory   whether the C library can be told to keep what a process frees
+    """
+
+    environment: Environment
+    hardware: HardwareRecord
+    source_sha256: str | None
+    why: str = ""
+    keeps_freed_memory: bool = True
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One thing that is not as the plan has it. `matters`: the plan is not valid here because of it."""
+
+    key: str
+    planned: str
+    here: str
+    matters: bool
+
+    def __str__(self) -> str:
+        return f"{self.key}: the plan has {self.planned}, here is {self.here}"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Valid when no difference matters."""
+
+    differences: tuple[Difference, ...]
+
+    @property
+    def valid(self) -> bool:
+        """Whether nothing that matters differs."""
+        return not any(difference.matters for difference in self.differences)
+
+    def lines(self, name: str) -> list[str]:
+        """One line for the verdict, one for each difference, what matters first."""
+        ordered = sorted(self.differences, key=lambda difference: not difference.matters)
+        told = [f"{'differs' if one.matters else 'changed'}: {one}" for one in ordered]
+        if not self.valid:
+            return [f"{name} is not valid here; tune again, or go back to what it was made for", *told]
+        return [f"{name} is valid here" + ("; what changed does not matter to it" if told else ""), *told]
+
+    def warnings(self, name: str) -> list[str]:
+        """What to tell who trains with the plan all the same; nothing where it is valid."""
+        told = [str(one) for one in self.differences if one.matters]
+        return [f"{name} was tuned for something else, and what it promises may not hold ({one})" for one in told]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for `--format json`."""
+        return {"schema": 1, "valid": self.valid, "differences": [vars(one) for one in self.differences]}
+
+
+def verdict(plan: Plan, here: Here) -> Verdict:
+    """Compare; pure."""
+    return Verdict(tuple(check(plan, here)))
+
+
+def check(plan: Plan, here: Here) -> Iterator[Difference]:
+    """What differs between a plan and what it would meet."""
+    digest = here.source_sha256
+    if digest != plan.source.sha256 and not (digest is None and plan.source.kind in _LIVE):
+        told = here.why or f"sha256 {(digest or NOT_HERE)[:12]}"
+        yield Difference("source", f"sha256 {plan.source.sha256[:12]}", told, True)
+    for key, planned, able in file.unsupported(plan):
+        yield Difference(key, planned, f"only {able}", True)
+    if plan.config["keep_freed_memory"] and not here.keeps_freed_memory:
+        yield Difference("config.keep_freed_memory", "true", "a C library that has no setting for it", True)
+    yield from _versions(plan.environment, here.environment)
+    yield from _hardware(plan.hardware, here.hardware)
+
+
+def here(plan: Plan) -> Here:
+    """What the plan would meet on this machine. Imports no framework; asks for installed versions and hardware."""
+    digest, why = _source_digest(plan.source)
+    keeps = processes.can_keep_freed_memory()
+    return Here(_environment(plan.environment.backend), _local_hardware(plan), digest, why, keeps)
+
+
+def _versions(planned: Environment, found: Environment) -> Iterator[Difference]:
+    """A release of Keras or the backend may run and cost otherwise; a bug-fix release, Python and autoplan need not."""
+    for key in ("backend", "platform", "keras", "backend_version", "python", "autoplan"):
+        old, new = getattr(planned, key), getattr(found, key)
+        if old == new:
+            continue
+        exact = key in {"backend", "platform"}
+        same_release = old.split(".")[:2] == new.split(".")[:2]
+        matters = exact or (key in {"keras", "backend_version"} and not same_release)
+        yield Difference(_environment_name(key, planned), old, new, matters)
+
+
+def _environment_name(key: str, planned: Environment) -> str:
+    return planned.backend if key == "backend_version" else key
+
+
+def _hardware(planned: HardwareRecord, found: HardwareRecord) -> Iterator[Difference]:
+    for key, told in (("kind", "hardware kind"), ("name", "hardware"), ("description", "device")):
+        old, new = getattr(planned, key), getattr(found, key)
+        if old != new:
+            yield Difference(told, old, new, True)
+            return
+    if planned.devices > found.devices:
+        old, new = (formatting.counted(count, "device") for count in (planned.devices, found.devices))
+        yield Difference("hardware devices", old, new, True)
+    old_bytes, new_bytes = planned.capacity_bytes, found.capacity_bytes
+    if old_bytes and new_bytes and abs(new_bytes / old_bytes - 1) > _CAPACITY_TOLERANCE:
+        old, new = (f"{formatting.size(count)} a device" for count in (old_bytes, new_bytes))
+        yield Difference("hardware memory", old, new, new_bytes < old_bytes)
+
+
+def _environment(backend: str) -> Environment:
+    """As a worker would see it, from what is installed."""
+    return Environment(
+        python=platform.python_version(),
+        keras=_installed("keras"),
+        backend=backend,
+        backend_version=next(
+            filter(lambda found: found != NOT_HERE, map(_installed, _DISTRIBUTIONS[backend])), NOT_HERE
+        ),
+        platform=f"{sys.platform}-{platform.machine()}",
+        autoplan=__version__,
+    )
+
+
+def _installed(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return NOT_HERE
+
+
+def _local_hardware(plan: Plan) -> HardwareRecord:
+    """This machine, with as many simulated devices as the plan has where it has those.
+
+    What was measured here before is asked first; a processor can be told without, an accelerator cannot.
+    """
+    from autoplan.machine import local_hardware
+
+    devices = plan.hardware.devices if plan.hardware.simulated else None
+    profile = local_hardware.load_profile(plan.environment.backend, devices)
+    if profile is not None:
+        return _record(local_hardware.resolve(local_hardware.LOCAL, devices=devices, profile=profile))
+    if plan.hardware.kind != "cpu":
+        told = "not measured yet (`autoplan hardware probe` does that)"
+        return HardwareRecord(name=local_hardware.LOCAL, devices=0, kind=told, capacity_bytes=None)
+    count = devices or 1
+    return HardwareRecord(
+        name=local_hardware.LOCAL,
+        devices=count,
+        kind="cpu",
+        capacity_bytes=local_hardware.memory_bytes() // count,
+        simulated=count > 1,
+        description=local_hardware.processor_name(),
+    )
+
+
+def _record(cluster: Cluster) -> HardwareRecord:
+    return HardwareRecord(
+        name=cluster.name,
+        devices=cluster.devices,
+        kind=cluster.chip.kind,
+        capacity_bytes=cluster.chip.usable_memory_bytes,
+        simulated=cluster.simulated,
+        description=cluster.chip.name,
+    )
+
+
+def _source_digest(source: SourceRecord) -> tuple[str | None, str]:
+    if source.kind in _LIVE:
+        return None, ""
+    from autoplan.sources.source import resolve
+
+    try:
+        return resolve(source.path, source.args, source.fit.index).sha256, ""
+    except SourceError as error:
+        return None, str(error)

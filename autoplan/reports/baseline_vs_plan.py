@@ -1,0 +1,403 @@
+"""Baseline against plan: the figures of both as rows, each cell with the tier that it comes from. Values, no layout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from autoplan import formatting
+from autoplan.machine.local_hardware import LOCAL
+from autoplan.plan.next_commands import SYNTHETIC
+from autoplan.plan.records import BaselineRecord, CompilerEvidence, Evidence, Measurement, Plan, Rescue, WholeFit
+from autoplan.tuning.oom_rescue.report import spoken_changes
+from cost_models.config import Batch, TrainConfig
+
+FAILURES = {
+    "oom": "out of memory",
+    "compile_oom": "out of memory while compiling or in the first micro-step",
+    "timeout": "took too long",
+    "nan": "the loss became NaN",
+    "unsupported": "not supported",
+    "data": "could not read its data",
+    "crash": "crashed",
+}
+_PARTS = {
+    "compute": "arithmetic",
+    "memory": "memory traffic",
+    "communication": "communication",
+    "overhead": "launch overhead",
+}
+COMPILED_TIME = "compiled program, analytic rates"
+"""The tier of a time that the roofline gives a compiled program."""
+WHOLE_FIT = "from measured times, compilation included"
+"""The tier of the time that the script's own fit takes."""
+PEAK_SOURCES = {
+    "device": "measured on the device",
+    "compiled": "compiled program",
+    "resident": "measured as resident size",
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A figure as text, the tier that it comes from, and its interval where it has one."""
+
+    text: str
+    tier: str = ""
+    interval: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One quantity of baseline and plan."""
+
+    name: str
+    baseline: Cell
+    plan: Cell
+
+    @property
+    def evidence(self) -> str:
+        """One tier when both cells share it, else each with its side."""
+        tiers = {"baseline": self.baseline.tier, "plan": self.plan.tier}
+        known = {side: tier for side, tier in tiers.items() if tier}
+        if len(set(known.values())) <= 1:
+            return next(iter(known.values()), "")
+        return "; ".join(f"{side} {tier}" for side, tier in known.items())
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One key of a configuration whose value the plan changes."""
+
+    key: str
+    baseline: str
+    plan: str
+
+
+def rows(plan: Plan) -> list[Row]:
+    """Samples/s, time of an update, memory, MFU, compile time and whole fit of baseline and plan.
+
+    Micro-steps stand there where those of both are of as many samples, and not the updates themselves: of other batches
+    they don't compare.
+    """
+    compiled = plan.compiled if plan.config == plan.baseline.config else None  # of the same program
+    own, simulated, probed = plan.baseline, plan.hardware.simulated, plan.hardware.name == LOCAL
+    baseline = _column(_Side(own.config, own.measured, own.predicted, simulated, compiled, probed))
+    chosen = _column(_Side(plan.config, plan.measured, plan.predicted, simulated, plan.compiled, probed))
+    if plan.baseline.failure is not None and plan.baseline.measured is None:
+        baseline = _failed_column(plan.baseline)
+    whole = [] if plan.whole_fit is None else [_whole_fit_row(plan.whole_fit)]
+    own_batch, batch = (TrainConfig.from_dict(config).batch for config in (own.config, plan.config))
+    if own_batch.global_size != batch.global_size or own_batch.accumulation == batch.accumulation == 1:
+        del chosen["micro-step"]
+    names = {"update": _update_of(own_batch, batch)}
+    return [*(Row(names.get(name, name), baseline[name], chosen[name]) for name in chosen), *whole]
+
+
+def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Difference]:
+    """The keys on which two configurations differ, nested ones as `batch.global`."""
+    old, new = _flat(before), _flat(after)
+    keys = [key for key in new if old.get(key) != new[key]]
+    return [Difference(key, _spoken(old.get(key)), _spoken(new[key])) for key in keys]
+
+
+def headline(plan: Plan) -> str:
+    """What came of it, in one sentence, no more than what was shown."""
+    if plan.compiled is not None and plan.evidence is Evidence.COMPILED:
+        size = formatting.size(plan.compiled.memory.must_fit_bytes)
+        return (
+            f"Nothing was run: {plan.compiled.target} compiled the plan for {plan.hardware.name}, and it needs {size} "
+            f"of {formatting.size(plan.hardware.capacity_bytes)} a device. Times are the roofline's.{_predicted(plan)}"
+        )
+    if plan.evidence is not Evidence.MEASURED:
+        return f"Nothing was measured: every figure here is {plan.evidence}.{_predicted(plan)}"
+    if plan.config == plan.baseline.config:
+        others = [trial for trial in plan.trials if trial.config != plan.config and trial.measurement is not None]
+        shown = "shown to be faster" if others else "measured"
+        return f"No other configuration was {shown}: the plan is your own configuration."
+    failure = plan.baseline.failure
+    if plan.rescue is not None:
+        return f"{_rescued(plan, plan.rescue)} There is no speed-up to state."
+    if failure is not None:
+        told = FAILURES[failure.kind]
+        return f"Your own configuration failed ({told}); the plan is one that runs. There is no speed-up to state."
+    verification = plan.verification
+    if verification is None or verification.speedup is None:
+        return "The plan was measured, but not compared with your own configuration in pairs: no speed-up is claimed."
+    ratio = formatting.significant(verification.speedup)
+    pairs = f"{_tier(plan)} in {formatting.counted(verification.pairs, 'alternating pair')} of clean processes"
+    if not verification.faster:
+        return (
+            "Not shown to be faster than your own configuration, which what was asked for leaves out: "
+            f"{ratio} times as fast{_interval(plan)}, {pairs}."
+        )
+    whole = _whole_fit_line(plan, verification.speedup)
+    once = f"Once compiled, {ratio}" if plan.whole_fit is None or whole else ratio
+    return f"{once} times as fast as your own configuration{_interval(plan)}, {pairs}.{whole}"
+
+
+def _predicted(plan: Plan) -> str:
+    """A line on how much faster than the baseline it is predicted to be: both by the same tier."""
+    if plan.config == plan.baseline.config:
+        return "\nNothing is predicted to be worth a change: the plan is your own configuration."
+    memory = (plan.baseline.predicted or {}).get("memory") or {}
+    if memory.get("fits") is False:
+        does = "may not fit" if memory.get("may_fit") else "does not fit"
+        return f"\nYour own configuration {does} there (analytic), so there is no speed-up to predict."
+    compiled = [_compiled_rate(plan, config) for config in (plan.baseline.config, plan.config)]
+    analytic = [_rate(predicted) for predicted in (plan.baseline.predicted, plan.predicted)]
+    rates, tier = (compiled, COMPILED_TIME) if all(compiled) else (analytic, Evidence.ANALYTIC.value)
+    own, chosen = rates
+    if not own or not chosen:
+        return ""
+    used, uses = (TrainConfig.from_dict(one).mesh.devices for one in (plan.baseline.config, plan.config))
+    on = "" if used == uses else f", which uses {formatting.counted(used, 'device')} where the plan uses {uses}"
+    ratio = formatting.significant(chosen / own)
+    return f"\nPredicted: {ratio} times as fast as your own configuration{on} ({tier})."
+
+
+def _compiled_rate(plan: Plan, config: Mapping[str, Any]) -> float | None:
+    """Samples a second of a compiled program under the roofline; None where it was not compiled or priced."""
+    found = [trial.compiled for trial in plan.trials if trial.config == config and trial.compiled is not None]
+    return _rate({"time": found[-1].time}) if found else None
+
+
+def _rate(predicted: Mapping[str, Any] | None) -> float | None:
+    """Samples a second of an estimate."""
+    return ((predicted or {}).get("time") or {}).get("samples_per_second")
+
+
+def _whole_fit_line(plan: Plan, speedup: float) -> str:
+    """A line on the script's whole fit, where compilation is so much of it that it gains notably less, or more."""
+    whole = plan.whole_fit
+    if whole is None or whole.speedup is None or not whole.tells_another_story(speedup):
+        return ""
+    took = f"about {formatting.span(whole.seconds)} instead of {formatting.span(whole.baseline_seconds)}"
+    ratio = formatting.significant(whole.speedup)
+    return f"\nThe script's whole fit, compilation included: {took}, {ratio} times as fast."
+
+
+def reasons(plan: Plan) -> list[str]:
+    """Two lines of why: what the plan changes, and where the time went before and goes now; first the rescue's own."""
+    changed = differences(plan.baseline.config, plan.config)
+    if not changed:
+        return ["It changes nothing.", _where_time_goes(plan)]
+    told = "; ".join(f"{change.key} {change.baseline} → {change.plan}" for change in _essential(changed))
+    least = [] if plan.rescue is None else [f"Why the least change is that: {plan.rescue.because}."]
+    return [*least, f"It changes {told}.", _where_time_goes(plan)]
+
+
+def numerics(plan: Plan) -> str | None:
+    """Whether the plan trains as the baseline does, as verification found."""
+    if plan.verification is None:
+        return None
+    if plan.rescue is not None and plan.verification.numerics == "not_compared":
+        return "Whether it trains as your own configuration does cannot be compared: that does not run."
+    moved = plan.config["backend"] != plan.baseline.config["backend"]
+    compared = "baseline and plan" if plan.rescue is None else "the least change that runs and of the plan"
+    told = {
+        "exact": f"It trains the same: the losses of {compared} are equal within {'1e-3' if moved else '1e-5'}",
+        "within_seed_band": "It trains alike: the plan's losses lie within what a change of the seed does",
+        "outside": "It trains differently: the plan's losses lie outside what a change of the seed does",
+        "not_compared": "Whether it trains the same was not compared",
+    }[plan.verification.numerics]
+    detail = plan.verification.numerics_detail
+    return told + (f" ({detail})." if detail else ".")
+
+
+@dataclass(frozen=True)
+class _Side:
+    """What is known of one configuration. `probed`: the hardware's peak is what was measured here, no data sheet's."""
+
+    config: Mapping[str, Any]
+    measured: Measurement | None
+    predicted: Mapping[str, Any] | None
+    simulated: bool
+    compiled: CompilerEvidence | None = None
+    probed: bool = False
+
+    def forecast(self, section: str, key: str) -> Any:
+        """A figure of the estimate, of the compiled program where there is one; None when there is none."""
+        if section == "time" and self.compiled is not None and self.compiled.time is not None:
+            return self.compiled.time.get(key)
+        return ((self.predicted or {}).get(section) or {}).get(key)
+
+    @property
+    def tier(self) -> str:
+        """The tier of times, with a word for devices that are not real."""
+        if self.measured is None and self.compiled is not None and self.compiled.time is not None:
+            return COMPILED_TIME
+        if self.measured is None:
+            return str((self.predicted or {}).get("evidence", Evidence.ANALYTIC)) if self.predicted else ""
+        return self.named("measured")
+
+    def named(self, tier: str) -> str:
+        """A tier of this side's own run, with a word where its devices are not real."""
+        simulated = self.simulated or (self.measured is not None and self.measured.simulated_devices)
+        return f"{tier}, simulated devices" if simulated else tier
+
+
+def _column(side: _Side) -> dict[str, Cell]:
+    return {
+        "samples/s": _samples_per_second(side),
+        "update": _seconds(side, TrainConfig.from_dict(side.config).batch.accumulation),
+        "micro-step": _seconds(side, 1),
+        "peak memory a device": _memory(side),
+        "MFU": _mfu(side),
+        "compile time": _compile_time(side),
+    }
+
+
+def _failed_column(baseline: BaselineRecord) -> dict[str, Cell]:
+    kind = baseline.failure.kind if baseline.failure else "crash"
+    names = ("update", "micro-step", "peak memory a device", "MFU", "compile time")
+    return {"samples/s": Cell(FAILURES[kind], "measured")} | {name: Cell("—") for name in names}
+
+
+def _update_of(own: Batch, chosen: Batch) -> str:
+    """What the row of an update is called: updates of other effective batches don't compare, and are told apart."""
+    if own.effective == chosen.effective:
+        return "update"
+    return f"update of {own.effective:,} / {chosen.effective:,} samples"
+
+
+def _seconds(side: _Side, micro_steps: int) -> Cell:
+    """What so many micro-steps take."""
+    measured = side.measured
+    if measured is None:
+        seconds = side.forecast("time", "micro_step_seconds")
+        return Cell(formatting.seconds(seconds * micro_steps if seconds else None), side.tier)
+    low, high = measured.micro_step_seconds_low * micro_steps, measured.micro_step_seconds_high * micro_steps
+    told = formatting.spread(low, high, formatting.seconds_range(low, high))
+    return Cell(formatting.seconds(measured.micro_step_seconds * micro_steps), side.tier, told)
+
+
+def _samples_per_second(side: _Side) -> Cell:
+    """The interval is that of the micro-step."""
+    measured = side.measured
+    if measured is None:
+        seconds, samples = side.forecast("time", "micro_step_seconds"), TrainConfig.from_dict(side.config).batch
+        return Cell(formatting.rate(samples.global_size / seconds if seconds else None), side.tier)
+    amount = measured.samples_per_micro_step
+    low, high = amount / measured.micro_step_seconds_high, amount / measured.micro_step_seconds_low
+    told = formatting.spread(low, high, f"{formatting.rate(low)} to {formatting.rate(high)}")
+    return Cell(formatting.rate(measured.samples_per_second), side.tier, told)
+
+
+def _memory(side: _Side) -> Cell:
+    measured = side.measured
+    if measured is not None and measured.peak_bytes is not None:
+        tier = PEAK_SOURCES[measured.peak_bytes_source] if measured.peak_bytes_source else "measured"
+        return Cell(formatting.size(measured.peak_bytes), side.named(tier))
+    if side.compiled is not None:
+        return Cell(formatting.size(side.compiled.memory.must_fit_bytes), "compiled")
+    memory: Mapping[str, Any] = side.forecast("memory", "per_device_bytes") or {}
+    if "total" not in memory:
+        return Cell(formatting.NOT_KNOWN)
+    low, high = memory.get("total_low"), memory.get("total_high")
+    interval = f"{formatting.size(low)} to {formatting.size(high)}" if low is not None and high is not None else ""
+    return Cell(formatting.size(memory["total"]), str((side.predicted or {}).get("evidence", "analytic")), interval)
+
+
+def _mfu(side: _Side) -> Cell:
+    """Model FLOPs utilization: the estimate's FLOPs over the peak, in the time that was measured where one was."""
+    mfu, predicted_seconds = side.forecast("time", "mfu"), side.forecast("time", "micro_step_seconds")
+    if mfu is None or not predicted_seconds:
+        return Cell(formatting.NOT_KNOWN)
+    if side.measured is None:
+        return Cell(formatting.percent(mfu), f"{side.tier}, probed peak" if side.probed else side.tier)
+    whole = TrainConfig.from_dict(side.config).batch.global_size
+    achieved = mfu * predicted_seconds / whole * side.measured.samples_per_second
+    if achieved > 1:  # this machine's peak is itself a measurement, and was taken at a worse time than this one
+        return Cell(formatting.NOT_KNOWN, "faster than the probed peak")
+    peak = ", probed peak" if side.probed else ""
+    return Cell(formatting.percent(achieved), f"{side.tier.replace('measured', 'measured time')}, analytic FLOPs{peak}")
+
+
+def _compile_time(side: _Side) -> Cell:
+    if side.compiled is not None:
+        return Cell(formatting.seconds(side.compiled.compile_seconds), "compiled, on this machine")
+    if side.measured is None or side.measured.compile_seconds is None:
+        return Cell(formatting.NOT_KNOWN)
+    return Cell(formatting.seconds(side.measured.compile_seconds), side.tier)
+
+
+def _whole_fit_row(whole: WholeFit) -> Row:
+    own, chosen = (
+        Cell(formatting.span(seconds), "" if seconds is None else WHOLE_FIT)
+        for seconds in (whole.baseline_seconds, whole.seconds)
+    )
+    return Row("whole fit", own, chosen)
+
+
+def _rescued(plan: Plan, rescue: Rescue) -> str:
+    """What the baseline needs, what there is, and the least change that runs."""
+    needs = ""
+    if rescue.baseline_bytes is not None:
+        there = "" if rescue.usable_bytes is None else f", and there is {formatting.size(rescue.usable_bytes)}"
+        needs = f" (it needs at least {formatting.size(rescue.baseline_bytes)}{there})"
+    baseline, least = (TrainConfig.from_dict(config) for config in (plan.baseline.config, rescue.config))
+    words = f"Your own configuration runs out of memory{needs}; the least change that runs"
+    changed = f"{words}: {spoken_changes(baseline, least)}."
+    return changed if plan.config == rescue.config else f"{changed} The plan is faster than that."
+
+
+def _where_time_goes(plan: Plan) -> str:
+    """From the largest parts of the estimates, and from whether the real input path kept up."""
+    before, after = _largest_part(plan.baseline.predicted), _largest_part(plan.predicted)
+    if after is None:
+        told = "Where the time goes is not known."
+    elif before is None or plan.config == plan.baseline.config:
+        told = f"The largest part of a micro-step is {after}, analytic."
+    elif before == after:
+        told = f"The largest part of a micro-step is still {after}, analytic."
+    elif before.partition(" (")[0] == after.partition(" (")[0]:
+        told = f"The largest part of a micro-step was {before} and still is {after}, both analytic."
+    else:
+        told = f"The largest part of a micro-step was {before} and is now {after}, both analytic."
+    if plan.measured is not None and plan.measured.input_bound and plan.source.fit.data != SYNTHETIC:
+        told += " Reading the data is slower than computing (measured): a faster input path would help next."
+    return told
+
+
+def _largest_part(predicted: Mapping[str, Any] | None) -> str | None:
+    """`launch overhead (82%)`: the part that bounds the predicted micro-step, and its share."""
+    time: Mapping[str, Any] = (predicted or {}).get("time") or {}
+    bound = time.get("bound")
+    if bound is None:
+        return None
+    part, whole = time.get(f"{bound}_seconds"), time.get("micro_step_seconds")
+    share = f" ({formatting.percent(part / whole)})" if part and whole else ""
+    return _PARTS.get(bound, str(bound)) + share
+
+
+def _essential(changed: list[Difference]) -> list[Difference]:
+    """Without the keys that follow from others."""
+    return [change for change in changed if change.key not in {"batch.local"}]
+
+
+def _interval(plan: Plan) -> str:
+    verification = plan.verification
+    if verification is None or verification.speedup_low is None or verification.speedup_high is None:
+        return ""
+    low, high = verification.speedup_low, verification.speedup_high
+    told = formatting.spread(low, high, f"95% interval {formatting.significant(low)} to {formatting.significant(high)}")
+    return f" ({told})"
+
+
+def _tier(plan: Plan) -> str:
+    simulated = plan.hardware.simulated or (plan.measured is not None and plan.measured.simulated_devices)
+    return "measured on simulated devices" if simulated else "measured"
+
+
+def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+    return flat
+
+
+def _spoken(value: Any) -> str:
+    words = {True: "on", False: "off", None: "not set"}
+    return words[value] if value is None or isinstance(value, bool) else str(value)

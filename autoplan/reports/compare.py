@@ -1,0 +1,161 @@
+"""The answer of `compare` as text: where the training fits and how fast, where it does not, and what is not known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+
+from autoplan import formatting
+from autoplan.compare.result import Comparison, Row, Verdict
+from autoplan.plan.records import Evidence
+from autoplan.reports.plan_table import heading, open_table, to_know
+from cost_models.config import Batch, Mesh, TrainConfig
+
+_GIB = 2**30
+_SHOWN_GIB = 0.01
+
+
+def compared(found: Comparison) -> RenderableType:
+    """A row for each kind of hardware; what is alike in all rows is said once."""
+    rows = {verdict: [row for row in found.rows if row.verdict is verdict] for verdict in Verdict}
+    trains, lacking = rows[Verdict.TRAINS], [*rows[Verdict.UNCERTAIN], *rows[Verdict.TOO_LARGE]]
+    parts: list[RenderableType] = [_headline(found)]
+    if trains:
+        parts += [_table(trains, found.by_cost), _legend(found)]
+    if lacking:
+        parts += [heading("Where it does not fit, or not surely"), _lacking(lacking)]
+    if rows[Verdict.NOT_KNOWN]:
+        parts += [heading("Where it is not known"), _unknown(rows[Verdict.NOT_KNOWN])]
+    if found.by_cost and trains:
+        parts += _prices(trains)
+    return Group(*parts, *to_know([*_smaller(found.rows), *found.notes, *_of_rows(found.rows)]))
+
+
+def _headline(found: Comparison) -> str:
+    baseline = TrainConfig.from_dict(found.observation.config)
+    trains = sum(row.verdict is Verdict.TRAINS for row in found.rows)
+    kinds = formatting.counted(len(found.rows), "kind")
+    return (
+        f"{found.source.path or found.source.module}: {found.observation.parameters:,} parameters, as written "
+        f"{baseline.describe()}.\nIt fits on {trains} of {kinds} of hardware. {_tiers(found.rows)}"
+    )
+
+
+def _tiers(rows: Sequence[Row]) -> str:
+    tiers = {row.evidence for row in rows}
+    if tiers == {Evidence.ANALYTIC}:
+        return "Every figure is analytic: nothing was run, measured or compiled."
+    return "Nothing was run or measured. Where it says compiled, rates are those of the compiled program (roofline)."
+
+
+def _table(rows: Sequence[Row], by_cost: bool) -> RenderableType:
+    columns = ["hardware", "best configuration", "GiB needed", "margin", "samples/s", "MFU"]
+    table = open_table(*columns, *(["USD per\nmillion"] if by_cost else []), "evidence")
+    _keep_whole(table, "best configuration")
+    for row in rows:
+        cost = [_usd(row.usd_per_million_samples)] if by_cost else []
+        table.add_row(
+            row.hardware,
+            _words(row),
+            _needed(row),
+            formatting.percent(row.margin),
+            formatting.rate(row.samples_per_second),
+            formatting.percent(row.mfu),
+            *cost,
+            row.evidence.value,
+        )
+    return table
+
+
+def _keep_whole(table: Table, but: str) -> None:
+    """Figures stay in one line; what is described in words takes the lines that it needs."""
+    table.collapse_padding = True
+    for column in table.columns:
+        column.no_wrap = column.header != but
+
+
+def _legend(found: Comparison) -> str:
+    order = (
+        "the cheapest first, by the first price below; what has no price last"
+        if found.by_cost
+        else "the fastest first, all devices together"
+    )
+    return (
+        f"Sorted: {order}. Needed and margin: of a device, by the upper end of what is expected; "
+        f"{formatting.percent(found.headroom)} at least are kept free. MFU: of the devices in use."
+    )
+
+
+def _words(row: Row) -> str:
+    """How many of the devices, then the rest of the configuration: with one axis the mesh is that number."""
+    config = row.config
+    if config is None:
+        return "—"
+    used = config.mesh.devices
+    devices = formatting.counted(row.devices, "device") if used == row.devices else f"{used} of {row.devices} devices"
+    if config.mesh.model > 1:
+        return f"{devices}: {config.describe()}"
+    alone = config.with_(
+        mesh=Mesh(), batch=Batch.from_global(config.batch.global_size, accumulation=config.batch.accumulation)
+    )
+    return f"{devices}: {alone.describe()}"
+
+
+def _needed(row: Row) -> str:
+    return f"{_gib(row.needed_bytes)} of {_gib(row.capacity_bytes)}"
+
+
+def _gib(count: int | None) -> str:
+    if count is None:
+        return formatting.NOT_KNOWN
+    return f"<{_SHOWN_GIB}" if count < _SHOWN_GIB * _GIB else formatting.significant(count / _GIB)
+
+
+def _usd(cost: float | None) -> str:
+    return "no price" if cost is None else formatting.significant(cost)
+
+
+def _lacking(rows: Sequence[Row]) -> RenderableType:
+    table = open_table("hardware", "GiB needed", "by", "what would do", "evidence")
+    _keep_whole(table, "by")
+    table.columns[3].no_wrap = False
+    for row in rows:
+        needed = _needed(row)
+        if row.verdict is Verdict.UNCERTAIN and row.least_bytes != row.needed_bytes:
+            needed = f"{_gib(row.least_bytes)} to {needed}"
+        table.add_row(row.hardware, needed, _words(row), row.would_help or "—", row.evidence.value)
+    return table
+
+
+def _unknown(rows: Sequence[Row]) -> RenderableType:
+    table = open_table("hardware", "why")
+    for row in rows:
+        table.add_row(row.hardware, row.reason or "nothing can be forecast")
+    return table
+
+
+def _prices(rows: Sequence[Row]) -> list[RenderableType]:
+    """What the catalogue lists, with the basis; sources with the dates on which they were read, once."""
+    table = open_table("hardware", "USD a chip and hour", "chips", "basis")
+    for row in rows:
+        for offer in row.offers:
+            table.add_row(row.hardware, f"{offer.usd_per_chip_hour:g}", str(row.chips), offer.basis)
+    sources = dict.fromkeys(source for row in rows for offer in row.offers for source in offer.sources)
+    if not sources:
+        return [heading("Prices"), "The catalogue has none for this hardware."]
+    return [heading("Prices"), table, f"From {'; '.join(sources)}."]
+
+
+def _smaller(rows: Sequence[Row]) -> list[str]:
+    """Sizes that were looked at before the one that stands in the table."""
+    passed = [name for row in rows if row.verdict is Verdict.TRAINS for name in row.looked_at[:-1]]
+    told = [f"smaller sizes on which it does not surely fit: {', '.join(passed)}"] if passed else []
+    largest = {row.hardware: row.looked_at for row in rows if row.verdict is not Verdict.TRAINS}
+    tried = [f"{names[0]} to {names[-1]}" for names in largest.values() if len(names) > 1]
+    return [*told, *([f"sizes on none of which it surely fits: {', '.join(tried)}"] if tried else [])]
+
+
+def _of_rows(rows: Sequence[Row]) -> list[str]:
+    return [f"{row.hardware}: {note}" for row in rows for note in row.notes]

@@ -1,0 +1,161 @@
+"""`hardware list`, `show` and `probe` as tables and as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from autoplan import formatting
+from autoplan.errors import AutoplanError
+from autoplan.machine.local_hardware import LOCAL
+from autoplan.reports.plan_table import heading, open_table
+from cost_models.errors import HardwareError
+from cost_models.hardware import cluster as catalogue
+from cost_models.hardware.catalogue import parse
+
+_RATES = ("float32", "bfloat16")
+
+
+def known_document() -> dict[str, Any]:
+    """The catalogue as plain values, and this machine where it was measured."""
+    here = _here()
+    local = None if here is None else here.to_dict()
+    return {"schema": 1, "hardware": [asdict(row) for row in catalogue.known()], "local": local}
+
+
+def known_table() -> RenderableType:
+    """The catalogue, a chip a row; figures are of one device."""
+    table = open_table("name", "chip", "usable memory", "GB/s", "float32 TFLOP/s", "bfloat16 TFLOP/s", "other names")
+    for row in catalogue.known():
+        name = f"{row.key}-N" if row.sizes else row.key
+        table.add_row(
+            name,
+            row.title,
+            formatting.size(row.usable_memory_bytes),
+            f"{row.memory_bytes_per_second / 1e9:,.4g}",
+            *(_rate(row, dtype) for dtype in _RATES),
+            ", ".join(row.aliases),
+        )
+    table.add_row(*_local_row())
+    return Group(
+        table,
+        "\nFigures are of one device, as published, those of local as measured here; GB/s of its main memory.\n"
+        "float32: of products by JAX's default precision, which runs them in TF32 on NVIDIA GPUs from Ampere on and in "
+        "bfloat16 on TPUs.\nnone: the chip has no units for it. not known: nobody published a rate.\n"
+        "GPUs: add -x<GPUs a host> and -n<hosts>, such as gpu-h100-80gb-x8-n2.\n"
+        "TPUs: N counts as Google counts, such as tpu-v4-8; `autoplan hardware show tpu-v4-8` lists the sizes.",
+    )
+
+
+def _local_row() -> list[str]:
+    """This machine as it was measured last."""
+    here = _here()
+    if here is None:
+        return [LOCAL, "this machine: not measured yet (autoplan hardware probe)", *["—"] * 4, ""]
+    chip = here.chip
+    title = f"this machine: {formatting.counted(here.devices, 'device')} of {chip.name}"
+    rates = [_teraflops(chip.peak_flops_per_second.get(dtype)) for dtype in _RATES]
+    return [
+        LOCAL,
+        title,
+        formatting.size(chip.usable_memory_bytes),
+        f"{chip.memory_bytes_per_second / 1e9:,.4g}",
+        *rates,
+        "",
+    ]
+
+
+def _here() -> catalogue.Cluster | None:
+    """This machine on the backend that Keras would run on; None where it was not measured."""
+    from autoplan.machine import local_hardware
+    from autoplan.sources import keras_backend
+
+    try:
+        profile = local_hardware.load_profile(keras_backend.choose().name)
+        return None if profile is None else local_hardware.resolve(LOCAL, profile=profile)
+    except AutoplanError:  # no backend, or a profile that cannot be read: neither keeps anyone from the catalogue
+        return None
+
+
+def described(name: str) -> dict[str, Any]:
+    """All that is known of a catalogue name; of `local` and of a file, the devices that they mean."""
+    try:
+        parse(name)
+    except HardwareError:
+        cluster = _elsewhere(name)
+        return {"schema": 1, "name": cluster.name, "cluster": cluster.to_dict()}
+    return {"schema": 1, **catalogue.describe(name)}
+
+
+def _elsewhere(name: str) -> catalogue.Cluster:
+    """This machine, as it was measured last, or what a file describes."""
+    from autoplan.machine import local_hardware
+    from autoplan.sources import keras_backend
+
+    if not local_hardware.is_here(name):
+        return local_hardware.resolve(name)
+    return local_hardware.resolve(name, profile=local_hardware.load_profile(keras_backend.choose().name))
+
+
+def description(found: Mapping[str, Any]) -> RenderableType:
+    """What `described` found, for people."""
+    cluster = catalogue.from_mapping(found["cluster"])
+    parts: list[RenderableType] = [f"{found['name']}: {cluster.summary()}"]
+    if found.get("aliases"):
+        parts.append(f"Other names: {', '.join(found['aliases'])}")
+    parts += [_figures(found["figures"])] if "figures" in found else [_plain_figures(found["cluster"])]
+    if found.get("slices"):
+        parts += [heading("Sizes"), Text(", ".join(found["slices"]))]
+    for price in found.get("prices") or []:
+        sources = "; ".join(price["sources"])
+        parts.append(f"Price: {price['usd_per_chip_hour']} USD a chip and hour, {price['basis']} ({sources})")
+    return Group(*parts)
+
+
+def probed(profile: Mapping[str, Any], backend: str) -> RenderableType:
+    """What the probe measured, as it stands for `local` from now on."""
+    from autoplan.machine import local_hardware
+
+    cluster = local_hardware.resolve(local_hardware.LOCAL, profile=profile)
+    told = description({"name": cluster.name, "cluster": cluster.to_dict()})
+    kept = local_hardware.profile_cache_path(backend)
+    where = f"Kept in {kept}." if kept.exists() else "It could not be kept, so it is measured anew each time."
+    return Group(told, f"\n{where}")
+
+
+def _rate(row: catalogue.Known, dtype: str) -> str:
+    if dtype in row.without_units:
+        return "none"
+    told = _teraflops(row.peak_flops_per_second.get(dtype))
+    return f"{told} ({row.float32_as})" if dtype == "float32" and row.float32_as else told
+
+
+def _teraflops(peak: float | None) -> str:
+    return formatting.NOT_KNOWN if peak is None else f"{peak / 1e12:,.4g}"
+
+
+def _figures(rows: list[Mapping[str, Any]]) -> RenderableType:
+    """Figures as published, of one chip, each with its sources and what is doubtful about it."""
+    table = open_table("figure, of one chip", "value", "sources and choices")
+    for row in rows:
+        doubt = "unverified: " if row["unverified"] else ""
+        choice = f" ({row['choice']})" if row["choice"] else ""
+        table.add_row(row["figure"], f"{row['value']:.6g}", f"{doubt}{'; '.join(row['sources'])}{choice}")
+    return Group("", table)
+
+
+def _plain_figures(cluster: Mapping[str, Any]) -> RenderableType:
+    """Figures of hardware that no catalogue describes, of one device, with the sources that it names."""
+    chip = cluster["chip"]
+    sources: Mapping[str, str] = chip["sources"]
+    flat = {key: value for key, value in chip.items() if isinstance(value, int | float)}
+    flat |= {f"peak_flops_per_second.{dtype}": peak for dtype, peak in chip["peak_flops_per_second"].items()}
+    table = open_table("figure, of one device", "value", "source")
+    for key, value in flat.items():
+        source = sources.get(key) or sources.get(key.partition(".")[0]) or formatting.NOT_KNOWN
+        table.add_row(key, f"{value:.6g}", source)
+    return Group("", table)

@@ -1,0 +1,382 @@
+"""Plans, estimates and shortlists as text for a terminal or a pipe. Every figure stands beside its evidence tier."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from autoplan import formatting
+from autoplan.machine.local_hardware import LOCAL
+from autoplan.plan import file, next_commands
+from autoplan.plan.records import (
+    CompilerEvidence,
+    Evidence,
+    Measurement,
+    Plan,
+    Rejection,
+    Rescue,
+    TrialRecord,
+    to_plain,
+)
+from autoplan.reports import baseline_vs_plan
+from autoplan.tuning.request import Candidate, TuneResult
+from cost_models.config import TrainConfig
+
+_SHOWN_OF_A_GROUP = 8
+_SHOWN_FIRST = 5
+"""So many candidates of a dry run are shown, and the script's own."""
+_CAPTION = "Figures of one process each, in brackets where 95% of others lie; a speed-up is that of the pairs."
+_UNVERIFIED_CAPTION = (
+    "Figures of one process each, in brackets how far its own micro-steps lie apart; another process may lie further "
+    "off."
+)
+_WHOLE_FIT = (
+    "The whole fit is reckoned with what trials typically take to compile, for one compilation is a noisy figure, and "
+    "without validation."
+)
+OUTCOME_COLUMNS = ("update", "samples/s", "compile time", "whole fit", "peak memory")
+"""What is shown of a trial, live and later."""
+_NARROW_COLUMNS = ("samples/s", "whole fit", "peak memory")
+"""What is left of it where columns would break one another's words."""
+_WIDE = 100
+"""Characters of a line from which on all of it is shown."""
+_STAGES = {
+    "infeasible": "not enough memory",
+    "known_issue": "ruled out",
+    "held": "not to be turned here",
+    "slower": "predicted to be slower",
+}
+
+
+def tuned(result: TuneResult, path: Path | None = None, *, everything: bool = False) -> RenderableType:
+    """The end of `tune`: baseline against plan, two lines of why, and the next command to paste; or a dry run."""
+    if result.plan is None:
+        return shortlist(result, everything=everything)
+    plan = result.plan
+    where = result.written_to or path
+    parts: list[RenderableType] = [baseline_vs_plan.headline(plan), _compared(plan), *_why(plan), *to_know(plan.notes)]
+    if result.interrupted:
+        parts.insert(0, "Interrupted: this is the best plan so far.")
+    if where is not None:
+        parts.append(_next(plan, where, f"The plan is in {where}. "))
+    return Group(*parts)
+
+
+def explained(plan: Plan, path: Path) -> RenderableType:
+    """`explain`: what the plan changes, what was tried and what was not, how it was verified, and what to know."""
+    return Group(
+        file.first_line(plan),
+        _origin(plan),
+        heading("What it changes"),
+        _differences(plan),
+        heading("What that brings"),
+        baseline_vs_plan.headline(plan),
+        _compared(plan),
+        *_why(plan),
+        *_rescued(plan.rescue),
+        *_verified(plan),
+        *_tried(plan),
+        *_rejections(plan.rejected),
+        *to_know(plan.notes),
+        _next(plan, path),
+    )
+
+
+def shortlist(result: TuneResult, *, everything: bool = False) -> RenderableType:
+    """A dry run: what would be tried first, and how long it would take; with `everything` all of it, and what not."""
+    shown, left = (list(enumerate(result.shortlist)), 0) if everything else _first(result.shortlist)
+    table = open_table("", "configuration", "samples/s", "memory a device", "why")
+    for number, candidate in shown:
+        table.add_row(str(number), describe(candidate.config), *_forecast(candidate), candidate.reason)
+    parts: list[RenderableType] = [
+        "Nothing was measured: a dry run lists what tuning would try, the most promising first; figures are analytic.",
+        table,
+        *([f"… and {left:,} more (--all)"] if left else []),
+        *(_rejections(result.rejected) if everything else _rejections_in_short(result.rejected)),
+    ]
+    if result.forecast_seconds is not None:
+        parts.append(f"\nTuning would take about {formatting.duration(result.forecast_seconds)} (analytic).")
+    return Group(*parts)
+
+
+def _first(candidates: Sequence[Candidate]) -> tuple[list[tuple[int, Candidate]], int]:
+    """The first of a shortlist and the script's own, each with its number, and how many are left."""
+    numbered = list(enumerate(candidates))
+    shown = [(number, one) for number, one in numbered if number < _SHOWN_FIRST or one.baseline]
+    return shown, len(numbered) - len(shown)
+
+
+def _rejections_in_short(rejected: Sequence[Rejection]) -> list[RenderableType]:
+    """How many of each stage, in one line."""
+    counts = {stage: sum(_stands_for(one) for one in rejected if one.stage == stage) for stage in _STAGES}
+    told = [f"{count:,} ({_STAGES[stage]})" for stage, count in counts.items() if count]
+    return [f"Configurations that are not tried: {formatting.listed(told)}; --all tells the reasons."] if told else []
+
+
+def _stands_for(rejection: Rejection) -> int:
+    """Configurations that were left out for this reason."""
+    return int(rejection.figures.get("configurations") or 1)
+
+
+def shortlist_document(result: TuneResult) -> dict[str, Any]:
+    """A dry run as plain values."""
+    return {
+        "schema": 1,
+        "evidence": "analytic",
+        "shortlist": [
+            {"config": dict(item.config), "estimate": item.estimate, "reason": item.reason} for item in result.shortlist
+        ],
+        "rejected": [to_plain(item) for item in result.rejected],
+        "forecast_seconds": result.forecast_seconds,
+    }
+
+
+def describe(config: Mapping[str, Any]) -> str:
+    """A configuration in a few words."""
+    return TrainConfig.from_dict(config).describe()
+
+
+def print_to(console: Console, report: RenderableType) -> None:
+    """Print a report without the spaces that tables put at the ends of lines."""
+    with console.capture() as captured:
+        console.print(report, crop=False)  # a command to paste is longer than a narrow terminal is wide
+    console.file.write("".join(line.rstrip() + "\n" for line in captured.get().splitlines()))
+    console.file.flush()
+
+
+def open_console(stream: Any, width: int | None = None) -> Console:
+    """A console on a stream. In a pipe tables get the width that they need, up to 140 columns."""
+    if width is None and not stream.isatty():
+        width = 140
+    return Console(file=stream, width=width, markup=False, highlight=False, emoji=False)
+
+
+def heading(text: str) -> RenderableType:
+    """A title above a part of a report, one line apart from what stands before it."""
+    return Text(f"\n{text}", style="bold")
+
+
+def open_table(*columns: str) -> Table:
+    """A table without a frame; words that are too long are broken rather than lost."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", show_edge=False)
+    for name in columns:
+        table.add_column(name, overflow="fold")
+    return table
+
+
+def _next(plan: Plan, path: Path, before: str = "") -> RenderableType:
+    """What to paste next, and where it belongs."""
+    here = plan.measured is not None or plan.hardware.name == LOCAL
+    there = "" if here else f", on {plan.hardware.name}"
+    how = ", in Python, with x and y as fit takes them" if next_commands.in_python(plan, path) else ""
+    lines = (_Verbatim("  " + line) for line in next_commands.train_lines(plan, path))
+    return Group(Text(f"\n{before}Next{there}{how}:"), *lines)
+
+
+class _Verbatim:
+    """A line that is never broken: it is there to be pasted."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Text(self._text, no_wrap=True, overflow="ignore", style="bold")
+
+
+def _compared(plan: Plan) -> RenderableType:
+    table = open_table("", "baseline", "plan", "evidence")
+    for row in baseline_vs_plan.rows(plan):
+        table.add_row(row.name, _cell(row.baseline), _cell(row.plan), row.evidence)
+    if plan.measured is None:
+        return Padding(table, (1, 0))
+    caption = _CAPTION if plan.verification is not None and plan.verification.pairs else _UNVERIFIED_CAPTION
+    return Padding(Group(table, caption, *([_WHOLE_FIT] if plan.whole_fit is not None else [])), (1, 0))
+
+
+def _cell(cell: baseline_vs_plan.Cell) -> str:
+    return f"{cell.text} ({cell.interval})" if cell.interval else cell.text
+
+
+def _why(plan: Plan) -> list[RenderableType]:
+    lines = [*baseline_vs_plan.reasons(plan)]
+    numerics = baseline_vs_plan.numerics(plan)
+    return [*lines, *([numerics] if numerics else [])]
+
+
+def _origin(plan: Plan) -> RenderableType:
+    source, environment = plan.source, plan.environment
+    fit = source.fit
+    samples = "an unknown number of samples" if fit.samples is None else formatting.counted(fit.samples, "sample")
+    epochs = formatting.counted(fit.epochs, "epoch")
+    updates = "" if fit.updates is None else f", {formatting.counted(fit.updates, 'update')} of the weights"
+    return (
+        f"It is for fit {fit.index} of {source.path}: {samples} an epoch, {epochs}{updates}.\n"
+        f"Made with autoplan {environment.autoplan}, Keras {environment.keras}, "
+        f"{environment.backend} {environment.backend_version}, Python {environment.python} on {environment.platform}."
+    )
+
+
+def _differences(plan: Plan) -> RenderableType:
+    changed = baseline_vs_plan.differences(plan.baseline.config, plan.config)
+    if not changed:
+        return "Nothing: it is your own configuration."
+    table = open_table("setting", "baseline", "plan")
+    for change in changed:
+        table.add_row(change.key, change.baseline, change.plan)
+    return table
+
+
+def _verified(plan: Plan) -> list[RenderableType]:
+    checked = plan.verification
+    if checked is None:
+        return [heading("How it was verified"), "It was not."]
+    if not checked.pairs:
+        return [heading("How it was verified"), "No pair of clean processes counts: figures are those of trials."]
+    done = {
+        "validation": checked.validation_ran,
+        "a checkpoint": checked.checkpoint_saved,
+        "a remainder": checked.remainder_ran,
+    }
+    told = formatting.listed(["training", *(name for name, ran in done.items() if ran)])
+    missing = formatting.listed([name for name, ran in done.items() if not ran], "nor")
+    return [
+        heading("How it was verified"),
+        f"{formatting.counted(checked.pairs, 'pair')} of clean processes, baseline and plan in turn. "
+        f"The plan's own run had {told}" + (f", but not {missing}." if missing else "."),
+    ]
+
+
+def _rescued(rescue: Rescue | None) -> list[RenderableType]:
+    """What was tried for a baseline that runs out of memory, and what was passed over though it changes less."""
+    if rescue is None:
+        return []
+    table = open_table("change", "outcome", "needs at least", "evidence", "why")
+    for rung in rescue.tried:
+        outcome, changed = rung.outcome.replace("_", " "), ", ".join(rung.changed)
+        table.add_row(changed, outcome, formatting.size(rung.needed_bytes), rung.evidence.value, rung.reason or "—")
+    return [heading("How the least change was found"), table]
+
+
+def _tried(plan: Plan) -> list[RenderableType]:
+    if not plan.trials:
+        return []
+    title = (
+        f"What was tried: {formatting.counted(len(plan.trials), 'trial')}, predictions analytic, the rest {_tier(plan)}"
+    )
+    whole = any(trial.whole_fit_seconds is not None for trial in plan.trials)
+    rows = ByWidth(lambda columns: _trials_table(plan.trials, columns))
+    return [heading(title), rows, *([_WHOLE_FIT] if whole else [])]
+
+
+def _trials_table(trials: Sequence[TrialRecord], columns: Sequence[str]) -> Table:
+    predicted = ["predicted update"] if "update" in columns else []
+    table = open_table("trial", "configuration", *stacked(*predicted, *columns), "outcome")
+    for trial in trials:
+        shown = outcome_cells(trial.measurement or trial.compiled, trial.whole_fit_seconds)
+        forecast = trial.predicted_update_seconds
+        shown["predicted update"] = "—" if forecast is None else formatting.seconds(forecast)
+        cells = [shown[name] for name in (*predicted, *columns)]
+        table.add_row(str(trial.number), describe(trial.config), *cells, _outcome(trial))
+    return table
+
+
+def stacked(*columns: str) -> list[str]:
+    """Names of columns with a word a line, where figures are narrower than what they are called."""
+    return [name.replace(" ", "\n") for name in columns]
+
+
+class ByWidth:
+    """A table of trials with those of `OUTCOME_COLUMNS` for which the line is wide enough; `draw` takes their names."""
+
+    def __init__(self, draw: Callable[[Sequence[str]], RenderableType]) -> None:
+        self._draw = draw
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield self._draw(OUTCOME_COLUMNS if options.max_width >= _WIDE else _NARROW_COLUMNS)
+
+
+def outcome_cells(measured: Measurement | CompilerEvidence | None, whole_fit_seconds: float | None) -> dict[str, str]:
+    """What a trial showed, by `OUTCOME_COLUMNS`; dashes where it showed nothing."""
+    return dict(zip(OUTCOME_COLUMNS, _outcome_figures(measured, whole_fit_seconds), strict=True))
+
+
+def _outcome_figures(measured: Measurement | CompilerEvidence | None, whole_fit_seconds: float | None) -> list[str]:
+    if isinstance(measured, CompilerEvidence):
+        time = measured.time or {}
+        seconds, rate = formatting.seconds(time.get("update_seconds")), formatting.rate(time.get("samples_per_second"))
+        compiling = formatting.span(measured.compile_seconds)
+        return [seconds, rate, compiling, "—", formatting.size(measured.memory.must_fit_bytes)]
+    if measured is None:
+        return ["—"] * len(OUTCOME_COLUMNS)
+    compiling, whole = formatting.span(measured.compile_seconds), formatting.span(whole_fit_seconds)
+    rate = formatting.rate(measured.samples_per_second)
+    return [formatting.seconds(measured.update_seconds), rate, compiling, whole, formatting.size(measured.peak_bytes)]
+
+
+def _outcome(trial: TrialRecord) -> str:
+    if trial.failure is None:
+        return trial.outcome
+    told = baseline_vs_plan.FAILURES[trial.failure.kind]
+    first = next(iter(trial.failure.message.splitlines()), "")
+    log = f" (log: {trial.failure.log})" if trial.failure.log else ""
+    return told + (f": {first}" if first else "") + log
+
+
+def _tier(plan: Plan) -> str:
+    if plan.evidence is Evidence.COMPILED:
+        return "of compiled programs"
+    return "measured on simulated devices" if plan.hardware.simulated else "measured"
+
+
+def _rejections(rejected: Iterable[Rejection]) -> list[RenderableType]:
+    """By stage, in the order of `_STAGES`; the first few of each with their figures."""
+    groups: dict[str, list[Rejection]] = defaultdict(list)
+    for rejection in rejected:
+        groups[rejection.stage].append(rejection)
+    parts: list[RenderableType] = []
+    for stage, told in _STAGES.items():
+        if groups[stage]:
+            count = formatting.counted(len(groups[stage]), "configuration")
+            parts += [heading(f"Not tried, {told}{_tiers(groups[stage])}: {count}"), *_rejection_group(groups[stage])]
+    return parts
+
+
+def _tiers(group: Sequence[Rejection]) -> str:
+    """What the reasons of a group rest on, where they rest on figures."""
+    if group[0].stage not in ("infeasible", "slower"):
+        return ""
+    tiers = {str(rejection.figures.get("evidence", Evidence.ANALYTIC.value)) for rejection in group}
+    return f" ({formatting.listed(sorted(tiers))})"
+
+
+def _rejection_group(group: Sequence[Rejection]) -> list[RenderableType]:
+    table = open_table("configuration", "reason", "what would do")
+    for rejection in group[:_SHOWN_OF_A_GROUP]:
+        table.add_row(describe(rejection.config), rejection.reason, rejection.nearest or "—")
+    left = len(group) - _SHOWN_OF_A_GROUP
+    return [table, *([f"and {left:,} more; --format json lists all"] if left > 0 else [])]
+
+
+def _forecast(candidate: Candidate) -> tuple[str, str]:
+    estimate = candidate.estimate or {}
+    rate = (estimate.get("time") or {}).get("samples_per_second")
+    memory = ((estimate.get("memory") or {}).get("per_device_bytes") or {}).get("total")
+    return formatting.rate(rate), formatting.size(memory)
+
+
+def to_know(notes: Sequence[str]) -> list[RenderableType]:
+    """Notes as a list under their title; nothing where there are none."""
+    if not notes:
+        return []
+    bullets = Table.grid(padding=(0, 1, 0, 0))
+    for note in notes:
+        bullets.add_row("  -", note)
+    return [heading("To know"), bullets]

@@ -1,0 +1,163 @@
+"""The plan in the user's own hands: `scope`, `compile`, `fit`. Fetched lazily through `autoplan`."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import keras
+
+from autoplan.errors import PlanError
+from autoplan.machine import processes
+from autoplan.plan import file
+from autoplan.plan.records import Plan
+from autoplan.runtime import backends, callbacks, model_facts
+from autoplan.runtime.apply import Change, ProcessSettings, settle_model
+from autoplan.runtime.data import data_facts, sample
+from autoplan.runtime.fit import ensure_built, fit_arguments
+from cost_models.config import Precision, RematMode, TrainConfig
+
+
+@contextmanager
+def scope(plan: Plan) -> Iterator[None]:
+    """Build the model in here: dtype policy, remat scope and distribution of the plan are in force.
+
+    ConfigError when the plan's mesh needs more devices than there are; PlanError under another backend.
+    """
+    change = change_to(plan)
+    policy, distribution = keras.config.dtype_policy(), keras.distribution.distribution()
+    wanted = change.wanted
+    keras.config.set_dtype_policy(policy if wanted.precision is Precision.OTHER else wanted.precision.value)
+    keras.distribution.set_distribution(_settings(plan, change).distribution() or distribution)
+    remat = nullcontext() if wanted.remat.mode is RematMode.NONE else keras.RematScope(mode=wanted.remat.mode.value)
+    try:
+        with remat:
+            yield
+    finally:
+        keras.config.set_dtype_policy(policy)
+        keras.distribution.set_distribution(distribution)
+
+
+def compile(plan: Plan, model: Any, **arguments: Any) -> Any:  # noqa: A001 -- the name users know from Keras
+    """Compile a model that was built in `scope(plan)`, and give it the plan's compile settings; returns the model.
+
+    arguments  those of `model.compile`; left out for a model that is compiled already
+    PlanError when the model was built outside the scope although the plan holds what must be set before building, or
+    when it is another model than the plan's.
+    """
+    change = change_to(plan)
+    if arguments:
+        model.compile(**arguments)
+    if not model.compiled:
+        raise PlanError("the model is not compiled; give optimizer=... and loss=..., or compile it before")
+    _check_built_in_scope(model, change.wanted)
+    settle_model(model, change)
+    return model
+
+
+def fit(plan: Plan, model: Any, data: Any = None, /, *more: Any, **arguments: Any) -> Any:
+    """Train under the plan: `model.fit` with the plan's batch size and, on a mesh, its distribution; -> its History.
+
+    data       what `fit` takes as x, or a tuple (x, y[, sample_weight]); further arguments are those of `fit`.
+               A batch_size given here must be the one that the plan was tuned from.
+    """
+    change = change_to(plan)
+    bound = sample.lookable(_bound(data, more, arguments))
+    ensure_built(model, bound, _facts(bound))
+    check_structure(plan, model)
+    _check_batch(bound, change)
+    compile(plan, model)
+    if "batch_size" not in bound and not hasattr(bound.get("x"), "element_spec"):
+        bound["batch_size"] = change.script.batch.global_size
+    distribution = _settings(plan, change).distribution()
+    callbacks.retime_callbacks(bound.get("callbacks"), change.script.batch, change.wanted.batch)
+    with distribution.scope() if distribution is not None else nullcontext():
+        return model.fit(**fit_arguments(model, bound, _facts(bound), change))
+
+
+def _facts(bound: dict[str, Any]) -> data_facts.DataFacts:
+    return data_facts.describe(bound)
+
+
+def _check_batch(bound: dict[str, Any], change: Change) -> None:
+    tuned = change.script.batch.global_size
+    if bound.get("batch_size") not in (None, tuned):
+        raise PlanError(
+            f"batch_size is {bound['batch_size']} and the plan was tuned from {tuned}; leave it out, or tune with yours"
+        )
+    if not change.of("batch"):
+        return
+    facts, kind = _facts(bound), type(bound.get("x")).__name__
+    if not facts.rebatchable:
+        why = f" ({facts.why_fixed})" if facts.why_fixed else ""
+        raise PlanError(
+            f"the plan changes the batch, and data of type {kind} cannot be re-batched{why}; give arrays, a "
+            "tf.data.Dataset, a torch DataLoader, a keras.utils.PyDataset or a generator of equal batches"
+        )
+    if facts.kind != "arrays" and facts.batch != tuned:
+        raise PlanError(
+            f"the data ({kind}) come in batches of {facts.batch} and the plan was tuned from {tuned}; give batches of "
+            f"{tuned}, or tune with yours"
+        )
+
+
+def _bound(given: Any, more: tuple[Any, ...], arguments: dict[str, Any]) -> dict[str, Any]:
+    names = ("x", "y", "sample_weight")
+    values = given if isinstance(given, tuple) else (given, *more)
+    positional = {name: value for name, value in zip(names, values, strict=False) if value is not None}
+    return {**positional, **arguments}
+
+
+def change_to(plan: Plan) -> Change:
+    """From the plan's baseline to its configuration. PlanError where Keras runs on another backend."""
+    file.refuse_what_cannot_run(plan)
+    wanted = TrainConfig.from_dict(plan.config)
+    if wanted.backend != keras.backend.backend():
+        raise PlanError(
+            f"the plan is for the {wanted.backend} backend and Keras runs on {keras.backend.backend()}; "
+            f"set KERAS_BACKEND={wanted.backend} before the first import of Keras"
+        )
+    # Of less use once a backend has started its threads: `autoplan train` is earlier.
+    if wanted.keep_freed_memory and not processes.keep_freed_memory():
+        warnings.warn(f"{processes.NOT_KEPT}; the rest of the plan is applied", stacklevel=2)
+    return Change(TrainConfig.from_dict(plan.baseline.config), wanted)
+
+
+def _settings(plan: Plan, change: Change) -> ProcessSettings:
+    backend = backends.get(change.wanted.backend)
+    if plan.hardware.simulated:
+        backend.configure_devices(plan.hardware.devices)
+    if change.wanted.mesh.devices > 1:
+        backend.accept_remainders()
+    return ProcessSettings(change, backend)
+
+
+def check_structure(plan: Plan, model: Any) -> None:
+    """PlanError when a built model is another one than the plan's."""
+    if plan.source.fit.structure != model_facts.structure(model):
+        raise PlanError(
+            "this model's variables differ in shape from those of the model that the plan was made for; "
+            "tune this model, or load the plan that belongs to it"
+        )
+
+
+def _check_built_in_scope(model: Any, wanted: TrainConfig) -> None:
+    """What must be set before building can be read off the built model."""
+    layers = [layer for layer in model_facts.layers_of(model) if layer.weights and not layer._layers]
+    policies = Counter(layer.dtype_policy.name for layer in layers)
+    missing = []
+    if policies and wanted.precision is not Precision.OTHER and wanted.precision.value not in policies:
+        missing.append(f"precision {wanted.precision.value} (its layers have {policies.most_common(1)[0][0]})")
+    modes = {getattr(getattr(layer, "_remat_mode", None), "mode", None) for layer in layers}
+    if wanted.remat.mode is not RematMode.NONE and wanted.remat.mode.value not in modes:
+        missing.append(f"remat {wanted.remat.mode.value}")
+    if wanted.mesh.devices > 1 and all(getattr(variable, "_layout", None) is None for variable in model.variables):
+        missing.append(f"mesh data={wanted.mesh.data}")
+    if missing:
+        raise PlanError(
+            f"the model was built outside the plan's scope, so it lacks {', '.join(missing)}; "
+            "build it inside `with autoplan.scope(plan):`"
+        )

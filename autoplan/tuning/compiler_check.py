@@ -1,0 +1,409 @@
+"""The compiler as witness: the best predictions are compiled for hardware that is not here, until the winner is one.
+
+What the compiler says of one configuration corrects the predictions for its like, and the corrected ranking says which
+is compiled next. Each compilation is a trial of the study, kept there and never done twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from autoplan import formatting
+from autoplan.errors import HardwareError, StudyError
+from autoplan.jobs.runner import TRACED_ON, Bench, compilers_at_once
+from autoplan.machine import compiler_packages
+from autoplan.plan.records import CompilerEvidence, Evidence, Failure, FailureKind, Rejection, TrialRecord
+from autoplan.tuning.estimates.estimator import Findings
+from autoplan.tuning.request import WITNESSES, Event, Watch
+from autoplan.tuning.space.legal_configs import Space
+from autoplan.tuning.space.prune import Forecast, distance, would_fit
+from autoplan.tuning.trials.storage import StudyPlace, study_name
+from autoplan.tuning.trials.study import Study, knob_choices
+from cost_models.config import TrainConfig
+from cost_models.hardware.compile_targets import compiler_target
+
+NOTHING_LEFT = "nothing that may fit is left to compile"
+"""Why compiling ends where the compiler finds everything too large."""
+TIE = 1.05
+"""Predictions this near to the best are taken to be as good."""
+CARRIED = 0.05
+"""What a corrected prediction may be off by: from one compiled batch to half, twice and four times it 31 of 33 were
+(held-out models of `studies/memory_vs_compiler`)."""
+_STATE = ("parameters", "non_trainable", "optimizer", "accumulators", "inputs")
+
+
+@dataclass(frozen=True)
+class Witnessed:
+    """What the compiler said.
+
+    winner       the best that it found to fit; None where none did
+    records      its trials
+    rejected     what it found too large, with its figures
+    ended        why no more was compiled
+    instead      the best that it has not found too large, where there is no winner; None where there is none such
+    """
+
+    winner: TrialRecord | None
+    records: tuple[TrialRecord, ...]
+    rejected: tuple[Rejection, ...]
+    ended: str
+    interrupted: bool = False
+    instead: TrainConfig | None = None
+
+    @property
+    def notes(self) -> list[str]:
+        """What the compiler could not be asked, and why: neither for nor against a configuration."""
+        failed = [one for one in self.records if one.failure is not None and not one.failure.out_of_memory]
+        return [
+            f"{TrainConfig.from_dict(one.config).describe()} could not be compiled "
+            f"({one.failure.kind.value}: {_first_line(one.failure.message)})"
+            for one in failed
+            if one.failure is not None
+        ]
+
+
+@dataclass
+class Witness:
+    """Compiles one configuration after another and tells the watcher about each.
+
+    most  so many are compiled at most, those of an earlier run not counted
+    """
+
+    bench: Bench
+    study: Study
+    findings: Findings
+    watch: Watch
+    most: int = WITNESSES
+    _compiled: int = 0
+    _storage_failed: bool = False
+
+    def run(self) -> Witnessed:
+        """Until the best of the corrected ranking has been compiled, or so many have been, or time is up."""
+        interrupted = False
+        try:
+            ended = self._until_the_best_is_compiled()
+        except KeyboardInterrupt:
+            ended, interrupted = "interrupted", True
+        self.watch(Event("stage", f"compiling ended: {ended}"))
+        ranked = [one for one in self._ranked() if self._evidence(one.config) is not None]
+        winner = next((self.study.outcome(one.config) for one in ranked), None)
+        instead = self._instead() if winner is None else None
+        return Witnessed(winner, tuple(self.study.records), tuple(self._too_large()), ended, interrupted, instead)
+
+    def _until_the_best_is_compiled(self) -> str:
+        while True:
+            ahead = self._ahead()
+            if not ahead:
+                return "the best of the corrected ranking is compiled" if self._ranked() else NOTHING_LEFT
+            if self._compiled >= self.most:
+                return f"{formatting.counted(self._compiled, 'configuration')} compiled"
+            if not self.bench.clock.allows(1.0):
+                return "the budget is spent"
+            if self._storage_failed:
+                return "the study cannot be stored"
+            self._compile(ahead[: min(compilers_at_once(), self.most - self._compiled)])
+
+    def _ahead(self) -> list[TrainConfig]:
+        """What ranks before the best that has been compiled.
+
+        Where a correction leaves nothing that may fit, and nothing that was compiled does: what needs least, for a
+        correction may be wrong where only a compiler can tell.
+        """
+        found: list[TrainConfig] = []
+        for one in self._ranked():
+            if self._evidence(one.config) is not None:
+                return found
+            found.append(one.config)
+        return found or self._least()
+
+    def _least(self) -> list[TrainConfig]:
+        """What needs least of all that has not been compiled and that the prediction alone does not rule out."""
+        known = self._known()
+        left = [one for one in self.findings.forecasts.values() if self._legal(one.config) and one.config not in known]
+        left = [one for one in left if one.may_fit]
+        return [one.config for one in sorted(left, key=lambda one: self._corrected(one).least_bytes or 0)[:1]]
+
+    def _instead(self) -> TrainConfig | None:
+        """The best of the shortlist that fits by all that is known; else what would be compiled next."""
+        fitting = []
+        for config in self.findings.shortlist:
+            forecast, record = self.findings.forecasts.get(config), self.study.outcome(config)
+            if forecast is None or (record is not None and _is_too_large(record, forecast)):
+                continue
+            if (corrected := self._corrected(forecast)).fits:
+                fitting.append(corrected)
+        if fitting:
+            return self._least_change_first(sorted(fitting, key=lambda one: one.seconds_per_sample))[0].config
+        return next(iter(self._ahead()), None)
+
+    def _ranked(self) -> list[Forecast]:
+        """What may fit, best first, as far as the compiler has corrected it. What it refused is not there."""
+        corrected = [self._corrected(one) for one in self.findings.forecasts.values() if self._legal(one.config)]
+        hopeful = [one for one in corrected if one.may_fit and _within_headroom(one)]
+        return self._least_change_first(sorted(hopeful, key=lambda one: one.seconds_per_sample))
+
+    def _least_change_first(self, ordered: list[Forecast]) -> list[Forecast]:
+        """What no prediction tells apart from the best stands by how little it changes of the script."""
+        own = self.findings.space.baseline
+        ties = [one for one in ordered if one.seconds_per_sample <= TIE * ordered[0].seconds_per_sample]
+        nearest = sorted(ties, key=lambda one: (*distance(own, one.config), one.seconds_per_sample))
+        return [*nearest, *ordered[len(ties) :]]
+
+    def _legal(self, config: TrainConfig) -> bool:
+        if config.backend != self.bench.backend or config not in self._space:  # nobody asks for another backend
+            return False
+        if not config.jit_compile or config.steps_per_execution != self._grouped:
+            return False
+        record = self.study.outcome(config)
+        return record is None or record.failure is None
+
+    @cached_property
+    def _space(self) -> frozenset[TrainConfig]:
+        return frozenset(self.findings.space.configs)
+
+    @cached_property
+    def _grouped(self) -> int:
+        """One value of steps_per_execution, the baseline's where it may stand: the compiled program is the same."""
+        values = [config.steps_per_execution for config in self.findings.space.configs]
+        own = self.findings.space.baseline.steps_per_execution
+        return own if own in values else min(values, default=1)
+
+    def _corrected(self, forecast: Forecast) -> Forecast:
+        own = self._evidence(forecast.config)
+        if own is not None:
+            return replace(
+                forecast,
+                update_seconds=_update_seconds(own) or forecast.update_seconds,
+                needed_bytes=own.memory.must_fit_bytes,
+                least_bytes=own.memory.must_fit_bytes,
+            )
+        known = self._nearest_known(forecast)
+        if known is None:
+            return forecast
+        like, total_bytes, update_seconds = known
+        total = carried(forecast, like, total_bytes)
+        time_ratio = 1.0 if update_seconds is None else update_seconds / like.update_seconds
+        return replace(
+            forecast,
+            update_seconds=forecast.update_seconds * time_ratio,
+            needed_bytes=round(total * (1 + CARRIED)),
+            least_bytes=round(total * (1 - CARRIED)),
+        )
+
+    def _nearest_known(self, forecast: Forecast) -> tuple[Forecast, int, float | None] | None:
+        """(forecast, compiled bytes, compiled seconds) of its like with the nearest local batch."""
+        found = [
+            (self.findings.forecasts[config], *figures_)
+            for config, figures_ in self._known().items()
+            if config in self.findings.forecasts and _alike(config, forecast.config)
+        ]
+        size = forecast.config.batch.local
+        return min(found, key=lambda one: abs(one[0].config.batch.local - size), default=None)
+
+    def _known(self) -> dict[TrainConfig, tuple[int, float | None]]:
+        known: dict[TrainConfig, tuple[int, float | None]] = {}
+        for record in self.study.records:
+            config = TrainConfig.from_dict(record.config)
+            if record.compiled is not None:
+                known[config] = record.compiled.memory.must_fit_bytes, _update_seconds(record.compiled)
+            elif record.failure is not None and record.failure.needed_bytes is not None:
+                known[config] = record.failure.needed_bytes, None
+        return known
+
+    def _evidence(self, config: TrainConfig) -> CompilerEvidence | None:
+        record = self.study.outcome(config)
+        return None if record is None else record.compiled
+
+    def _compile(self, configs: Sequence[TrainConfig]) -> None:
+        first = self.study.next_number
+        try:
+            for number, config in enumerate(configs, first):
+                self.study.begin(config)
+                self.watch(Event("trial_started", config.describe(), number=number, config=config.to_dict()))
+        except StudyError as error:
+            self._without_study(error)
+            return
+        pool = ThreadPoolExecutor(len(configs))
+        try:
+            outcomes = list(pool.map(self._ask, configs, range(first, first + len(configs))))
+        except BaseException:
+            for config in configs:
+                self._give_back(config)
+            raise
+        finally:
+            # Not waited for: after Ctrl-C the client ends the jobs, and with them the threads.
+            pool.shutdown(wait=False, cancel_futures=True)
+        for config, outcome in zip(configs, outcomes, strict=True):
+            if isinstance(outcome, Failure) and self.bench.cut_short(outcome):
+                self._give_back(config)
+            else:
+                self._record(config, outcome)
+
+    def _give_back(self, config: TrainConfig) -> None:
+        """A trial that says nothing may be asked for again; what cannot be told is ended when the study opens next."""
+        with suppress(StudyError):
+            self.study.abandon(config)
+
+    def _without_study(self, error: StudyError) -> None:
+        """The study cannot be stored any more: nothing further is compiled, and the plan is made of what is known."""
+        self._storage_failed = True
+        self.watch(Event("note", f"{error}; compiling ends here, and the plan is made of what is known"))
+
+    def _ask(self, config: TrainConfig, number: int) -> CompilerEvidence | Failure:
+        return self.bench.witness(
+            config,
+            model_flops=self.findings.forecasts[config].estimate.get("model_flops"),
+            name=f"compile-{number}",
+            on_phase=lambda phase: self.watch(Event("trial_phase", phase, number=number)),
+        )
+
+    def _record(self, config: TrainConfig, outcome: CompilerEvidence | Failure) -> None:
+        self._compiled += 1
+        forecast = self.findings.forecasts[config]
+        objective = None if isinstance(outcome, Failure) else self._seconds_per_sample(forecast, outcome)
+        try:
+            record = self.study.tell(config, outcome, objective, forecast.update_seconds)
+        except StudyError as error:
+            self._without_study(error)
+            record = self.study.records[-1]
+        best = next((one for one in self._ranked() if self._evidence(one.config) is not None), None)
+        best_record = None if best is None else self.study.outcome(best.config)
+        self.watch(
+            Event(
+                "trial_finished",
+                outcome.message if isinstance(outcome, Failure) else config.describe(),
+                number=record.number,
+                config=record.config,
+                outcome=outcome,
+                best_number=None if best_record is None else best_record.number,
+            )
+        )
+
+    def _seconds_per_sample(self, forecast: Forecast, evidence: CompilerEvidence) -> float:
+        seconds = _update_seconds(evidence) or forecast.update_seconds
+        return replace(forecast, update_seconds=seconds).seconds_per_sample
+
+    def _too_large(self) -> list[Rejection]:
+        """What the compiler found too large: in an error of its own, or by its figures."""
+        fitting = self._ranked()
+        found = []
+        for record in self.study.records:
+            config = TrainConfig.from_dict(record.config)
+            forecast = self.findings.forecasts.get(config)
+            needed = _needed_bytes(record)
+            if forecast is None or not _is_too_large(record, forecast):
+                continue
+            usable = forecast.usable_bytes
+            if record.failure is not None and record.failure.available_bytes is not None:
+                usable = record.failure.available_bytes
+            found.append(
+                Rejection(
+                    config=record.config,
+                    stage="infeasible",
+                    reason=f"the compiler says that it needs {formatting.size(needed)} of {formatting.size(usable)} "
+                    "a device",
+                    figures={
+                        "evidence": Evidence.COMPILED.value,
+                        "needed_bytes": needed,
+                        "usable_bytes": usable,
+                        "capacity_bytes": forecast.capacity_bytes,
+                        "headroom": forecast.headroom,
+                    },
+                    nearest=would_fit(config, fitting),
+                )
+            )
+        return found
+
+
+def why_not_here(bench: Bench, space: Space) -> str | None:
+    """Why the compiler of this hardware cannot be asked what a training needs; None where it can."""
+    if bench.backend != TRACED_ON:
+        return f"what {bench.backend} runs is not what XLA compiles for JAX"
+    if not any(config.jit_compile for config in space.configs):
+        return "without jit_compile nothing is compiled"
+    try:
+        target = compiler_target(bench.cluster)
+    except HardwareError as error:
+        return str(error)
+    return compiler_packages.missing(target)
+
+
+def witnessed(
+    bench: Bench,
+    findings: Findings,
+    watch: Watch,
+    most: int,
+    *,
+    study: str | None,
+    name: str,
+    identity: Mapping[str, Any],
+) -> tuple[StudyPlace, Witnessed]:
+    """What the compiler of the bench's cluster says, kept in a study. HardwareError where it is not here.
+
+    study     where it is kept; None: at the usual place under `name`
+    identity  what the study is of, to which the compiler is added
+    """
+    target = compiler_target(bench.cluster)
+    versions = compiler_packages.versions(target)
+    key = {**identity, "compiler": target.name, **versions}
+    place = StudyPlace.choose(study, study_name(name, key))
+    choices = knob_choices([findings.space.baseline, *findings.space.configs])
+    watch(Event("stage", f"compiling the best predictions with {target.name}"))
+    with Study(place, findings.shortlist, choices, key) as kept:
+        return place, Witness(bench.with_(logs=place.folder), kept, findings, watch, most).run()
+
+
+def _within_headroom(forecast: Forecast) -> bool:
+    """Whether the lower end leaves the headroom free: of what the compiler has seen that is its figure."""
+    return (
+        forecast.least_bytes is None or forecast.usable_bytes is None or forecast.least_bytes <= forecast.usable_bytes
+    )
+
+
+def _is_too_large(record: TrialRecord, forecast: Forecast) -> bool:
+    if record.failure is not None:
+        return record.failure.kind is FailureKind.COMPILE_OOM
+    needed = _needed_bytes(record)
+    return needed is not None and forecast.usable_bytes is not None and needed > forecast.usable_bytes
+
+
+def _needed_bytes(record: TrialRecord) -> int | None:
+    if record.failure is not None:
+        return record.failure.needed_bytes
+    return None if record.compiled is None else record.compiled.memory.must_fit_bytes
+
+
+def _alike(one: TrainConfig, other: TrainConfig) -> bool:
+    """Whether what the compiler says of one carries to the other: the same operations, on other sizes."""
+    return (one.precision, one.remat, one.layout, one.backend) == (
+        other.precision,
+        other.remat,
+        other.layout,
+        other.backend,
+    )
+
+
+def carried(forecast: Forecast, like: Forecast, compiled_bytes: int) -> float:
+    """Bytes of a device: state as it is counted, temporaries as many times as the compiler found of its like."""
+    own_state, own_total = _state_and_total(forecast)
+    state, total = _state_and_total(like)
+    ratio = max(0, compiled_bytes - state) / max(1, total - state)
+    return own_state + ratio * (own_total - own_state)
+
+
+def _state_and_total(forecast: Forecast) -> tuple[int, int]:
+    parts = forecast.estimate["memory"]["per_device_bytes"]
+    return sum(parts[name] for name in _STATE), parts["total"]
+
+
+def _first_line(text: str) -> str:
+    return next(iter(text.strip().splitlines()), "")
+
+
+def _update_seconds(evidence: CompilerEvidence) -> float | None:
+    return None if evidence.time is None else float(evidence.time["update_seconds"])

@@ -1,0 +1,151 @@
+"""What trials teach the forecasts: how many times as long each kind of execution takes as was predicted for it.
+
+A training step is traced on JAX and priced as XLA would fuse it. Another backend dispatches at another cost and fuses
+less, and without a compiler nothing is fused at all; arithmetic knows that roughly, and the first trials know better.
+From three trials of a kind on, factors of arithmetic, traffic and the host's work are told apart
+(`cost_models.calibration`): a host that is slower than predicted speaks for large batches, slow memory does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from statistics import median
+from typing import Any
+
+from autoplan.plan.records import TrialRecord
+from autoplan.tuning.space.prune import Forecast
+from cost_models.calibration import Calibration, TimePair, calibrate
+from cost_models.config import TrainConfig
+from cost_models.time.roofline import TimeCost
+
+WORTH_TELLING = 1.5
+"""A correction of less than this, either way, is within what the analytic tier claims."""
+TELL_PARTS_APART = 3
+"""So many trials of one kind of execution can tell three parts of a micro-step apart."""
+CLEARLY = 1.25
+"""Times the best prediction from which another is clearly beaten: two that are 12% off each, as predictions of
+`studies/time_vs_this_cpu` are on average, seldom differ so much the wrong way."""
+
+
+@dataclass(frozen=True, order=True)
+class Execution:
+    """What shares one correction: a backend, with or without its compiler."""
+
+    backend: str
+    jit_compile: bool
+
+    @classmethod
+    def of(cls, config: TrainConfig) -> Execution:
+        return cls(config.backend, config.jit_compile)
+
+    def __str__(self) -> str:
+        return f"{self.backend} {'with' if self.jit_compile else 'without'} jit_compile"
+
+
+_AS_PRICED = Execution("jax", jit_compile=True)
+"""The one whose program is what is priced: its predictions are the nearest."""
+
+
+def factors(records: Iterable[TrialRecord]) -> dict[Execution, float]:
+    """Measured over predicted seconds of an update, the median over the trials of each kind of execution."""
+    ratios: dict[Execution, list[float]] = {}
+    for record in records:
+        if record.measurement is not None and record.predicted_update_seconds:
+            ratio = record.measurement.update_seconds / record.predicted_update_seconds
+            ratios.setdefault(Execution.of(TrainConfig.from_dict(record.config)), []).append(ratio)
+    return {execution: median(found) for execution, found in ratios.items()}
+
+
+def calibrations(
+    forecasts: Mapping[TrainConfig, Forecast], records: Iterable[TrialRecord]
+) -> dict[Execution, Calibration]:
+    """Factors of the parts of a micro-step, for each kind of execution of which enough was measured and forecast."""
+    pairs: dict[Execution, list[TimePair]] = {}
+    for record in records:
+        config = TrainConfig.from_dict(record.config)
+        predicted = _parts(forecasts.get(config))
+        if record.measurement is not None and predicted is not None:
+            observed = record.measurement.micro_step_seconds
+            pairs.setdefault(Execution.of(config), []).append(TimePair(predicted, observed))
+    return {
+        execution: calibrate(found, probed=execution == _AS_PRICED)
+        for execution, found in pairs.items()
+        if len(found) >= TELL_PARTS_APART
+    }
+
+
+def _parts(forecast: Forecast | None) -> TimeCost | None:
+    time: Mapping[str, Any] = (forecast.estimate.get("time") or {}) if forecast is not None else {}
+    names = [item.name for item in fields(TimeCost)]
+    return TimeCost(**{name: time[name] for name in names}) if all(name in time for name in names) else None
+
+
+def corrected(
+    forecasts: Mapping[TrainConfig, Forecast], records: Sequence[TrialRecord]
+) -> Callable[[TrainConfig], float]:
+    """Predicted seconds a sample as the trials correct them; infinite for what was not forecast.
+
+    An execution that no trial has shown is taken to be as near its prediction as the best known: it gets its chance.
+    """
+    known, by_parts = factors(records), calibrations(forecasts, records)
+    hope = min(known.values(), default=1.0)
+
+    def seconds(config: TrainConfig) -> float:
+        forecast, execution = forecasts.get(config), Execution.of(config)
+        if forecast is None:
+            return float("inf")
+        predicted = _parts(forecast)
+        if execution in by_parts and predicted is not None:
+            factor = by_parts[execution].time(predicted).micro_step_seconds / predicted.micro_step_seconds
+        else:
+            factor = known.get(execution, hope)
+        return forecast.seconds_per_sample * factor
+
+    return seconds
+
+
+def reordered(
+    shortlist: Sequence[TrainConfig], forecasts: Mapping[TrainConfig, Forecast], records: Sequence[TrialRecord]
+) -> list[TrainConfig]:
+    """The shortlist by corrected prediction, but for the first of each mesh and backend, which stay in front.
+
+    The order stays where nothing was forecast or measured, and where one kind of execution has too few trials to tell
+    more than one factor.
+    """
+    kinds = {Execution.of(config) for config in shortlist}
+    if not factors(records) or not forecasts:
+        return list(shortlist)
+    if len(kinds) < 2 and kinds.isdisjoint(calibrations(forecasts, records)):
+        return list(shortlist)
+    firsts = {(config.mesh, config.backend): config for config in reversed(shortlist)}
+    heads = [config for config in shortlist if firsts[config.mesh, config.backend] == config]
+    seconds = corrected(forecasts, records)
+    return [*heads, *sorted((config for config in shortlist if config not in heads), key=seconds)]
+
+
+def contenders(
+    untried: Sequence[TrainConfig],
+    forecasts: Mapping[TrainConfig, Forecast],
+    records: Sequence[TrialRecord],
+    *,
+    local_batch: int,
+) -> list[TrainConfig]:
+    """What may be tried now: nothing that a better corrected prediction clearly beats has its turn before that.
+
+    Where nothing was forecast, micro-batches below the script's own come last: they launch more for as many samples.
+    """
+    of = corrected(forecasts, records)
+    seconds = {one: of(one) for one in untried if one in forecasts}
+    if seconds:
+        return [one for one in untried if one in seconds and seconds[one] <= CLEARLY * min(seconds.values())]
+    return [one for one in untried if one.batch.local >= local_batch] or list(untried)
+
+
+def told(records: Sequence[TrialRecord]) -> list[str]:
+    """A line for each kind of execution whose trials were far from what was predicted."""
+    return [
+        f"on {execution} an update took {factor:.2g} times what was predicted (measured over analytic, median)"
+        for execution, factor in sorted(factors(records).items())
+        if not 1 / WORTH_TELLING <= factor <= WORTH_TELLING
+    ]

@@ -1,0 +1,368 @@
+"""Everything that is known before a trial: what is legal, what arithmetic says of it, what is worth measuring.
+
+One trace for each structure of the training step, then arithmetic for the whole space, then pruning.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Self
+
+from autoplan.errors import HardwareError, SourceError, WorkloadError
+from autoplan.jobs.client import Observation
+from autoplan.jobs.runner import Bench
+from autoplan.plan.records import Failure, FailureKind, Rejection
+from autoplan.tuning.objective import PlannedFit
+from autoplan.tuning.request import Candidate
+from autoplan.tuning.space.known_issues import Versions
+from autoplan.tuning.space.legal_configs import Space
+from autoplan.tuning.space.prune import (
+    KEEP_AT_MOST,
+    Forecast,
+    changes,
+    distance,
+    feasible,
+    rank,
+    without_idle_accumulation,
+)
+from cost_models.config import Batch, Layout, Mesh, Remat, RematMode, TrainConfig
+from cost_models.estimate import estimate
+from cost_models.hardware.cluster import Cluster
+from cost_models.memory import MemoryCost
+from cost_models.workload.workload import Workload
+
+TRACES_AT_ONCE = 2
+LOCAL_BATCHES_TRACED = 6
+"""A step whose structure changes with the batch is traced at so many local batches; the others have no forecast."""
+LONGEST_REASON = 400
+"""Characters of an error that stand in a note."""
+_FRAMES = re.compile(r'File "[^"]*", line \d+, in \S+ |\^{2,} ')
+_LISTED_ARGUMENTS = re.compile(r"Arguments received by [\w.]+\(\):.*?(?=It began as|$)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Structure:
+    """What changes the operations of a training step. `local_batch` is 0 unless they change with the batch."""
+
+    precision: str
+    remat: str
+    local_batch: int = 0
+
+
+@dataclass(frozen=True)
+class Findings:
+    """Facts of the training, its space, forecasts, and the shortlist in the order in which to try it.
+
+    `forecasts` is empty where the training step cannot be traced, and `notes` then say why. `elsewhere` is what was
+    found of the other backends, where the backend itself is tuned; their configurations stand in the shortlist too.
+    """
+
+    observation: Observation
+    cluster: Cluster
+    versions: Versions
+    space: Space
+    forecasts: Mapping[TrainConfig, Forecast]
+    shortlist: tuple[TrainConfig, ...]
+    rejected: tuple[Rejection, ...]
+    notes: tuple[str, ...] = ()
+    elsewhere: Mapping[str, Findings] = field(default_factory=dict)
+
+    def of(self, config: TrainConfig) -> Findings:
+        """What was found of a configuration's backend."""
+        return self.elsewhere.get(config.backend, self)
+
+    def candidates(self) -> tuple[Candidate, ...]:
+        """The shortlist as it is shown."""
+        return tuple(map(self._candidate, self.shortlist))
+
+    def _candidate(self, config: TrainConfig) -> Candidate:
+        forecast, own = self.forecasts.get(config), config == self.space.baseline
+        if forecast is None:
+            words = ", ".join(changes(self.space.baseline, config)) or "your own configuration"
+            return Candidate(config.to_dict(), None, f"no forecast; {words}", own)
+        best = min(one.seconds_per_sample for one in self.forecasts.values() if one.config in self.shortlist)
+        ratio = forecast.seconds_per_sample / best
+        told = f"{'your own configuration; ' if own else ''}predicted {ratio:.2f} times the time of the best"
+        return Candidate(config.to_dict(), forecast.estimate, told, own)
+
+
+def versions_of(observation: Observation, cluster: Cluster) -> Versions:
+    """What gates known issues."""
+    environment = observation.environment
+    return Versions(environment.get("keras", ""), environment.get("backend_version", ""), cluster.chip.kind)
+
+
+def survey(
+    bench: Bench,
+    observation: Observation,
+    space: Space,
+    versions: Versions,
+    *,
+    headroom: float,
+    remat_asked: bool,
+    measurable: bool = False,
+) -> Findings:
+    """Forecast the space and prune it in two visible steps: what fits, then what may win.
+
+    `remat_asked`: rematerialization was asked for, so it is tried where nothing needs it, too. `measurable`: trials
+    follow, so where nothing is sure to fit, what may fit is tried.
+    NoFeasibleConfiguration when nothing fits; WorkloadError when the training step cannot be traced.
+    """
+    with Tracer(bench, local_batch=space.baseline.batch.local) as tracer:
+        forecaster = _Forecaster(tracer, observation, headroom)
+        forecaster.add([space.baseline, *(c for c in space.configs if c.remat.mode is RematMode.NONE)])
+        wanted, spared = _where_it_is_needed(space, forecaster.forecasts, remat_asked=remat_asked)
+        forecaster.add(wanted)
+    rejected = (*forecaster.tracer.rejected, *forecaster.rejected)
+    legal = [forecaster.forecasts[config] for config in space.configs if config in forecaster.forecasts]
+    if not legal:
+        raise WorkloadError(f"no configuration can be traced: {'; '.join(r.reason for r in rejected)}")
+    legal, no_better = _worth_their_memory(space.baseline, legal)
+    fitting, too_large = feasible(legal, measurable=measurable)
+    fitting, idle = without_idle_accumulation(space.baseline, fitting)
+    kept, too_slow = rank(fitting, keep=[space.baseline, *(one.config for one in _best_of_each_mesh(fitting))])
+    return Findings(
+        observation=observation,
+        cluster=bench.cluster,
+        versions=versions,
+        space=space,
+        forecasts=forecaster.forecasts,
+        shortlist=tuple(_in_order_of_trial(kept)),
+        rejected=(*space.rejected, *rejected, *spared, *no_better, *too_large, *idle, *too_slow),
+    )
+
+
+def without_forecasts(
+    bench: Bench, observation: Observation, space: Space, versions: Versions, reason: str
+) -> Findings:
+    """What is left where the training step cannot be traced: measuring, by least change from the script's own.
+
+    Smaller micro-batches come last: they launch more for as many samples, and are there for want of memory.
+    """
+    own = space.baseline.batch.local
+    nearest_first = sorted(
+        space.configs, key=lambda config: (config.batch.local < own, *distance(space.baseline, config))
+    )
+    return Findings(
+        observation=observation,
+        cluster=bench.cluster,
+        versions=versions,
+        space=space,
+        forecasts={},
+        shortlist=tuple(nearest_first[:KEEP_AT_MOST]),
+        rejected=space.rejected,
+        notes=(f"nothing could be forecast, so trials went by least change from the script: {_in_short(reason)}",),
+    )
+
+
+def _in_short(reason: str) -> str:
+    """An error in one line: without frames, the arguments that Keras lists, and what is past `LONGEST_REASON`."""
+    line = _FRAMES.sub("", " ".join(_LISTED_ARGUMENTS.sub("", reason).split()))
+    return line if len(line) <= LONGEST_REASON else f"{line[:LONGEST_REASON]} ..."
+
+
+@dataclass
+class Tracer:
+    """Traces structures of the training step as they are needed, each once. A context manager.
+
+    local_batch   at which every structure is traced; None: that of its first configuration
+    rejected      a Rejection for each structure that could not be traced
+    """
+
+    bench: Bench
+    local_batch: int | None = None
+    rejected: list[Rejection] = field(default_factory=list)
+    _traces: dict[Structure, Future[Workload | Failure]] = field(default_factory=dict)
+    _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(TRACES_AT_ONCE))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        # Not waited for: after Ctrl-C the client ends the jobs, and with them the threads.
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def start(self, configs: Iterable[TrainConfig]) -> None:
+        """Begin to trace what will be asked for, and go on."""
+        for structure, group in _by_structure(configs).items():
+            self._begin(structure, group[0])
+
+    def workloads(self, configs: Iterable[TrainConfig]) -> Iterator[tuple[Workload, Sequence[TrainConfig]]]:
+        """Workloads, each with the configurations that it speaks of; a structure that cannot be traced is rejected."""
+        groups = _by_structure(configs)
+        for structure, workload in self._traced(groups).items():
+            if isinstance(workload, Failure):
+                self._reject(groups[structure], workload)
+            elif workload.batch_exact:
+                yield from self._batch_by_batch(structure, workload, groups[structure])
+            else:
+                yield workload, groups[structure]
+
+    def _traced(self, groups: Mapping[Structure, Sequence[TrainConfig]]) -> dict[Structure, Workload | Failure]:
+        """One trace a structure, at the batch of its first configuration unless the batch is given."""
+        for structure, group in groups.items():
+            self._begin(structure, group[0])
+        return {structure: self._traces[structure].result() for structure in groups}
+
+    def _begin(self, structure: Structure, config: TrainConfig) -> None:
+        if structure not in self._traces:
+            self._traces[structure] = self._pool.submit(self._trace, structure, config)
+
+    def _trace(self, structure: Structure, config: TrainConfig) -> Workload | Failure:
+        """On one device, without accumulation: the rest is arithmetic. The user's own structure must be traceable."""
+        local = structure.local_batch or self.local_batch or config.batch.local
+        alone = config.with_(batch=Batch(local), mesh=Mesh(), layout=Layout())
+        own = self.bench.baseline
+        as_it_is = own is not None and (config.precision, config.remat) == (own.precision, own.remat)
+        try:
+            answer = self.bench.trace(alone)
+        except (SourceError, WorkloadError) as error:
+            answer = Failure(kind=FailureKind.UNSUPPORTED, message=" ".join(str(error).split()))
+        if not isinstance(answer, Failure):
+            return answer[1]
+        if as_it_is:
+            raise WorkloadError(f"the training step cannot be traced as it is ({answer.kind.value}: {answer.message})")
+        return answer
+
+    def _batch_by_batch(
+        self, structure: Structure, first: Workload, group: Sequence[TrainConfig]
+    ) -> Iterator[tuple[Workload, Sequence[TrainConfig]]]:
+        by_batch: dict[Structure, list[TrainConfig]] = {}
+        for config in group:
+            key = Structure(structure.precision, structure.remat, config.batch.local)
+            by_batch.setdefault(key, []).append(config)
+        if own := by_batch.pop(Structure(structure.precision, structure.remat, first.local_batch), []):
+            yield first, own
+        affordable = dict(list(by_batch.items())[: LOCAL_BATCHES_TRACED - 1])
+        for key, workload in self._traced(affordable).items():
+            if isinstance(workload, Failure):
+                self._reject(by_batch[key], workload)
+            else:
+                yield workload, by_batch[key]
+        for key in by_batch.keys() - affordable.keys():
+            reason = "the training step changes its structure with the batch; not traced at this one"
+            self.rejected.append(_unforeseen(by_batch[key], reason))
+
+    def _reject(self, group: Sequence[TrainConfig], failure: Failure) -> None:
+        self.rejected.append(_unforeseen(group, f"the training step cannot be built so: {failure.message}"))
+
+
+@dataclass
+class _Forecaster:
+    """Keeps what arithmetic says of each configuration."""
+
+    tracer: Tracer
+    observation: Observation
+    headroom: float
+    forecasts: dict[TrainConfig, Forecast] = field(default_factory=dict)
+    rejected: list[Rejection] = field(default_factory=list)
+
+    def add(self, configs: Iterable[TrainConfig]) -> None:
+        """Forecast these configurations."""
+        for workload, group in self.tracer.workloads(configs):
+            self._estimate(workload, group)
+
+    def _estimate(self, workload: Workload, group: Sequence[TrainConfig]) -> None:
+        samples, cluster = PlannedFit.of(self.observation).samples, self.tracer.bench.cluster
+        unpublished: dict[str, list[TrainConfig]] = {}
+        for config in group:
+            try:
+                one = estimate(workload, config, cluster, headroom=self.headroom)
+            except HardwareError as error:
+                unpublished.setdefault(str(error), []).append(config)
+                continue
+            outside_bytes = self._outside_bytes(config, one.memory)
+            self.forecasts[config] = Forecast.from_estimate(config, one.to_dict(), samples, outside_bytes)
+        for reason, configs in unpublished.items():
+            self.rejected.append(_unforeseen(configs, reason))
+
+    def _outside_bytes(self, config: TrainConfig, memory: MemoryCost) -> int:
+        """What the process holds in a device's memory besides the training step: known where the device is this CPU.
+
+        Measured before the first micro-step, when the weights are there already; simulated devices share it.
+        """
+        held, cluster = self.observation.process_bytes, self.tracer.bench.cluster
+        if held is None or not cluster.local or cluster.chip.kind != "cpu":
+            return 0
+        return max(0, held - memory.parameters - memory.non_trainable) // config.mesh.devices
+
+
+def _by_structure(configs: Iterable[TrainConfig]) -> dict[Structure, list[TrainConfig]]:
+    groups: dict[Structure, list[TrainConfig]] = {}
+    for config in dict.fromkeys(configs):
+        groups.setdefault(Structure(config.precision.value, config.remat.mode.value), []).append(config)
+    return groups
+
+
+def _unforeseen(group: Sequence[TrainConfig], reason: str) -> Rejection:
+    """One Rejection for configurations of which nothing can be forecast."""
+    figures = {"configurations": len(group)}
+    return Rejection(config=group[0].to_dict(), stage="known_issue", reason=reason, figures=figures)
+
+
+def _where_it_is_needed(
+    space: Space, forecasts: Mapping[TrainConfig, Forecast], *, remat_asked: bool
+) -> tuple[list[TrainConfig], list[Rejection]]:
+    """Rematerialized configurations that are worth a forecast: those that do not fit without it."""
+    wanted: list[TrainConfig] = []
+    spared: list[TrainConfig] = []
+    for config in space.configs:
+        if config.remat.mode is RematMode.NONE or config in forecasts:
+            continue
+        without = forecasts.get(config.with_(remat=Remat()))
+        fits_without = without is not None and without.fits and not remat_asked
+        (spared if fits_without else wanted).append(config)
+    if not spared:
+        return wanted, []
+    reason = "rematerialization adds work and saves memory; these fit without it"
+    figures = {"configurations": len(spared)}
+    return wanted, [Rejection(config=spared[0].to_dict(), stage="slower", reason=reason, figures=figures)]
+
+
+def _worth_their_memory(baseline: TrainConfig, legal: Sequence[Forecast]) -> tuple[list[Forecast], list[Rejection]]:
+    """Of each two that differ in `keep_freed_memory` alone the faster one; the baseline and what has no twin stay.
+
+    It changes nothing but whether pages are made anew, so whoever is forecast to make none has no use for it, and
+    whoever makes some has none for doing without.
+    """
+    forecasts = {one.config: one for one in legal}
+    kept: list[Forecast] = []
+    left: dict[bool, list[TrainConfig]] = {False: [], True: []}
+    for one in legal:
+        keeps = one.config.keep_freed_memory
+        twin = forecasts.get(one.config.with_(keep_freed_memory=not keeps))
+        slower = twin is not None and (one.update_seconds, keeps) > (twin.update_seconds, not keeps)
+        if slower and one.config != baseline:
+            left[keeps].append(one.config)
+        else:
+            kept.append(one)
+    reasons = {
+        False: "with freed memory kept they are forecast to be faster: no page is made anew",
+        True: "what a micro-step frees stays in the process without it, so it gains nothing",
+    }
+    return kept, [
+        Rejection(
+            config=configs[0].to_dict(), stage="slower", reason=reasons[keeps], figures={"configurations": len(configs)}
+        )
+        for keeps, configs in left.items()
+        if configs
+    ]
+
+
+def _best_of_each_mesh(fitting: Sequence[Forecast]) -> list[Forecast]:
+    """The best prediction for each number of devices, so that how the training scales is measured."""
+    best: dict[Mesh, Forecast] = {}
+    for one in fitting:
+        known = best.get(one.config.mesh)
+        if known is None or one.seconds_per_sample < known.seconds_per_sample:
+            best[one.config.mesh] = one
+    return list(best.values())
+
+
+def _in_order_of_trial(kept: Sequence[Forecast]) -> list[TrainConfig]:
+    """The best prediction, then the best of every other mesh, then the rest by prediction."""
+    first = sorted(_best_of_each_mesh(kept), key=lambda one: one.seconds_per_sample)
+    return list(dict.fromkeys(one.config for one in (*first, *kept)))

@@ -1,0 +1,65 @@
+"""What is minimised: seconds a sample of the planned fit, compilation included."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from statistics import median
+
+from autoplan.jobs.client import Observation
+from autoplan.plan.records import Measurement, TrialRecord
+from cost_models.config import TrainConfig
+
+COMPILE_NOISE = 0.5
+"""Compilations of one process each are alike unless one takes this share more or less than the median of all."""
+
+
+@dataclass(frozen=True)
+class PlannedFit:
+    """The length of the script's own fit. `samples` an epoch; None when it is not known."""
+
+    samples: int | None
+    epochs: int
+
+    @classmethod
+    def of(cls, observation: Observation) -> PlannedFit:
+        """From the data, or from the micro-steps that the script counts."""
+        samples = observation.samples
+        if observation.steps_per_epoch is not None and (samples is None or observation.explicit_steps_per_epoch):
+            samples = observation.steps_per_epoch * TrainConfig.from_dict(observation.config).batch.global_size
+        return cls(samples or None, observation.epochs)
+
+    def micro_steps(self, global_batch: int) -> int | None:
+        """Micro-steps of the whole fit; a partial last batch of an epoch counts as one."""
+        return None if self.samples is None else self.epochs * -(-self.samples // global_batch)
+
+    def seconds(self, config: TrainConfig, measurement: Measurement, compile_seconds: float) -> float | None:
+        """Of the whole fit: compilation, then every micro-step. None when its length is not known."""
+        micro_steps = self.micro_steps(config.batch.global_size)
+        return None if micro_steps is None else compile_seconds + micro_steps * measurement.micro_step_seconds
+
+    def seconds_per_sample(self, config: TrainConfig, measurement: Measurement, compile_seconds: float) -> float:
+        """The objective; with an unknown length, what a sample costs once the program is compiled."""
+        seconds = self.seconds(config, measurement, compile_seconds)
+        if seconds is None or self.samples is None:
+            return 1 / measurement.samples_per_second
+        return seconds / (self.samples * self.epochs)
+
+
+def compile_seconds_of(measurement: Measurement) -> float:
+    """Seconds that the training step took to compile; where nobody timed that, the excess of the first micro-step."""
+    if measurement.compile_seconds is not None:
+        return measurement.compile_seconds
+    return max(0.0, measurement.first_step_seconds - measurement.micro_step_seconds)
+
+
+def settled_compile_seconds(measurement: Measurement, records: Iterable[TrialRecord]) -> float:
+    """The compile time with which a trial is compared: the median of all trials, unless it clearly differs from it.
+
+    One compilation is one figure without a repeat. In a short fit it weighs more than the micro-steps, and the noise of
+    compilers would choose the winner.
+    """
+    own = compile_seconds_of(measurement)
+    known = [compile_seconds_of(record.measurement) for record in records if record.measurement is not None]
+    typical = median(known) if known else own
+    return typical if abs(own - typical) <= COMPILE_NOISE * typical else own

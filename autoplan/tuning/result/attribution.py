@@ -1,0 +1,158 @@
+"""Why a plan is what it is: what each change brings alone, and how the training scales over devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from autoplan import formatting
+from autoplan.plan.records import Evidence, TrialRecord
+from autoplan.tuning.estimates.estimator import Findings
+from autoplan.tuning.space.prune import changes
+from cost_models.config import Batch, TrainConfig
+
+_FIXED = {"communication": "communication", "overhead": "launch overhead"}
+"""Parts of a micro-step that do not grow with its batch."""
+_SPREADS = ", which a larger batch spreads over more samples (--effective-batch LO..HI)"
+_NONE_LARGER = (
+    "none of the configurations that may be tried uses more, for the global batch has to divide over the devices, and "
+    "--fix and --only hold the mesh"
+)
+_AS_LONG = 1.01
+"""Below this many times another's time, two are as long."""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Seconds a sample of configurations, steady state, all of one tier."""
+
+    evidence: Evidence
+    seconds_per_sample: Mapping[TrainConfig, float]
+
+    def ratio(self, slow: TrainConfig, fast: TrainConfig) -> float | None:
+        """How many times as fast; None where one of them is not known."""
+        known = self.seconds_per_sample
+        return known[slow] / known[fast] if slow in known and fast in known else None
+
+
+def measured_rates(records: Iterable[TrialRecord]) -> Rates:
+    """What trials measured."""
+    measured = ((TrainConfig.from_dict(r.config), r.measurement) for r in records)
+    return Rates(Evidence.MEASURED, {c: 1 / m.samples_per_second for c, m in measured if m})
+
+
+def predicted_rates(findings: Findings) -> Rates:
+    """What arithmetic says."""
+    return Rates(Evidence.ANALYTIC, {c: one.seconds_per_sample for c, one in findings.forecasts.items()})
+
+
+def contributions(baseline: TrainConfig, config: TrainConfig, tiers: Sequence[Rates]) -> list[str]:
+    """What each change brings if it is made alone, from the best tier that knows it; [] for fewer than two changes."""
+    singles = [single for change in _CHANGES if (single := change(baseline, config)) != baseline]
+    if len(singles) < 2:
+        return []
+    told = []
+    for single in singles:
+        known = [(rates.evidence, ratio) for rates in tiers if (ratio := rates.ratio(baseline, single)) is not None]
+        if known:
+            evidence, ratio = known[0]
+            told.append(f"{', '.join(changes(baseline, single))} alone: {ratio:.2f} times as fast ({evidence})")
+    return told
+
+
+def scaling(findings: Findings, tiers: Sequence[Rates]) -> str | None:
+    """Samples a second and efficiency of the best configuration on each number of devices, all from one tier.
+
+    Efficiency is the rate over what that many times one device would give. None with a single number of devices.
+    """
+    sizes = sorted({config.mesh.devices for config in findings.space.configs})
+    if len(sizes) < 2:
+        return None
+    for rates in tiers:
+        best = {size: _best_rate(rates, findings.space.configs, size) for size in sizes}
+        known = {size: rate for size, rate in best.items() if rate is not None}
+        if len(known) < len(sizes):
+            continue
+        first = sizes[0]
+        parts = [
+            f"{size}: {rate:,.0f} samples/s ({rate / (size / first * known[first]):.0%})"
+            for size, rate in known.items()
+        ]
+        simulated = ", simulated devices" if findings.cluster.simulated else ""
+        return f"devices and efficiency ({rates.evidence}{simulated}): {'; '.join(parts)}"
+    return None
+
+
+def idle_devices(findings: Findings, config: TrainConfig, tiers: Sequence[Rates]) -> str | None:
+    """Why a plan leaves devices idle, from the best tier that knows it; None where it leaves none."""
+    used, there = config.mesh.devices, findings.cluster.devices
+    if used >= there:
+        return None
+    told = f"the plan uses {used} of {there} devices"
+    larger = [one for one in findings.space.configs if one.mesh.devices > used]
+    if not larger:
+        return f"{told}: {_NONE_LARGER}"
+    for rates in tiers:
+        known = [one for one in larger if one in rates.seconds_per_sample and _may_fit(findings, one)]
+        if known and config in rates.seconds_per_sample:
+            best = min(known, key=lambda one: rates.seconds_per_sample[one])
+            return f"{told}: {_against(findings, config, best, rates)}"
+    return f"{told}: nothing on more of them is known to fit"
+
+
+def _against(findings: Findings, config: TrainConfig, best: TrainConfig, rates: Rates) -> str:
+    """What the best on more devices takes, and where its time goes."""
+    ratio = rates.ratio(best, config) or 1.0
+    samples = formatting.counted(best.batch.local, "sample")
+    on = f"the best on {best.mesh.devices}, with {samples} each, takes {_times(ratio)} ({rates.evidence})"
+    forecast = findings.forecasts.get(best)
+    time = {} if forecast is None else forecast.estimate.get("time") or {}
+    bound, whole = time.get("bound"), time.get("micro_step_seconds")
+    if bound not in _FIXED or not whole:
+        return on
+    share = f"{formatting.percent(time[f'{bound}_seconds'] / whole)} of it {_FIXED[bound]} (analytic)"
+    kept = len({one.batch.effective for one in findings.space.configs}) == 1
+    return f"{on}, {share}{_SPREADS if kept else ''}"
+
+
+def _times(ratio: float) -> str:
+    if ratio < 1:
+        return f"{ratio:.2f} times as long, which is too little to tell"
+    return f"{ratio:.2f} times as long" if ratio >= _AS_LONG else "as long"
+
+
+def _may_fit(findings: Findings, config: TrainConfig) -> bool:
+    forecast = findings.forecasts.get(config)
+    return forecast is None or forecast.may_fit
+
+
+def _best_rate(rates: Rates, configs: Iterable[TrainConfig], devices: int) -> float | None:
+    known = rates.seconds_per_sample
+    seconds = [known[config] for config in configs if config.mesh.devices == devices and config in known]
+    return 1 / min(seconds) if seconds else None
+
+
+def _other_batch(baseline: TrainConfig, config: TrainConfig) -> TrainConfig:
+    """The plan's global and effective batch on the baseline's mesh, where they divide over it."""
+    if config.batch.global_size % baseline.mesh.data:
+        return baseline
+    sizes = Batch.from_global(config.batch.global_size, data=baseline.mesh.data, accumulation=config.batch.accumulation)
+    return baseline.with_(batch=sizes)
+
+
+def _other_mesh(baseline: TrainConfig, config: TrainConfig) -> TrainConfig:
+    if baseline.batch.global_size % config.mesh.data:
+        return baseline
+    return baseline.with_(mesh=config.mesh)
+
+
+_CHANGES: tuple[Callable[[TrainConfig, TrainConfig], TrainConfig], ...] = (
+    lambda baseline, config: baseline.with_(backend=config.backend),
+    lambda baseline, config: baseline.with_(precision=config.precision),
+    _other_batch,
+    _other_mesh,
+    lambda baseline, config: baseline.with_(remat=config.remat),
+    lambda baseline, config: baseline.with_(steps_per_execution=config.steps_per_execution),
+    lambda baseline, config: baseline.with_(jit_compile=config.jit_compile),
+    lambda baseline, config: baseline.with_(keep_freed_memory=config.keep_freed_memory),
+)

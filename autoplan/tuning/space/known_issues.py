@@ -1,0 +1,210 @@
+"""What Keras or a backend rejects, gets wrong, or does not gain from: data, each fact with its citation.
+
+The facts are in `known_issues.yaml`; here they are read, checked and matched against a configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from importlib.resources import files
+from typing import Any, Protocol
+
+import yaml
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import InvalidVersion, Version
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from autoplan.errors import ConfigError
+from cost_models.config import TrainConfig
+
+
+class Effect(StrEnum):
+    """What happens to a configuration that meets the conditions of an issue."""
+
+    REJECTED = "rejected"
+    WRONG = "wrong"
+    NO_GAIN = "no_gain"
+    HANDLED = "handled"
+
+
+class ModelFacts(Protocol):
+    """What an issue may ask of a model; `jobs.Observation` answers it."""
+
+    @property
+    def batch_norm(self) -> bool: ...
+    @property
+    def random_layers(self) -> bool: ...
+    @property
+    def recurrent(self) -> bool: ...
+    @property
+    def custom_train_step(self) -> bool: ...
+    @property
+    def unscaled_train_step(self) -> bool: ...
+    @property
+    def layer_kinds(self) -> list[str]: ...
+
+
+@dataclass(frozen=True)
+class Versions:
+    """Where a configuration would run. An unknown version ("") matches every range: better gated than wrong.
+
+    hardware   kind of the device: cpu | gpu | tpu
+    """
+
+    keras: str = ""
+    backend: str = ""
+    hardware: str = ""
+
+
+MODEL_FACTS = frozenset({"batch_norm", "random_layers", "recurrent", "custom_train_step", "unscaled_train_step"})
+
+
+def knob_values(config: TrainConfig) -> dict[str, Any]:
+    """The knobs of a configuration as flat plain values, under the names that conditions use."""
+    return {
+        "backend": config.backend,
+        "precision": config.precision.value,
+        "global": config.batch.global_size,
+        "accumulation": config.batch.accumulation,
+        "data": config.mesh.data,
+        "model": config.mesh.model,
+        "shard_state": config.layout.shard_state,
+        "remat": config.remat.mode.value,
+        "steps_per_execution": config.steps_per_execution,
+        "jit_compile": config.jit_compile,
+        "keep_freed_memory": config.keep_freed_memory,
+    }
+
+
+KNOBS = frozenset(knob_values(TrainConfig.from_dict({"batch": {"global": 1}})))
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class AtLeast(_Strict):
+    """A knob whose value is a number of at least this."""
+
+    at_least: int
+
+
+class When(_Strict):
+    """Conditions of an issue. All must hold; one that is not written holds always."""
+
+    backend: list[str] = []
+    keras: str = ""
+    backend_version: str = ""
+    hardware: list[str] = []
+    model: dict[str, bool] = {}
+    layer_kinds: list[str] = []
+    config: dict[str, AtLeast | list[str | int | bool]] = Field(min_length=1)
+
+    @field_validator("keras", "backend_version")
+    @classmethod
+    def _is_range(cls, text: str) -> str:
+        try:
+            SpecifierSet(text)
+        except InvalidSpecifier:
+            raise ValueError(f"{text!r} is no version range; expected for example '>=3.13,<3.16'") from None
+        return text
+
+    @field_validator("model")
+    @classmethod
+    def _names_facts(cls, facts: dict[str, bool]) -> dict[str, bool]:
+        return _only_known(facts, MODEL_FACTS)
+
+    @field_validator("config")
+    @classmethod
+    def _names_knobs(cls, knobs: dict[str, Any]) -> dict[str, Any]:
+        return _only_known(knobs, KNOBS)
+
+
+class KnownIssue(_Strict):
+    """One fact: under which conditions, with what effect, why, and who says so."""
+
+    id: str
+    when: When
+    effect: Effect
+    reason: str = Field(min_length=10)
+    citation: str = Field(min_length=5)
+
+    @property
+    def drops(self) -> bool:
+        """Whether a configuration with this issue is left out of the space."""
+        return self.effect is not Effect.HANDLED
+
+    def describe(self) -> str:
+        """The reason with its citation, as plans show it."""
+        return f"{self.reason} [{self.citation}]"
+
+
+class _File(_Strict):
+    schema_: int = Field(alias="schema", ge=1, le=1)
+    issues: list[KnownIssue]
+
+
+def parse(text: str) -> tuple[KnownIssue, ...]:
+    """The issues of a YAML text. ConfigError names the entry that does not follow the schema."""
+    try:
+        issues = _File.model_validate(yaml.safe_load(text)).issues
+    except (ValidationError, yaml.YAMLError) as error:
+        raise ConfigError(f"known issues that cannot be read: {error}") from None
+    seen: set[str] = set()
+    for issue in issues:
+        if issue.id in seen:
+            raise ConfigError(f"known issue {issue.id!r} is written twice; each id may stand once")
+        seen.add(issue.id)
+    return tuple(issues)
+
+
+@cache
+def known_issues() -> tuple[KnownIssue, ...]:
+    """The issues that ship with this version."""
+    return parse(files("autoplan.tuning.space").joinpath("known_issues.yaml").read_text(encoding="utf-8"))
+
+
+def applying(
+    config: TrainConfig, facts: ModelFacts, versions: Versions, issues: Sequence[KnownIssue] | None = None
+) -> list[KnownIssue]:
+    """The issues whose every condition this configuration meets, for this model, with these versions."""
+    knobs = knob_values(config)
+    candidates = known_issues() if issues is None else issues
+    return [issue for issue in candidates if _holds(issue.when, config.backend, knobs, facts, versions)]
+
+
+def _holds(when: When, backend: str, knobs: dict[str, Any], facts: ModelFacts, versions: Versions) -> bool:
+    return (
+        (not when.backend or backend in when.backend)
+        and (not when.hardware or versions.hardware in when.hardware)
+        and all(_meets(knobs[name], condition) for name, condition in when.config.items())
+        and all(getattr(facts, name) is wanted for name, wanted in when.model.items())
+        and (not when.layer_kinds or not set(when.layer_kinds).isdisjoint(facts.layer_kinds))
+        and _in_range(versions.keras, when.keras)
+        and _in_range(versions.backend, when.backend_version)
+    )
+
+
+def _meets(value: Any, condition: AtLeast | list[str | int | bool]) -> bool:
+    if isinstance(condition, AtLeast):
+        return bool(value >= condition.at_least)
+    return any(value == allowed and type(value) is type(allowed) for allowed in condition)
+
+
+def _in_range(version: str, allowed: str) -> bool:
+    if not allowed or not version:
+        return True
+    try:
+        return SpecifierSet(allowed).contains(Version(version), prereleases=True)
+    except InvalidVersion:
+        return True
+
+
+def _only_known(mapping: dict[str, Any], known: frozenset[str]) -> dict[str, Any]:
+    unknown = sorted(set(mapping) - known)
+    if unknown:
+        raise ValueError(f"unknown {', '.join(unknown)}; expected any of {', '.join(sorted(known))}")
+    return mapping

@@ -1,0 +1,275 @@
+"""Two visible steps: what fits (`feasible`), then what may win (`rank`). Each rejection keeps reason and figures.
+
+Both work on forecasts: a configuration with what arithmetic says of its memory and time. Nothing is run here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from autoplan import formatting
+from autoplan.errors import NoFeasibleConfiguration
+from autoplan.plan.records import Evidence, Rejection
+from autoplan.tuning.space.known_issues import knob_values
+from autoplan.tuning.space.pins import spelling
+from cost_models.config import Batch, TrainConfig
+
+SLOWER_FACTOR = 2.0
+"""Configurations predicted slower than this many times the best are not tried: wider than the analytic tier's error."""
+KEEP_AT_LEAST = 8
+"""This many of the best predictions are kept whatever the factor says, so that a wrong model cannot hide the winner."""
+KEEP_AT_MOST = 64
+AS_GOOD = 1.02
+"""Times the best prediction: what is within is taken for as fast."""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What is predicted for one configuration.
+
+    update_seconds      of one change of the weights
+    needed_bytes        upper end of the interval of a device's memory; None when not known
+    least_bytes         lower end of that interval
+    capacity_bytes      what one device leaves usable; None when not known
+    headroom            fraction of the capacity that is kept free
+    samples             samples an epoch; None when not known
+    estimate            the whole estimate, as printed
+    outside_bytes       what the process holds besides, in the same memory: on a CPU interpreter, libraries and data, as
+                        they were measured before the first micro-step; it is part of needed_bytes and least_bytes
+    """
+
+    config: TrainConfig
+    update_seconds: float
+    needed_bytes: int | None
+    capacity_bytes: int | None
+    headroom: float
+    samples: int | None
+    estimate: Mapping[str, Any]
+    least_bytes: int | None = None
+    outside_bytes: int = 0
+
+    @classmethod
+    def from_estimate(
+        cls, config: TrainConfig, estimate: Mapping[str, Any], samples: int | None, outside_bytes: int = 0
+    ) -> Forecast:
+        """Read the figures of `Estimate.to_dict()`."""
+        memory = estimate["memory"]
+        low, high = (memory["per_device_bytes"].get(name) for name in ("total_low", "total_high"))
+        return cls(
+            config=config,
+            update_seconds=estimate["time"]["update_seconds"],
+            needed_bytes=None if high is None else high + outside_bytes,
+            capacity_bytes=memory.get("capacity_bytes"),
+            headroom=memory.get("headroom", 0.0),
+            samples=samples,
+            estimate=estimate,
+            least_bytes=None if low is None else low + outside_bytes,
+            outside_bytes=outside_bytes,
+        )
+
+    @property
+    def usable_bytes(self) -> int | None:
+        """Capacity less headroom: what `needed_bytes` is held against."""
+        return None if self.capacity_bytes is None else int(self.capacity_bytes * (1 - self.headroom))
+
+    @property
+    def fits(self) -> bool:
+        """Whether it fits; what is not known is not held against a configuration."""
+        return self.needed_bytes is None or self.usable_bytes is None or self.needed_bytes <= self.usable_bytes
+
+    @property
+    def may_fit(self) -> bool:
+        """Whether the lower end of the forecast leaves hope: only a run can tell."""
+        return self.least_bytes is None or self.capacity_bytes is None or self.least_bytes <= self.capacity_bytes
+
+    @property
+    def seconds_per_sample(self) -> float:
+        """Predicted seconds a sample over an epoch. A last partial batch costs a whole micro-step."""
+        batch = self.config.batch
+        micro_step_seconds = self.update_seconds / batch.accumulation
+        if self.samples is None:
+            return micro_step_seconds / batch.global_size
+        return micro_step_seconds * -(-self.samples // batch.global_size) / self.samples
+
+
+def feasible(forecasts: Sequence[Forecast], *, measurable: bool = False) -> tuple[list[Forecast], list[Rejection]]:
+    """Those that fit, and a Rejection for each that does not.
+
+    measurable   trials can tell more than forecasts do: where none is sure to fit, those that may are kept
+
+    NoFeasibleConfiguration when none is left, with the least memory needed and what would fit.
+    """
+    fitting = [forecast for forecast in forecasts if forecast.fits]
+    if not fitting and measurable:
+        fitting = [forecast for forecast in forecasts if forecast.may_fit]
+    if not fitting:
+        raise NoFeasibleConfiguration(nothing_fits(forecasts))
+    kept = {forecast.config for forecast in fitting}
+    return fitting, [_too_large(forecast, fitting) for forecast in forecasts if forecast.config not in kept]
+
+
+def rank(
+    fitting: Sequence[Forecast],
+    *,
+    factor: float = SLOWER_FACTOR,
+    at_least: int = KEEP_AT_LEAST,
+    at_most: int = KEEP_AT_MOST,
+    keep: Iterable[TrainConfig] = (),
+) -> tuple[list[Forecast], list[Rejection]]:
+    """The shortlist, best prediction first, and a Rejection for each that is left out.
+
+    Kept are all within `factor` of the best, never fewer than `at_least` nor more than `at_most`, and `keep` always.
+    """
+    ordered = sorted(fitting, key=lambda forecast: forecast.seconds_per_sample)
+    always = set(keep)
+    best = ordered[0]
+    kept: list[Forecast] = []
+    rejected: list[Rejection] = []
+    for place, forecast in enumerate(ordered):
+        close = forecast.seconds_per_sample <= factor * best.seconds_per_sample
+        if (place < at_most and (close or place < at_least)) or forecast.config in always:
+            kept.append(forecast)
+        else:
+            rejected.append(_too_slow(forecast, best, place, factor))
+    return kept, rejected
+
+
+def without_idle_accumulation(
+    baseline: TrainConfig, fitting: Sequence[Forecast]
+) -> tuple[list[Forecast], list[Rejection]]:
+    """Of those that differ in accumulation alone one: a freed effective batch makes many of one micro-batch.
+
+    Kept is what is as good as the best prediction and nearest to the script's effective batch, and whatever has that
+    very batch: it trains the same.
+    """
+    own = baseline.batch.effective
+    groups: dict[TrainConfig, list[Forecast]] = {}
+    for one in fitting:
+        alone = Batch.from_global(one.config.batch.global_size, data=one.config.mesh.data)
+        groups.setdefault(one.config.with_(batch=alone), []).append(one)
+    best = {
+        min(_as_good(group), key=lambda one: _octaves(one.config.batch.effective, own)).config
+        for group in groups.values()
+    }
+    chosen = [
+        one for one in fitting if one.config in best or one.config.batch.effective == own or one.config == baseline
+    ]
+    kept = {one.config for one in chosen}
+    left = [one.config for one in fitting if one.config not in kept]
+    if not left:
+        return list(fitting), []
+    return chosen, [
+        Rejection(
+            config=left[0].to_dict(),
+            stage="slower",
+            reason="more or fewer micro-steps an update are predicted to gain nothing over one that is tried",
+            figures={"evidence": Evidence.ANALYTIC.value, "configurations": len(left)},
+        )
+    ]
+
+
+def _as_good(group: Sequence[Forecast]) -> list[Forecast]:
+    """What no prediction tells from the best, the best first."""
+    ordered = sorted(group, key=lambda one: one.seconds_per_sample)
+    return [one for one in ordered if one.seconds_per_sample <= AS_GOOD * ordered[0].seconds_per_sample]
+
+
+def _octaves(one: int, other: int) -> float:
+    return abs(math.log2(one / other))
+
+
+def changes(before: TrainConfig, after: TrainConfig) -> list[str]:
+    """What to change in words: `["batch.accumulation 4", "precision mixed_bfloat16"]`.
+
+    A global batch that follows from the accumulation under the same effective batch is not said again.
+    """
+    old, new = knob_values(before), knob_values(after)
+    same_effective = before.batch.effective == after.batch.effective
+    implied = {"global"} if same_effective and old["accumulation"] != new["accumulation"] else set()
+    return [f"{_short(name)} {_spoken(new[name])}" for name in new if new[name] != old[name] and name not in implied]
+
+
+def distance(before: TrainConfig, after: TrainConfig) -> tuple[int, int]:
+    """How far one configuration is from another: knobs changed, then octaves between their global batches."""
+    octaves = abs(before.batch.global_size.bit_length() - after.batch.global_size.bit_length())
+    return len(changes(before, after)), octaves
+
+
+def nearest(config: TrainConfig, among: Iterable[Forecast]) -> Forecast:
+    """The forecast of least change from `config`; the faster of two equally near."""
+    return min(among, key=lambda other: (*distance(config, other.config), other.seconds_per_sample))
+
+
+def would_fit(config: TrainConfig, fitting: Sequence[Forecast]) -> str | None:
+    """The least change that fits, in words; None where nothing does."""
+    if not fitting:
+        return None
+    return f"{', '.join(changes(config, nearest(config, fitting).config))} would fit"
+
+
+def _too_large(forecast: Forecast, fitting: Sequence[Forecast]) -> Rejection:
+    needs = f"needs {formatting.size(forecast.needed_bytes)} of {formatting.size(forecast.usable_bytes)}"
+    return Rejection(
+        config=forecast.config.to_dict(),
+        stage="infeasible",
+        reason=needs,
+        figures={
+            "evidence": Evidence.ANALYTIC.value,
+            "needed_bytes": forecast.needed_bytes,
+            **({"outside_bytes": forecast.outside_bytes} if forecast.outside_bytes else {}),
+            "usable_bytes": forecast.usable_bytes,
+            "capacity_bytes": forecast.capacity_bytes,
+            "headroom": forecast.headroom,
+        },
+        nearest=would_fit(forecast.config, fitting),
+    )
+
+
+def _too_slow(forecast: Forecast, best: Forecast, place: int, factor: float) -> Rejection:
+    ratio = forecast.seconds_per_sample / best.seconds_per_sample
+    reason = f"predicted {ratio:.2f} times the time of the best"
+    if ratio <= factor:
+        reason = f"number {place + 1} by prediction ({ratio:.2f} times the best); the shortlist is full"
+    return Rejection(
+        config=forecast.config.to_dict(),
+        stage="slower",
+        reason=reason,
+        figures={
+            "evidence": Evidence.ANALYTIC.value,
+            "seconds_per_sample": forecast.seconds_per_sample,
+            "best_seconds_per_sample": best.seconds_per_sample,
+            "update_seconds": forecast.update_seconds,
+            "needed_bytes": forecast.needed_bytes,
+        },
+        nearest=None,
+    )
+
+
+def nothing_fits(forecasts: Sequence[Forecast]) -> str:
+    """The least memory needed, and what would fit. Needs are known here: what has no known need fits."""
+    least = min(forecasts, key=lambda forecast: forecast.needed_bytes or 0)
+    needed, headroom = least.needed_bytes or 0, least.headroom
+    device = int(needed / (1 - headroom))
+    held = (
+        f", {formatting.size(least.outside_bytes)} of it what the process holds besides" if least.outside_bytes else ""
+    )
+    return (
+        f"none of {len(forecasts)} configurations fits: the least memory needed is {formatting.size(needed)} a device "
+        f"({least.config.describe()}{held}), and a device has {formatting.size(least.capacity_bytes)}, of which "
+        f"{headroom:.0%} are kept free. What would fit: devices with at least {formatting.size(device)} usable, "
+        "a smaller "
+        "--effective-batch, or fewer pins (--fix, --only)"
+    )
+
+
+def _short(name: str) -> str:
+    return {"accumulation": "accumulation", "global": "global batch", "remat": "remat", "data": "mesh data"}.get(
+        name, spelling(name)
+    )
+
+
+def _spoken(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,48 @@
+"""What the figures of a study are of: with another source, hardware, version or space they are other figures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from autoplan import formatting
+from autoplan._version import __version__
+from autoplan.jobs.client import SourceSpec
+from autoplan.jobs.runner import Bench
+from autoplan.machine import local_hardware
+from autoplan.tuning.estimates.estimator import Findings
+from autoplan.tuning.trials.study import knob_choices
+
+
+def known_at_once(bench: Bench) -> dict[str, Any]:
+    """As far as it is known before the source has run."""
+    source = bench.source
+    return {
+        "source": source.sha256,
+        "function": source.function,
+        "arguments": list(source.args),
+        "fit": source.fit_index,
+        "hardware": local_hardware.identity(bench.cluster),
+        "devices": bench.cluster.devices,
+        "memory": formatting.size(bench.usable_bytes()),
+        "settings": local_hardware.settings(),
+        "autoplan": __version__,
+    }
+
+
+def identity(bench: Bench, findings: Findings) -> dict[str, Any]:
+    """All of it: the key under which figures are kept."""
+    environment = findings.observation.environment
+    return {
+        **known_at_once(bench),
+        "structure": findings.observation.structure,
+        "keras": environment.get("keras"),
+        "backend": f"{bench.backend} {environment.get('backend_version')}",
+        "baseline": findings.space.baseline.describe(),
+        "knobs": knob_choices([findings.space.baseline, *findings.space.configs]),
+    }
+
+
+def stem(source: SourceSpec) -> str:
+    """What a study's folder is named after."""
+    return Path(source.path or source.module or source.function).stem

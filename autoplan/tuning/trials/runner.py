@@ -1,0 +1,350 @@
+"""Trials: the baseline first, then what the study asks for, until the count, the budget or the user ends it.
+
+A failure ends a trial, never the study.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from statistics import median
+
+from autoplan.errors import ConfigError, NoFeasibleConfiguration, StudyError
+from autoplan.jobs.client import Observation
+from autoplan.jobs.runner import Bench, explain_failure
+from autoplan.plan.records import Evidence, Failure, FailureKind, Measurement, Outcome, Rejection, Rescue, TrialRecord
+from autoplan.tuning.estimates.calibration import contenders, reordered
+from autoplan.tuning.objective import PlannedFit, settled_compile_seconds
+from autoplan.tuning.oom_rescue.report import nothing_runs, rescue
+from autoplan.tuning.oom_rescue.search import Ladder, Need, cannot_run, needs
+from autoplan.tuning.request import Event, Watch
+from autoplan.tuning.space.prune import Forecast, distance
+from autoplan.tuning.trials.study import Study
+from autoplan.tuning.verification.verifier import verification_seconds
+from cost_models.config import TrainConfig
+
+MEASURED = {"groups": 8, "group_seconds": 0.5}
+"""How long a trial measures: groups of micro-steps, each ended by waiting for the device."""
+ROOM_MAKERS = (FailureKind.OOM, FailureKind.COMPILE_OOM, FailureKind.TIMEOUT)
+"""Failures of a baseline that tuning can help with: it is too large or too slow, but not wrong."""
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What the trials showed.
+
+    baseline    trial 0, the user's own configuration
+    reference   what others are compared with: the baseline, or the first that ran where the baseline does not
+    ended       why there were no more trials
+    rescued     how the reference was found where the baseline runs out of memory
+    left_out    what was not tried because a trial that needs no more ran out of memory
+    """
+
+    baseline: TrialRecord
+    reference: TrialRecord
+    records: tuple[TrialRecord, ...]
+    ended: str
+    interrupted: bool = False
+    rescued: Rescue | None = None
+    left_out: tuple[Rejection, ...] = ()
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What others are compared with where the baseline does not run."""
+
+    record: TrialRecord
+    rescued: Rescue | None = None
+    interrupted: bool = False
+
+
+@dataclass
+class Runner:
+    """Runs one trial after another and tells the watcher about each. Configurations are compared by the objective.
+
+    exact               whether losses will have to be equal, which makes verification shorter
+    reference_seconds   what a trial of the reference takes; 0 before there is one
+    left_out            what was taken off the shortlist because something that needs no more ran out of memory
+    """
+
+    bench: Bench
+    study: Study
+    observation: Observation
+    forecasts: Mapping[TrainConfig, Forecast]
+    legal: frozenset[TrainConfig]
+    watch: Watch
+    trials: int
+    exact: bool = True
+    reference_seconds: float = 0.0
+    left_out: list[Rejection] = field(default_factory=list)
+    _trial_seconds: list[float] = field(default_factory=list)
+    _storage_failed: bool = False
+
+    def run_baseline(self, config: TrainConfig) -> TrialRecord:
+        """Trial 0. SourceError when the training is at fault by itself.
+
+        Such a fault of an earlier run is not taken over: it may have been mended where the source does not show it.
+        """
+        for kept in self.study.records:
+            self._learn(kept)
+        record = self.study.outcome(config)
+        if record is None or (record.failure is not None and record.failure.kind not in ROOM_MAKERS):
+            record = self._run(config, announce=True)
+        if record is None:
+            raise _spent(self.bench)
+        if record.failure is not None and record.failure.kind not in ROOM_MAKERS:
+            raise explain_failure(record.failure)
+        return record
+
+    def run_reference(self, failed: TrialRecord) -> Reference:
+        """Where the baseline failed: the least change from it that runs.
+
+        NoFeasibleConfiguration when none has the memory to run, SourceError when none runs for another reason.
+        """
+        if failed.failure is not None and failed.failure.out_of_memory:
+            return self._rescue(failed)
+        return Reference(self._first_that_runs(failed))
+
+    def _rescue(self, failed: TrialRecord) -> Reference:
+        """Up and down the ladder of changes. Ctrl-C ends the climb, and with something that runs it is not in vain."""
+        baseline = TrainConfig.from_dict(failed.config)
+        ladder = Ladder(baseline, self.legal, self._needs(baseline))
+        self._tell(Event("stage", "your own configuration runs out of memory; looking for the least change that runs"))
+        interrupted = False
+        try:
+            self._climb(ladder)
+        except KeyboardInterrupt:
+            if ladder.least is None:
+                raise
+            interrupted = True
+        usable_bytes, batch_norm = self.bench.usable_bytes(), self.observation.batch_norm
+        found = rescue(ladder, failed, self.forecasts, usable_bytes=usable_bytes, batch_norm=batch_norm)
+        if found is None and ladder.next() is not None:
+            raise _spent(self.bench)
+        if found is None:
+            raise NoFeasibleConfiguration(nothing_runs(ladder, failed, self.forecasts, usable_bytes))
+        record = next(one for one in ladder.records if one.config == found.config)
+        return Reference(record, found, interrupted)
+
+    def _climb(self, ladder: Ladder) -> None:
+        """Try what the ladder says, until it has said all or the budget ends."""
+        while (config := ladder.next()) is not None and self._may_go_on():
+            record = self.study.outcome(config) or self._run(config, announce=True)
+            if record is None:
+                return
+            ladder.tell(record)
+
+    def _first_that_runs(self, failed: TrialRecord) -> TrialRecord:
+        """By least change from a baseline that took too long. SourceError when none runs."""
+        baseline = TrainConfig.from_dict(failed.config)
+        last: TrialRecord | None = None
+        for config in sorted(self.legal, key=lambda config: distance(baseline, config)):
+            if config == baseline or not self._may_fit(config) or not self._may_go_on():
+                continue
+            last = self.study.outcome(config) or self._run(config, announce=True)
+            if last is not None and last.measurement is not None:
+                return last
+        if last is None or last.failure is None:
+            raise _spent(self.bench)
+        raise explain_failure(last.failure)
+
+    def run_rest(self) -> str:
+        """Trials until none is left to try; returns why they ended."""
+        while True:
+            if self._storage_failed:
+                return "the study could not be stored any more"
+            if len(self.study.records) >= self.trials:
+                return f"all {self.trials} trials are done"
+            if not self._may_go_on():
+                return "the budget is spent, but for verification"
+            self.study.reorder(reordered(self.study.shortlist, self.forecasts, self.study.records))
+            try:
+                config = self.study.ask(self._contenders)
+            except StudyError as error:
+                self._without_study(error)
+                continue
+            if config is None:
+                return "every configuration of the shortlist was tried"
+            if self._run(config, announce=False) is None:
+                return "the budget is spent"
+
+    def _contenders(self, untried: Sequence[TrainConfig]) -> list[TrainConfig]:
+        own = TrainConfig.from_dict(self.observation.config).batch.local
+        return contenders(untried, self.forecasts, self.study.records, local_batch=own)
+
+    def objective(self, record: TrialRecord) -> float | None:
+        """Seconds a sample of the planned fit; None for a failure."""
+        if record.measurement is None:
+            return None
+        return self._seconds_per_sample(TrainConfig.from_dict(record.config), record.measurement)
+
+    def _whole_fit_seconds(self, config: TrainConfig, outcome: Outcome) -> float | None:
+        """Of the script's own fit; None for a failure, or where its length is not known."""
+        if isinstance(outcome, Failure):
+            return None
+        compile_seconds = settled_compile_seconds(outcome, self.study.records)
+        return PlannedFit.of(self.observation).seconds(config, outcome, compile_seconds)
+
+    def _seconds_per_sample(self, config: TrainConfig, measurement: Measurement) -> float:
+        compile_seconds = settled_compile_seconds(measurement, self.study.records)
+        return PlannedFit.of(self.observation).seconds_per_sample(config, measurement, compile_seconds)
+
+    def ranked(self) -> list[TrialRecord]:
+        """Measured and legal, the best first."""
+        scored = [
+            (self.objective(r), r.number, r)
+            for r in self.study.records
+            if TrainConfig.from_dict(r.config) in self.legal
+        ]
+        return [record for score, _, record in sorted((s, n, r) for s, n, r in scored if s is not None)]
+
+    def worth_verifying(self, reference: TrialRecord) -> list[TrialRecord]:
+        """Better than the reference, in the order in which to verify.
+
+        The best of those that cannot be told from the best goes first by least change: a setting that does not show its
+        worth is not worth its change, least of all one that changes the numbers.
+        """
+        standard = self.objective(reference) or 0.0
+        better = [record for record in self.ranked() if (self.objective(record) or 0.0) < standard]
+        if not better:
+            return []
+        baseline = TrainConfig.from_dict(reference.config)
+        slowest_of_best = _samples_per_second(better[0])[0]
+        alike = [record for record in better if _samples_per_second(record)[1] >= slowest_of_best]
+
+        def change(record: TrialRecord) -> tuple[bool, bool, int, float]:
+            config = TrainConfig.from_dict(record.config)
+            knobs, _ = distance(baseline, config)
+            moves, rounds = config.backend != baseline.backend, config.precision != baseline.precision
+            return moves, rounds, knobs, self.objective(record) or 0.0
+
+        first = sorted(alike, key=change)
+        return [*first, *(record for record in better if record not in first)]
+
+    def _may_fit(self, config: TrainConfig) -> bool:
+        """Whether it is forecast to fit. Where nothing is forecast, nothing speaks against it."""
+        forecast = self.forecasts.get(config)
+        return not self.forecasts or (forecast is not None and forecast.fits)
+
+    def _needs(self, baseline: TrainConfig) -> dict[TrainConfig, Need]:
+        return needs(baseline, self.legal, self.forecasts)
+
+    def _learn(self, record: TrialRecord) -> None:
+        """Take off the shortlist what needs no less than a configuration that ran out of memory."""
+        if record.failure is None or not record.failure.out_of_memory:
+            return
+        config = TrainConfig.from_dict(record.config)
+        needed = self._needs(config)
+        gone = self.study.leave_out(lambda other: cannot_run(other, config, needed))
+        if not gone:
+            return
+        self.left_out.append(
+            Rejection(
+                config=gone[0].to_dict(),
+                stage="infeasible",
+                reason=f"forecast to need no less than {config.describe()}, which ran out of memory",
+                figures={"evidence": Evidence.ANALYTIC.value, "configurations": len(gone)},
+            )
+        )
+
+    def typical_seconds(self) -> float:
+        """What a trial takes, its process's start and end included: the median of this run; 0 before the first."""
+        return median(self._trial_seconds) if self._trial_seconds else 0.0
+
+    def _may_go_on(self) -> bool:
+        """Whether another trial would leave time to verify.
+
+        The first half of a budget is for trials in any case. So is what one other than the baseline takes: without it
+        there is nothing to verify.
+        """
+        clock, trial_seconds, setup_seconds = self.bench.clock, self.typical_seconds(), self.observation.setup_seconds
+        if len(self.study.records) == 1 and clock.allows(trial_seconds):
+            return True
+        if clock.budget_seconds is not None and clock.elapsed() + trial_seconds < clock.budget_seconds / 2:
+            return True
+        reserve = verification_seconds(self.reference_seconds, trial_seconds, setup_seconds, exact=self.exact)
+        return clock.allows(trial_seconds + reserve)
+
+    def _run(self, config: TrainConfig, *, announce: bool) -> TrialRecord | None:
+        """One trial, told to the study. An interruption gives the configuration back, as does the end of the budget."""
+        if announce:
+            self.study.begin(config)
+        number = self.study.next_number
+        self._tell(Event("trial_started", config.describe(), number=number, config=config.to_dict()))
+        started = self.bench.clock.elapsed()
+        try:
+            outcome = self.bench.measure(
+                config, f"trial-{number}", options=MEASURED, on_phase=lambda phase: self._phase(number, phase)
+            )
+        except BaseException:
+            self._give_back(config)
+            raise
+        self._trial_seconds.append(self.bench.clock.elapsed() - started)
+        if isinstance(outcome, Failure) and self.bench.cut_short(outcome):
+            self._give_back(config)
+            return None
+        return self._record(config, outcome)
+
+    def _give_back(self, config: TrainConfig) -> None:
+        """A trial that says nothing may be asked for again; what cannot be told is ended when the study opens next."""
+        with suppress(StudyError):
+            self.study.abandon(config)
+
+    def _record(self, config: TrainConfig, outcome: Outcome) -> TrialRecord:
+        forecast = self.forecasts.get(config)
+        objective = None
+        if isinstance(outcome, Measurement):
+            objective = self._seconds_per_sample(config, outcome)
+        predicted = forecast.update_seconds if forecast else None
+        try:
+            record = self.study.tell(config, outcome, objective, predicted)
+        except StudyError as error:
+            self._without_study(error)
+            record = self.study.records[-1]
+        self._learn(record)
+        best = next(iter(self.ranked()), None)
+        text = outcome.message if isinstance(outcome, Failure) else config.describe()
+        self._tell(
+            Event(
+                "trial_finished",
+                text,
+                number=record.number,
+                config=record.config,
+                outcome=outcome,
+                whole_fit_seconds=self._whole_fit_seconds(config, outcome),
+                whole_fit_known=PlannedFit.of(self.observation).samples is not None,
+                best_number=best.number if best else None,
+            )
+        )
+        return record
+
+    def _without_study(self, error: StudyError) -> None:
+        """The study cannot be stored any more: no further trial, and a plan of what is in memory."""
+        if not self._storage_failed:
+            self._tell(Event("note", f"{error}; trials end here, and the plan is made of what was measured"))
+        self._storage_failed = True
+
+    def _phase(self, number: int, phase: str) -> None:
+        self._tell(Event("trial_phase", phase, number=number))
+
+    def _tell(self, event: Event) -> None:
+        left = self.bench.clock.left()
+        self.watch(event if left is None else Event(**{**event.__dict__, "seconds_left": left}))
+
+
+def _samples_per_second(record: TrialRecord) -> tuple[float, float]:
+    """The ends of the interval that a trial's groups give, slow and fast."""
+    found = record.measurement
+    if found is None:
+        return 0.0, 0.0
+    rows = found.samples_per_micro_step
+    return rows / found.micro_step_seconds_high, rows / found.micro_step_seconds_low
+
+
+def _spent(bench: Bench) -> ConfigError:
+    """The budget did not even reach the first measurement."""
+    return ConfigError(
+        f"the budget of {bench.clock.budget_seconds:.0f} s was spent before a configuration was measured; give more "
+        "with --budget, or plan without measuring (--no-measure)"
+    )

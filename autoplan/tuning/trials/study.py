@@ -1,0 +1,355 @@
+"""Which configuration to measure next: the only file that imports Optuna.
+
+A study lies in a database and can be resumed. Constraints are soft in Optuna, so what it suggests is only a wish: what
+is run is always a shortlisted configuration that nobody has measured yet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Literal
+
+import optuna
+import sqlalchemy.exc
+from optuna.distributions import CategoricalDistribution
+from optuna.trial import FrozenTrial, Trial, TrialState
+
+from autoplan.errors import StudyError
+from autoplan.plan.records import CompilerEvidence, Failure, Measurement, TrialRecord
+from autoplan.tuning.space.known_issues import knob_values
+from autoplan.tuning.trials.storage import StudyPlace, differences
+from cost_models.config import TrainConfig
+
+PREDICTED_FIRST = 5
+"""So many of the best predictions are measured before the sampler is asked."""
+
+_OPTUNAS_FIRST = {"studies", "version_info"}
+"""Tables of a study that hang on no others: whatever was being made when a process was killed, one of them is there."""
+_SEARCHED = (
+    "backend",
+    "precision",
+    "global",
+    "accumulation",
+    "data",
+    "shard_state",
+    "remat",
+    "steps_per_execution",
+    "jit_compile",
+    "keep_freed_memory",
+)
+
+
+def knob_choices(configs: Sequence[TrainConfig]) -> dict[str, list[Any]]:
+    """The searched knobs with the values that occur, in a fixed order."""
+    table = [knob_values(config) for config in configs]
+    return {name: sorted({row[name] for row in table}) for name in _SEARCHED}
+
+
+class Study:
+    """Trials of one source on one hardware. A context manager; one process at a time.
+
+    `shortlist` is in the order in which to try, and its `first` come before the sampler is asked. `choices` is
+    `knob_choices` of the whole space, which a study keeps for life. `identity` says what the figures are of: a study
+    with another one is refused.
+
+    What is asked for follows from `seed` and what was told before, and from nothing else: a study that was killed and
+    resumed goes on as if it never had been.
+    """
+
+    def __init__(
+        self,
+        place: StudyPlace,
+        shortlist: Sequence[TrainConfig],
+        choices: Mapping[str, Sequence[Any]],
+        identity: Mapping[str, Any],
+        *,
+        first: int = PREDICTED_FIRST,
+        seed: int = 0,
+    ) -> None:
+        self._place = place
+        self._first, self._seed = first, seed
+        self._shortlist = list(shortlist)
+        self._distributions = {name: CategoricalDistribution(list(values)) for name, values in choices.items()}
+        self._open: dict[TrainConfig, Trial] = {}
+        self._records: dict[int, TrialRecord] = {}
+        self._lock = place.lock()
+        try:
+            with _storage_errors(place), _unusable(place):
+                self._study = _opened(place)
+                _check_identity(self._study, identity, place)
+                self._end_stale()
+                self._records = _kept(filter(None, map(_record, self._study.get_trials())))
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Study:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let another process have the study."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    @property
+    def records(self) -> list[TrialRecord]:
+        """What was tried, in order; kept in memory too, so that a full disk loses nothing."""
+        return [self._records[number] for number in sorted(self._records)]
+
+    @property
+    def next_number(self) -> int:
+        """The number of the next trial."""
+        return max(self._records, default=-1) + 1
+
+    def outcome(self, config: TrainConfig) -> TrialRecord | None:
+        """What became of a configuration, if it was tried."""
+        wanted = config.to_dict()
+        return next((record for record in self.records if record.config == wanted), None)
+
+    def ask(self, among: Callable[[Sequence[TrainConfig]], Sequence[TrainConfig]] = list) -> TrainConfig | None:
+        """The next configuration: the best predictions first, then what the sampler wishes. None after the last.
+
+        among   of those that are left, what may have its turn now
+        """
+        left = [config for config in self._shortlist if self.outcome(config) is None and config not in self._open]
+        if not left:
+            return None
+        with _storage_errors(self._place):
+            if self._predicted_measured() < self._first:
+                return self._begin(left[0])
+            left = list(among(left)) or left
+            self._study.sampler = _sampler(self._seed + len(self._records))
+            trial = self._study.ask(dict(self._distributions))
+            wish = min(left, key=lambda config: (_mismatches(config, trial.params), left.index(config)))
+            if _mismatches(wish, trial.params) == 0:
+                self._open[wish] = trial
+                return wish
+            self._study.tell(trial, state=TrialState.FAIL)
+            return self._begin(wish)
+
+    @property
+    def shortlist(self) -> list[TrainConfig]:
+        """What may be tried, in the order in which to try it."""
+        return list(self._shortlist)
+
+    def reorder(self, shortlist: Sequence[TrainConfig]) -> None:
+        """Another order, learnt from the trials."""
+        self._shortlist = list(shortlist)
+
+    def leave_out(self, hopeless: Callable[[TrainConfig], bool]) -> list[TrainConfig]:
+        """Take what cannot work off the shortlist; returns what was taken that had not been tried."""
+        gone = [config for config in self._shortlist if hopeless(config)]
+        self._shortlist = [config for config in self._shortlist if config not in gone]
+        return [config for config in gone if self.outcome(config) is None]
+
+    def begin(self, config: TrainConfig) -> None:
+        """Announce a configuration that the caller chose, such as the baseline."""
+        with _storage_errors(self._place):
+            self._begin(config)
+
+    def tell(
+        self,
+        config: TrainConfig,
+        outcome: Measurement | CompilerEvidence | Failure,
+        objective: float | None,
+        predicted_update_seconds: float | None = None,
+    ) -> TrialRecord:
+        """Store what became of a configuration. StudyError when the storage fails; the record is kept in memory first.
+
+        A failure is told as a pruned trial: the sampler learns to avoid its like without an invented figure. A second
+        outcome of a configuration takes the place of the first.
+        """
+        record = TrialRecord(
+            number=self.next_number,
+            config=config.to_dict(),
+            predicted_update_seconds=predicted_update_seconds,
+            outcome=_spoken(outcome),
+            measurement=outcome if isinstance(outcome, Measurement) else None,
+            compiled=outcome if isinstance(outcome, CompilerEvidence) else None,
+            failure=outcome if isinstance(outcome, Failure) else None,
+        )
+        self._records = _latest([*self.records, record])
+        with _storage_errors(self._place):
+            trial = self._open.pop(config)
+            trial.set_user_attr("objective", objective)
+            trial.set_user_attr("record", record.model_dump(mode="json"))
+            self._settle(trial.number, objective)
+        return record
+
+    def _settle(self, number: int, objective: float | None) -> None:
+        """Tell the sampler of a trial that has its record."""
+        if objective is None:
+            self._study.tell(number, state=TrialState.PRUNED)
+        else:
+            self._study.tell(number, objective)
+
+    def abandon(self, config: TrainConfig) -> None:
+        """A trial that was interrupted: it may be asked for again."""
+        with _storage_errors(self._place):
+            self._study.tell(self._open.pop(config), state=TrialState.FAIL)
+
+    def _begin(self, config: TrainConfig) -> TrainConfig:
+        values = knob_values(config)
+        self._study.enqueue_trial({name: values[name] for name in self._distributions})
+        self._open[config] = self._study.ask(dict(self._distributions))
+        return config
+
+    def _predicted_measured(self) -> int:
+        """How many trials besides the baseline there were."""
+        return max(0, len(self._records) + len(self._open) - 1)
+
+    def _end_stale(self) -> None:
+        """Trials that a killed process left are over: the lock says that nobody runs them.
+
+        One that has its record had ended, and only the sampler was not told. One that waits was never begun: it has to
+        be taken before it can be told.
+        """
+        for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+            if _record(trial) is not None:
+                self._settle(trial.number, trial.user_attrs.get("objective"))
+            else:
+                self._study.tell(trial.number, state=TrialState.FAIL)
+        while self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
+            self._study.tell(self._study.ask(), state=TrialState.FAIL)
+
+
+def refuse_unusable(place: StudyPlace, identity: Mapping[str, Any]) -> None:
+    """StudyError now, rather than after minutes of looking, for a study that is in use, damaged or of something else.
+
+    `identity` holds as much as is known so early. What is not there yet is no error.
+    """
+    if place.file is None or not place.file.exists():
+        return
+    with place.held(), _storage_errors(place), _unusable(place):
+        _refuse_foreign(place)
+        names = optuna.get_all_study_names(place.url)
+        if place.name in names:
+            known = optuna.load_study(study_name=place.name, storage=place.url).user_attrs.get("identity", {})
+            _refuse_differing({key: known.get(key) for key in identity} if known else identity, identity, place)
+
+
+def _opened(place: StudyPlace) -> optuna.Study:
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    _refuse_foreign(place)
+    return optuna.create_study(
+        storage=place.url, study_name=place.name, sampler=_sampler(0), direction="minimize", load_if_exists=True
+    )
+
+
+def _sampler(seed: int) -> optuna.samplers.BaseSampler:
+    return optuna.samplers.TPESampler(seed=seed, n_startup_trials=PREDICTED_FIRST)
+
+
+def _refuse_foreign(place: StudyPlace) -> None:
+    """StudyError for a database of something else: Optuna would put its tables beside what is there."""
+    if place.file is None or not place.file.exists():
+        return
+    with contextlib.closing(sqlite3.connect(place.file)) as database:
+        tables = {name for (name,) in database.execute("select name from sqlite_master where type = 'table'")}
+    if tables and not tables & _OPTUNAS_FIRST:
+        found = ", ".join(sorted(tables)[:3])
+        raise StudyError(f"the database at {place} holds something else ({found}); give --study another place")
+
+
+def _check_identity(study: optuna.Study, identity: Mapping[str, Any], place: StudyPlace) -> None:
+    plain = json.loads(json.dumps(identity))
+    known = study.user_attrs.get("identity")
+    if known is None:
+        study.set_user_attr("identity", plain)
+        return
+    _refuse_differing(known, plain, place)
+
+
+def _refuse_differing(known: Mapping[str, Any], wanted: Mapping[str, Any], place: StudyPlace) -> None:
+    found = differences(known, wanted)
+    if found:
+        raise StudyError(
+            f"the study at {place} is of something else: {'; '.join(found)}. "
+            "Give --study another place, or remove this one"
+        )
+
+
+def _spoken(outcome: Measurement | CompilerEvidence | Failure) -> Literal["measured", "compiled", "failed"]:
+    if isinstance(outcome, Failure):
+        return "failed"
+    return "measured" if isinstance(outcome, Measurement) else "compiled"
+
+
+def _kept(records: Iterable[TrialRecord]) -> dict[int, TrialRecord]:
+    """What is taken over from an earlier run: all but what was ended from outside, which may be tried again."""
+    kept = _latest(records)
+    return {number: one for number, one in kept.items() if one.failure is None or not one.failure.outside}
+
+
+def _latest(records: Iterable[TrialRecord]) -> dict[int, TrialRecord]:
+    """By number; of several records of one configuration the last."""
+    by_config = {json.dumps(record.config, sort_keys=True): record for record in records}
+    return {record.number: record for record in by_config.values()}
+
+
+def _record(trial: FrozenTrial) -> TrialRecord | None:
+    stored = trial.user_attrs.get("record")
+    return None if stored is None else TrialRecord.model_validate(stored)
+
+
+def _mismatches(config: TrainConfig, wished: Mapping[str, Any]) -> int:
+    values = knob_values(config)
+    return sum(values[name] != value for name, value in wished.items())
+
+
+@contextlib.contextmanager
+def _storage_errors(place: StudyPlace) -> Iterator[None]:
+    """What a database can do wrong, as StudyErrors."""
+    try:
+        yield
+    except sqlalchemy.exc.NoSuchModuleError as error:
+        raise StudyError(f"no database is known for {place} ({_first_line(error)}); use --study PATH") from None
+    except (sqlalchemy.exc.SQLAlchemyError, optuna.exceptions.StorageInternalError, sqlite3.Error) as error:
+        raise StudyError(f"the study at {place} {_why(error)}") from None
+
+
+@contextlib.contextmanager
+def _unusable(place: StudyPlace) -> Iterator[None]:
+    """A database of another Optuna, a URL without a driver, records of another version: StudyErrors too."""
+    try:
+        yield
+    except (ImportError, RuntimeError, ValueError, KeyError) as error:
+        raise StudyError(
+            f"the study at {place} cannot be used ({_first_line(error)}); remove it, or give --study another place"
+        ) from None
+
+
+def _why(error: BaseException) -> str:
+    text = _cause(error).lower()
+    if "full" in text:
+        return "cannot be written: the disk is full; make room, then run again: what is stored is resumed"
+    if "locked" in text:
+        return "is locked by another process; wait for it, or use --study PATH"
+    if "readonly" in text or "read-only" in text:
+        return "is read-only; make it writable, or use --study PATH"
+    if "unable to open" in text:
+        return "cannot be opened; is its folder there and writable?"
+    if "disk i/o" in text:
+        return "cannot be read or written (disk I/O error): is the disk full, over a quota, or failing?"
+    return f"is damaged ({_cause(error)}); remove it to start afresh, or use --study PATH"
+
+
+def _cause(error: BaseException) -> str:
+    """What the database itself said: the outer errors quote the statement with its values, where any word may stand."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return _first_line(error)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

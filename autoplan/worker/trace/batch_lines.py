@@ -1,0 +1,78 @@
+"""Two recordings, at batches b and 2b -> tensors and operations whose sizes are lines in the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autoplan.worker.trace.jaxpr import RawOp, Recording
+from cost_models.workload.affine import Affine
+from cost_models.workload.workload import Op, Tensor
+
+
+@dataclass(frozen=True)
+class Combined:
+    """`reason` is empty where the lines hold for every batch; else it says why only one batch is known."""
+
+    tensors: tuple[Tensor, ...]
+    ops: tuple[Op, ...]
+    reason: str = ""
+
+
+def combine(batch: int, at_batch: Recording, at_double: Recording) -> Combined:
+    """Lines through both recordings, or the sizes of the first alone when their structures differ."""
+    reason = _difference(at_batch, at_double)
+    if reason:
+        return exact(at_batch, reason)
+    tensors = tuple(
+        Tensor(dtype, tuple(Affine.through(batch, one, two) for one, two in zip(shape, double, strict=True)))
+        for (dtype, shape), (_, double) in zip(at_batch.tensors, at_double.tensors, strict=True)
+    )
+    if any(sum(not dim.constant for dim in tensor.shape) > 1 for tensor in tensors):
+        return exact(at_batch, "a tensor grows with the square of the batch")
+    ops = zip(at_batch.ops, at_double.ops, strict=True)
+    return Combined(tensors, tuple(_op(batch, one, two) for one, two in ops))
+
+
+def exact(recording: Recording, reason: str) -> Combined:
+    """The sizes of one batch, as constants."""
+    tensors = tuple(Tensor(dtype, tuple(Affine(size) for size in shape)) for dtype, shape in recording.tensors)
+    return Combined(tensors, tuple(_op(1, op, op) for op in recording.ops), reason)
+
+
+def _difference(one: Recording, two: Recording) -> str:
+    if len(one.ops) != len(two.ops) or len(one.tensors) != len(two.tensors):
+        return "the number of operations depends on the batch"
+    for (dtype, shape), (other_dtype, other_shape) in zip(one.tensors, two.tensors, strict=True):
+        if dtype != other_dtype or len(shape) != len(other_shape):
+            return "a tensor's dtype or rank depends on the batch"
+    if one.outputs != two.outputs or not _same(one.ops, two.ops):
+        return "the operations depend on the batch"
+    return ""
+
+
+def _same(one: Sequence[RawOp], two: Sequence[RawOp]) -> bool:
+    return len(one) == len(two) and all(
+        (a.primitive, a.reads, a.writes, a.repeat) == (b.primitive, b.reads, b.writes, b.repeat)
+        and _same(a.body, b.body)
+        for a, b in zip(one, two, strict=True)
+    )
+
+
+def _op(batch: int, one: RawOp, two: RawOp) -> Op:
+    gemm = zip(one.cost.gemm, two.cost.gemm, strict=True)
+    body = zip(one.body, two.body, strict=True)
+    return Op(
+        kind=one.kind,
+        primitive=one.primitive,
+        reads=one.reads,
+        writes=one.writes,
+        flops=Affine.through(batch, one.cost.flops, two.cost.flops),
+        gemm=tuple(Affine.through(batch, size, double) for size, double in gemm),
+        repeat=one.repeat,
+        body=tuple(_op(batch, inner, other) for inner, other in body),
+        results=one.results,
+        phase=one.phase,
+        layer=one.layer,
+        region=one.region,
+    )

@@ -1,0 +1,79 @@
+"""How libraries work convolutions out: which ones minimal filtering takes (Lavin & Gray 2015), how many positions a
+window has, and which gradients belong to transposed convolutions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from cost_models.workload.affine import Affine
+from cost_models.workload.workload import Kind, Op, Tensor
+
+_WINDOW = 3.0
+_LINE = 3  # dimensions of a batch of lines, and of their kernel
+_CHANNELS = 2  # dimensions of a kernel, read and written, behind those of its window
+
+
+def moves_by_one(tensors: Sequence[Tensor], op: Op) -> bool:
+    """Whether this is a convolution of all channels with windows of 3 x 3 at every place, or a gradient of one.
+
+    Minimal filtering works those out (Lavin & Gray 2015).
+    """
+    if op.kind is not Kind.CONV or not op.gemm or op.gemm[0] != Affine(1):
+        return False
+    ends = [tensors[end] for end in (*op.reads, *op.writes)]
+    kernels = [[dim.fixed for dim in end.shape] for end in ends if end.elements.constant]
+    images = [[dim.fixed for dim in end.shape if dim.constant] for end in ends if not end.elements.constant]
+    if len(kernels) != 1 or len(images) != 2 or len(kernels[0]) != 4 or kernels[0].count(_WINDOW) < 2:
+        return False
+    first, second = sorted(kernels[0], key=lambda size: size == _WINDOW)[:2]
+    ways = [(first, second), (second, first)]
+    return any((places := _places(images[0], one)) and places == _places(images[1], other) for one, other in ways)
+
+
+def is_along_a_line(tensors: Sequence[Tensor], op: Op) -> bool:
+    """Whether a convolution or a gradient of one moves along a single dimension."""
+    return op.kind is Kind.CONV and len(tensors[op.writes[0]].shape) == _LINE
+
+
+def dimensions_of(tensors: Sequence[Tensor], op: Op) -> int:
+    """Along how many dimensions a convolution or a gradient of one moves; 0 for other operations."""
+    return len(tensors[op.reads[0]].shape) - _CHANNELS if op.kind is Kind.CONV else 0
+
+
+def enlargement_of(tensors: Sequence[Tensor], op: Op) -> float:
+    """How many times as many positions a convolution makes as it reads: more than once where it skips none."""
+    if op.kind is not Kind.CONV or not op.gemm or not op.gemm[3].constant:
+        return 1.0
+    read, made = _area(tensors[op.reads[0]].shape), _area(tensors[op.writes[0]].shape)
+    return max(1.0, made / read) if read else 1.0
+
+
+def window_of(tensors: Sequence[Tensor], op: Op) -> float:
+    """Positions of the window that a convolution moves over images; 0 for a kernel's gradient and other operations."""
+    if op.kind is not Kind.CONV:
+        return 0.0
+    kernels = [tensors[read].shape for read in op.reads if tensors[read].elements.constant]
+    return prod(size.fixed for size in kernels[0][:-_CHANNELS]) if len(kernels) == 1 else 0.0
+
+
+def is_transposed_kernel_gradient(tensors: Sequence[Tensor], op: Op) -> bool:
+    """Whether this is the gradient of a transposed convolution's kernel: it convolves the smaller one of two images."""
+    if op.kind is not Kind.CONV or not op.gemm or op.gemm[3].constant or len(op.reads) < 2:
+        return False
+    first, second = (tensors[read].shape for read in op.reads[:2])
+    return _area(first) < _area(second)
+
+
+def _area(image: Sequence[Affine]) -> float:
+    """Positions of an image with its channels last."""
+    return prod(size.fixed for size in image[1:-1])
+
+
+def _places(image: Sequence[float], channels: float) -> Sequence[float] | None:
+    """What an image of so many channels has beside them and the batch; None where it has another number."""
+    if channels not in image:
+        return None
+    places = list(image)
+    places.remove(channels)
+    return sorted(places)

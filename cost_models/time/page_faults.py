@@ -1,0 +1,52 @@
+"""What it costs that a C library gives memory back to the kernel after every micro-step, and has it paged in again.
+
+XLA:CPU asks for the temporaries of a program each time that it runs, in one piece, with `malloc`. glibc maps a piece
+above 32 MiB by itself and unmaps it when it is freed (`mallopt(3)`: DEFAULT_MMAP_THRESHOLD_MAX), so the kernel fills
+every page of it with zeros again as the next micro-step touches it. Such a micro-step takes 1.2 to 2.4 times as long as
+one whose process keeps what it frees (`studies/time_vs_this_cpu`).
+"""
+
+from __future__ import annotations
+
+from cost_models.config import TrainConfig
+from cost_models.hardware.cluster import Cluster
+from cost_models.hardware.efficiency import efficiency_of
+from cost_models.memory import memory
+from cost_models.workload.workload import Workload
+
+LARGEST_KEPT_BYTES = 2**25
+"""glibc's DEFAULT_MMAP_THRESHOLD_MAX on 64-bit machines: larger pieces go back to the kernel when they are freed."""
+
+
+def may_page(config: TrainConfig, cluster: Cluster) -> bool:
+    """Whether micro-steps may give memory back there: of compiled programs of JAX on a processor that was measured."""
+    return why_not_paging(config, cluster) is None
+
+
+def why_not_paging(config: TrainConfig, cluster: Cluster) -> str | None:
+    """Why keeping freed memory is nothing to try there; None where it may be."""
+    if cluster.chip.kind != "cpu":
+        return f"it speaks of a processor's memory, and {cluster.name} computes in its own"
+    if config.backend != "jax":
+        return f"compiled programs of JAX are known to give their memory back, and this training is on {config.backend}"
+    if cluster.chip.fresh_page_bytes_per_second is None:
+        return f"what memory costs that is paged in anew is not known of {cluster.name}"
+    return None
+
+
+def returned_bytes(workload: Workload, config: TrainConfig, cluster: Cluster) -> int:
+    """Bytes that a micro-step on this processor gives back to the kernel; 0 where it keeps them, or has none such.
+
+    Whoever runs a micro-step layer by layer frees many small pieces, and they stay.
+    """
+    if config.keep_freed_memory or not config.jit_compile or not may_page(config, cluster):
+        return 0
+    cost = memory(workload, config, cluster)
+    temporary_bytes = cost.gradients + cost.weight_copies + cost.activations + cost.workspace
+    return temporary_bytes if temporary_bytes > LARGEST_KEPT_BYTES else 0
+
+
+def paging_seconds(workload: Workload, config: TrainConfig, cluster: Cluster) -> float:
+    """Seconds of a micro-step in which pages are made anew; 0 where the machine's rate is not known."""
+    rate = cluster.chip.fresh_page_bytes_per_second
+    return returned_bytes(workload, config, cluster) / (rate * efficiency_of(cluster).fresh_pages) if rate else 0.0

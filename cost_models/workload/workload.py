@@ -1,0 +1,353 @@
+"""Workload: one training micro-step as plain values, with no framework in it.
+
+A micro-step is what Keras's `fit` runs for one batch: forward, loss, backward, optimizer, metrics. It is a list of
+`Op`s in program order over numbered `Tensor`s; sizes and FLOPs are `Affine` in the local batch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from functools import cached_property
+from typing import Any
+
+from cost_models.errors import WorkloadError
+from cost_models.workload.affine import Affine
+from cost_models.workload.compiled_op import Compiled
+
+SCHEMA = 1
+
+ITEM_BYTES: Mapping[str, float] = {
+    "bool": 1, "int1": 0.125, "uint1": 0.125, "int2": 0.25, "uint2": 0.25, "int4": 0.5, "uint4": 0.5, "int8": 1,
+    "uint8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4, "int64": 8, "uint64": 8, "float4_e2m1fn": 0.5,
+    "float8_e3m4": 1, "float8_e4m3": 1, "float8_e4m3fn": 1, "float8_e4m3fnuz": 1, "float8_e4m3b11fnuz": 1,
+    "float8_e5m2": 1, "float8_e5m2fnuz": 1, "float8_e8m0fnu": 1, "float16": 2, "bfloat16": 2, "float32": 4,
+    "float64": 8, "complex64": 8, "complex128": 16, "key": 8, "token": 0,
+}  # fmt: skip
+"""Bytes an element. `key` is a typed random key: two 32-bit words (threefry)."""
+
+
+UNEVEN_PAD = "pad_unevenly"
+"""The primitive of padding that adds more at one end than at the other; even padding is `pad`."""
+POOL_SCATTER = "scatter_of_pooling"
+"""The primitive by which compilers without a gradient of pooling send it to where each window's largest value was."""
+PADDED_COPY = "padded_copy"
+"""The primitive by which compilers that look for a window's largest value on a padded operand pad it."""
+FLATTEN = "flatten"
+"""The primitive by which a product views an operand of more dimensions as a matrix."""
+RELAYOUT = "relayout"
+"""The primitive of a reshape that moves what it reads; its result is written."""
+STRIDED_CONVOLUTION = "strided_convolution"
+"""The primitive of a convolution that skips positions. A gradient of weights does where these were applied dilated."""
+CONVERT = "convert_element_type"
+"""The primitive that changes a dtype."""
+NARROW_SUM = "narrow_sum"
+"""The primitive of a sum of numbers of 16 bits that is taken in float32, in windows that slide."""
+ACROSS = "read_across"
+"""The primitive that reads a matrix in the other order, as part of what reads it."""
+
+
+class Kind(StrEnum):
+    """What an operation is to a compiler: the coarsest distinction that changes its cost."""
+
+    DOT = "dot"
+    CONV = "conv"
+    REDUCE = "reduce"
+    ELEMENTWISE = "elementwise"
+    EXPENSIVE = "expensive"  # elementwise, but long chains of arithmetic: erf_inv, lgamma, ...
+    RANDOM = "random"
+    VIEW = "view"  # the same bytes under another name: reshape, a cast to the same dtype
+    BROADCAST = "broadcast"  # made of nothing or of less: iota, broadcast
+    MOVE = "move"  # rearranges: transpose, slice, pad, concatenate, reverse
+    COPY = "copy"
+    GATHER = "gather"
+    SCATTER = "scatter"
+    SORT = "sort"
+    CUMULATIVE = "cumulative"
+    POOL = "pool"
+    POOL_GRADIENT = "pool_gradient"
+    LOOP = "loop"
+    BRANCH = "branch"
+    BARRIER = "barrier"  # everything that it reads exists before anything that it writes
+    COLLECTIVE = "collective"
+    CUSTOM = "custom"
+    UNKNOWN = "unknown"
+
+    @property
+    def is_product(self) -> bool:
+        """Whether a matrix unit works it out: a contraction or a convolution."""
+        return self in (Kind.DOT, Kind.CONV)
+
+
+class Phase(StrEnum):
+    """Which part of the micro-step an operation belongs to."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    UPDATE = "update"
+
+
+class Role(StrEnum):
+    """What a variable is for."""
+
+    TRAINABLE = "trainable"
+    STATE = "state"
+    SEED = "seed"
+    METRIC = "metric"
+    SLOT = "slot"
+    ACCUMULATOR = "accumulator"
+    EMA = "ema"
+    LOSS_SCALE = "loss_scale"
+
+
+_OF_OPTIMIZERS = frozenset({Role.SLOT, Role.ACCUMULATOR, Role.EMA, Role.LOSS_SCALE})
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A value of the micro-step. `shape` in elements, outermost first; each dimension may grow with the batch."""
+
+    dtype: str
+    shape: tuple[Affine, ...]
+
+    @property
+    def item_bytes(self) -> float:
+        """Bytes an element. WorkloadError for a dtype without a known size."""
+        try:
+            return ITEM_BYTES[self.dtype]
+        except KeyError:
+            known = ", ".join(ITEM_BYTES)
+            raise WorkloadError(f"a tensor of dtype {self.dtype!r} has no known size; known are {known}") from None
+
+    @property
+    def elements(self) -> Affine:
+        """Number of elements. WorkloadError when two dimensions grow with the batch (their product is no line)."""
+        scale = math.prod(dim.fixed for dim in self.shape if dim.constant)
+        growing = [dim for dim in self.shape if not dim.constant]
+        if len(growing) > 1:
+            raise WorkloadError(f"a tensor of shape {self.shape} grows with the square of the batch; it has no line")
+        return growing[0] * scale if growing else Affine(scale)
+
+    @property
+    def bytes(self) -> Affine:
+        """Bytes without padding."""
+        return self.elements * self.item_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One operation. `reads` and `writes` are positions in `Workload.tensors`.
+
+    flops      floating-point operations of one execution; a multiply-add is two
+    gemm       (groups, m, n, k) of the matrix product that a dot or a convolution is, else ()
+    repeat     how often the body runs (loops); 1 otherwise
+    body       operations of one iteration (loops) or of the larger branch
+    results    what the body hands back: carried values, or the branch's outputs
+    region     0, or the number of the rematerialized region: nothing moves or merges across its border
+    compiled   what the compiler made of it, in workloads read from compiled text
+    """
+
+    kind: Kind
+    primitive: str
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    flops: Affine = Affine()
+    gemm: tuple[Affine, ...] = ()
+    repeat: int = 1
+    body: tuple[Op, ...] = ()
+    results: tuple[int, ...] = ()
+    phase: Phase = Phase.FORWARD
+    layer: str = ""
+    region: int = 0
+    compiled: Compiled | None = None
+
+    @property
+    def total_flops(self) -> Affine:
+        """FLOPs with bodies counted as often as they run."""
+        inner = Affine.sum(op.total_flops for op in self.body) * self.repeat
+        return self.flops + inner
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A piece of state: what it is for, the tensor that comes in and the tensor that leaves."""
+
+    path: str
+    role: Role
+    tensor: int
+    result: int
+
+
+@dataclass(frozen=True)
+class UnknownOp:
+    """An operation that no rule knows: counted by its bytes, never free."""
+
+    primitive: str
+    count: int
+    reason: str = "no rule: counted by the bytes that it reads and writes"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"primitive": self.primitive, "count": self.count, "reason": self.reason}
+
+
+@dataclass(frozen=True, eq=False)
+class Workload:
+    """One micro-step.
+
+    local_batch   samples at which it was traced
+    batch_exact   the sizes hold at `local_batch` alone (the step's structure changes with the batch)
+    dispatches    operations that run one by one without a compiler
+    """
+
+    local_batch: int
+    precision: str
+    remat: str
+    backend: str
+    tensors: tuple[Tensor, ...]
+    ops: tuple[Op, ...]
+    variables: tuple[Variable, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    dispatches: int = 0
+    batch_exact: bool = False
+    optimizer: str = ""
+    unknown_ops: tuple[UnknownOp, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Workload) and self._values() == other._values())
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def _values(self) -> tuple[Any, ...]:
+        return tuple(getattr(self, item.name) for item in fields(self))
+
+    @cached_property
+    def _hash(self) -> int:
+        """Of enough to tell workloads apart: it is the key of every cache, and a step has thousands of operations."""
+        return hash((self.local_batch, self.precision, self.remat, len(self.ops), self.outputs, self.tensors))
+
+    def check_batch(self, local_batch: int) -> None:
+        """WorkloadError when nothing is known about this batch."""
+        if self.batch_exact and local_batch != self.local_batch:
+            raise WorkloadError(
+                f"this training step changes its structure with the batch, so its trace at a local batch of "
+                f"{self.local_batch} says nothing about {local_batch}; trace it again at that batch"
+            )
+
+    @cached_property
+    def sizes(self) -> tuple[Affine, ...]:
+        """Bytes of every tensor without padding."""
+        return tuple(tensor.bytes for tensor in self.tensors)
+
+    @cached_property
+    def _bytes_by_role(self) -> Mapping[Role, float]:
+        found = dict.fromkeys(Role, 0.0)
+        for variable in self.variables:
+            found[variable.role] += self.tensors[variable.tensor].bytes.fixed
+        return found
+
+    def variable_bytes(self, *roles: Role) -> int:
+        """Bytes of the variables in these roles, unpadded."""
+        return round(sum(self._bytes_by_role[role] for role in roles))
+
+    @property
+    def parameters(self) -> int:
+        """Number of trainable parameters."""
+        chosen = (self.tensors[v.tensor] for v in self.variables if v.role is Role.TRAINABLE)
+        return round(sum(tensor.elements.fixed for tensor in chosen))
+
+    @cached_property
+    def flops(self) -> Affine:
+        """FLOPs of one micro-step on one device."""
+        return Affine.sum(op.total_flops for op in self.ops)
+
+    @cached_property
+    def model_flops(self) -> Affine:
+        """FLOPs of the model's products and convolutions: the numerator of MFU (PaLM, appendix B).
+
+        Without recomputation, and without the optimizer's own products (Muon's orthogonalization): those follow the
+        update's gradients, stand in its scope, and are as large for every batch. A forward pass after a backward pass,
+        as of a GAN's second network, grows with the batch and counts. A workload that holds at one batch alone does
+        not say what grows: there the scope decides.
+        """
+        scopes = frozenset(v.path.partition("/")[0] for v in self.variables if v.role in _OF_OPTIMIZERS)
+        return Affine.sum(_model_flops(op, scopes, lines=not self.batch_exact) for op in self.ops)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for job messages and files."""
+        return {
+            "schema": SCHEMA,
+            "local_batch": self.local_batch,
+            "batch_exact": self.batch_exact,
+            "precision": self.precision,
+            "remat": self.remat,
+            "backend": self.backend,
+            "dispatches": self.dispatches,
+            "optimizer": self.optimizer,
+            "tensors": [[t.dtype, [dim.to_plain() for dim in t.shape]] for t in self.tensors],
+            "ops": [_op_to_plain(op) for op in self.ops],
+            "variables": [[v.path, v.role.value, v.tensor, v.result] for v in self.variables],
+            "inputs": list(self.inputs),
+            "outputs": list(self.outputs),
+            "unknown_ops": [op.to_dict() for op in self.unknown_ops],
+            "notes": list(self.notes),
+        }
+
+    def digest(self) -> str:
+        """SHA-256 of the canonical JSON form, in hexadecimal: equal workloads have equal digests, in every process."""
+        text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"), allow_nan=False)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Workload:
+        """The inverse of `to_dict`. WorkloadError for another schema, a missing key or a value that does not add up."""
+        from cost_models.workload.serialization import read  # which reads the values that are defined here
+
+        return read(data)
+
+
+def walk(ops: tuple[Op, ...]) -> list[Op]:
+    """Every operation, bodies included, in program order."""
+    found: list[Op] = []
+    for op in ops:
+        found.append(op)
+        found.extend(walk(op.body))
+    return found
+
+
+def _model_flops(op: Op, optimizers: frozenset[str], *, lines: bool) -> Affine:
+    """lines: whether FLOPs say how they grow with the batch."""
+    if op.region and op.phase is Phase.FORWARD:  # recomputed: work, but not the model's
+        return Affine()
+    own = op.flops if op.kind.is_product else Affine()
+    if op.compiled is not None:
+        own = Affine(op.compiled.product_flops)
+    if op.phase is Phase.UPDATE and (own.constant if lines else op.layer in optimizers):
+        own = Affine()
+    inner = Affine.sum(_model_flops(one, optimizers, lines=lines) for one in op.body)
+    return own + inner * op.repeat
+
+
+def _op_to_plain(op: Op) -> dict[str, Any]:
+    """Only what differs from the defaults: a step has thousands of operations."""
+    plain: dict[str, Any] = {"kind": op.kind.value, "primitive": op.primitive, "phase": op.phase.value}
+    plain |= {"reads": list(op.reads), "writes": list(op.writes)}
+    if op.flops != Affine():
+        plain["flops"] = op.flops.to_plain()
+    if op.gemm:
+        plain["gemm"] = [part.to_plain() for part in op.gemm]
+    if op.body:
+        plain |= {"repeat": op.repeat, "results": list(op.results), "body": [_op_to_plain(inner) for inner in op.body]}
+    if op.layer:
+        plain["layer"] = op.layer
+    if op.region:
+        plain["region"] = op.region
+    if op.compiled is not None:
+        plain["compiled"] = op.compiled.to_plain()
+    return plain

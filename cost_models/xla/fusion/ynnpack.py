@@ -1,0 +1,117 @@
+"""Which operations become one call of a library that takes reductions and what is around them: XLA on CPUs.
+
+Each reduction, from the last to the first, takes in what makes its operands as long as nothing else reads that, then
+what alone reads its result, and what makes that one's operands; products and convolutions come in the same way.
+Sums over what is small are no calls. XLA does so with YNNPACK (LibraryRewriter, jax 0.10.2).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from cost_models.workload.workload import CONVERT, Kind, Op, Workload
+from cost_models.xla.dataflow import Graph
+
+_DTYPES = frozenset({"float32", "float64", "bfloat16"})
+_UNARY = frozenset(
+    {"abs", "ceil", CONVERT, "cos", "erf", "exp", "expm1", "floor", "log", "log1p", "neg", "round", "rsqrt"}
+    | {"sign", "sin", "sqrt", "square", "tan", "tanh"}
+)
+_BINARY = frozenset({"add", "add_any", "div", "max", "min", "mul", "pow", "sub"})
+_MOVES = frozenset({"broadcast_in_dim", "transpose", "pad"})
+_REDUCTIONS = frozenset({"reduce_sum", "reduce_max", "reduce_min"})
+
+
+@dataclass
+class _Call:
+    """Operations of one call; the last one's result is written."""
+
+    members: set[int]
+    root: int
+    visited: set[int] = field(default_factory=set)
+
+
+def library_calls(workload: Workload, graph: Graph, batch: int) -> dict[int, tuple[int, frozenset[int]]]:
+    """(the operation that ends the call, all of its operations), by each of its operations."""
+    return _Library(workload, graph, batch).calls()
+
+
+class _Library:
+    def __init__(self, workload: Workload, graph: Graph, batch: int) -> None:
+        self.workload, self.graph, self.batch = workload, graph, batch
+        self.taken: set[int] = set()
+
+    def calls(self) -> dict[int, tuple[int, frozenset[int]]]:
+        found: dict[int, tuple[int, frozenset[int]]] = {}
+        for index in range(len(self.graph.ops) - 1, -1, -1):
+            if index not in self.taken and self._starts(index):
+                call = self._grown(index)
+                found.update(dict.fromkeys(call.members, (call.root, frozenset(call.members))))
+        return found
+
+    def _grown(self, start: int) -> _Call:
+        call = _Call({start}, start)
+        self.taken.add(start)
+        while self._grow_up(call) or self._grow_down(call):
+            pass
+        return call
+
+    def _grow_up(self, call: _Call) -> bool:
+        """What makes operands of the call, where nothing else reads it."""
+        grown = False
+        pending = list(call.members)
+        while pending:
+            for read in self.graph.ops[pending.pop()].reads:
+                source = self.graph.producer.get(tensor := self.graph.of(read))
+                if source is None or source in self.taken or tensor in self.graph.outputs:
+                    continue
+                if call.members.issuperset(self.graph.readers.get(tensor, ())) and self._takes(source):
+                    self._take(call, source)
+                    pending.append(source)
+                    grown = True
+        return grown
+
+    def _grow_down(self, call: _Call) -> bool:
+        """What reads the call's result, where that is one operation."""
+        grown = False
+        while (user := self._only_reader(call.root)) is not None and user not in self.taken and self._takes(user):
+            self._take(call, user)
+            call.root = user
+            grown = True
+        return grown
+
+    def _only_reader(self, index: int) -> int | None:
+        made = self.graph.ops[index].writes
+        if len(made) != 1 or made[0] in self.graph.outputs:
+            return None
+        readers = self.graph.readers.get(made[0], ())
+        return readers[0] if len(readers) == 1 else None
+
+    def _take(self, call: _Call, index: int) -> None:
+        call.members.add(index)
+        self.taken.add(index)
+
+    def _starts(self, index: int) -> bool:
+        op = self.graph.ops[index]
+        return op.primitive in _REDUCTIONS and self._is_plain(op) and self._is_large(op)
+
+    def _takes(self, index: int) -> bool:
+        op = self.graph.ops[index]
+        if self.graph.is_view(index) or not self._is_plain(op):
+            return False
+        if op.kind.is_product or op.kind is Kind.BROADCAST or op.primitive in _MOVES:
+            return True
+        known = op.primitive in _UNARY | _BINARY | _REDUCTIONS
+        return known and self._is_large(op)
+
+    def _is_plain(self, op: Op) -> bool:
+        """Whether one result is made, and everything is of dtypes that the library has."""
+        dtypes = {self.workload.tensors[end].dtype for end in (*op.reads, *op.writes)}
+        return len(op.writes) == 1 and dtypes <= _DTYPES
+
+    def _is_large(self, op: Op) -> bool:
+        ends = (*op.reads, *op.writes)
+        return (
+            max(self.workload.tensors[end].elements.at(self.batch) for end in ends)
+            >= self.graph.target.library_elements
+        )

@@ -1,0 +1,213 @@
+"""Bytes that tensors take in memory: padding to tiles, where a target has them.
+
+A TPU stores two dimensions of an array in tiles of 8 x 128 elements and rounds both up; narrower elements share a
+32-bit word with those of the rows below, so that a tile of fewer rows holds a power of two of them that fills whole
+words. Its compiler chooses which two: those that waste least; for what convolutions and pooling touch, batch and
+features in one order or the other, the same for all that other operations join. What comes from outside is laid out
+freely all the same, and copied where that is not what a convolution reads. The choice depends on the batch, so sizes on
+such targets are no lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from cost_models.workload.affine import Affine
+from cost_models.workload.workload import Kind, Tensor, Workload, walk
+from cost_models.xla.target import Target
+
+Floats = npt.NDArray[np.float64]
+
+_WORD_BYTES = 4
+_LAID_OUT = frozenset({Kind.CONV, Kind.POOL, Kind.POOL_GRADIENT})
+
+
+@dataclass(frozen=True, eq=False)
+class Storage:
+    """Sizes of all tensors of a workload. Bytes without padding are fixed + batch x per_sample.
+
+    Tensors that are laid out alike share a form: a step has thousands of tensors and a hundred forms.
+
+    form      of each tensor
+    group     of each tensor that convolutions touch: those of a group are laid out alike; -1 for others
+    rank      number of dimensions, by form
+    dims_fixed, dims_per_sample   one row a form, one column a dimension; absent dimensions are 1
+    allowed   which (minor, second-minor) pairs of dimensions may lie in tiles, by form; empty without tiles
+    least     elements down the smallest tile, by form
+    rows      elements down a full tile
+    lanes     elements across a tile
+    """
+
+    fixed: Floats
+    per_sample: Floats
+    form: npt.NDArray[np.int64]
+    group: npt.NDArray[np.int64]
+    rank: npt.NDArray[np.int64]
+    dims_fixed: Floats
+    dims_per_sample: Floats
+    allowed: npt.NDArray[np.bool_]
+    least: Floats
+    rows: int
+    lanes: int
+    _known: dict[int, Floats] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def exact(cls, sizes: Floats) -> Storage:
+        """Sizes in bytes that hold as they are, padding included."""
+        none = np.zeros((len(sizes), 0))
+        allowed = np.zeros((len(sizes), 0, 0), np.bool_)
+        form = np.arange(len(sizes))
+        group = np.full(len(sizes), -1)
+        return cls(
+            sizes,
+            np.zeros(len(sizes)),
+            form,
+            group,
+            np.zeros(len(sizes), np.int64),
+            none,
+            none,
+            allowed,
+            np.ones(len(sizes)),
+            rows=0,
+            lanes=0,
+        )
+
+    def at(self, batch: int) -> Floats:
+        """Bytes of every tensor at a local batch, padding included. Not to be written to: it is kept."""
+        if batch not in self._known:
+            sizes = self._padded(batch)
+            sizes.setflags(write=False)
+            self._known[batch] = sizes
+        return self._known[batch]
+
+    def _padded(self, batch: int) -> Floats:
+        unpadded = self.fixed + batch * self.per_sample
+        if not self.lanes:
+            return unpadded
+        lane_waste, row_waste = self._waste(batch)
+        least = np.full(len(lane_waste), np.inf)
+        for minor, second in np.ndindex(self.allowed.shape[1:]):
+            pair = self.allowed[:, minor, second]
+            waste = lane_waste[pair, minor] * row_waste[pair, second]
+            least[pair] = np.minimum(least[pair], waste)
+        padded = unpadded * np.where(np.isinf(least), 1.0, least)[self.form]
+        grouped = self.group >= 0
+        padded[grouped] = self._laid_out_alike(batch)[grouped]
+        return np.asarray(padded, np.float64)
+
+    def features_in_lanes(self, batch: int) -> npt.NDArray[np.bool_]:
+        """Of each tensor that convolutions touch, whether its features lie across the lanes rather than its batch."""
+        in_lanes, down = self._both_ways(batch)
+        less = np.bincount(self.group[self.group >= 0], (in_lanes - down)[self.group >= 0]) <= 0
+        return (self.group >= 0) & less[self.group] if len(less) else self.group >= 0
+
+    def _laid_out_alike(self, batch: int) -> Floats:
+        in_lanes, down = self._both_ways(batch)
+        return np.where(self.features_in_lanes(batch), in_lanes, down)
+
+    def _both_ways(self, batch: int) -> tuple[Floats, Floats]:
+        """Bytes with features across the lanes and batch down the tile, and the other way round."""
+        unpadded = self.fixed + batch * self.per_sample
+        lane_waste, row_waste = self._waste(batch)
+        last, forms = np.maximum(self.rank - 1, 0), np.arange(len(lane_waste))
+        in_lanes = lane_waste[forms, last] * row_waste[:, 0]
+        down = lane_waste[:, 0] * row_waste[forms, last]
+        return unpadded * in_lanes[self.form], unpadded * down[self.form]
+
+    def _waste(self, batch: int) -> tuple[Floats, Floats]:
+        """Bytes with padding over bytes without, of each dimension across the lanes and down the tile."""
+        sizes = np.maximum(self.dims_fixed + batch * self.dims_per_sample, 1.0)
+        return np.ceil(sizes / self.lanes) * self.lanes / sizes, self._rows_of(sizes) / sizes
+
+    def _rows_of(self, sizes: Floats) -> Floats:
+        """Dimensions as they lie down tiles: whole tiles, or one of a power of two of rows."""
+        few = np.maximum(np.exp2(np.ceil(np.log2(sizes))), self.least[:, None])
+        whole = np.ceil(sizes / self.rows) * self.rows
+        return np.asarray(np.minimum(few, whole) if self.rows else sizes, np.float64)
+
+
+@lru_cache(maxsize=32)
+def storage(workload: Workload, target: Target) -> Storage:
+    """How a target stores the tensors of a workload."""
+    tensors = workload.tensors
+    sizes = workload.sizes
+    rank = max((1, *(len(tensor.shape) for tensor in tensors)))
+    shapes = convolutional_shapes(workload)
+    forms: dict[_Form, int] = {}
+    outside = {*workload.inputs}
+    form = [
+        forms.setdefault(_form(tensor, shapes if number not in outside else set()), len(forms))
+        for number, tensor in enumerate(tensors)
+    ]
+    dims = [[*one.shape, *[Affine(1)] * (rank - len(one.shape))] for one in forms]
+    return Storage(
+        fixed=np.array([size.fixed for size in sizes], np.float64),
+        per_sample=np.array([size.per_sample for size in sizes], np.float64),
+        form=np.array(form, np.int64),
+        group=_groups(workload, [list(forms)[number].convolutional for number in form]),
+        rank=np.array([len(one.shape) for one in forms], np.int64),
+        dims_fixed=np.array([[dim.fixed for dim in row] for row in dims]).reshape(len(forms), rank),
+        dims_per_sample=np.array([[dim.per_sample for dim in row] for row in dims]).reshape(len(forms), rank),
+        allowed=_allowed(list(forms), rank) if target.tile_lanes else np.zeros((len(forms), 0, 0), np.bool_),
+        least=np.array([one.least_rows for one in forms], np.float64),
+        rows=target.tile_rows,
+        lanes=target.tile_lanes,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """What padding depends on: the shape, elements in a word, and whether a convolution or a pooling touches it."""
+
+    shape: tuple[Affine, ...]
+    least_rows: int
+    convolutional: bool
+
+
+def _form(tensor: Tensor, convolutional: set[tuple[Affine, ...]]) -> _Form:
+    in_a_word = max(1, int(_WORD_BYTES // max(tensor.item_bytes, 1)))
+    touched = tensor.shape in convolutional and len(tensor.shape) > 1 and not _single(tensor.shape[-1])
+    return _Form(tensor.shape, in_a_word, touched)
+
+
+def _allowed(forms: Sequence[_Form], rank: int) -> npt.NDArray[np.bool_]:
+    """Any two dimensions of what no convolution touches."""
+    allowed = np.zeros((len(forms), rank, rank), np.bool_)
+    for number, form in enumerate(forms):
+        count = len(form.shape)
+        if count > 1 and not form.convolutional:
+            allowed[number, :count, :count] = ~np.eye(count, dtype=np.bool_)
+    return allowed
+
+
+def _groups(workload: Workload, convolutional: Sequence[bool]) -> npt.NDArray[np.int64]:
+    """Numbers of the groups: what an operation other than a product or a reduction reads and writes is in one."""
+    first = list(range(len(convolutional)))
+
+    def root(tensor: int) -> int:
+        while first[tensor] != tensor:
+            first[tensor] = first[first[tensor]]
+            tensor = first[tensor]
+        return tensor
+
+    for op in walk(workload.ops):
+        ends = [end for end in (*op.reads, *op.writes) if convolutional[end]]
+        for end in () if op.kind.is_product or op.kind is Kind.REDUCE else ends:
+            first[root(end)] = root(ends[0])
+    return np.array([root(number) if touched else -1 for number, touched in enumerate(convolutional)], np.int64)
+
+
+def _single(dim: Affine) -> bool:
+    return dim == Affine(1)
+
+
+def convolutional_shapes(workload: Workload) -> set[tuple[Affine, ...]]:
+    """Shapes of activations that convolutions or pooling read or write."""
+    touched = {end for op in walk(workload.ops) if op.kind in _LAID_OUT for end in (*op.reads, *op.writes)}
+    tensors: list[Tensor] = [workload.tensors[end] for end in touched]
+    return {tensor.shape for tensor in tensors if not tensor.elements.constant}

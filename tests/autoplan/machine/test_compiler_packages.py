@@ -1,0 +1,57 @@
+"""Which compilers are found to be here: versions are made up, what packages ask of each other is not."""
+
+from importlib.metadata import PackageNotFoundError
+
+import pytest
+
+from autoplan.errors import HardwareError
+from autoplan.machine import compiler_packages
+from cost_models.hardware.cluster import cluster
+from cost_models.hardware.compile_targets import compiler_target
+
+TPU, GPU = (compiler_target(cluster(name)) for name in ("tpu-v5e-4", "gpu-a100-80gb"))
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """The versions that are here, but for those that are given; None: not installed."""
+    real = compiler_packages.version
+
+    def but(**others):
+        def version(name):
+            found = others.get(name.replace("-", "_"), real)
+            if found is None:
+                raise PackageNotFoundError(name)
+            return real(name) if found is real else found
+
+        monkeypatch.setattr(compiler_packages, "version", version)
+
+    return but
+
+
+def test_the_versions_of_a_compiler_are_the_key_of_its_evidence():
+    assert compiler_packages.versions(TPU).keys() == {"jax", "jaxlib", "libtpu"}
+    assert compiler_packages.versions(GPU).keys() >= {"jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda12-pjrt"}
+
+
+@pytest.mark.parametrize(("target", "package"), [(TPU, "libtpu"), (GPU, "jax_cuda12_plugin"), (GPU, "jax_cuda12_pjrt")])
+def test_what_is_missing_is_named_with_the_extra_that_brings_it(installed, target, package):
+    installed(**{package: None, "jax_cuda13_plugin": None})
+    with pytest.raises(HardwareError, match=r"is not installed here .*pip install 'autoplan\[compilers\]'"):
+        compiler_packages.versions(target)
+
+
+@pytest.mark.parametrize(
+    ("target", "package", "asker"),
+    [
+        (TPU, "libtpu", "jax"),
+        (GPU, "jax_cuda12_plugin", "jax"),
+        (GPU, "jax_cuda12_pjrt", "jax-cuda12-plugin"),
+    ],
+)
+def test_a_compiler_of_another_version_is_refused_with_both(installed, target, package, asker):
+    installed(**{package: "0.0.1"})
+    with pytest.raises(
+        HardwareError, match=rf"{package.replace('_', '-')} 0.0.1 is installed, and {asker} \S+ works with"
+    ):
+        compiler_packages.versions(target)

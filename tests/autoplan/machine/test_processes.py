@@ -1,0 +1,147 @@
+"""What processes hold, and how they end."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from autoplan.machine import processes
+
+MIB = 2**20
+
+HOLD = """
+import sys
+hoard = bytearray(256 * 2**20)
+del hoard
+print("let go", flush=True)
+sys.stdin.read()
+"""
+
+linux = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the kernel keeps the most on Linux alone")
+
+
+@pytest.fixture
+def holder():
+    """A process that held 256 MiB for a moment, which no look would have met."""
+    with subprocess.Popen([sys.executable, "-c", HOLD], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"let go\n"
+        yield process
+        process.kill()
+
+
+@linux
+def test_the_most_that_a_process_held_is_not_missed_between_two_looks(holder):
+    now, most = processes.alone_bytes(holder.pid), processes.alone_bytes(holder.pid, ever=True)
+    assert now < 128 * MIB
+    assert 256 * MIB < most < 384 * MIB
+
+
+LOOK = """
+import time
+from autoplan import processes
+def work(seconds):
+    end = time.process_time() + seconds
+    while time.process_time() < end: pass
+look = processes.Neighbours()
+started = time.perf_counter()
+work(0.5)
+print(look.busy_processors(), 0.5 / (time.perf_counter() - started))
+"""
+
+
+@linux
+def test_what_others_take_of_the_processors_is_told_from_ones_own():
+    """Two processes work for half a second each, at once: to either the other is a neighbour, and itself is none."""
+    start = partial(subprocess.Popen, [sys.executable, "-c", LOOK], stdout=subprocess.PIPE, text=True)
+    with start() as one, start() as other:
+        told = [[float(figure) for figure in process.communicate()[0].split()] for process in (one, other)]
+    for others, own in told:
+        assert others <= (os.cpu_count() or 1) - own + 0.2
+    assert max(others for others, _ in told) > 0.2
+
+
+PAGES = """
+import resource, sys
+from autoplan import processes
+if sys.argv[1] == "keep":
+    assert processes.keep_freed_memory()
+import jax
+
+@jax.jit
+def step(x):
+    y = jax.numpy.sort(x * 2.0)
+    return (jax.numpy.sort(y[::-1]) + y[::-1]).sum()
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+x = jax.numpy.arange(2**24, dtype="float32")  # 64 MiB, and so is each of the temporaries
+counts = []
+for _ in range(8):  # in the first ones the heap grows to what it needs
+    before = faults()
+    step(x).block_until_ready()
+    counts.append(faults() - before)
+print(min(counts))
+"""
+
+
+@pytest.mark.skipif(not processes.can_keep_freed_memory(), reason="another C library decides what is given back")
+def test_freed_memory_that_is_kept_is_not_paged_in_again():
+    """A step of a compiled program with temporaries of 128 MiB and more, with and without."""
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    paged, kept = (
+        int(subprocess.run([sys.executable, "-c", PAGES, how], capture_output=True, check=True, env=environment).stdout)
+        for how in ("give back", "keep")
+    )
+    pages = 64 * MIB // mmap.PAGESIZE
+    assert paged > pages
+    assert kept < pages / 10
+
+
+FORK = """
+import os
+from autoplan import processes
+hoard = bytearray(os.urandom(64 * 2**20))
+read, write = os.pipe()
+pid = os.fork()
+if pid == 0:
+    os.read(read, 1)
+    os._exit(0)
+print(processes.alone_bytes(os.getpid()), processes.alone_bytes(pid), processes.proportional_bytes(pid))
+os.write(write, b"x")
+os.waitpid(pid, 0)
+"""
+
+
+@linux
+def test_a_fork_counts_what_it_has_from_its_parent(root):
+    """As if it had read its libraries and made its arrays by itself."""
+    done = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, check=True, cwd=root)
+    parent, child, proportional = map(int, done.stdout.split())
+    assert child == pytest.approx(parent, abs=32 * MIB)
+    assert proportional < 64 * MIB < child
+
+
+@linux
+def test_mapped_data_count_no_more_than_libraries(tmp_path, monkeypatch):
+    """The kernel drops them when it wants the room."""
+    monkeypatch.setattr(processes, "LIBRARY_BYTES", 0)
+    before = processes.alone_bytes(os.getpid())
+    data = tmp_path / "data"
+    data.write_bytes(b"x" * (64 * MIB))
+    with data.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        assert sum(mapped[:: mmap.PAGESIZE]) > 0
+        assert processes.alone_bytes(os.getpid()) - before < 8 * MIB
+
+
+def test_a_process_that_is_gone_holds_nothing(holder):
+    holder.kill()
+    holder.wait()
+    assert processes.alone_bytes(holder.pid) == 0
+    assert processes.alone_bytes(holder.pid, ever=True) == 0

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+
+from autoplan.reports import estimate as estimate_report
+from autoplan.reports import plan_table
+from cost_models.memory import MemoryCost
+from cost_models.time.roofline import TimeCost
+from tests.builders import plans
+
+
+def lines(estimate, **options) -> list[list[str]]:
+    stream = io.StringIO()
+    plan_table.print_to(plan_table.open_console(stream), estimate_report.estimated(estimate, **options))
+    return [re.split(r"\s{2,}", line.strip()) for line in stream.getvalue().splitlines()]
+
+
+def text(estimate, **options) -> str:
+    return "\n".join("  ".join(row) for row in lines(estimate, **options))
+
+
+def test_the_first_line_says_what_where_and_that_nothing_was_measured():
+    assert lines(plans.estimate())[0] == [
+        "float32, batch 128 on tpu-v4-8. Every figure is analytic: nothing was run or measured."
+    ]
+
+
+def test_memory_by_component_with_shares_of_the_total():
+    rows = lines(plans.estimate())
+    assert ["parameters", "100 MiB", "33%"] in rows
+    assert ["optimizer", "50.0 MiB", "17%"] in rows
+    assert ["total", "300 MiB"] in rows
+    assert ["The total lies between 280 MiB and 320 MiB."] in rows
+    assert not any(row[0] == "accumulators" for row in rows)
+
+
+def test_time_by_part_with_shares_of_the_micro_step():
+    rows = lines(plans.estimate())
+    assert ["micro-step", "3.50 ms"] in rows
+    assert ["compute", "1.75 ms", "50%"] in rows
+    assert ["overhead", "875 µs", "25%"] in rows
+    assert ["communication", "0 s", "0%"] in rows
+    assert ["update", "3.50 ms"] in rows
+    assert ["samples/s", "36,600"] in rows
+    assert ["MFU", "21%"] in rows
+    assert ["bound by", "compute"] in rows
+
+
+def test_the_mfu_of_this_machine_says_that_its_peak_was_probed():
+    here = plans.estimate() | {"hardware": "local"}
+    assert ["MFU, of the probed peak", "21%"] in lines(here)
+    assert "model FLOPs over the devices' peak that was probed, no data sheet's" in text(here, explain=True)
+
+
+def test_time_has_a_band_where_a_study_has_measured_such_hardware():
+    """3.5 ms, and nine of ten rows took 0.5 to 2 times what was predicted."""
+    accuracy = {"low_ratio": 0.5, "high_ratio": 2.0, "share": 0.9, "rows": 800, "of": "rows", "source": "studies/rows"}
+    assert (
+        "The micro-step probably takes 1.75 to 7.00 ms: 90% of 800 rows took 0.5 to 2 times what was predicted "
+        "(studies/rows)."
+    ) in text(plans.estimate() | {"accuracy": accuracy})
+    unknown = "How far this time may be off is not known: no study has enough measurements of such hardware."
+    assert unknown in text(plans.estimate() | {"accuracy": None})
+
+
+def test_what_was_taken_for_granted_is_told():
+    told = lines(plans.estimate() | {"notes": ["no --mesh was given"]})
+    assert told[-2:] == [["To know"], ["- no --mesh was given"]]
+    assert ["To know"] not in lines(plans.estimate() | {"notes": []})
+
+
+def test_fitting_and_not_fitting_give_both_sides():
+    fits = plans.estimate()
+    assert "It fits: it may need 320 MiB, and may use 27.6 GiB of a device's 30.0 GiB (8% is kept free)." in text(fits)
+    fits["memory"] |= {"capacity_bytes": 256 * plans.MIB, "fits": False, "headroom": 0.0}
+    assert "It does not fit: it may need 320 MiB, and may use 256 MiB of a device's 256 MiB." in text(fits)
+
+
+def test_where_the_interval_spans_the_limit_the_answer_is_open():
+    open_answer = plans.estimate()
+    open_answer["memory"] |= {"capacity_bytes": 300 * plans.MIB, "fits": False, "may_fit": True, "headroom": 0.0}
+    told = "It may fit: it needs 280 MiB to 320 MiB, and may use 300 MiB of a device's 300 MiB; --evidence compiled"
+    assert told in " ".join(text(open_answer).split())
+
+
+def test_unknown_capacity_and_mfu_stay_unknown():
+    unknown = plans.estimate(mfu=None)
+    unknown["memory"]["capacity_bytes"] = None
+    assert "Whether it fits is not known" in text(unknown)
+    assert ["MFU", "not known"] in lines(unknown)
+
+
+def test_operations_without_a_rule_are_named():
+    estimate = plans.estimate()
+    estimate["coverage"] = {"unknown_ops": [{"primitive": "eigh", "count": 3, "reason": ""}]}
+    assert "Counted by their bytes alone, because no rule knows them: eigh (3 times)." in text(estimate)
+
+
+def test_explanations_name_every_part_and_the_largest_temporaries():
+    tensor = {"layer": "block/dense", "purpose": "activation", "dtype": "float32", "shape": [128, 512], "bytes": 2**18}
+    told = lines(plans.estimate() | {"explanation": {"largest_tensors": [tensor]}}, explain=True)
+    assert ["block/dense", "activation", "float32 128x512", "256 KiB"] in told
+    assert ["accumulators", "0 B", "summed gradients between updates"] in told
+    assert ["total", "300 MiB", "interval: 280 MiB to 320 MiB"] in told
+    assert ["Every operation of the training program is known to the cost model."] in told
+
+
+@pytest.mark.parametrize(("named", "cost"), [("MEMORY_PARTS", MemoryCost), ("TIME_PARTS", TimeCost)])
+def test_every_part_of_the_cost_models_has_its_explanation(named, cost):
+    parts = set(cost.__dataclass_fields__)
+    others = {
+        "total",
+        "total_low",
+        "total_high",
+        "micro_step_seconds",
+        "update_seconds",
+        "samples_per_second",
+        "mfu",
+        "bound",
+    }
+    assert set(getattr(estimate_report, named)) == parts - others
+
+
+def test_a_bare_step_is_never_printed():
+    assert not re.search(r"(?<![-_])\bsteps?\b(?!_)", text(plans.estimate(), explain=True))

@@ -1,0 +1,352 @@
+from __future__ import annotations
+
+import io
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from autoplan.plan.records import Plan, Rejection
+from autoplan.reports import plan_table
+from autoplan.tuning.request import Candidate, TuneResult
+from tests.builders import plans
+
+BARE_STEP = re.compile(r"(?<![-_])\bsteps?\b(?!_)")
+PATH = Path("plan.yaml")
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def text(shown, stream=None, width=None) -> str:
+    stream = stream or io.StringIO()
+    plan_table.print_to(plan_table.open_console(stream, width), shown)
+    return stream.getvalue()
+
+
+def result(**changes) -> TuneResult:
+    fields = {"plan": plans.plan(), "shortlist": (), "rejected": (), "forecast_seconds": None, "study_path": None}
+    return TuneResult(**(fields | {"written_to": PATH} | changes))
+
+
+def simulated():
+    plain = plans.plain_plan()
+    plain["hardware"] = plain["hardware"] | {"devices": 8, "simulated": True}
+    plain["measured"] = plain["measured"] | {"simulated_devices": True}
+    return plans.plan(**plain)
+
+
+def test_explain_shows_how_the_least_change_was_found():
+    shown = text(plan_table.explained(Plan.model_validate(plans.rescued_plan()), PATH))
+    lines = shown[shown.index("How the least change was found") :].splitlines()
+    assert re.split(r" {2,}", lines[1]) == ["change", "outcome", "needs at least", "evidence", "why"]
+    assert re.split(r" {2,}", lines[3]) == ["accumulation 4", "runs", "not known", "measured", "—"]
+    assert re.split(r" {2,}", lines[4]) == [
+        *("accumulation 2", "out of memory", "1.01 GiB", "measured", "held 1.01 GiB of 1.00 GiB in phase warm-up")
+    ]
+    assert not BARE_STEP.search(shown)
+
+
+# tune
+
+
+def test_tune_ends_with_table_reasons_and_the_next_command():
+    assert text(plan_table.tuned(result())).splitlines() == [
+        (
+            "Once compiled, 62.5 times as fast as your own configuration (95% interval 60.2 to 64.0), "
+            "measured in 5 alternating pairs of clean processes."
+        ),
+        "The script's whole fit, compilation included: about 3.81 s instead of 2 min 41 s, 42.3 times as fast.",
+        "",
+        "                       baseline                 plan                        evidence",
+        "─" * 117,
+        "samples/s              512 (482 to 529)         32,000 (30,100 to 33,000)   measured",
+        "update                 250 ms (242 to 266 ms)   4.00 ms (3.88 to 4.25 ms)   measured",
+        "peak memory a device   512 MiB                  512 MiB                     measured as resident size",
+        "MFU                    17%                      18%                         measured time, analytic FLOPs",
+        "compile time           not known                1.25 s                      measured",
+        (
+            "whole fit              2 min 41 s               3.81 s                      "
+            "from measured times, compilation included"
+        ),
+        "Figures of one process each, in brackets where 95% of others lie; a speed-up is that of the pairs.",
+        (
+            "The whole fit is reckoned with what trials typically take to compile, for one compilation is a noisy "
+            "figure, and without validation."
+        ),
+        "",
+        "It changes batch.global 32 → 128; batch.accumulation 4 → 1; jit_compile off → on.",
+        "The largest part of a micro-step is still arithmetic (50%), analytic.",
+        (
+            "It trains the same: the losses of baseline and plan are equal within 1e-5 "
+            "(losses of 20 updates agree within 3.1e-07)."
+        ),
+        "",
+        "To know",
+        "  - BatchNorm's statistics are per micro-batch",
+        "",
+        "The plan is in plan.yaml. Next:",
+        "  autoplan train train.py --plan plan.yaml -- --learning-rate 1e-4",
+    ]
+
+
+def test_an_analytic_plan_says_first_that_nothing_was_measured():
+    plain = plans.plain_plan(evidence="analytic", measured=None, verification=None, whole_fit=None, trials=[])
+    plain["baseline"] = plain["baseline"] | {"measured": None}
+    told = text(plan_table.tuned(result(plan=plans.plan(**plain)))).splitlines()
+    assert told[0] == "Nothing was measured: every figure here is analytic."
+    assert told[1] == "Predicted: 14.3 times as fast as your own configuration (analytic)."
+    assert not any("measured" in line for line in told[1:])
+
+
+def test_simulated_devices_are_named_wherever_their_figures_stand():
+    told = text(plan_table.tuned(result(plan=simulated()))).splitlines()
+    figures = [line for line in told if line.startswith(("samples/s", "update ", "MFU"))]
+    assert len(figures) == 3
+    assert all("simulated devices" in line for line in figures)
+    assert "measured on simulated devices" in told[0]
+    story = text(plan_table.explained(simulated(), PATH))
+    assert "measured on cpu (8 simulated devices)" in story
+    assert "the rest measured on simulated devices" in story
+
+
+def test_the_next_step_says_where_and_in_what_it_is_taken():
+    plain = plans.plain_plan(evidence="analytic", measured=None, verification=None, whole_fit=None, trials=[])
+    plain["baseline"] = plain["baseline"] | {"measured": None}
+    assert (
+        "The plan is in plan.yaml. Next, on cpu:"
+        in text(plan_table.tuned(result(plan=plans.plan(**plain)))).splitlines()
+    )
+    plain["hardware"] = plain["hardware"] | {"name": "local"}
+    assert "The plan is in plan.yaml. Next:" in text(plan_table.tuned(result(plan=plans.plan(**plain)))).splitlines()
+    plain["source"] = plain["source"] | {"kind": "callable", "path": "build_model"}
+    told = text(plan_table.tuned(result(plan=plans.plan(**plain)))).splitlines()
+    at = told.index("The plan is in plan.yaml. Next, in Python, with x and y as fit takes them:")
+    assert told[at + 1 :] == [
+        "  import autoplan",
+        "  plan = autoplan.load_plan('plan.yaml')",
+        "  with autoplan.scope(plan):",
+        "      model = build_model()",
+        "  autoplan.fit(plan, model, x, y)",
+    ]
+
+
+def test_an_unwritten_plan_gives_no_command_to_paste():
+    told = text(plan_table.tuned(result(written_to=None)))
+    assert "Next:" not in told
+    assert "autoplan train" not in told
+
+
+# Terminals and pipes
+
+
+def test_a_pipe_gets_no_colours_and_no_trailing_spaces():
+    told = text(plan_table.explained(plans.plan(), PATH))
+    assert "\x1b" not in told
+    assert all(line == line.rstrip() for line in told.splitlines())
+
+
+def test_a_terminal_gets_emphasis(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert "\x1b[1m" in text(plan_table.explained(plans.plan(), PATH), Terminal(), width=100)
+
+
+def test_a_narrow_terminal_loses_no_word_and_never_breaks_the_command(monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("COLUMNS", "60")  # else rich takes a dumb terminal to have 80
+    told = text(plan_table.tuned(result()), Terminal(), width=60)
+    assert "  autoplan train train.py --plan plan.yaml -- --learning-rate 1e-4" in told.splitlines()
+    flat = "".join(told.split())
+    for word in ("30,100", "33,000", "residentsize", "analyticFLOPs"):
+        assert word in flat
+
+
+def test_text_of_users_is_not_taken_for_markup():
+    told = text(plan_table.tuned(result(plan=plans.plan(notes=["[bold]keep[/bold] :smile: [link=x]"]))))
+    assert "  - [bold]keep[/bold] :smile: [link=x]" in told.splitlines()
+
+
+def test_a_bare_step_is_never_printed():
+    for plan in (plans.plan(), simulated()):
+        for shown in (plan_table.tuned(result(plan=plan)), plan_table.explained(plan, PATH)):
+            assert not BARE_STEP.search(text(shown))
+
+
+# explain
+
+
+def test_explain_goes_through_the_whole_story():
+    told = text(plan_table.explained(plans.plan(), PATH))
+    headings = [
+        "What it changes",
+        "What that brings",
+        "How it was verified",
+        "What was tried: 3 trials, predictions analytic, the rest measured",
+        "Not tried, not enough memory (analytic): 1 configuration",
+        "To know",
+    ]
+    lines = told.splitlines()
+    places = [lines.index(heading) for heading in headings]
+    assert places == sorted(places)
+    assert lines[:3] == [
+        "An autoplan plan, measured on cpu (1 device).",
+        "It is for fit 1 of train.py: 8,192 samples an epoch, 10 epochs, 640 updates of the weights.",
+        "Made with autoplan 0.1.0, Keras 3.15.1, jax 0.10.2, Python 3.11.7 on Linux x86_64.",
+    ]
+
+
+def test_explain_lists_each_difference():
+    lines = text(plan_table.explained(plans.plan(), PATH)).splitlines()
+    assert "batch.accumulation   4          1" in lines
+    assert "jit_compile          off        on" in lines
+
+
+def test_explain_shows_every_trial_with_its_outcome():
+    told = text(plan_table.explained(plans.plan(), PATH))
+    rows = [re.split(r"\s{2,}", line.strip()) for line in told.splitlines()]
+    assert [
+        "1",
+        "float32, batch 128",
+        "3.50 ms",
+        "4.00 ms",
+        "32,000",
+        "1.25 s",
+        "3.81 s",
+        "512 MiB",
+        "measured",
+    ] in rows
+    failed = next(row for row in rows if row[0] == "2")
+    assert failed[1:8] == ["mixed_float16, batch 128", "4.00 ms", *["—"] * 5]
+    assert failed[8].startswith("the loss became NaN: ")
+    assert ".autoplan/study/trial-2.log" in told
+
+
+def test_a_narrow_terminal_keeps_the_words_of_a_trial_whole(monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("COLUMNS", "80")
+    told = text(plan_table.explained(plans.plan(), PATH), Terminal(), width=80)
+    rows = [re.split(r"\s{2,}", line.strip()) for line in told.splitlines()]
+    (trial,) = (row for row in rows if row[0] == "1")
+    assert trial[1].startswith("float32, batch")
+    assert trial[2:] == ["32,000", "3.81 s", "512 MiB", "measured"]
+    assert any(row[:1] == ["2"] and row[1].startswith("mixed_float16,") for row in rows)
+
+
+def test_explain_tells_how_the_whole_fit_is_reckoned_where_it_shows_one():
+    plain = plans.plain_plan(whole_fit=None)
+    assert "The whole fit is reckoned" in text(plan_table.explained(plans.plan(**plain), PATH))
+    trials = [trial | {"whole_fit_seconds": None} for trial in plain["trials"]]
+    assert "whole fit is reckoned" not in text(plan_table.explained(plans.plan(**plain | {"trials": trials}), PATH))
+
+
+def test_explain_groups_what_was_not_tried():
+    rejected = [
+        {
+            "config": plans.config(batch=(4096 * n, 1)),
+            "stage": "infeasible",
+            "reason": f"needs {n} GiB",
+            "nearest": "batch 4",
+        }
+        for n in range(1, 12)
+    ]
+    rejected.append({"config": plans.config(precision="float16"), "stage": "known_issue", "reason": "keras#18456"})
+    rejected.append(
+        {"config": plans.config(batch=(8, 16)), "stage": "slower", "reason": "predicted 2.4 times the best"}
+    )
+    told = text(plan_table.explained(plans.plan(rejected=rejected), PATH))
+    assert "Not tried, not enough memory (analytic): 11 configurations" in told
+    assert "needs 8 GiB" in told
+    assert "needs 9 GiB" not in told
+    assert "and 3 more; --format json lists all" in told
+    assert "Not tried, ruled out: 1 configuration" in told
+    assert "Not tried, predicted to be slower (analytic): 1 configuration" in told
+
+
+def test_explain_says_what_verification_did_not_cover():
+    checked = plans.plain_plan()["verification"] | {"checkpoint_saved": False, "remainder_ran": False}
+    told = text(plan_table.explained(plans.plan(verification=checked), PATH))
+    assert (
+        "5 pairs of clean processes, baseline and plan in turn. "
+        "The plan's own run had training and validation, but not a checkpoint nor a remainder."
+    ) in told
+    none = checked | {"validation_ran": False}
+    told = text(plan_table.explained(plans.plan(verification=none), PATH))
+    assert "The plan's own run had training, but not validation, a checkpoint nor a remainder." in told
+    assert "It was not." in text(plan_table.explained(plans.plan(verification=None), PATH)).splitlines()
+
+
+def test_without_a_pair_nothing_is_said_of_other_processes():
+    told = text(plan_table.explained(plans.plan(verification=plans.plain_plan()["verification"] | {"pairs": 0}), PATH))
+    assert "No pair of clean processes counts: figures are those of trials." in told
+    assert "The plan's own run" not in told
+    assert "in brackets where 95% of others lie" not in told
+    assert "in brackets how far its own micro-steps lie apart; another process may lie further off." in told
+
+
+# Dry runs
+
+
+@pytest.fixture
+def dry():
+    candidates = (
+        Candidate(plans.config(), plans.estimate(), "the best by prediction"),
+        Candidate(plans.config(batch=(64, 2)), None, "your own configuration", baseline=True),
+    )
+    rejected = (
+        Rejection(config=plans.config(batch=(4096, 1)), stage="infeasible", reason="needs 19.4 GiB"),
+        Rejection(config=plans.config(), stage="slower", reason="no gain", figures={"configurations": 19}),
+        Rejection(config=plans.config(), stage="slower", reason="predicted 3 times"),
+    )
+    return result(plan=None, shortlist=candidates, rejected=rejected, forecast_seconds=200.0, written_to=None)
+
+
+def test_a_dry_run_shows_candidates_with_tier_and_reason(dry):
+    lines = text(plan_table.tuned(dry)).splitlines()
+    assert lines[0] == (
+        "Nothing was measured: a dry run lists what tuning would try, the most promising first; figures are analytic."
+    )
+    assert re.split(r"\s{2,}", lines[1].strip()) == ["configuration", "samples/s", "memory a device", "why"]
+    assert re.split(r"\s{2,}", lines[3]) == ["0", "float32, batch 128", "36,600", "300 MiB", "the best by prediction"]
+    assert re.split(r"\s{2,}", lines[4])[2:4] == ["not known", "not known"]
+    assert lines[5:] == [
+        (
+            "Configurations that are not tried: 1 (not enough memory) and 20 (predicted to be slower); "
+            "--all tells the reasons."
+        ),
+        "",
+        "Tuning would take about 3 min 20 s (analytic).",
+    ]
+
+
+def test_a_long_dry_run_shows_its_first_and_the_scripts_own(dry):
+    first = tuple(Candidate(plans.config(batch=(2**n, 1)), plans.estimate(), "promising") for n in range(8))
+    long = replace(dry, shortlist=(*first, dry.shortlist[1], *first))
+    lines = text(plan_table.tuned(long)).splitlines()
+    rows = [re.split(r"\s{2,}", line) for line in lines[3:9]]
+    assert [row[0] for row in rows] == ["0", "1", "2", "3", "4", "8"]
+    assert rows[-1][-1] == "your own configuration"
+    assert lines[9] == "… and 11 more (--all)"
+
+
+def test_all_of_a_dry_run_is_there_for_whoever_asks(dry):
+    long = replace(dry, shortlist=dry.shortlist * 5)
+    told = text(plan_table.tuned(long, everything=True))
+    assert [line.split()[0] for line in told.splitlines()[3:13]] == [str(number) for number in range(10)]
+    assert "Not tried, not enough memory (analytic): 1 configuration" in told
+    assert "needs 19.4 GiB" in told
+    assert "--all" not in told
+
+
+def test_a_dry_run_as_a_document(dry):
+    document = plan_table.shortlist_document(dry)
+    assert (document["schema"], document["evidence"], document["forecast_seconds"]) == (1, "analytic", 200.0)
+    assert document["shortlist"][1] == {
+        "config": plans.config(batch=(64, 2)),
+        "estimate": None,
+        "reason": "your own configuration",
+    }
+    assert document["rejected"][0]["reason"] == "needs 19.4 GiB"

@@ -1,0 +1,92 @@
+"""The plan in the user's own hands."""
+
+import keras
+import numpy as np
+import pytest
+
+import autoplan
+from autoplan.errors import PlanError
+from autoplan.plan.records import Plan
+from autoplan.runtime import model_facts
+from tests.builders.plans import config, plain_plan
+
+
+def build_model(optimizer=None):
+    model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(16, "tanh"), keras.layers.Dense(1)])
+    model.compile(optimizer or keras.optimizers.SGD(0.1), "mse")
+    return model
+
+
+def plan(baseline=None, **changes):
+    plain = plain_plan()
+    plain["source"]["fit"]["structure"] = model_facts.structure(build_model())
+    plain["baseline"]["config"] = config(**(baseline or {"batch": (32, 1)}))
+    plain["config"] = config(**changes)
+    return Plan.model_validate(plain)
+
+
+def samples(count=96):
+    x = np.random.default_rng(0).standard_normal((count, 8)).astype("float32")
+    return x, x[:, :1]
+
+
+def test_fit_under_a_plan_makes_the_same_updates():
+    x, y = samples()
+    keras.utils.set_random_seed(0)
+    own = build_model()
+    own.fit(x, y, batch_size=32, epochs=2, verbose=0)
+    accumulating = plan(batch=(8, 4))
+    keras.utils.set_random_seed(0)
+    with autoplan.scope(accumulating):
+        model = build_model()
+    autoplan.compile(accumulating, model)
+    autoplan.fit(accumulating, model, x, y, epochs=2, verbose=0)
+    assert int(model.optimizer.iterations) == int(own.optimizer.iterations) == 6
+    for one, two in zip(own.get_weights(), model.get_weights(), strict=True):
+        assert np.allclose(one, two, rtol=1e-5, atol=1e-6)
+
+
+def test_the_scope_sets_what_must_be_set_before_building_and_leaves_no_trace():
+    low = plan(precision="mixed_bfloat16", remat={"mode": "activations"}, batch=(32, 1))
+    with autoplan.scope(low):
+        model = build_model()
+    assert model.layers[0].compute_dtype == "bfloat16"
+    assert keras.config.dtype_policy().name == "float32"
+    autoplan.compile(low, model)
+    assert build_model().layers[0].compute_dtype == "float32"
+
+
+def test_a_c_library_that_keeps_nothing_is_warned_of(monkeypatch):
+    keeping = plan(keep_freed_memory=True, batch=(32, 1))
+    monkeypatch.setattr("autoplan.machine.processes.can_keep_freed_memory", lambda: False)
+    with pytest.warns(UserWarning, match="freed memory cannot be kept: the C library"), autoplan.scope(keeping):
+        build_model()
+
+
+def test_a_model_that_was_built_outside_is_told_so():
+    low = plan(precision="mixed_bfloat16", remat={"mode": "activations"}, batch=(32, 1))
+    with pytest.raises(
+        PlanError, match=r"built outside the plan's scope, so it lacks precision mixed_bfloat16 .*remat"
+    ):
+        autoplan.compile(low, build_model())
+
+
+def test_another_model_is_told_so():
+    narrow = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(1)])
+    narrow.compile("sgd", "mse")
+    with pytest.raises(PlanError, match="differ in shape"):
+        autoplan.fit(plan(batch=(8, 4)), narrow, *samples())
+
+
+def test_compile_takes_keras_arguments_or_a_compiled_model():
+    compiled = plan(batch=(32, 1), jit_compile=False)
+    model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(16, "tanh"), keras.layers.Dense(1)])
+    with pytest.raises(PlanError, match="not compiled"):
+        autoplan.compile(compiled, model)
+    autoplan.compile(compiled, model, optimizer="sgd", loss="mse")
+    assert not model.jit_compile
+
+
+def test_a_plan_for_another_backend_is_told_so():
+    with pytest.raises(PlanError, match="for the torch backend and Keras runs on jax"):
+        autoplan.compile(plan(backend="torch"), build_model())

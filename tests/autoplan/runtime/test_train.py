@@ -1,0 +1,225 @@
+"""`autoplan train`: the user's whole script in a process of its own, with the plan applied and otherwise unchanged."""
+
+import json
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from autoplan.jobs.client import Client, Job, JobKind, Observation
+from autoplan.plan import file
+from autoplan.plan.records import Plan
+from autoplan.sources import source
+from tests.builders.plans import plain_plan
+
+SCRIPT = """
+    import json, sys
+    import keras, numpy as np
+    keras.utils.set_random_seed(0)
+    keras.config.set_dtype_policy("float32")
+    epochs = int(sys.argv[1]) if len(sys.argv) > 1 else 2
+    x = np.random.default_rng(0).standard_normal((200, 8)).astype("float32")
+    y = x[:, :1] * 2
+    other = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(3)])
+    other.compile("sgd", "mse")
+    other.fit(x, np.zeros((200, 3)), batch_size=50, verbose=0)
+    model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(16, "tanh"), keras.layers.Dense(1)])
+    schedule = keras.optimizers.schedules.CosineDecay(0.1, 20)
+    model.compile(keras.optimizers.SGD(schedule), "mse")
+    history = model.fit(x, y, batch_size=32, epochs=epochs, verbose=0, validation_data=(x[:50], y[:50]))
+    print(json.dumps({
+        "losses": history.history["loss"], "iterations": int(model.optimizer.iterations),
+        "micro_steps": int(model.optimizer._iterations), "policy": model.layers[0].compute_dtype,
+        "kernels": len({str(v.value.sharding) for v in model.variables}),
+        "devices": len(model.variables[0].value.sharding.device_set),
+        "kernel": [int(n) for n in model.variables[0].value.sharding.shard_shape(model.variables[0].shape)],
+        "validation": len(history.history["val_loss"]), "predictions": len(model.predict(x[:33], verbose=0)),
+    }))
+"""
+
+
+HEAD = """
+    import keras, numpy as np, sys
+    keras.utils.set_random_seed(0)
+    x = np.random.default_rng(0).standard_normal((128, 8)).astype("float32")
+    y = x[:, :1] * 2
+    def build():
+        model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(16, "tanh"), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model
+    model = build()
+    model.fit(x, y, batch_size=32, epochs=2, verbose=0, shuffle=False)
+"""
+TAIL = """
+    import json
+    print(json.dumps({"weights": [float(np.abs(w).sum()) for w in model.get_weights()],
+                      "iterations": int(model.optimizer.iterations)}))
+"""
+LATER = {
+    "the same model again": "model.fit(x, y, batch_size=32, epochs=2, verbose=0, shuffle=False)",
+    "compiled again": "model.compile(model.optimizer, 'mse'); model.fit(x, y, batch_size=32, verbose=0, shuffle=False)",
+    "another batch": "model.fit(x, y, batch_size=30, verbose=0, shuffle=False)",
+    "a generator": "model.fit(((x[:32], y[:32]) for _ in range(6)), steps_per_epoch=3, epochs=2, verbose=0)",
+    "left by exit": "import atexit",
+}
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory):
+    path = tmp_path_factory.mktemp("training") / "train.py"
+    path.write_text(textwrap.dedent(SCRIPT))
+    return path
+
+
+@pytest.fixture(scope="module")
+def observation(script):
+    with Client() as client:
+        spec = source.resolve(str(script), fit_index=2)
+        result = client.run(Job(kind=JobKind.OBSERVE, source=spec), time_limit_seconds=120)
+    return Observation.model_validate(result.value)
+
+
+def plan_for(observation, tmp_path, *, simulated_devices=None, structure=None, **changes):
+    plain = plain_plan()
+    plain["source"]["fit"] |= {"index": 2, "structure": structure or observation.structure}
+    plain["baseline"]["config"] = observation.config
+    plain["config"] = {**observation.config, **changes}
+    plain["hardware"] |= {"simulated": simulated_devices is not None, "devices": simulated_devices or 1}
+    return file.write(Plan.model_validate(plain), tmp_path / "plan.yaml")
+
+
+def batch(global_size, accumulation, data=1):
+    return {
+        "local": global_size // data,
+        "global": global_size,
+        "accumulation": accumulation,
+        "effective": global_size * accumulation,
+    }
+
+
+def train(script, plan, *arguments, cwd):
+    command = [sys.executable, "-m", "autoplan.runtime", "train", "--plan", str(plan), "--fit", "2", str(script)]
+    return subprocess.run([*command, "--", *arguments], cwd=cwd, capture_output=True, text=True, timeout=240)
+
+
+def told(finished):
+    assert finished.returncode == 0, finished.stderr
+    return json.loads(finished.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def alone(script):
+    """The script by itself, without autoplan."""
+    return told(subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=240))
+
+
+def test_accumulation_trains_the_same_and_says_which_fit(script, observation, alone, tmp_path):
+    finished = train(script, plan_for(observation, tmp_path, batch=batch(8, 4)), cwd=tmp_path)
+    found = told(finished)
+    assert found["iterations"] == alone["iterations"] == 14
+    assert found["micro_steps"] == 4 * alone["micro_steps"]
+    assert found["losses"] == pytest.approx(alone["losses"], rel=1e-2)  # a padded batch counts whole in Keras's mean
+    assert "fit 1: another model, left as the script has it" in finished.stderr
+    assert "fit 2: float32, batch 8x4; 14 updates" in finished.stderr
+    assert "it trains otherwise" not in finished.stderr
+
+
+def test_another_effective_batch_is_told(script, observation, tmp_path):
+    finished = train(script, plan_for(observation, tmp_path, batch=batch(100, 1)), cwd=tmp_path)
+    assert told(finished)["iterations"] == 4
+    assert "fit 2: an update is of 100 samples, the script's own of 32: it trains otherwise" in finished.stderr
+
+
+def test_a_c_library_that_keeps_nothing_is_told_and_the_rest_of_the_plan_applied(script, observation, tmp_path):
+    plan = plan_for(observation, tmp_path, batch=batch(8, 4), keep_freed_memory=True)
+    words = ["train", "--plan", str(plan), "--fit", "2", str(script)]
+    code = f"""
+import sys
+from autoplan import processes
+processes.can_keep_freed_memory = lambda: False
+from autoplan.runtime.__main__ import main
+sys.exit(main({words!r}))
+"""
+    finished = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    assert told(finished)["iterations"] == 14
+    assert finished.stderr.count("autoplan: freed memory cannot be kept: the C library of this system has no sett") == 1
+
+
+def test_a_mesh_trains_the_same_on_simulated_devices(script, observation, alone, tmp_path):
+    plan = plan_for(
+        observation, tmp_path, simulated_devices=4, mesh={"data": 4, "model": 1}, batch=batch(32, 1, data=4)
+    )
+    found = told(train(script, plan, cwd=tmp_path))
+    assert found["devices"] == 4
+    assert found["losses"] == pytest.approx(alone["losses"], rel=1e-5)
+    assert (found["validation"], found["predictions"]) == (2, 33)
+
+
+def test_sharded_state_trains_the_same_with_a_share_of_the_weights_on_each_device(script, observation, alone, tmp_path):
+    plan = plan_for(
+        observation,
+        tmp_path,
+        simulated_devices=4,
+        mesh={"data": 4, "model": 1},
+        layout={"shard_state": True},
+        batch=batch(32, 1, data=4),
+    )
+    found = told(train(script, plan, cwd=tmp_path))
+    assert (alone["kernel"], found["kernel"]) == ([8, 16], [8, 4])
+    assert found["losses"] == pytest.approx(alone["losses"], rel=1e-5)
+    assert (found["validation"], found["predictions"]) == (2, 33)
+
+
+def test_the_scripts_own_policy_does_not_undo_the_plan(script, observation, tmp_path):
+    finished = train(script, plan_for(observation, tmp_path, precision="mixed_bfloat16"), cwd=tmp_path)
+    assert told(finished)["policy"] == "bfloat16"
+    assert "the script's own set_dtype_policy('float32') was overridden by the plan" in finished.stderr
+
+
+def test_arguments_reach_the_script_and_programs_are_kept(script, observation, tmp_path):
+    plan = plan_for(observation, tmp_path)
+    first = train(script, plan, "3", cwd=tmp_path)
+    assert len(told(first)["losses"]) == 3
+    assert "compilation cache: 0 hits" in first.stderr
+    assert "compilation cache: 0 hits" not in train(script, plan, "3", cwd=tmp_path).stderr
+
+
+@pytest.mark.parametrize("later", LATER)
+@pytest.mark.parametrize("devices", [1, pytest.param(4, marks=pytest.mark.slow)])
+def test_later_fits_train_as_the_script_means_them(observation, tmp_path, later, devices):
+    """Under accumulation and on a mesh, whatever a script does after its first fit ends with the script's weights."""
+    ending = "\n    sys.exit(0)\n" if later == "left by exit" else ""
+    path = tmp_path / "train.py"
+    path.write_text(textwrap.dedent(HEAD + f"    {LATER[later]}\n" + TAIL + ending))
+    alone = told(subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=240))
+    with Client() as client:
+        job = Job(kind=JobKind.OBSERVE, source=source.resolve(str(path)))
+        own = Observation.model_validate(client.run(job, time_limit_seconds=120).value)
+    plain = plain_plan()
+    plain["source"]["fit"] |= {"index": 1, "structure": own.structure}
+    plain["baseline"]["config"] = own.config
+    mesh = {"data": devices, "model": 1}
+    plain["config"] = {**own.config, "mesh": mesh, "batch": batch(8, 4, data=devices)}
+    plain["hardware"] |= {"simulated": devices > 1, "devices": devices}
+    plan = file.write(Plan.model_validate(plain), tmp_path / "plan.yaml")
+    command = [sys.executable, "-m", "autoplan.runtime", "train", "--plan", str(plan), str(path)]
+    finished = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    found = told(finished)
+    assert found["iterations"] == alone["iterations"]
+    assert found["weights"] == pytest.approx(alone["weights"], rel=1e-5)
+    assert "fit 1: float32, batch 8x4" in finished.stderr
+
+
+def test_a_plan_for_another_model_is_refused(script, observation, tmp_path):
+    finished = train(script, plan_for(observation, tmp_path, structure="ab" * 32), cwd=tmp_path)
+    assert finished.returncode == 2
+    assert "the plan is for another model, of train.py: fit 2 of" in finished.stderr
+    assert "Traceback" not in finished.stderr
+
+
+def test_a_mesh_that_is_larger_than_the_machine_is_refused(script, observation, tmp_path):
+    plan = plan_for(observation, tmp_path, mesh={"data": 16, "model": 1}, batch=batch(32, 1, data=16))
+    finished = train(script, plan, cwd=tmp_path)
+    assert finished.returncode == 2
+    assert "needs 16 devices" in finished.stderr

@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import pytest
+
+from autoplan.tuning.result.notes import (
+    baseline_notes,
+    busy_note,
+    learning_rate_rule,
+    limit_note,
+    notes_for,
+    setup_note,
+)
+from tests.builders.observations import VERSIONS, cluster, config, observation
+
+
+def notes(own, wanted, here=None, **facts):
+    return notes_for(wanted, own, observation(own, **facts), here or cluster(), VERSIONS)
+
+
+def test_an_unchanged_training_needs_no_note():
+    assert notes(config(64), config(64)) == []
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "rule", "factor"),
+    [("SGD", "linear", 4.0), ("AdamW", "square_root", 2.0), ("Lamb", "square_root", 2.0)],
+)
+def test_the_learning_rate_follows_the_effective_batch(optimizer, rule, factor):
+    told = learning_rate_rule(optimizer, 64, 256)
+    assert (told.rule, told.factor) == (rule, factor)
+    assert told.text.startswith(
+        f"{rule.replace('_', ' ')} rule for {optimizer}: multiply the learning rate by {factor:g}"
+    )
+    assert "warm-up" in told.text
+    assert "arXiv:" in told.text
+
+
+def test_a_smaller_batch_needs_no_warm_up():
+    told = learning_rate_rule("SGD", 256, 64)
+    assert told.factor == 0.25
+    assert "warm-up" not in told.text
+
+
+def test_no_rule_where_nothing_changes_or_none_is_established():
+    assert learning_rate_rule("SGD", 64, 64) is None
+    assert learning_rate_rule("Muon", 64, 128) is None
+    assert notes(config(64), config(128), optimizer="Muon") == [
+        "the effective batch goes from 64 to 128: another training; no learning-rate rule is established for Muon"
+    ]
+
+
+def test_batch_norm_sees_other_micro_steps():
+    told = "BatchNormalization takes its statistics over the 16 samples of a micro-step, and over 64 in the script; "
+    assert notes(config(64), config(16, 4), batch_norm=True) == [told + "nothing can keep that the same"]
+    assert notes(config(64), config(64, mesh={"data": 4}), cluster(4, kind="gpu"), batch_norm=True) == []
+
+
+def test_what_counts_micro_steps_is_stretched():
+    told = "Keras counts micro-steps in the schedule; the plan stretches that to 4 an update"
+    assert notes(config(64), config(16, 4), schedule=True) == [told]
+
+
+def test_a_moving_average_keeps_the_batch():
+    told = "the batch is kept: Keras averages the weights at every micro-step, so another split is another average"
+    assert notes(config(64), config(64), ema=True) == [told]
+
+
+def test_an_update_that_goes_on_in_the_next_epoch_is_told():
+    assert not [note for note in notes(config(32, 8), config(256), samples=1024) if "into an update" in note]
+    carried = [note for note in notes(config(32, 8), config(256), samples=1056) if "into an update" in note]
+    assert carried[0].startswith("an epoch of the script ends 1 micro-steps into an update")
+
+
+@pytest.mark.parametrize(
+    ("samples", "facts", "told"),
+    [
+        (64 * 5, {}, None),
+        (64 * 5 + 8, {}, "the last 8 samples of an epoch are an update of 4 smaller micro-steps"),
+        (64 * 5 + 6, {}, "the last 6 samples of an epoch are filled up with rows of weight zero, which is exact here"),
+        (
+            64 * 5 + 6,
+            {"unweighted_metrics": True},
+            "2 of the 326 samples of an epoch are left out: they do not divide over the micro-steps",
+        ),
+        (
+            64 * 5 + 6,
+            {"added_losses": True},
+            "2 of the 326 samples of an epoch are left out: they do not divide over the micro-steps",
+        ),
+    ],
+)
+def test_the_end_of_an_epoch_is_told(samples, facts, told):
+    assert notes(config(64), config(16, 4), samples=samples, **facts) == ([told] if told else [])
+
+
+def test_the_end_of_an_epoch_on_a_mesh_is_told():
+    told = "the last 6 samples of an epoch do not divide over the mesh: every device computes all of them"
+    assert notes(config(64), config(64, mesh={"data": 4}), cluster(4, kind="gpu"), samples=70) == [told]
+
+
+def test_an_epoch_of_unknown_or_counted_length_has_no_known_end():
+    assert notes(config(64), config(16, 4), samples=None) == []
+    assert notes(config(64), config(16, 4), samples=70, explicit_steps_per_epoch=True) == []
+
+
+def test_simulated_devices_are_told():
+    assert notes(config(64), config(64), cluster(4)) == [
+        "simulated: the 4 devices share one processor; their figures say nothing of real ones",
+    ]
+
+
+def test_what_was_done_to_the_script_is_told():
+    told = notes(
+        config(64),
+        config(64),
+        writers_left_out=["ModelCheckpoint", "CSVLogger"],
+        intercepted=["clear_session"],
+        data="synthetic",
+        notes=["a note of the worker"],
+    )
+    assert told == [
+        "callbacks that write were left out of trials: ModelCheckpoint, CSVLogger",
+        "calls of the script that the plan overrides: clear_session",
+        "the data are synthetic batches of the model's inputs and targets: the input path was not measured",
+        "training takes data: add a train_data() with what fit takes, or call autoplan.fit(plan, model, x, y)",
+        "a note of the worker",
+    ]
+
+
+def test_what_is_handled_is_told_with_its_citation():
+    (told,) = notes(config(64), config(32, 2, precision="mixed_float16"))
+    assert told.startswith("LossScaleOptimizer refuses gradient_accumulation_steps")
+    assert told.endswith("[observed with Keras 3.15.1]")
+
+
+def test_a_pinned_knob_that_gains_nothing_is_no_note():
+    assert notes(config(64), config(64, steps_per_execution=8)) == []
+
+
+def test_known_issues_of_the_baseline_are_told():
+    (told,) = baseline_notes(config(64, jit_compile=False), observation(), VERSIONS)
+    assert told.startswith("the script's own configuration: without compilation every operation is dispatched alone")
+
+
+@pytest.mark.parametrize(("setup_seconds", "suggested"), [(1.9, False), (2.1, True)])
+def test_a_builder_is_suggested_above_a_fifth_of_a_trial(setup_seconds, suggested):
+    told = setup_note(setup_seconds, trial_seconds=10.0)
+    assert bool(told) is suggested
+    if suggested:
+        assert told.startswith("what the script does before fit takes 2.1 s, 21% of a trial, and every trial pays it")
+
+
+def test_a_machine_that_others_use_is_told_beside_a_speed_up():
+    assert busy_note([], 4) is None
+    assert busy_note([None, 0.2, 0.99], 4) is None
+    assert busy_note([None, 0.2, 1.26], 4) == (
+        "other processes kept 1.26 of this machine's 4 processors busy while baseline and plan were compared: both "
+        "were slowed, and not alike; measure again on a quiet machine before you rely on the speed-up"
+    )
+
+
+def test_trials_beside_other_work_are_told_where_nothing_was_compared():
+    assert busy_note([0.2], 4, compared=False) is None
+    told = busy_note([1.26], 4, compared=False)
+    assert told.startswith("other processes kept 1.26 of this machine's 4 processors busy during trials")
+
+
+def test_a_limit_on_memory_is_told_with_what_it_was_held_against():
+    assert limit_note(None, cluster()) is None
+    told = "memory was limited to 2.00 GiB (--memory-limit)"
+    assert limit_note(2**31, cluster()) == f"{told}: a trial whose processes held more was ended"
+    elsewhere = f"{told} in forecasts; the device itself was not limited"
+    assert limit_note(2**31, cluster(kind="gpu")) == elsewhere
+    assert limit_note(2**31, cluster(local=False)) == elsewhere
+
+
+@pytest.mark.parametrize(
+    ("facts", "told"),
+    [
+        ({}, "should a partial batch come, rows of weight zero fill it up, which is exact here"),
+        ({"batch_norm": True}, "those of its samples that do not divide over 4 are left out"),
+    ],
+)
+def test_a_partial_batch_that_only_the_run_will_show(facts, told):
+    found = notes(config(64), config(16, 4), samples=640, samples_exact=False, data="generator", **facts)
+    assert any(told in note for note in found)
+
+
+def test_a_mask_makes_another_split_weigh_differently():
+    found = notes(config(64), config(16, 4), masks=True)
+    assert any("averaged over the unmasked positions of a micro-step" in note for note in found)
+    assert notes(config(64), config(64), masks=True) == []

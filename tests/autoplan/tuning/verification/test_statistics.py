@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from autoplan.plan.records import Measurement
+from autoplan.tuning.verification.statistics import Timed, compare_losses, exactness_expected, speedup
+from tests.builders import plans
+from tests.builders.observations import config
+
+
+def timed(own, group_seconds):
+    figures = plans.measurement(size=own.batch.global_size) | {"group_seconds": list(group_seconds)}
+    return Timed(own, Measurement.model_validate(figures))
+
+
+def noisy_pairs(ratio, *, pairs, spread, process_spread=0.0, seed=0):
+    """Pairs of true speed-up `ratio`; groups vary by `spread`, whole processes by `process_spread` (log scale)."""
+    generator = np.random.default_rng(seed)
+
+    def run(seconds):
+        process = math.exp(process_spread * generator.standard_normal())
+        return seconds * process * np.exp(spread * generator.standard_normal(8))
+
+    return [(timed(config(64), run(ratio)), timed(config(32, 2), run(0.5))) for _ in range(pairs)]
+
+
+def test_the_speed_up_is_a_ratio_of_seconds_a_sample():
+    seconds_a_micro_step, batch = 4.0, 64
+    pair = timed(config(batch), [seconds_a_micro_step] * 8), timed(config(batch // 4, 4), [0.25] * 8)
+    shown = speedup([pair] * 3)
+    expected = (seconds_a_micro_step / batch) / (0.25 / (batch // 4))
+    assert (shown.median, shown.low, shown.high, shown.pairs) == (expected, expected, expected, 3)
+    assert shown.faster
+
+
+def test_the_median_is_over_pairs():
+    pairs = [(timed(config(1), [base]), timed(config(1), [1.0])) for base in (2.0, 3.0, 100.0)]
+    assert speedup(pairs).median == 3.0
+
+
+def test_a_clear_gain_is_shown():
+    shown = speedup(noisy_pairs(1.5, pairs=3, spread=0.05, process_spread=0.03))
+    assert shown.faster
+    assert shown.low < 1.5 < shown.high
+
+
+def test_a_pair_that_disagrees_leaves_it_open():
+    fast, slow = noisy_pairs(1.3, pairs=2, spread=0.02), noisy_pairs(0.8, pairs=1, spread=0.02)
+    shown = speedup(fast + slow)
+    assert shown.median > 1.2
+    assert shown.low < 1.0
+    assert not shown.faster
+
+
+@pytest.mark.parametrize("pairs", [2, 3, 5])
+def test_equal_configurations_are_called_faster_no_more_often_than_the_interval_allows(pairs):
+    # One-sided 2.5% of 400 repetitions are 10; 20 would be 3 standard deviations above.
+    found = sum(
+        speedup(noisy_pairs(1.0, pairs=pairs, spread=0.1, process_spread=0.1, seed=n), resamples=200).faster
+        for n in range(400)
+    )
+    assert found <= 20
+
+
+def test_the_interval_of_equal_groups_is_students_t_over_the_pairs():
+    ratios = (1.2, 1.3, 1.5)
+    pairs = [(timed(config(1), [ratio] * 8), timed(config(1), [1.0] * 8)) for ratio in ratios]
+    logs = np.log(ratios)
+    half = 4.303 * np.std(logs, ddof=1) / math.sqrt(3)
+    shown = speedup(pairs)
+    assert shown.low == pytest.approx(math.exp(np.mean(logs) - half))
+    assert shown.high == pytest.approx(math.exp(np.mean(logs) + half))
+
+
+def test_the_interval_is_the_same_each_time():
+    pairs = noisy_pairs(1.2, pairs=3, spread=0.1)
+    assert speedup(pairs) == speedup(pairs)
+
+
+def test_no_pairs_is_an_error():
+    with pytest.raises(ValueError, match="at least one pair"):
+        speedup([])
+
+
+@pytest.mark.parametrize(
+    ("changes", "facts", "expected"),
+    [
+        ({}, {}, True),
+        ({"remat": {"mode": "activations"}}, {}, True),
+        ({"precision": "mixed_bfloat16"}, {}, False),
+        ({}, {"random_layers": True}, False),
+        ({}, {"batch_norm": True}, False),
+    ],
+)
+def test_equal_losses_are_expected_in_float32_without_dropout_and_batch_norm(changes, facts, expected):
+    facts = {"random_layers": False, "batch_norm": False} | facts
+    assert exactness_expected(config(), config(**changes), **facts) is expected
+
+
+LOSSES = [2.0 / (n + 1) for n in range(20)]
+
+
+@pytest.mark.parametrize(("relative", "verdict"), [(0.0, "exact"), (0.9e-5, "exact"), (1.1e-5, "outside")])
+def test_exact_is_a_relative_1e_5_of_every_update(relative, verdict):
+    winner = [*LOSSES[:-1], LOSSES[-1] * (1 + relative)]
+    told = compare_losses([LOSSES], winner, exact=True)
+    assert told.verdict == verdict
+    assert "over 20 updates" in told.detail
+
+
+def seeds(spread):
+    return [[loss + spread * (seed - 2) for loss in LOSSES] for seed in range(5)]
+
+
+def test_the_band_is_the_prediction_interval_of_five_seeds():
+    # Means of the later half differ by 0.01 a seed: s = 0.01 * sqrt(2.5); half width t * s * sqrt(1 + 1/5).
+    half = 2.776 * 0.01 * math.sqrt(2.5) * math.sqrt(1.2)
+    inside = [loss + 0.98 * half for loss in LOSSES]
+    outside = [loss + 1.02 * half for loss in LOSSES]
+    assert compare_losses(seeds(0.01), inside, exact=False).verdict == "within_seed_band"
+    assert compare_losses(seeds(0.01), outside, exact=False).verdict == "outside"
+
+
+@pytest.mark.parametrize(("dtype", "bits"), [("float32", 23), ("float16", 10), ("bfloat16", 7)])
+def test_without_any_spread_the_band_is_what_rounding_explains(dtype, bits):
+    same = [LOSSES] * 5
+    for share, verdict in ((0.99, "within_seed_band"), (1.01, "outside")):
+        nudged = [loss * (1 + share * math.sqrt(2.0**-bits)) for loss in LOSSES]
+        assert compare_losses(same, nudged, exact=False, compute_dtype=dtype).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("shift", "other_statistics", "verdict"),
+    [
+        (-0.5, False, "outside"),
+        (-0.5, True, "not_compared"),
+        (0.5, True, "outside"),
+        (0.001, True, "within_seed_band"),
+    ],
+)
+def test_batch_norm_over_other_micro_batches_may_lower_the_loss_but_not_raise_it(shift, other_statistics, verdict):
+    winner = [loss + shift for loss in LOSSES]
+    told = compare_losses(seeds(0.01), winner, exact=False, other_statistics=other_statistics)
+    assert told.verdict == verdict
+    assert ("BatchNormalization" in told.detail) is (verdict == "not_compared")
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_loss_that_is_no_number_is_outside(bad):
+    assert compare_losses(seeds(1.0), [*LOSSES[:-1], bad], exact=False).verdict == "outside"
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "exact"),
+    [([], LOSSES, True), ([LOSSES], [], True), ([LOSSES], LOSSES[:5], True), ([LOSSES] * 4, LOSSES, False)],
+)
+def test_what_cannot_be_compared_is_not(theirs, ours, exact):
+    assert compare_losses(theirs, ours, exact=exact).verdict == "not_compared"

@@ -1,0 +1,183 @@
+"""Jobs as the planner asks them: every source kind observed, traced, measured and compared, each in a real process."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from autoplan.jobs.client import Client, Job, JobKind, Observation
+from autoplan.plan.records import FailureKind, Measurement
+from autoplan.sources import source
+from cost_models.config import TrainConfig
+from cost_models.workload.workload import Kind, Workload
+
+FEATURES = 24  # of what `contrastive.py` compares
+QUICK = {"groups": 3, "group_seconds": 0.05, "max_seconds": 20}
+
+
+@pytest.fixture(scope="module")
+def client():
+    with Client() as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def ask(client, scripts):
+    def run(kind, script, *arguments, changes=None, fit=1, devices=None, baseline=None, **options):
+        spec = source.resolve(str(scripts / script), arguments, fit)
+        config = None if changes is None else changed(baseline, **changes)
+        job = Job(kind=kind, source=spec, config=config, baseline=baseline, devices=devices, options=options)
+        return client.run(job, time_limit_seconds=120)
+
+    return run
+
+
+def changed(baseline, *, batch=None, **knobs):
+    """The baseline with other knobs; `batch` is (global, accumulation)."""
+    config = json.loads(json.dumps(baseline)) | knobs
+    if batch:
+        size, accumulation = batch
+        data = config["mesh"]["data"]
+        config["batch"] = {"local": size // data, "global": size, "accumulation": accumulation}
+        config["batch"]["effective"] = size * accumulation
+    return TrainConfig.from_dict(config).to_dict()
+
+
+def observed(result):
+    assert result.failure is None, result.failure
+    return Observation.model_validate(result.value)
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "expected"),
+    [
+        ("subclassed.py", (), {"data": "arrays", "custom_train_step": False}),
+        ("schedule.py", (), {"schedule": True, "ema": True}),
+        ("custom_train_step.py", (), {"custom_train_step": True}),
+        ("builder.py", (), {"data": "arrays"}),
+        ("builder_no_data.py", (), {"data": "synthetic", "samples": None}),
+        ("resnet20.py", (), {"batch_norm": True}),
+        ("arguments_callbacks.py", ("--learning-rate", "0.01"), {"data": "arrays"}),
+    ],
+)
+def test_a_fit_is_observed(ask, script, arguments, expected):
+    found = observed(ask(JobKind.OBSERVE, script, *arguments))
+    assert {key: getattr(found, key) for key in expected} == expected
+    assert found.parameters > 0
+    assert TrainConfig.from_dict(found.config).backend == "jax"
+
+
+def test_the_second_fit_is_another_one(ask):
+    first, second = (observed(ask(JobKind.OBSERVE, "two_fits.py", fit=fit)) for fit in (1, 2))
+    assert (first.structure, first.epochs) != (second.structure, second.epochs)
+
+
+def test_writers_are_named(ask):
+    found = observed(ask(JobKind.OBSERVE, "arguments_callbacks.py", "--learning-rate", "0.01"))
+    assert "ModelCheckpoint" in found.writers_left_out
+
+
+@pytest.mark.parametrize("script", ["mlp.py", "builder_no_data.py", "subclassed.py"])
+@pytest.mark.parametrize("abstract", [True, False])
+def test_a_training_step_is_traced_with_or_without_weights(ask, script, abstract):
+    result = ask(JobKind.TRACE, script, abstract=abstract)
+    assert result.failure is None
+    assert Workload.from_dict(result.value["workload"]).ops
+
+
+@pytest.mark.parametrize("size", [16, 32])
+def test_a_training_step_is_traced_at_the_batch_that_is_asked_about(ask, size):
+    """Where every sample is compared with every other, a trace at one batch says nothing of others."""
+    own = observed(ask(JobKind.OBSERVE, "contrastive.py")).config
+    assert own["batch"]["local"] == 16
+    result = ask(JobKind.TRACE, "contrastive.py", changes={"batch": (size, 1)}, baseline=own)
+    assert result.failure is None, result.failure
+    workload = Workload.from_dict(result.value["workload"])
+    assert (workload.batch_exact, workload.local_batch) == (True, size)
+    products = [op for op in workload.ops if op.kind is Kind.DOT]
+    assert 2 * size * size * FEATURES in [op.flops.at(size) for op in products]
+
+
+def test_a_batch_beyond_all_indices_is_told_by_lines(ask):
+    own = observed(ask(JobKind.OBSERVE, "mlp.py")).config
+    result = ask(JobKind.TRACE, "mlp.py", changes={"batch": (2**40, 1)}, baseline=own)
+    assert result.failure is None, result.failure
+    workload = Workload.from_dict(result.value["workload"])
+    assert (workload.batch_exact, workload.local_batch) == (False, own["batch"]["local"])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"precision": "mixed_bfloat16"},
+        {"precision": "mixed_float16", "batch": (16, 4)},
+        {"remat": {"mode": "activations"}},
+        {"steps_per_execution": 4},
+        {"jit_compile": False},
+        {"keep_freed_memory": True},
+    ],
+)
+def test_each_knob_is_measured(ask, changes):
+    own = observed(ask(JobKind.OBSERVE, "mlp.py")).config
+    result = ask(JobKind.MEASURE, "mlp.py", changes=changes, baseline=own, **QUICK)
+    assert result.failure is None, result.failure
+    found = Measurement.model_validate(result.value)
+    assert found.update_seconds == pytest.approx(
+        found.micro_step_seconds * changed(own, **changes)["batch"]["accumulation"]
+    )
+    assert found.peak_bytes > 0
+    assert 0 <= found.others_busy_processors < (os.cpu_count() or 1) + 0.5
+
+
+@pytest.mark.parametrize("batch", [(2048, 1), (96, 3)])
+def test_a_builder_without_data_is_measured_with_whole_batches(ask, batch):
+    own = observed(ask(JobKind.OBSERVE, "builder_no_data.py")).config
+    result = ask(JobKind.MEASURE, "builder_no_data.py", changes={"batch": batch}, baseline=own, **QUICK)
+    assert result.failure is None, result.failure
+    assert Measurement.model_validate(result.value).samples_per_micro_step == pytest.approx(batch[0])
+
+
+def test_equal_seeds_give_equal_losses_whatever_the_batch_is_cut_into(ask):
+    own = observed(ask(JobKind.OBSERVE, "mlp.py")).config
+    size = own["batch"]["effective"]
+    alone = ask(JobKind.NUMERICS, "mlp.py", changes={}, baseline=own, updates=6, seed=3).value
+    cut = ask(JobKind.NUMERICS, "mlp.py", changes={"batch": (size // 4, 4)}, baseline=own, updates=6, seed=3).value
+    other = ask(JobKind.NUMERICS, "mlp.py", changes={}, baseline=own, updates=6, seed=4).value
+    assert len(alone["losses"]) == 6
+    assert cut["losses"] == pytest.approx(alone["losses"], rel=1e-5)
+    assert other["losses"] != pytest.approx(alone["losses"], rel=1e-3)
+
+
+def test_a_mesh_of_simulated_devices_computes_the_same(ask):
+    own = observed(ask(JobKind.OBSERVE, "mlp.py")).config
+    mesh = {"mesh": {"data": 4, "model": 1}, "batch": (own["batch"]["global"], 1)}
+    alone = ask(JobKind.NUMERICS, "mlp.py", changes={}, baseline=own, updates=6).value
+    spread = ask(JobKind.NUMERICS, "mlp.py", changes=mesh, baseline=own, devices=4, updates=6).value
+    assert spread["losses"] == pytest.approx(alone["losses"], rel=1e-5)
+
+
+def test_a_mesh_that_is_not_there_is_unsupported(ask):
+    own = observed(ask(JobKind.OBSERVE, "mlp.py")).config
+    wide = {"mesh": {"data": 16, "model": 1}, "batch": (own["batch"]["global"], 1)}
+    result = ask(JobKind.MEASURE, "mlp.py", changes=wide, baseline=own, **QUICK)
+    assert result.failure.kind is FailureKind.UNSUPPORTED
+    assert "needs 16 devices" in result.failure.message
+
+
+def test_temporary_files_of_a_job_are_gone_with_it(ask, tmp_path, monkeypatch):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import keras, numpy as np, os, subprocess, tempfile\n"
+        "kept = tempfile.mkstemp()[1]\n"
+        "there = subprocess.run(['mktemp'], capture_output=True, text=True).stdout.strip()\n"
+        "open('told', 'w').write(f'{kept}\\n{there}')\n"
+        "model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])\n"
+        "model.compile('sgd', 'mse')\n"
+        "model.fit(np.zeros((8, 2)), np.zeros((8, 1)))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    observed(ask(JobKind.OBSERVE, script))
+    told = [Path(line) for line in (tmp_path / "told").read_text().splitlines()]
+    assert len({path.parent for path in told}) == 1
+    assert not any(path.exists() or path.parent.exists() for path in told)

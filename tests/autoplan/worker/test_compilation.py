@@ -1,0 +1,166 @@
+"""What a compiler is asked is the real training step: the same bytes as by hand, for chips that are not here."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from autoplan.errors import HardwareError
+from autoplan.jobs.client import Client
+from autoplan.jobs.runner import Bench, Clock
+from autoplan.machine import local_hardware
+from autoplan.plan.records import CompilerEvidence, FailureKind
+from autoplan.sources.source import resolve
+from autoplan.worker import compilation
+from cost_models.config import Batch, Layout, Mesh, Precision, TrainConfig
+from cost_models.hardware.compile_targets import CompilerTarget
+
+MODELS = ("convolutional", "attention")
+TARGETS = ("tpu-v4-8", "tpu-v5e-4", "tpu-v6e-4", "gpu-a100-80gb-x2", "gpu-h100-80gb-x2")
+BATCH = 32
+ONE_CHIP = CompilerTarget("tpu", "v5e:1x1", 1)
+
+
+@pytest.fixture(scope="module")
+def by_hand(root):
+    """Bytes by model and target, from a process that knows nothing of autoplan."""
+    program = root / "tests/models/plain_lowering.py"
+    ran = subprocess.run(
+        [sys.executable, str(program), *MODELS], capture_output=True, text=True, check=False, env=os.environ
+    )
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    return json.loads(ran.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def clients():
+    """A worker server for each model: the builder reads which one from its environment."""
+    opened = {}
+
+    def client(name):
+        if name not in opened:
+            opened[name] = Client("jax", environment={"AUTOPLAN_TEST_MODEL": name})
+        return opened[name]
+
+    yield client
+    for one in opened.values():
+        one.close()
+
+
+@pytest.fixture
+def bench(clients, root):
+    def on(model, name):
+        source = resolve(str(root / "tests/models/lowered.py"), [], 1)
+        return Bench(clients(model), source, "jax", local_hardware.resolve(name), Clock.start(None), baseline=config())
+
+    return on
+
+
+def config(data=1, **changes):
+    return TrainConfig(Batch.from_global(BATCH, data=data), mesh=Mesh(data), **changes)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("model", MODELS)
+def test_the_compiler_says_the_same_as_when_it_is_asked_by_hand(by_hand, bench, model, target):
+    there = bench(model, target)
+    found = there.witness(config(there.cluster.devices))
+    assert isinstance(found, CompilerEvidence), found
+    said = found.memory
+    figures = [said.argument_bytes, said.output_bytes, said.alias_bytes, said.temporary_bytes]
+    assert figures == by_hand[f"{model} {target}"]
+    assert said.total_bytes == said.argument_bytes + said.output_bytes - said.alias_bytes + said.temporary_bytes
+
+
+def test_sharded_state_is_a_share_of_the_state(bench):
+    there = bench("dense", "gpu-a100-80gb-x8")
+    whole = there.witness(config(8)).memory
+    split = there.witness(config(8, layout=Layout(shard_state=True))).memory
+    # 8x16 and 16x1 kernels and the 16 biases split over 8 devices; what has no such dimension is whole everywhere.
+    assert whole.argument_bytes - split.argument_bytes == (8 * 16 + 16 + 16) * 4 * 7 // 8
+
+
+def test_accumulation_adds_the_accumulators(bench):
+    there = bench("dense", "gpu-a100-80gb")
+    once = there.witness(config()).memory
+    often = there.witness(config().with_(batch=Batch.from_global(BATCH // 4, accumulation=4))).memory
+    weights = 8 * 16 + 16 + 16 + 1
+    rows = BATCH * 3 // 4 * (8 + 1)
+    assert often.alias_bytes - once.alias_bytes == 4 * weights
+    assert often.argument_bytes - once.argument_bytes == 4 * (weights - rows)
+
+
+def test_a_cpu_compiles_for_itself(bench):
+    found = bench("dense", "cpu").witness(config(precision=Precision.MIXED_BFLOAT16))
+    assert found.target == "XLA:CPU host"
+    assert found.memory.total_bytes > 0
+    assert set(found.versions) == {"jax", "jaxlib"}
+
+
+def test_what_does_not_fit_is_told_with_what_it_needs_and_what_there_is(bench):
+    found = bench("wide", "tpu-v5e-1").witness(TrainConfig(Batch(2**18)))
+    assert found.kind is FailureKind.COMPILE_OOM
+    assert found.needed_bytes > found.available_bytes == pytest.approx(15.75 * 2**30, rel=1e-3)
+
+
+def test_more_devices_than_the_slice_has(bench):
+    found = bench("dense", "tpu-v5e-4").witness(config(8))
+    assert found.kind is FailureKind.UNSUPPORTED
+    assert "a mesh of data=8,model=1 needs 8 devices, and XLA:TPU v5e:2x2 has 4" in found.message
+
+
+def test_without_a_compiler_there_is_nothing_to_ask(bench):
+    found = bench("dense", "cpu").witness(config(jit_compile=False))
+    assert "without jit_compile nothing is compiled" in found.message
+
+
+def test_an_operation_that_the_target_does_not_have(bench):
+    found = bench("eigenvalues", "tpu-v5e-1").witness(config())
+    assert found.kind is FailureKind.UNSUPPORTED
+    assert found.message.startswith("XLA:TPU v5e:1x1 does not compile this training program (")
+    assert "eig" in found.message
+
+
+def test_a_compiler_that_crashes(bench):
+    found = bench("crash", "cpu").witness(config())
+    assert found.kind is FailureKind.CRASH
+    assert "SIGSEGV" in found.message
+
+
+def test_a_compiler_that_hangs(bench):
+    found = bench("hang", "cpu").witness(config(), limit_seconds=8)
+    assert found.kind is FailureKind.TIMEOUT
+    assert "phase compile" in found.message
+
+
+def test_hardware_that_no_compiler_was_described_for(bench):
+    with pytest.raises(HardwareError, match="XLA:GPU cannot be told what NVIDIA T4"):
+        bench("dense", "gpu-t4").witness(config())
+
+
+@pytest.mark.parametrize(
+    ("message", "needed"),
+    [
+        ("XLA:TPU compile permanent error. Ran out of memory in memory space hbm. Used 33.27G of 30.75G hbm.", 33.27),
+        ("Out of memory while trying to allocate 100 bytes", None),
+    ],
+)
+def test_what_a_device_lacks_is_told_as_far_as_the_compiler_tells_it(message, needed):
+    found = compilation._why(RuntimeError(f"RESOURCE_EXHAUSTED: {message}"), ONE_CHIP, 0)
+    assert isinstance(found, compilation.TooLarge)
+    assert found.needed_bytes == (None if needed is None else round(needed * 2**30))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "Ran out of memory in memory space vmem. Used 18.62M of 16.00M vmem. Exceeded vmem capacity by 2.62M.",
+        "Scoped allocation with size 17.22M and limit 16.00M exceeded scoped vmem limit by 1.22M.",
+        "Shared memory size limit exceeded: requested 200000, available 101376",
+    ],
+)
+def test_what_a_kernel_lacks_on_the_chip_is_no_word_on_the_memory_of_the_device(message):
+    found = compilation._why(RuntimeError(f"RESOURCE_EXHAUSTED: {message}"), ONE_CHIP, 0)
+    assert isinstance(found, compilation.Refused)

@@ -1,0 +1,38 @@
+"""What became of configurations, and what was forecast for them, made up for the rescue's decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from autoplan.plan.records import Failure, FailureKind, Measurement, TrialRecord
+from autoplan.tuning.space.prune import Forecast
+from cost_models.config import TrainConfig
+from tests.builders import plans
+from tests.builders.observations import GIB
+
+
+def forecasts(
+    gib_by_config: Mapping[TrainConfig, float], *, capacity: float = 1.0, headroom: float = 0.0, low: float = 0.9
+) -> dict[TrainConfig, Forecast]:
+    """Forecasts whose upper ends are given in GiB, the lower ends being a share of them; capacity in GiB."""
+    return {
+        one: Forecast(
+            one, 1.0, int(gib * GIB), int(capacity * GIB), headroom, None, {}, least_bytes=int(gib * low * GIB)
+        )
+        for one, gib in gib_by_config.items()
+    }
+
+
+def ran(own: TrainConfig, number: int = 0) -> TrialRecord:
+    """A configuration that was measured."""
+    figures = plans.measurement(size=own.batch.global_size, accumulation=own.batch.accumulation)
+    measured = Measurement.model_validate(figures)
+    return TrialRecord(number=number, config=own.to_dict(), outcome="measured", measurement=measured)
+
+
+def failed(
+    own: TrainConfig, kind: FailureKind = FailureKind.OOM, *, held: float | None = None, number: int = 0
+) -> TrialRecord:
+    """A configuration that failed; `held` in GiB."""
+    failure = Failure(kind=kind, message="too large", held_bytes=None if held is None else int(held * GIB))
+    return TrialRecord(number=number, config=own.to_dict(), outcome="failed", failure=failure)

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import pytest
+
+from cost_models.errors import HardwareError
+from cost_models.hardware.catalogue import rows
+from cost_models.hardware.cluster import cluster
+from cost_models.hardware.offers import Offer, chips, chips_of_group, larger, offers, sizes
+
+
+def test_families_are_those_of_the_catalogue():
+    keys = {name: {row.key for row in chips_of_group(name)} for name in ("tpu", "gpu", "nvidia", "amd", "cpu", "all")}
+    assert keys["gpu"] == keys["nvidia"] | keys["amd"]
+    assert not keys["nvidia"] & keys["amd"]
+    assert keys["all"] == keys["tpu"] | keys["gpu"] | keys["cpu"] == set(rows())
+    assert {row.kind for row in chips_of_group("gpu")} == {"gpu"}
+    assert chips_of_group(" TPU ") == chips_of_group("tpu")
+
+
+def test_another_word_is_told_with_the_known_families():
+    with pytest.raises(HardwareError, match="unknown family 'tpus'; expected tpu, gpu, nvidia, amd, cpu or all"):
+        chips_of_group("tpus")
+
+
+def test_sizes_are_slices_or_gpus_and_grow():
+    table = rows()
+    assert sizes(table["tpu-v5e"]) == ("tpu-v5e-1", "tpu-v5e-4", "tpu-v5e-8", "tpu-v5e-16", "tpu-v5e-32", "tpu-v5e-64")
+    assert sizes(table["tpu-v2"]) == ("tpu-v2-8", "tpu-v2-32", "tpu-v2-128")  # 8 of its cores are 4 chips
+    hosts = ("gpu-h100-80gb-x8-n2", "gpu-h100-80gb-x8-n4", "gpu-h100-80gb-x8-n8")
+    assert sizes(table["gpu-h100-80gb"]) == (
+        *("gpu-h100-80gb", "gpu-h100-80gb-x2", "gpu-h100-80gb-x4", "gpu-h100-80gb-x8"),
+        *hosts,
+    )
+    assert larger("gpu-h100-80gb-x8") == hosts
+    assert sizes(table["gpu-t4"])[-1] == "gpu-t4-x8"  # nobody published its network
+    assert sizes(table["cpu"]) == ("cpu",)
+
+
+@pytest.mark.parametrize("key", list(rows()))
+def test_every_size_is_a_name_of_the_catalogue_and_larger_than_the_one_before(key):
+    names = sizes(rows()[key])
+    devices = [cluster(name).devices for name in names]
+    assert devices == sorted(set(devices))
+    assert devices[0] == min(devices)
+    assert all(chips(name) <= 64 for name in names)
+    assert larger(names[0]) == names[1:]
+
+
+def test_what_is_no_catalogue_name_has_no_sizes_and_no_price():
+    assert (larger("local"), chips("machine.yaml"), offers("tpu-v99-8")) == ((), None, ())
+
+
+def test_prices_are_of_the_size_that_they_are_listed_for():
+    small, large = offers("tpu-v2-8"), offers("tpu-v2-32")
+    assert [one.usd_per_chip_hour for one in small] == [1.125]
+    assert [one.usd_per_chip_hour for one in large] == [1.5, 1.125]
+    assert offers("gpu-p100-16gb") == ()
+
+
+@pytest.mark.parametrize("key", [row.key for row in rows().values() if row.prices])
+def test_every_price_has_a_basis_and_a_source_with_the_date_it_was_read(key):
+    for offer in offers(sizes(rows()[key])[0]):
+        assert offer.basis
+        assert all("(read 20" in source for source in offer.sources)
+
+
+def test_a_million_samples_cost_the_hours_that_they_take_on_all_chips():
+    # 4 chips at 3 USD are 12 USD an hour; at 500 samples a second a million samples take 2,000 s.
+    assert Offer(3.0, "", ()).usd_per_million_samples(4, 500.0) == pytest.approx(12 * 2000 / 3600)
+
+
+def test_chips_are_counted_as_they_are_sold():
+    assert (chips("tpu-v3-8"), cluster("tpu-v3-8").devices) == (4, 8)
+    assert chips("tpu-v4-8") == cluster("tpu-v4-8").devices == 4
+    assert chips("gpu-h100-80gb-x8-n2") == 16

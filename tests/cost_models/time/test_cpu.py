@@ -1,0 +1,241 @@
+"""Kernels of a processor against hand formulas: of 1 TFLOP/s on four cores, 100 GB/s and a cache of 32 MiB."""
+
+from dataclasses import replace
+
+import pytest
+
+from cost_models.config import Batch, TrainConfig
+from cost_models.hardware.efficiency import efficiency_of
+from cost_models.time.kernels import kernel_table
+from cost_models.time.roofline import kernel_seconds
+from cost_models.workload.affine import Affine
+from cost_models.workload.workload import POOL_SCATTER, Kind, Op, Phase
+from cost_models.xla.buffers.liveness import Updates
+from cost_models.xla.target import target_of
+from tests.builders.workloads import B, Step, chip, cluster
+
+PEAK, BANDWIDTH, CORES, CACHE = 1e12, 1e11, 4, 2**25
+HERE = cluster(
+    "cpu",
+    local=True,
+    peak_flops_per_second={"float32": PEAK},
+    memory_bytes_per_second=BANDWIDTH,
+    processors=CORES,
+    cache_bytes=CACHE,
+)
+REACHED = efficiency_of(HERE)
+GPU = cluster("gpu", local=True)
+
+
+def seconds(step, batch=64, machine=HERE):
+    """(of arithmetic, of traffic) of the last kernel of a step."""
+    table = kernel_table(step.workload(*step.ops[-1].writes), target_of(machine.chip.kind), Updates.AT_ONCE)
+    compute, traffic = kernel_seconds(table, TrainConfig(Batch(batch)), machine)
+    return compute[-1], traffic[-1]
+
+
+def product(m, n, k):
+    """Of m rows a sample."""
+    step = Step()
+    gemm = Affine(1), Affine(0, m), Affine(n), Affine(k)
+    ends = step.input(B, m, k), step.weight("w", k, n)
+    step.op(Kind.DOT, ends, (B, m, n), gemm=gemm, flops=Affine(0, 2 * m * n * k))
+    return step
+
+
+def shared(step, batch=64):
+    """What handing the last kernel of a step to several cores takes."""
+    table = kernel_table(step.workload(*step.ops[-1].writes), target_of("cpu"), Updates.AT_ONCE)
+    return REACHED.fork_seconds * bool(table.bytes_at(batch)[-1] >= 2**19)
+
+
+def test_large_products_run_on_every_core():
+    step = product(16, 1024, 1024)
+    compute, _ = seconds(step)
+    assert compute - shared(step) == pytest.approx(2 * 64 * 16 * 1024 * 1024 / (PEAK * REACHED.library))
+
+
+@pytest.mark.parametrize(("rows", "cores"), [(1, 1), (2, 2), (3, 3), (4, 4), (64, 4)])
+def test_smaller_ones_wake_a_core_for_so_many_multiply_adds(rows, cores):
+    side = 724  # 16 samples of a row are one core's work to a thousandth
+    step = product(rows, side, side)
+    compute, _ = seconds(step, batch=16)
+    on_these = PEAK * REACHED.library * cores / CORES
+    assert compute - shared(step, 16) == pytest.approx(2 * 16 * rows * side * side / on_these, rel=2e-3)
+
+
+def test_a_processor_that_does_not_tell_its_cores_is_busy_with_all():
+    unknown = replace(HERE, chip=replace(HERE.chip, processors=None))
+    assert seconds(product(1, 64, 64), machine=unknown)[0] == pytest.approx(2 * 64 * 64 * 64 / (PEAK * REACHED.library))
+
+
+def copied(*shape, primitive="add", kind=Kind.ELEMENTWISE):
+    step = Step()
+    step.op(kind, (step.input(B, *shape),), (B, *shape), primitive=primitive)
+    return step
+
+
+@pytest.mark.parametrize(("times", "share"), [(1 / 64, 0.75), (1 / 4, 0.75), (1, 0.5), (16, 0.5)])
+def test_what_the_cache_holds_is_moved_faster(times, share):
+    bytes_moved = int(CACHE * times)
+    _, traffic = seconds(copied(bytes_moved // 8 // 64))
+    assert traffic == pytest.approx(bytes_moved / (BANDWIDTH * share))
+
+
+def image(channels, features, side=64):
+    step = Step()
+    x, w = step.input(B, side, side, channels), step.weight("w", 3, 3, channels, features)
+    gemm = Affine(1), Affine(0, side * side), Affine(features), Affine(9 * channels)
+    flops = Affine(0, 2 * side * side * features * 9 * channels)
+    step.op(Kind.CONV, (x, w), (B, side, side, features), gemm=gemm, flops=flops)
+    return step
+
+
+@pytest.mark.parametrize(
+    ("channels", "features", "times"),
+    [(3, 16, 1), (3, 24, 9), (3, 32, 2.9), (3, 40, 1), (4, 24, 1), (5, 24, 4), (5, 32, 2.9), (1, 24, 1)],
+)
+def test_of_three_channels_some_numbers_of_features_take_several_times_as_long(channels, features, times):
+    picked = 64 * 64 * 64 * 9 / (PEAK * REACHED.picks)
+    step = image(channels, features)
+    assert seconds(step)[0] - shared(step) == pytest.approx(times * picked)
+
+
+def test_gradients_of_convolutions_in_loops_run_in_plain_ones():
+    def looped(phase, repeat):
+        inner = image(64, 64, side=8)
+        inner.ops = [replace(op, phase=phase) for op in inner.ops]
+        body, out = tuple(inner.ops), inner.tensor(B, 8, 8, 64)
+        inner.ops = [Op(Kind.LOOP, "scan", body[0].reads, (out,), repeat=repeat, body=body, results=body[0].writes)]
+        return seconds(inner)[0]
+
+    flops = 5 * 64 * 2 * 8 * 8 * 64 * 9 * 64
+    assert looped(Phase.FORWARD, 5) == pytest.approx(flops / (PEAK * REACHED.convolution))
+    assert looped(Phase.BACKWARD, 5) == pytest.approx(flops / (PEAK * REACHED.slow["looped_gradient"]))
+
+
+def test_exchanging_samples_and_steps_copies_whole_rows():
+    def turned(made, batch=64):
+        step = Step()
+        step.op(Kind.MOVE, (step.input(B, 64, 48),), made, primitive="transpose")
+        return seconds(step, batch)[1]
+
+    straight = turned((64, B, 48))
+    assert turned((B, 48, 64)) == pytest.approx(straight / REACHED.across)
+
+
+def test_products_in_loops_read_parts_of_what_lies_further_away():
+    def looped(repeat):
+        inner = product(1, 256, 256)
+        body, out = tuple(inner.ops), inner.tensor(B, 1, 256)
+        inner.ops = [Op(Kind.LOOP, "scan", body[0].reads, (out,), repeat=repeat, body=body, results=body[0].writes)]
+        return seconds(inner, 256)[0]
+
+    whole = seconds(product(1, 256, 256), 256)[0] - shared(product(1, 256, 256), 256)
+    assert looped(10) == pytest.approx(10 * whole * REACHED.library / REACHED.in_loops)
+
+
+def test_what_is_read_across_takes_longer():
+    """Two dimensions are a matrix, which products take in any order; more are copied."""
+    _, straight = seconds(copied(16, 32, 64))
+    _, across = seconds(copied(16, 32, 64, primitive="transpose", kind=Kind.MOVE))
+    assert across == pytest.approx(straight / REACHED.across)
+
+
+def test_a_loop_finds_what_it_wrote_near():
+    def of(repeat):
+        inner = Step()
+        x = inner.input(B, 16)
+        y = inner.op(Kind.ELEMENTWISE, (x,), (B, 16))
+        loop = Op(Kind.LOOP, "scan", (x,), (y,), repeat=repeat, body=tuple(inner.ops), results=(y,))
+        inner.ops = [loop]
+        return inner
+
+    size = 2 * 4 * 64 * 16
+    assert seconds(of(10))[1] == pytest.approx(10 * size / (BANDWIDTH * REACHED.looping[0][1]))
+
+
+@pytest.mark.parametrize("primitive", ["tanh", "exp", "logistic", "log1p"])
+def test_functions_are_polynomials(primitive):
+    """Of 64 samples of 8 on one core: as long as 33 multiply-adds an element."""
+    step = Step()
+    step.op(Kind.ELEMENTWISE, (step.input(B, 8),), (B, 8), primitive=primitive, flops=Affine(0, 8))
+    compute, _ = seconds(step)
+    assert compute == pytest.approx(33 * 64 * 8 / (PEAK * REACHED.vector / CORES))
+
+
+def convolution(channels, filters, *, side=32, window=3):
+    step = Step()
+    x, w = step.input(B, side, side, channels), step.weight("w", window, window, channels, filters)
+    gemm = Affine(1), Affine(0, side * side), Affine(filters), Affine(window * window * channels)
+    flops = Affine(0, 2 * side * side * filters * window * window * channels)
+    step.op(Kind.CONV, (x, w), (B, side, side, filters), gemm=gemm, flops=flops)
+    return step
+
+
+def test_wide_convolutions_take_their_flops():
+    compute, _ = seconds(step := convolution(64, 64))
+    flops = 2 * 64 * 1024 * 64 * 64 * 9
+    assert compute - shared(step) == pytest.approx(flops / (PEAK * REACHED.convolution))
+
+
+@pytest.mark.parametrize(("channels", "filters"), [(1, 16), (3, 16), (3, 64)])
+def test_narrow_ones_take_the_positions_that_their_windows_pick(channels, filters):
+    """64 images of 32 x 32, windows of 9: however few channels they have."""
+    compute, _ = seconds(step := convolution(channels, filters))
+    assert compute - shared(step) == pytest.approx(64 * 1024 * 9 / (PEAK * REACHED.picks))
+
+
+def kernel_gradient(first, second):
+    """Of images of these sides, 16 channels to 32, over windows of 2 x 2."""
+    step = Step()
+    x, dy = step.input(B, first, first, 16), step.input(B, second, second, 32)
+    gemm = Affine(1), Affine(4 * 16), Affine(32), Affine(0, 256)
+    step.op(Kind.CONV, (x, dy), (2, 2, 16, 32), gemm=gemm, flops=Affine(0, 2 * 4 * 16 * 32 * 256))
+    return step
+
+
+def test_gradients_of_kernels_are_slower_and_those_of_transposed_convolutions_run_in_plain_loops():
+    flops = 64 * 2 * 4 * 16 * 32 * 256
+    straight, transposed = kernel_gradient(32, 16), kernel_gradient(16, 32)
+    assert seconds(straight)[0] - shared(straight) == pytest.approx(flops / (PEAK * REACHED.kernel_gradient))
+    slow = REACHED.slow["transposed_kernel_gradient"]
+    assert seconds(transposed)[0] - shared(transposed) == pytest.approx(flops / (PEAK * slow))
+
+
+def test_convolutions_along_a_line_are_nearly_products():
+    step = Step()
+    x, w = step.input(B, 1024, 32), step.weight("w", 9, 32, 64)
+    gemm = Affine(1), Affine(0, 1024), Affine(64), Affine(9 * 32)
+    step.op(Kind.CONV, (x, w), (B, 1024, 64), gemm=gemm, flops=Affine(0, 2 * 1024 * 64 * 9 * 32))
+    flops = 64 * 2 * 1024 * 64 * 9 * 32
+    assert seconds(step)[0] - shared(step) == pytest.approx(flops / (PEAK * REACHED.line_convolution[0]))
+
+
+def test_numbers_are_drawn_and_pooling_is_sent_back_in_plain_loops():
+    def slowest(kind, machine, shape=(B, 64), **more):
+        step = Step()
+        drawn = step.op(kind, (step.input(*shape), step.input(*shape)), shape, flops=Affine(0, 50 * 64), **more)
+        used = step.op(Kind.ELEMENTWISE, (drawn, step.input(*shape)), shape)
+        table = kernel_table(step.workload(used), target_of(machine.chip.kind), Updates.AT_ONCE)
+        return kernel_seconds(table, TrainConfig(Batch(4096)), machine)[0].max()
+
+    operations, slow = 50 * 64 * 4096, REACHED.slow
+    forked = REACHED.fork_seconds
+    assert slowest(Kind.RANDOM, HERE) - forked == pytest.approx(operations / (PEAK * slow["random"]))
+    lines = slowest(Kind.SCATTER, HERE, primitive=POOL_SCATTER)
+    assert lines - forked == pytest.approx(operations / (PEAK * slow["pool_gradient_1d"]))
+    images = slowest(Kind.SCATTER, HERE, (B, 4, 4, 4), primitive=POOL_SCATTER)
+    assert images - forked == pytest.approx(operations / (PEAK * slow["pool_gradient"]))
+    assert slowest(Kind.RANDOM, GPU) < operations / (PEAK * slow["random"]) / 5
+
+
+def test_a_published_processor_reaches_less_than_its_data_sheet():
+    """One that was measured reaches what it was seen to reach."""
+    figures = {"peak_flops_per_second": {"float32": PEAK}, "memory_bytes_per_second": BANDWIDTH}
+    published = replace(HERE, local=False, chip=chip("cpu", **figures, processors=CORES, cache_bytes=CACHE))
+    reached = efficiency_of(published)
+    here, there = (seconds(product(64, 1024, 1024), machine=machine) for machine in (HERE, published))
+    assert there[1] == pytest.approx(here[1] / reached.bandwidth)
+    forked = REACHED.fork_seconds
+    assert there[0] - forked == pytest.approx((here[0] - forked) / reached.product)

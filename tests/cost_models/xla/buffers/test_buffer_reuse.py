@@ -1,0 +1,94 @@
+"""Temporaries in places of state: which fit, in which order, and what is copied for it. Bytes are written out."""
+
+import numpy as np
+
+from cost_models.workload.workload import Kind, Phase
+from cost_models.xla.buffers.buffer_reuse import Places, in_places, rooms
+from cost_models.xla.buffers.liveness import Purpose, Updates, schedule
+from cost_models.xla.target import target_of
+from tests.builders.workloads import B, Step
+
+CPU = target_of("cpu")
+N = 64
+
+
+def placed(rooms, temporaries, copies=0):
+    """rooms: (bytes, opens, closes); temporaries: (bytes, birth, death)."""
+    sizes, births, deaths = (np.asarray(column) for column in zip(*temporaries, strict=True))
+    room, opens, closes = (np.asarray(column) for column in zip(*rooms, strict=True))
+    places = Places(np.arange(len(rooms)), opens, closes, copies)
+    return in_places(places, room.astype(np.float64), sizes.astype(np.float64), births, deaths).tolist()
+
+
+def test_a_place_holds_what_lives_while_it_is_free_and_is_no_larger():
+    rooms = [(100, 2, 8)]
+    assert placed(rooms, [(100, 2, 8)]) == [True]
+    assert placed(rooms, [(101, 2, 8)]) == [False]
+    assert placed(rooms, [(100, 1, 8)]) == [False]
+    assert placed(rooms, [(100, 2, 9)]) == [False]
+
+
+def test_one_at_a_time_the_largest_first_and_each_in_the_smallest_place():
+    assert placed([(100, 0, 9)], [(50, 0, 4), (80, 3, 9), (70, 0, 2)]) == [False, True, True]
+    assert placed([(100, 0, 9), (60, 0, 9)], [(50, 0, 9), (90, 0, 9)]) == [True, True]
+
+
+def test_a_copy_may_stand_in_the_place_of_a_variable_that_was_copied_before():
+    rooms = [(100, 0, 5), (100, 0, 5), (100, 0, 5)]
+    assert placed(rooms, [(100, 0, 5)] * 3, copies=3) == [False, True, True]
+
+
+def two_layers():
+    """y = (x w1) w2 and its gradients: both weights are read again while their gradients wait for nothing else."""
+    step = Step()
+    first, second = step.weight("first", N, N), step.weight("second", N, N)
+    x = step.input(B, N)
+    h = step.dot(x, first, (B, N), B, N, N)
+    y = step.dot(h, second, (B, N), B, N, N)
+    step.phase = Phase.BACKWARD
+    d_second = step.dot(h, y, (N, N), N, B, N)
+    d_h = step.dot(y, second, (B, N), B, N, N)
+    d_first = step.dot(x, d_h, (N, N), N, B, N)
+    step.phase = Phase.UPDATE
+    for weight, gradient in ((first, d_first), (second, d_second)):
+        new = step.op(Kind.ELEMENTWISE, (weight, gradient), (N, N), primitive="sub")
+        step.new_value(weight, new)
+    return step.workload(), first, second
+
+
+def test_weights_that_are_read_beside_their_update_are_copied():
+    """The first layer's gradient waits for all that reads the weights; the second one's does not wait for d_h."""
+    workload, _, second = two_layers()
+    columns = schedule(workload, CPU, Updates.AT_ONCE).temporaries
+    copied = columns.tensor[columns.purpose == Purpose.WEIGHT_COPIES.value]
+    assert copied.tolist() == [second]
+
+
+def test_what_is_lent_takes_no_bytes_of_its_own():
+    """Of h, y, d_h, two gradients and a copy, each of 16,384 bytes, one stands in the place of the second weight."""
+    workload, _, _ = two_layers()
+    plan = schedule(workload, CPU, Updates.AT_ONCE)
+    assert (plan.sizes(N) == 0).sum() >= 1
+    assert plan.sizes(4 * N).max() == 4 * 4 * N * N  # what outgrew the place stands beside it
+
+
+def in_rooms(sizes, lives, filled):
+    """filled: (bytes, kernel) of each room."""
+    birth, death = np.array(lives).T
+    stored = np.array([size for size, _ in filled], np.float64)
+    places = rooms([(tensor, kernel) for tensor, (_, kernel) in enumerate(filled)])
+    return in_places(places, stored, np.array(sizes, np.float64), birth, death).tolist()
+
+
+def test_what_fits_and_is_gone_before_a_new_states_room_is_filled_lies_in_it():
+    assert in_rooms([10], [(0, 3)], [(10, 4)]) == [True]
+    assert in_rooms([10], [(0, 4)], [(10, 4)]) == [False]
+    assert in_rooms([11], [(0, 3)], [(10, 4)]) == [False]
+
+
+def test_one_at_a_time_lies_in_a_room_and_the_largest_first():
+    assert in_rooms([5, 8, 8], [(0, 3), (2, 5), (6, 7)], [(10, 9)]) == [False, True, True]
+
+
+def test_the_smallest_room_that_holds_it_is_taken():
+    assert in_rooms([6, 4], [(0, 3), (0, 3)], [(10, 9), (4, 9)]) == [True, True]

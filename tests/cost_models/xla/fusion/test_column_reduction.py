@@ -1,0 +1,162 @@
+"""When a reduction over columns leaves a GPU idle, and what that changes."""
+
+from dataclasses import replace
+
+import pytest
+
+from cost_models.workload.workload import Kind
+from cost_models.xla.fusion.column_reduction import leaves_idle, structure_batch
+from cost_models.xla.fusion.fusion import kernels_of
+from cost_models.xla.target import target_of
+from tests.builders.workloads import B, Step
+
+GPU, TPU = target_of("gpu"), target_of("tpu")
+SIDE, CHANNELS = 7, 256
+
+
+def normalised(dtype="bfloat16"):
+    """Batch normalisation's variance: centred values, summed as squares over batch and space, and read again."""
+    step = Step()
+    x = step.input(B, SIDE, SIDE, CHANNELS, dtype=dtype)
+    shape = (B, SIDE, SIDE, CHANNELS)
+    wide = step.op(Kind.ELEMENTWISE, (x,), shape, primitive="convert_element_type")
+    mean = step.op(Kind.REDUCE, (wide,), (CHANNELS,), primitive="reduce_sum")
+    centred = step.op(Kind.ELEMENTWISE, (wide, mean), shape, primitive="sub")
+    square = step.op(Kind.ELEMENTWISE, (centred,), shape, primitive="square")
+    variance = step.op(Kind.REDUCE, (square,), (CHANNELS,), primitive="reduce_sum")
+    end = step.op(Kind.ELEMENTWISE, (centred, variance), shape, dtype=dtype, primitive="mul")
+    return step.workload(end, batch=32), centred, end
+
+
+def written(workload, end, batch, target=GPU):
+    kernels = kernels_of(workload, workload.ops, frozenset({end}), target, batch)
+    return {write for kernel in kernels for write in kernel.writes}
+
+
+def test_rows_are_split_at_4096_and_then_fill_the_device():
+    workload, _, _ = normalised()
+    reduction = workload.ops[1]
+    last = 4096 // SIDE**2  # 256 channels: 8 blocks; split into about 64 by 64 rows: 512
+    assert leaves_idle(workload, reduction, GPU, last)
+    assert not leaves_idle(workload, reduction, GPU, last + 1)
+    assert not leaves_idle(workload, reduction, TPU, last)
+
+
+def test_reductions_over_rows_are_no_matter():
+    step = Step()
+    x = step.input(B, SIDE, CHANNELS)
+    step.op(Kind.REDUCE, (x,), (B, SIDE), primitive="reduce_sum")
+    everything = step.op(Kind.REDUCE, (x,), (), primitive="reduce_sum")
+    workload = step.workload(everything)
+    assert not any(leaves_idle(workload, op, GPU, 8) for op in workload.ops)
+
+
+def test_what_such_a_reduction_would_compute_of_narrow_values_is_kept():
+    workload, centred, end = normalised()
+    assert centred in written(workload, end, batch=32)
+    assert centred not in written(workload, end, batch=512)
+
+
+def test_of_float32_it_is_kept_where_fewer_blocks_run():
+    """Two blocks of 32 columns leave even float32 arithmetic waiting; 3,136 rows are not split, 6,272 are."""
+    workload, centred, end = normalised("float32")
+    assert centred in written(workload, end, batch=64)
+    assert centred not in written(workload, end, batch=128)
+
+
+def test_in_float32_images_of_convolutions_have_their_channels_first_and_no_columns():
+    step = Step()
+    x = step.input(B, SIDE, SIDE, CHANNELS)
+    image = step.op(Kind.CONV, (x, step.weight("kernel", 1, 1, CHANNELS, CHANNELS)), (B, SIDE, SIDE, CHANNELS))
+    total = step.op(Kind.REDUCE, (image,), (CHANNELS,), primitive="reduce_sum")
+    workload = step.workload(total, batch=32)
+    assert not leaves_idle(workload, workload.ops[1], GPU, 32)
+
+
+@pytest.mark.parametrize(("batch", "found"), [(1, 32), (32, 32), (83, 32), (84, 84), (4096, 84)])
+def test_kernels_are_found_for_the_nearest_batch_with_the_same_reductions(batch, found):
+    workload, _, _ = normalised()
+    assert structure_batch(workload, GPU, batch) == found
+
+
+def test_where_no_reduction_leaves_the_device_idle_one_structure_serves_all():
+    workload, _, _ = normalised("float32")
+    full = replace(GPU, wide_column_blocks=0, chained_column_blocks=0, cached_column_blocks=0)
+    assert structure_batch(workload, full, 4096) == 32
+    narrow, _, _ = normalised()
+    assert structure_batch(narrow, replace(GPU, column_blocks=0), 4096) == 32
+
+
+@pytest.mark.parametrize(("batch", "found"), [(8, 8), (24, 8), (256, 64), (128, 64)])
+def test_where_features_are_joined_kernels_are_found_for_a_batch_with_the_same_layouts(batch, found):
+    step = Step()
+    x = step.input(B, 8, 8, 64)
+    pieces = [step.op(Kind.CONV, (x, step.weight(f"w{n}", 1, 1, 64, 64)), (B, 8, 8, 32)) for n in range(2)]
+    both = step.op(Kind.MOVE, pieces, (B, 8, 8, 64), primitive="concatenate")
+    workload = step.workload(step.op(Kind.REDUCE, (both,), (B, 64)))
+    assert structure_batch(workload, TPU, batch) == found
+    assert structure_batch(workload, GPU, batch) == workload.local_batch
+
+
+@pytest.mark.parametrize(("batch", "like"), [(1, 3), (3, 3), (4, 4), (15, 4), (16, 16), (500, 16)])
+def test_kernels_for_cpus_are_found_for_a_batch_at_which_the_same_tensors_are_large(batch, like):
+    """1,024 and 256 elements a sample reach 4,096 at 4 and 16 samples; the trace is of 3."""
+    step = Step()
+    wide = step.op(Kind.REDUCE, (step.input(B, 2, 1024),), (B, 1024))
+    end = step.op(Kind.REDUCE, (wide,), (B, 256))
+    step.tensors[0] = step.tensors[1]  # so that no third size is there
+    assert structure_batch(step.workload(end, batch=3), target_of("cpu"), batch) == like
+
+
+@pytest.mark.parametrize(("columns", "relu", "kept"), [(40, True, True), (107, True, True), (108, True, False)])
+def test_in_float32_chains_are_computed_apart_on_fewer_blocks_than_there_are_cores(columns, relu, kept):
+    """An A100 has 108 cores; one operation alone is computed apart on fewer than 40 blocks of 32 columns."""
+    step = Step()
+    width = 32 * columns
+    x = step.op(Kind.SORT, (step.input(B, width),), (B, width))
+    biased = step.op(Kind.ELEMENTWISE, (x, x), (B, width), primitive="add")
+    made = step.op(Kind.ELEMENTWISE, (biased,), (B, width), primitive="max") if relu else biased
+    mean = step.op(Kind.REDUCE, (made,), (width,), primitive="reduce_sum")
+    end = step.op(Kind.SORT, (step.op(Kind.ELEMENTWISE, (made, mean), (B, width), primitive="mul"),), (B, width))
+    assert (made in written(step.workload(end), end, batch=64)) is kept
+
+
+@pytest.mark.parametrize(("columns", "kept"), [(39, True), (40, False)])
+def test_in_float32_one_operation_is_computed_apart_on_fewer_blocks_still(columns, kept):
+    test_in_float32_chains_are_computed_apart_on_fewer_blocks_than_there_are_cores(columns, False, kept)
+
+
+GROUPS = 8
+
+
+def grouped(channels, dtype="float16"):
+    """Group normalisation's variance: centred values, summed as squares over space and within groups."""
+    step = Step()
+    shape = (B, SIDE, SIDE, GROUPS, channels // GROUPS)
+    x = step.input(*shape, dtype=dtype)
+    wide = step.op(Kind.ELEMENTWISE, (x,), shape, primitive="convert_element_type")
+    mean = step.op(Kind.REDUCE, (wide,), (B, GROUPS), primitive="reduce_sum")
+    centred = step.op(Kind.ELEMENTWISE, (wide, mean), shape, primitive="sub")
+    square = step.op(Kind.ELEMENTWISE, (centred,), shape, primitive="square")
+    variance = step.op(Kind.REDUCE, (square,), (B, GROUPS), primitive="reduce_sum")
+    end = step.op(Kind.ELEMENTWISE, (centred, variance), shape, dtype=dtype, primitive="mul")
+    return step.workload(end, batch=16), centred, end
+
+
+@pytest.mark.parametrize(
+    ("channels", "batch", "kept"),
+    [
+        *((64, 4, True), (64, 8, True), (64, 16, False), (64, 32, False), (96, 16, False)),
+        *((128, 16, True), (128, 32, True), (192, 16, True), (192, 32, False), (256, 16, True), (256, 32, False)),
+    ],
+)
+def test_of_groups_of_narrow_channels_it_is_kept_as_the_compiler_kept_it(channels, batch, kept):
+    """Rows of what XLA compiled for an A100 (and for an H100 at a batch of 16): nets of such layers in float16."""
+    workload, centred, end = grouped(channels)
+    assert (centred in written(workload, end, batch)) is kept
+    assert centred not in written(workload, end, batch, replace(GPU, grouped_column_blocks=0))
+
+
+def test_in_float32_groups_are_rows():
+    workload, centred, end = grouped(128, "float32")
+    assert centred not in written(workload, end, 16)

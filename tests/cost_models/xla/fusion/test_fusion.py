@@ -1,0 +1,339 @@
+"""What is written to memory and what stays inside a kernel, on graphs with one answer each. X is a large width."""
+
+from dataclasses import replace
+
+import pytest
+
+from cost_models.workload.affine import Affine
+from cost_models.workload.workload import RELAYOUT, UNEVEN_PAD, Kind, Op, Phase
+from cost_models.xla.fusion.fusion import kernels_of
+from cost_models.xla.target import target_of
+from tests.builders.workloads import B, Step
+
+X = 1024
+GPU, TPU, CPU = target_of("gpu"), target_of("tpu"), target_of("cpu")
+EAGER = target_of("gpu", jit_compile=False)
+
+
+def kernels(step, *outputs, target=GPU, batch=64):
+    workload = step.workload(*outputs, batch=batch)
+    return kernels_of(workload, workload.ops, frozenset(outputs), target, batch)
+
+
+def written(step, *outputs, **how):
+    """Every tensor that reaches memory."""
+    return {write for kernel in kernels(step, *outputs, **how) for write in kernel.writes}
+
+
+def chain(step, x, *primitives):
+    for primitive in primitives:
+        x = step.op(Kind.ELEMENTWISE, (x,), (B, X), primitive=primitive, flops=Affine(0, X))
+    return x
+
+
+def test_a_chain_of_elementwise_operations_is_one_kernel_that_reads_once_and_writes_once():
+    step = Step()
+    x = step.input(B, X)
+    (kernel,) = kernels(step, end := chain(step, x, "exp", "neg", "tanh"))
+    assert (kernel.reads, kernel.writes, kernel.fused) == ((x,), (end,), 3)
+    assert kernel.flops == Affine(0, 3 * X)
+
+
+def test_without_a_compiler_every_operation_is_a_kernel():
+    step = Step()
+    end = chain(step, step.input(B, X), "exp", "neg", "tanh")
+    assert [kernel.fused for kernel in kernels(step, end, target=EAGER)] == [1, 1, 1]
+
+
+def test_a_product_writes_its_result_and_on_gpus_its_operands_exist():
+    step = Step()
+    w, made = step.weight("w", X, X), chain(step, step.input(B, X), "tanh")
+    y = step.dot(made, w, (B, X), B, X, X)
+    assert written(step, y) == {made, y}
+    assert written(step, y, target=TPU) == {y}
+
+
+def test_a_reduction_takes_what_makes_its_operand_in():
+    step = Step()
+    total = step.op(Kind.REDUCE, (chain(step, step.input(B, X), "square"),), (B,), flops=Affine(0, X))
+    (kernel,) = kernels(step, total)
+    assert kernel.writes == (total,)
+    assert kernel.flops == Affine(0, 2 * X)
+
+
+def test_on_tpus_a_product_ends_where_its_elementwise_chain_ends():
+    step = Step()
+    w, x = step.weight("w", X, X), step.input(B, X)
+    y = step.dot(x, w, (B, X), B, X, X)
+    end = chain(step, y, "tanh")
+    (kernel,) = kernels(step, end, target=TPU)
+    assert (kernel.writes, kernel.op.kind) == ((end,), Kind.DOT)
+    assert kernel.flops == Affine(0, 2 * X * X + X)
+    assert written(step, end) == {y, end}
+
+
+def test_a_product_with_two_readers_is_written_even_on_tpus():
+    step = Step()
+    w, x = step.weight("w", X, X), step.input(B, X)
+    y = step.dot(x, w, (B, X), B, X, X)
+    ends = chain(step, y, "tanh"), chain(step, y, "exp")
+    assert written(step, *ends, target=TPU) == {y, *ends}
+
+
+def test_two_products_in_one_sum_do_not_share_a_kernel():
+    step = Step()
+    w, x = step.weight("w", X, X), step.input(B, X)
+    left, right = (step.dot(x, w, (B, X), B, X, X) for _ in range(2))
+    total = step.op(Kind.ELEMENTWISE, (left, right), (B, X), primitive="add")
+    assert len(kernels(step, total, target=TPU)) == 2
+
+
+def two_readers_far_apart(step, shared):
+    """A reader of `shared` before a product and one after it: they cannot be one kernel."""
+    w = step.weight("w", X, X)
+    early = chain(step, shared, "exp")
+    y = step.dot(early, w, (B, X), B, X, X)
+    late = step.op(Kind.ELEMENTWISE, (shared, y), (B, X), primitive="mul")
+    return y, late
+
+
+def test_a_cheap_value_of_one_large_tensor_is_computed_again():
+    step = Step()
+    shared = chain(step, step.input(B, X), "neg")
+    assert shared not in written(step, *two_readers_far_apart(step, shared))
+
+
+def test_a_sum_of_many_large_tensors_is_kept_rather_than_read_again():
+    step = Step()
+    shared = step.input(B, X)
+    for _ in range(6):
+        shared = step.op(Kind.ELEMENTWISE, (shared, step.input(B, X)), (B, X), primitive="add")
+    assert shared in written(step, *two_readers_far_apart(step, shared))
+
+
+def test_a_dropout_mask_is_kept_as_one_byte_an_element_not_as_random_bits():
+    step = Step()
+    bits = step.op(Kind.RANDOM, (step.input(2, dtype="uint32"),), (B, X), dtype="uint32")
+    mask = step.op(Kind.ELEMENTWISE, (bits,), (B, X), dtype="bool", primitive="lt")
+    ends = two_readers_far_apart(step, mask)
+    assert mask in written(step, *ends)
+    assert bits not in written(step, *ends)
+    assert mask not in written(step, *ends, target=TPU)  # random bits are cheap there: computed again
+
+
+def test_views_are_their_operand():
+    step = Step()
+    x = step.input(B, X)
+    view = step.op(Kind.VIEW, (x,), (B, 32, X // 32), primitive="reshape")
+    (kernel,) = kernels(step, end := step.op(Kind.ELEMENTWISE, (view,), (B, 32, X // 32), primitive="exp"))
+    assert (kernel.reads, kernel.writes) == ((x,), (end,))
+
+
+@pytest.mark.parametrize(("kind", "exists"), [(Kind.CONV, False), (Kind.DOT, True)])
+def test_padding_that_only_convolutions_read_costs_nothing(kind, exists):
+    step = Step()
+    padded = step.op(Kind.MOVE, (step.input(B, X),), (B, X + 2), primitive="pad")
+    end = step.op(kind, (padded, step.weight("w", X + 2, X)), (B, X))
+    assert (padded in written(step, end)) is exists
+
+
+def test_what_crosses_into_a_rematerialized_region_exists_and_is_not_merged_with_what_is_recomputed():
+    step = Step()
+    x = step.input(B, X)
+    first = chain(step, x, "tanh")
+    behind = step.tensor(B, X)
+    step.ops.append(Op(Kind.BARRIER, "optimization_barrier", (first,), (behind,), region=1))
+    again = step.op(Kind.ELEMENTWISE, (behind,), (B, X), primitive="exp", region=1)
+    assert written(step, again) == {first, again}
+
+
+def test_loops_carry_the_kernels_of_one_iteration():
+    step = Step()
+    x = step.input(B, X)
+    inner, out = step.tensor(B, X), step.tensor(B, X)
+    half = step.tensor(B, X)
+    body = (Op(Kind.ELEMENTWISE, "exp", (x,), (half,)), Op(Kind.ELEMENTWISE, "neg", (half,), (inner,)))
+    step.ops.append(Op(Kind.LOOP, "scan", (x,), (out,), repeat=5, body=body, results=(inner,)))
+    (kernel,) = kernels(step, out)
+    assert kernel.op.repeat == 5
+    assert [(part.reads, part.writes, part.fused) for part in kernel.body] == [((x,), (inner,), 2)]
+
+
+def test_phases_do_not_matter_to_what_is_fused():
+    step = Step()
+    forward = chain(step, step.input(B, X), "exp")
+    step.phase = Phase.BACKWARD
+    assert len(kernels(step, chain(step, forward, "neg"))) == 1
+
+
+def adam(step, n):
+    """Moments and weight from one gradient: three results of one shape."""
+    w, m, v, g = (step.weight(name, n) for name in ("w", "m", "v", "g"))
+    step.phase = Phase.UPDATE
+    new_m, new_v = (step.op(Kind.ELEMENTWISE, (state, g), (n,), primitive="add") for state in (m, v))
+    new_w = step.op(Kind.ELEMENTWISE, (w, new_m, new_v), (n,), primitive="sub")
+    return (w, m, v, g), (new_m, new_v, new_w)
+
+
+def test_the_updates_of_one_variable_are_one_kernel_that_reads_the_gradient_once():
+    step = Step()
+    states, results = adam(step, X)
+    (kernel,) = kernels(step, *results)
+    assert set(kernel.reads) == set(states)
+    assert kernel.writes == results
+    assert len(kernels(step, *results, target=EAGER)) == 3
+
+
+def test_updates_of_two_variables_are_two_kernels():
+    step = Step()
+    results = adam(step, X)[1] + adam(step, X)[1]
+    assert len(kernels(step, *results)) == 2
+
+
+def test_an_update_that_waits_for_a_sum_over_the_others_does_not_join_them():
+    """As in LAMB: the weight needs the norm of what the moments give."""
+    step = Step()
+    w, g = step.weight("w", X), step.weight("g", X)
+    step.phase = Phase.UPDATE
+    new_m = step.op(Kind.ELEMENTWISE, (step.weight("m", X), g), (X,))
+    norm = step.op(Kind.REDUCE, (new_m,), ())
+    new_w = step.op(Kind.ELEMENTWISE, (w, new_m, norm), (X,))
+    assert [kernel.writes for kernel in kernels(step, new_m, new_w)] == [(new_m,), (norm,), (new_w,)]
+
+
+def relu_between_products(*, groups=1, primitive="max", dtype="float32"):
+    """x W, a bias and an activation, and a product that reads it."""
+    step = Step()
+    x, w, bias = step.input(B, X), step.weight("w", X, X), step.weight("b", X)
+    shape = (B, X)
+    h = step.op(Kind.DOT, (x, w), shape, primitive="dot_general", gemm=(Affine(groups), Affine(0, 1), X, X))
+    wide = step.op(Kind.BROADCAST, (bias,), shape, primitive="broadcast_in_dim")
+    shifted = step.op(Kind.ELEMENTWISE, (h, wide), shape, primitive="add")
+    active = step.op(Kind.ELEMENTWISE, (shifted,), shape, primitive=primitive, dtype=dtype)
+    end = step.op(Kind.DOT, (active, w), shape, primitive="dot_general", gemm=(Affine(groups), Affine(0, 1), X, X))
+    return step, h, active, end
+
+
+def test_products_compute_short_chains_of_their_operand_from_ampere_on():
+    step, h, active, end = relu_between_products()
+    assert active not in written(step, end)
+    assert h in kernels(step, end)[-1].reads
+    assert active in written(step, end, target=target_of("gpu", compute_capability=7.5))
+
+
+@pytest.mark.parametrize(
+    "other", [{"groups": 8}, {"primitive": "tanh"}, {"primitive": "convert_element_type", "dtype": "bfloat16"}]
+)
+def test_products_in_groups_and_what_is_dear_or_rounded_read_from_memory(other):
+    step, _, active, end = relu_between_products(**other)
+    assert active in written(step, end)
+
+
+def test_uneven_padding_is_written_where_libraries_pad_both_ends_alike():
+    step = Step()
+    padded = step.op(Kind.MOVE, (step.input(B, X),), (B, X + 1), primitive=UNEVEN_PAD)
+    end = step.op(Kind.CONV, (padded, step.weight("w", 3, X)), (B, X))
+    assert padded in written(step, end)
+    assert padded not in written(step, end, target=TPU)
+    assert padded not in written(step, end, target=CPU)
+
+
+@pytest.mark.parametrize(("dtype", "of", "kept"), [("bfloat16", "float32", True), ("float32", "bfloat16", False)])
+def test_a_product_ends_in_what_makes_no_more_bytes_of_it(dtype, of, kept):
+    step = Step()
+    gemm = (Affine(1), Affine(0, 1), Affine(X), Affine(X))
+    x, w = step.input(B, X, dtype=dtype), step.weight("w", X, X, dtype=dtype)
+    product = step.op(Kind.DOT, (x, w), (B, X), primitive="dot_general", dtype=dtype, gemm=gemm)
+    other = step.op(Kind.ELEMENTWISE, (product,), (B, X), primitive="convert_element_type", dtype=of)
+    end = step.op(Kind.SORT, (other,), (B, X), dtype=of)
+    assert (product in written(step, end, target=TPU)) is kept
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_tpus_compare_again_in_the_backward_pass(keeps):
+    """A mask has a quarter of the bytes of what it was made of, which two kernels would read in its stead."""
+    step = Step()
+    y = step.dot(x := step.input(B, X), step.weight("w", X, X), (B, X), B, X, X)
+    mask = step.op(Kind.ELEMENTWISE, (y,), (B, X), primitive="gt", dtype="bool")
+    chain(step, y, "max")
+    step.phase = Phase.BACKWARD
+    incoming = step.op(Kind.REDUCE, (step.input(B, X, 2),), (B, X))
+    gradient = step.op(Kind.ELEMENTWISE, (mask, incoming), (B, X), primitive="select_n")
+    of_bias = step.op(Kind.REDUCE, (gradient,), (X,))
+    of_weight = step.dot(x, gradient, (X, X), X, B, X)
+    found = written(step, of_bias, of_weight, target=replace(TPU, keeps_masks=keeps))
+    assert (mask in found) is keeps
+    assert not TPU.keeps_masks
+
+
+@pytest.mark.parametrize(("batch", "exists"), [(8, True), (128, False)])
+def test_features_joined_across_the_lanes_are_written_where_several_read_them(batch, exists):
+    step = Step()
+    x = step.input(B, 8, 8, 64)
+    pieces = [step.op(Kind.CONV, (x, step.weight(f"w{n}", 1, 1, 64, 64)), (B, 8, 8, 64)) for n in range(2)]
+    both = step.op(Kind.MOVE, pieces, (B, 8, 8, 128), primitive="concatenate")
+    ends = [step.op(Kind.CONV, (both, step.weight(f"v{n}", 1, 1, 128, 64)), (B, 8, 8, 64)) for n in range(2)]
+    assert (both in written(step, *ends, target=TPU, batch=batch)) is exists
+
+
+def test_what_is_moved_to_another_layout_is_written_and_what_makes_it_is_not():
+    step = Step()
+    made = chain(step, step.input(B, X), "exp")
+    moved = step.op(Kind.MOVE, (made,), (B, X // 4, 4), primitive=RELAYOUT)
+    end = step.op(Kind.REDUCE, (moved,), (B, 4))
+    assert written(step, end, target=TPU) == {moved, end}
+
+
+def gradient_of_gelu(step, *, elsewhere=False):
+    """dy = product; e = dy * a + (dy * x) * b, all elementwise; `elsewhere`: something else reads dy as well."""
+    a, b = (step.op(Kind.REDUCE, (step.input(B, X, 2),), (B, X)) for _ in range(2))
+    dy = step.dot(step.input(B, X), step.weight("w", X, X), (B, X), B, X, X)
+    left = step.op(Kind.ELEMENTWISE, (dy, a), (B, X), primitive="mul")
+    right = step.op(Kind.ELEMENTWISE, (dy, b), (B, X), primitive="mul")
+    end = step.op(Kind.ELEMENTWISE, (left, right), (B, X), primitive="add")
+    ends = (end, step.dot(dy, dy, (X, X), X, B, X)) if elsewhere else (end,)
+    return dy, {left, right}, ends
+
+
+def test_a_product_goes_on_into_several_operations_that_end_in_one():
+    step = Step()
+    dy, between, (end,) = gradient_of_gelu(step)
+    found = written(step, end, target=TPU)
+    assert end in found
+    assert found.isdisjoint({dy, *between})
+    assert dy in written(step, end, target=GPU)
+
+
+def test_a_product_that_something_else_reads_is_written():
+    step = Step()
+    dy, _, ends = gradient_of_gelu(step, elsewhere=True)
+    assert dy in written(step, *ends, target=TPU)
+
+
+def test_scatters_take_in_what_makes_their_updates_on_gpus_but_not_what_they_scatter_into():
+    step = Step()
+    indices, x = step.input(B, 1, dtype="int32"), step.input(B, X)
+    table = step.op(Kind.BROADCAST, (), (1000, X), primitive="broadcast_in_dim")
+    update = step.op(Kind.ELEMENTWISE, (x,), (B, X), primitive="mul")
+    end = step.op(Kind.SCATTER, (table, indices, update), (1000, X), primitive="scatter-add")
+    workload = step.workload(end)
+    for target, taken in ((GPU, True), (TPU, False), (CPU, False)):
+        made = {w for k in kernels_of(workload, workload.ops, frozenset({end}), target, 8) for w in k.writes}
+        assert (update not in made) is taken
+        assert table in made
+
+
+def test_products_compute_a_relu_of_what_its_gradient_reads_anyway():
+    """Normalised values are kept and not their ReLU: both products and the gradient's mask are made of these."""
+    step = Step()
+    x, w = step.op(Kind.SORT, (step.input(B, X),), (B, X)), step.weight("w", X, X)
+    normalised = step.op(Kind.ELEMENTWISE, (x, step.op(Kind.SORT, (x,), (B, X))), (B, X), primitive="add")
+    relu = step.op(Kind.ELEMENTWISE, (normalised,), (B, X), primitive="max")
+    y = step.dot(relu, w, (B, X), B, X, X)
+    step.phase = Phase.BACKWARD
+    mask = step.op(Kind.ELEMENTWISE, (normalised,), (B, X), dtype="bool", primitive="gt")
+    end = step.op(Kind.ELEMENTWISE, (mask, y), (B, X), primitive="select_n")
+    workload = step.workload(step.dot(relu, end, (X, X), X, B, X))
+    made = {w for k in kernels_of(workload, workload.ops, frozenset(workload.outputs), GPU, 8) for w in k.writes}
+    assert normalised in made
+    assert relu not in made
