@@ -99,21 +99,42 @@ def test_an_exported_plan_trains_with_its_precision_accumulation_remat_and_sched
     }
 
 
-@pytest.mark.skipif(not processes.can_keep_freed_memory(), reason="another C library decides what is given back")
+# Asks for 64 MiB more than all free pieces together, so that no free piece is large enough, and gives it back.
+# Prints how many pieces were mapped by themselves, and by how many MiB the heap grew and then shrank.
+HEAP = """
+class Info(ctypes.Structure):
+    names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+    _fields_ = [(name, ctypes.c_size_t) for name in names.split()]
+
+libc = ctypes.CDLL(None)
+libc.mallinfo2.restype = Info
+libc.malloc.argtypes, libc.malloc.restype = [ctypes.c_size_t], ctypes.c_void_p
+libc.free.argtypes = [ctypes.c_void_p]
+before = libc.mallinfo2()
+piece = libc.malloc(before.fordblks + 2**26)
+during = libc.mallinfo2()
+libc.free(piece)
+after = libc.mallinfo2()
+print(during.hblks - before.hblks, (during.arena - before.arena) // 2**20, (during.arena - after.arena) // 2**20)
+"""
+
+
+@pytest.mark.skipif(not processes.can_keep_freed_memory(), reason="this system's C library has no mallopt")
 def test_an_exported_plan_keeps_freed_memory(tmp_path):
-    """glibc counts the pieces that it has mapped by themselves: of 64 MiB that are asked for none is."""
-    script, count = tmp_path / "exported.py", "(mallinfo2(), libc.malloc(2**26), mallinfo2())"
-    reading = (
-        "class Info(ctypes.Structure):\n"
-        "    _fields_ = [(name, ctypes.c_size_t) for name in ('arena', 'ordblks', 'smblks', 'hblks', 'hblkhd')]\n"
-        "    _fields_ += [(f'rest{i}', ctypes.c_size_t) for i in range(5)]\n"
-        "mallinfo2 = libc.mallinfo2\nmallinfo2.restype = Info\n"
-        f"before, _, after = {count}\nprint(after.hblks - before.hblks, after.arena - before.arena >= 2**26)\n"
-    )
-    script.write_text(exported(keep_freed_memory=True) + "\n" + reading)
-    done = subprocess.run([sys.executable, script], env=os.environ, text=True, capture_output=True)
-    assert done.stdout.splitlines()[-1:] == ["0 True"], done.stderr
-    assert "mallopt" not in exported()
+    """With the setting the heap grows and does not shrink; without it glibc maps a large piece by itself."""
+
+    def heap(module: str) -> list[int]:
+        (tmp_path / "exported.py").write_text(module + "\nimport ctypes\n" + HEAP)
+        command = [sys.executable, tmp_path / "exported.py"]
+        done = subprocess.run(command, env=os.environ, text=True, capture_output=True)
+        assert done.returncode == 0, done.stderr
+        return [int(figure) for figure in done.stdout.splitlines()[-1].split()]
+
+    mapped, grown, shrunk = heap(exported(keep_freed_memory=True))
+    assert (mapped, shrunk) == (0, 0)
+    assert grown >= 64
+    mapped, grown, _ = heap(exported())
+    assert (mapped, grown) == (1, 0)
 
 
 def test_an_exported_plan_runs_where_freed_memory_cannot_be_kept(tmp_path):
