@@ -34,6 +34,7 @@ from autoplan.tuning.verification.statistics import Timed, exactness_expected
 from autoplan.tuning.verification.verifier import MOST_PAIRS, PAIRS, Verified, Verifier, verification_seconds
 from cost_models.config import BACKENDS_WITH_DISTRIBUTION, Batch, Mesh, TrainConfig
 from cost_models.estimate import estimate as estimate_workload
+from cost_models.estimate import explain
 from cost_models.hardware.cluster import Cluster, limited
 
 __all__ = [
@@ -129,7 +130,7 @@ def estimate(request: EstimateRequest, watch: Watch = silent) -> dict[str, Any]:
         if isinstance(traced, Failure):
             raise ConfigError(f"the training step cannot be built under {config.describe()}: {traced.message}")
         estimated = estimate_workload(traced[1], config, cluster, headroom=request.headroom)
-        explanation = {"explanation": estimated.explain().to_dict()} if request.explain else {}
+        explanation = {"explanation": explain(traced[1], config, cluster).to_dict()} if request.explain else {}
         analytic = estimated.to_dict() | explanation
         if not request.compile:
             return {**analytic, "notes": notes}

@@ -3,7 +3,7 @@
 from cost_models.candidates import Candidates, Table, price
 from cost_models.config import Batch, Layout, Mesh, Precision, Remat, RematMode, TrainConfig
 from cost_models.errors import AutoplanError, ConfigError, HardwareError, WorkloadError
-from cost_models.estimate import Estimate, estimate, estimate_many
+from cost_models.estimate import Estimate, estimate, estimate_many, explain
 from cost_models.hardware.cluster import Chip, Cluster, Link
 from cost_models.memory import MemoryCost, memory
 from cost_models.time.roofline import TimeCost, step_time
@@ -35,6 +35,7 @@ __all__ = [
     "WorkloadError",
     "estimate",
     "estimate_many",
+    "explain",
     "memory",
     "price",
     "step_time",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from cost_models.errors import ConfigError
 from cost_models.hardware.cluster import Cluster
+from cost_models.validation import Reader, number, raised_as, read_fields, text, whole
 
 SHARE = 0.9
 """Share of a study's rows that lie in its band; half of the others below and half above."""
@@ -27,7 +30,7 @@ class Accuracy:
     source: str
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return the keys of `--format json` under `accuracy`."""
         return {
             "low_ratio": self.low,
             "high_ratio": self.high,
@@ -37,6 +40,20 @@ class Accuracy:
             "source": self.source,
         }
 
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Accuracy:
+        """Read what `to_dict` writes; other keys are ignored. ConfigError for a missing or a wrong figure."""
+        with raised_as(ConfigError, "the accuracy of an estimate cannot be read: "):
+            return cls(*read_fields(data, "accuracy", _READERS).values())
+
+
+_READERS: Mapping[str, Reader] = {
+    "low_ratio": number,
+    "high_ratio": number,
+    "rows": whole,
+    "of": text,
+    "source": text,
+}
 
 PUBLISHED = Accuracy(0.94, 1.64, 797, "published micro-steps on NVIDIA GPUs", "studies/time_vs_published")
 PROCESSOR = Accuracy(0.79, 1.17, 223, "configurations on a processor that was probed", "studies/time_vs_this_cpu")

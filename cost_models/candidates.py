@@ -16,9 +16,9 @@ import numpy.typing as npt
 
 from cost_models.config import Batch, Layout, TrainConfig
 from cost_models.errors import ConfigError, WorkloadError
-from cost_models.estimate import DEFAULT_HEADROOM, capacity_of, check_headroom
+from cost_models.estimate import capacity_of
 from cost_models.hardware.cluster import Cluster
-from cost_models.memory import MemoryCost, check, memory, sharded
+from cost_models.memory import DEFAULT_HEADROOM, MemoryCost, check, memory, sharded
 from cost_models.time.roofline import DEFAULT_OVERLAP, DeviceTime, TimeCost, device_time, parts_of, peak_of
 from cost_models.workload.workload import Workload
 
@@ -133,7 +133,7 @@ def price(
 
     WorkloadError for a structure that no workload speaks of; other errors as `estimate`.
     """
-    check_headroom(headroom)
+    limits = np.array([capacity_of(one, cluster, headroom).usable_bytes for one in candidates.structures], np.int64)
     pricing = _Pricing({(w.precision, w.remat): w for w in workloads}, cluster, overlap)
     points, point_of_row = _points(candidates)
     blocks = [pricing.block(candidates.structures[one], several, batches) for one, several, batches in points]
@@ -142,7 +142,6 @@ def price(
     data = np.array([config.mesh.data for config in candidates.structures], np.int64)[candidates.structure]
     seconds = columns["micro_step_seconds"]
     columns |= {"update_seconds": seconds * accumulation, "samples_per_second": local * data / seconds}
-    limits = np.array([capacity_of(config, cluster) * (1 - headroom) for config in candidates.structures], np.float64)
     return Table(
         candidates=candidates,
         memory={item.name: columns[item.name].astype(np.int64, copy=False) for item in fields(MemoryCost)},

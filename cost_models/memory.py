@@ -6,6 +6,7 @@ which most bytes are alive, so that the components add up to the total.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -14,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from cost_models.config import TrainConfig
-from cost_models.errors import WorkloadError
+from cost_models.errors import ConfigError, WorkloadError
 from cost_models.hardware.cluster import Cluster
+from cost_models.validation import raised_as, read_fields, whole
 from cost_models.workload.workload import Kind, Role, Workload
 from cost_models.xla.buffers.liveness import Purpose, Schedule, Updates, schedule
 from cost_models.xla.target import Target, target_of
@@ -23,6 +25,9 @@ from cost_models.xla.tiling import storage
 
 Bytes = TypeVar("Bytes", int, npt.NDArray[np.int64])
 """Of one configuration, or of many in an array."""
+
+DEFAULT_HEADROOM = 0.08
+"""Share of a device's memory that stays free unless a user asks for another one."""
 
 _FETCHED = ("parameters", "optimizer")
 """State that is fetched to the chip ahead of its use, as far as there is room."""
@@ -67,8 +72,56 @@ class MemoryCost:
     total_high: int
 
     def to_dict(self) -> dict[str, int]:
-        """The keys of `--format json` under `memory.per_device_bytes`."""
+        """Return the keys of `--format json` under `memory.per_device_bytes`."""
         return {item.name: getattr(self, item.name) for item in fields(self)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> MemoryCost:
+        """Read what `to_dict` writes; other keys are ignored. ConfigError for a missing or a wrong figure."""
+        with raised_as(ConfigError, "the estimate of memory cannot be read: "):
+            return cls(**read_fields(data, "memory", {item.name: whole for item in fields(cls)}))
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """Memory of one device: the only definition of whether a program fits.
+
+    device_bytes  what the device leaves to programs
+    headroom      share of it that must stay free, at least 0 and below 1
+
+    ConfigError for a headroom that is no share.
+    """
+
+    device_bytes: int
+    headroom: float = DEFAULT_HEADROOM
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.headroom < 1:
+            raise ConfigError(
+                f"headroom is {self.headroom:g}; expected a share of the capacity, at least 0 and below 1"
+            )
+
+    @property
+    def usable_bytes(self) -> int:
+        """Capacity less the headroom."""
+        return int(self.device_bytes * (1 - self.headroom))
+
+    def fits(self, needed_bytes: int) -> bool:
+        """Return whether so many bytes leave the headroom free; of an interval, pass the upper end."""
+        return needed_bytes <= self.usable_bytes
+
+    def may_fit(self, least_bytes: int) -> bool:
+        """Return whether so many bytes fit without any headroom; of an interval, pass the lower end."""
+        return least_bytes <= self.device_bytes
+
+
+def capacity_bytes(cluster: Cluster, devices: int) -> int:
+    """Return the bytes that one of `devices` devices leaves to programs.
+
+    Simulated devices share one memory: those that a program leaves idle give their share to the others.
+    """
+    usable = cluster.chip.usable_memory_bytes
+    return usable * cluster.devices // devices if cluster.simulated else usable
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,12 @@ def read_mapping(
     return values
 
 
+def read_fields(data: object, where: str, readers: Mapping[str, Reader]) -> dict[str, Any]:
+    """Return the checked values of these keys, all of which `data` has to have; other keys are ignored."""
+    known = {key: value for key, value in mapping(data, where).items() if key in readers}
+    return read_mapping(known, where, readers, required=tuple(readers))
+
+
 def _unknown_key(key: str, where: str, expected: list[str]) -> str:
     near = get_close_matches(key, expected, 1)
     hint = f"; did you mean {near[0]}?" if near else "."

@@ -6,14 +6,15 @@ Roofline: Williams, Waterman, Patterson 2009. Kernels are those of `fusion.py`.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from cost_models.config import TrainConfig
-from cost_models.errors import HardwareError
+from cost_models.errors import ConfigError, HardwareError
 from cost_models.hardware.cluster import Chip, Cluster
 from cost_models.hardware.efficiency import Efficiency, efficiency_of
 from cost_models.memory import check, target_for, updates_of
@@ -24,6 +25,7 @@ from cost_models.time.eager_torch import library_kernels
 from cost_models.time.gemm import product_flops_share
 from cost_models.time.kernels import AttentionRows, KernelTable, kernel_table
 from cost_models.time.page_faults import paging_seconds
+from cost_models.validation import Reader, number, optional, raised_as, read_fields, text
 from cost_models.workload.workload import Role, Workload
 from cost_models.xla.target import library_target, target_of
 
@@ -99,8 +101,16 @@ class TimeCost:
     bound: str
 
     def to_dict(self) -> dict[str, Any]:
-        """The keys of `--format json` under `time`."""
+        """Return the keys of `--format json` under `time`."""
         return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> TimeCost:
+        """Read what `to_dict` writes; other keys are ignored. ConfigError for a missing or a wrong figure."""
+        readers: dict[str, Reader] = {item.name: number for item in fields(cls)}
+        readers |= {"mfu": optional(number), "bound": text}
+        with raised_as(ConfigError, "the estimate of time cannot be read: "):
+            return cls(**read_fields(data, "time", readers))
 
 
 @dataclass(frozen=True)

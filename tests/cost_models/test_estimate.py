@@ -5,9 +5,21 @@ from dataclasses import replace
 
 import pytest
 
-from cost_models import Batch, ConfigError, Mesh, TrainConfig, Workload, WorkloadError, estimate, estimate_many
-from cost_models.estimate import DEFAULT_HEADROOM
+from cost_models import (
+    Batch,
+    ConfigError,
+    Estimate,
+    Mesh,
+    TrainConfig,
+    Workload,
+    WorkloadError,
+    estimate,
+    estimate_many,
+    explain,
+)
+from cost_models.hardware.cluster import cluster as catalogued
 from cost_models.hardware.cluster import share
+from cost_models.memory import DEFAULT_HEADROOM, Capacity
 from cost_models.workload.workload import UnknownOp
 from tests.builders.workloads import GIB, cluster, dense
 
@@ -33,6 +45,47 @@ def test_the_json_has_the_keys_that_were_decided():
     assert answer["coverage"] == {"unknown_ops": []}
     assert answer["config"] == config().to_dict()
     assert json.loads(json.dumps(answer)) == answer
+
+
+def read_again(document):
+    return Estimate.from_dict(json.loads(json.dumps(document)))
+
+
+def test_an_estimate_is_read_as_it_was_written():
+    workload = replace(dense(K, N), unknown_ops=(UnknownOp("pallas_call", 3),))
+    for where in (GPU, catalogued("gpu-a100-80gb")):
+        found = estimate(workload, config(16, 8, keep_freed_memory=True) if where is GPU else config(), where)
+        assert read_again(found.to_dict()) == found
+        assert read_again(found.to_dict()).to_dict() == found.to_dict()
+
+
+def test_an_estimate_of_an_older_version_is_read_without_what_it_lacks():
+    found = estimate(dense(K, N), config(), catalogued("gpu-a100-80gb"))
+    older = found.to_dict()
+    del older["accuracy"], older["coverage"], older["model_flops"], older["memory"]["may_fit"]
+    assert read_again(older | {"notes": []}) == replace(found, accuracy=None, model_flops=None)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("time", None, "the estimate cannot be read: estimate.time is None; expected a mapping"),
+        ("time", {}, "the estimate of time cannot be read: time lacks micro_step_seconds, update_seconds"),
+        ("memory", {"capacity_bytes": 1}, "cannot be read: estimate.memory lacks per_device_bytes, headroom"),
+        ("model_flops", "many", "cannot be read: estimate.model_flops is 'many'; expected a number"),
+        ("accuracy", {"low_ratio": 1.0}, "the accuracy of an estimate cannot be read: accuracy lacks high_ratio"),
+    ],
+)
+def test_an_estimate_that_cannot_be_read_says_where(key, value, message):
+    with pytest.raises(ConfigError, match=message):
+        read_again(estimate(dense(K, N), config(), GPU).to_dict() | {key: value})
+
+
+def test_a_program_fits_up_to_the_capacity_less_the_headroom():
+    capacity = Capacity(1000, 0.25)
+    assert capacity.usable_bytes == 750
+    assert [capacity.fits(size) for size in (750, 751)] == [True, False]
+    assert [capacity.may_fit(size) for size in (1000, 1001)] == [True, False]
 
 
 def test_it_fits_when_the_upper_end_of_the_interval_leaves_the_headroom():
@@ -71,7 +124,7 @@ def test_unknown_operations_are_reported():
 
 
 def test_an_explanation_names_the_largest_tensors_by_layer():
-    answer = estimate(dense(K, N), config(), GPU).explain().to_dict()
+    answer = explain(dense(K, N), config(), GPU).to_dict()
     sizes = [tensor["bytes"] for tensor in answer["largest_tensors"]]
     assert sizes == sorted(sizes, reverse=True)
     assert answer["largest_tensors"][0]["layer"] == "dense"
