@@ -26,7 +26,8 @@ from autoplan.tuning.space.prune import KEEP_AT_MOST, Forecast
 from cost_models.config import Precision, Remat, RematMode, TrainConfig
 from cost_models.estimate import estimate
 from cost_models.hardware.cluster import Cluster
-from cost_models.hardware.offers import canonical, chips, chips_of_group, larger, offers, sizes
+from cost_models.hardware.pricing import offers
+from cost_models.hardware.slices import canonical, chips, chips_of_group, larger, sizes
 from cost_models.memory import MemoryCost, memory
 from cost_models.workload.workload import Workload
 

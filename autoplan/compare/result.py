@@ -11,7 +11,7 @@ from autoplan.jobs.client import Observation, SourceSpec
 from autoplan.plan.records import Evidence
 from cost_models.config import TrainConfig
 from cost_models.hardware.cluster import Cluster
-from cost_models.hardware.offers import Offer
+from cost_models.hardware.pricing import Offer
 
 SCHEMA = 1
 

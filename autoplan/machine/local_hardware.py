@@ -26,7 +26,9 @@ from autoplan.machine import cgroups
 from autoplan.machine.processes import processors
 from cost_models.errors import SchemaError
 from cost_models.hardware.catalogue import row_of_device_kind
-from cost_models.hardware.cluster import Chip, Cluster, Link, cluster, from_mapping, share
+from cost_models.hardware.cluster import Chip, Cluster, Link, share
+from cost_models.hardware.description import from_mapping
+from cost_models.hardware.lookup import cluster
 from cost_models.validation import Reader, mapping, number, optional, positive, read_mapping, several, text, whole
 
 LOCAL = "local"

@@ -14,8 +14,10 @@ from autoplan.errors import AutoplanError
 from autoplan.machine.local_hardware import LOCAL
 from autoplan.reports.plan_table import heading, open_table
 from cost_models.errors import HardwareError
-from cost_models.hardware import cluster as catalogue
 from cost_models.hardware.catalogue import parse
+from cost_models.hardware.cluster import Cluster
+from cost_models.hardware.description import from_mapping
+from cost_models.hardware.lookup import Known, describe, known
 
 _RATES = ("float32", "bfloat16")
 
@@ -24,13 +26,13 @@ def known_document() -> dict[str, Any]:
     """The catalogue as plain values, and this machine where it was measured."""
     here = _here()
     local = None if here is None else here.to_dict()
-    return {"schema": 1, "hardware": [asdict(row) for row in catalogue.known()], "local": local}
+    return {"schema": 1, "hardware": [asdict(row) for row in known()], "local": local}
 
 
 def known_table() -> RenderableType:
     """The catalogue, a chip a row; figures are of one device."""
     table = open_table("name", "chip", "usable memory", "GB/s", "float32 TFLOP/s", "bfloat16 TFLOP/s", "other names")
-    for row in catalogue.known():
+    for row in known():
         name = f"{row.key}-N" if row.sizes else row.key
         table.add_row(
             name,
@@ -69,7 +71,7 @@ def _local_row() -> list[str]:
     ]
 
 
-def _here() -> catalogue.Cluster | None:
+def _here() -> Cluster | None:
     """This machine on the backend that Keras would run on; None where it was not measured."""
     from autoplan.machine import local_hardware
     from autoplan.sources import keras_backend
@@ -88,10 +90,10 @@ def described(name: str) -> dict[str, Any]:
     except HardwareError:
         cluster = _elsewhere(name)
         return {"schema": 1, "name": cluster.name, "cluster": cluster.to_dict()}
-    return {"schema": 1, **catalogue.describe(name)}
+    return {"schema": 1, **describe(name)}
 
 
-def _elsewhere(name: str) -> catalogue.Cluster:
+def _elsewhere(name: str) -> Cluster:
     """This machine, as it was measured last, or what a file describes."""
     from autoplan.machine import local_hardware
     from autoplan.sources import keras_backend
@@ -103,7 +105,7 @@ def _elsewhere(name: str) -> catalogue.Cluster:
 
 def description(found: Mapping[str, Any]) -> RenderableType:
     """What `described` found, for people."""
-    cluster = catalogue.from_mapping(found["cluster"])
+    cluster = from_mapping(found["cluster"])
     parts: list[RenderableType] = [f"{found['name']}: {cluster.summary()}"]
     if found.get("aliases"):
         parts.append(f"Other names: {', '.join(found['aliases'])}")
@@ -127,7 +129,7 @@ def probed(profile: Mapping[str, Any], backend: str) -> RenderableType:
     return Group(told, f"\n{where}")
 
 
-def _rate(row: catalogue.Known, dtype: str) -> str:
+def _rate(row: Known, dtype: str) -> str:
     if dtype in row.without_units:
         return "none"
     told = _teraflops(row.peak_flops_per_second.get(dtype))

@@ -13,6 +13,7 @@ from autoplan.worker.trace.job import training_batch
 from cost_models.config import TrainConfig
 from cost_models.hardware.cluster import Cluster
 from cost_models.hardware.compile_targets import CompilerTarget
+from cost_models.hardware.description import from_mapping
 from cost_models.hlo import reader
 from cost_models.time.compiled_program import compiled_time
 
@@ -51,7 +52,7 @@ def answer(
         sizes = {"needed_bytes": error.needed_bytes, "available_bytes": error.available_bytes}
         return {"too_large": {"message": str(error), **sizes}}
     phase("read")
-    priced = _priced(found, config, Cluster.from_dict(options["cluster"]), options.get("model_flops"))
+    priced = _priced(found, config, from_mapping(options["cluster"]), options.get("model_flops"))
     return {"evidence": priced.model_dump(mode="json")}
 
 

@@ -1,4 +1,7 @@
-"""Chip, Link, Cluster: hardware as data. Published hardware lives in `devices/*.yaml` and is read by `catalogue.py`."""
+"""Chip, Link and Cluster: the hardware values that cost models compute with.
+
+`lookup.py` makes them of catalogue names, and `description.py` of hardware files.
+"""
 
 from __future__ import annotations
 
@@ -8,71 +11,17 @@ from math import prod
 from typing import Any
 
 from cost_models.errors import HardwareError
-from cost_models.hardware.catalogue import Figure, LinkRow, Name, Row, devices_of, parse, rows
-from cost_models.validation import (
-    flag,
-    mapping,
-    memory,
-    number,
-    optional,
-    raised_as,
-    read_mapping,
-    several,
-    text,
-    whole,
-)
 
 LINK_KINDS = ("torus", "mesh", "switch", "direct", "network", "host", "memory")
 CHIP_KINDS = ("tpu", "gpu", "cpu")
 MOST_DEVICES = 2**24
-"""Nobody has more, and every one of their divisors is looked at."""
+"""No cluster has more devices, and the mesh search visits every divisor of this number."""
 
 # What one more simulated device adds to a small collective: 2 took 0.1 ms and 8 took 0.25 to 0.45 ms on two x86-64
 # cores (jax 0.10.2, 2026-11-29).
-_MEETING_SECONDS = 5e-5
+_RENDEZVOUS_SECONDS = 5e-5
 
-_CHIP_FIGURES = ("peak_flops_per_second", "memory_bytes", "memory_bytes_per_second")
-_CHIP = {
-    "name": text,
-    "kind": text,
-    "peak_flops_per_second": mapping,
-    "memory_bytes": memory,
-    "usable_memory_bytes": memory,
-    "memory_bytes_per_second": number,
-    "kernel_launch_seconds": number,
-    "dispatch_seconds": number,
-    "compute_capability": optional(number),
-    "fresh_page_bytes_per_second": optional(number),
-    "host_micro_step_seconds": optional(number),
-    "host_variable_seconds": optional(number),
-    "processors": optional(whole),
-    "cache_bytes": optional(memory),
-    "sources": mapping,
-}
-_AMPERE = 8.0
-"""Compute capability from which NVIDIA's matrix units take TF32 and bfloat16."""
 _UNKNOWN_OR_POSITIVE = ("processors", "cache_bytes", "compute_capability", "fresh_page_bytes_per_second")
-_LINK_FIGURES = ("kind", "bytes_per_second", "latency_seconds")
-_LINK = {
-    "kind": text,
-    "bytes_per_second": number,
-    "latency_seconds": number,
-    "source": text,
-    "launch_seconds": number,
-    "efficiency": number,
-}
-_CLUSTER = {
-    "name": text,
-    "chip": mapping,
-    "devices": whole,
-    "hosts": whole,
-    "inner_link": optional(mapping),
-    "outer_link": optional(mapping),
-    "topology": several(whole),
-    "wraparound": several(flag),
-    "simulated": flag,
-    "local": flag,
-}
 
 
 @dataclass(frozen=True)
@@ -211,11 +160,6 @@ class Cluster:
         plain["chip"]["sources"] = dict(self.chip.sources)
         return plain | {"topology": list(self.topology), "wraparound": list(self.wraparound)}
 
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Cluster:
-        """The inverse of `to_dict`; the same as `from_mapping`."""
-        return from_mapping(data)
-
     def summary(self) -> str:
         """One line: devices, shape, memory of one."""
         gib = self.chip.usable_memory_bytes / 2**30
@@ -224,107 +168,6 @@ class Cluster:
         simulated = "simulated " if self.simulated else ""
         plural = "s" if self.devices > 1 else ""
         return f"{self.devices} {simulated}device{plural}{shape}{over} of {self.chip.name}, {gib:.2f} GiB usable each"
-
-
-def cluster(name: str) -> Cluster:
-    """The cluster that a catalogue name means.
-
-    `tpu-<generation>-<N>` with N as Google counts, `gpu-<chip>[-x<GPUs a host>][-n<hosts>]`, or `cpu`.
-    HardwareError as `catalogue.parse` says. A missing network figure is no error here: `outer_link` is then None.
-    """
-    found = parse(name)
-    chip = _chip(found.row)
-    if found.slice is None:
-        return _machines(found, chip)
-    part = found.slice
-    return Cluster(
-        name=found.canonical,
-        chip=chip,
-        devices=devices_of(found.row, part),
-        hosts=part.hosts,
-        inner_link=_link(found.row.link, kind="torus" if any(part.wraparound) else "mesh"),
-        topology=part.topology,
-        wraparound=part.wraparound,
-    )
-
-
-@dataclass(frozen=True)
-class Known:
-    """A row of `hardware list`. Figures are of one JAX device; `sizes` are a TPU's slices as they are named.
-
-    float32_as     what float32 products run in by JAX's default precision, where that is not float32
-    without_units  dtypes that the chip has no units for: not the same as a rate that nobody published
-    """
-
-    key: str
-    kind: str
-    title: str
-    aliases: tuple[str, ...]
-    devices_per_chip: int
-    sizes: tuple[int, ...]
-    memory_bytes: int
-    usable_memory_bytes: int
-    peak_flops_per_second: Mapping[str, float]
-    memory_bytes_per_second: float
-    source: str
-    unverified: tuple[str, ...]
-    float32_as: str | None = None
-    without_units: tuple[str, ...] = ()
-
-
-def known() -> list[Known]:
-    """Every chip of the catalogue, one row a canonical key."""
-    return [_known(row) for row in rows().values()]
-
-
-def describe(name: str) -> dict[str, Any]:
-    """All that the catalogue has on a name, as plain values for `hardware show`.
-
-    `cluster` has the keys of `Cluster.to_dict`; `figures` lists value, sources, choice and doubt of every figure as
-    published (of one chip, not of one device); `slices` the sizes on sale; `prices` dollars an hour with their basis.
-    """
-    found = parse(name)
-    row = found.row
-    return {
-        "name": found.canonical,
-        "title": row.title,
-        "aliases": list(row.aliases),
-        "devices_per_chip": row.devices_per_chip,
-        "cluster": cluster(name).to_dict(),
-        "figures": [{"figure": key, **_plain(figure)} for key, figure in row.all_figures().items()],
-        "slices": [f"{row.key}-{size}" for size in row.slices],
-        "slices_source": row.slices_source.describe() if row.slices_source else None,
-        "prices": [
-            {"basis": price.basis, "usd_per_chip_hour": price.figure.value, **_plain(price.figure)}
-            for price in row.prices
-        ],
-    }
-
-
-def from_mapping(data: Mapping[str, Any]) -> Cluster:
-    """A cluster from plain values, as a hardware file has them: the keys of `Cluster.to_dict`.
-
-    With `base: <catalogue name>` the other keys change that cluster; without it `chip` and its figures are required.
-    HardwareError names an unknown or missing key, what was expected there, and a value that is no number.
-    """
-    if not isinstance(data, Mapping):
-        raise HardwareError("a hardware description must be a mapping with the keys name, chip and devices")
-    with raised_as(HardwareError):
-        return _from_mapping(dict(data))
-
-
-def _from_mapping(given: dict[str, Any]) -> Cluster:
-    if "base" in given:
-        given = _over(cluster(text(given.pop("base"), "base")).to_dict(), given)
-    values = read_mapping(given, "hardware", _CLUSTER, required=("name", "chip", "devices"))
-    chip = read_mapping(values["chip"], "chip", _CHIP, required=("name", "kind", *_CHIP_FIGURES))
-    chip["peak_flops_per_second"] = read_mapping(chip["peak_flops_per_second"], "chip.peak_flops_per_second", number)
-    chip.setdefault("usable_memory_bytes", chip["memory_bytes"])
-    values["chip"] = Chip(**{"kernel_launch_seconds": 0.0, "dispatch_seconds": 0.0, **chip})
-    for key in ("inner_link", "outer_link"):
-        if values.get(key) is not None:
-            values[key] = Link(**read_mapping(values[key], key, _LINK, required=_LINK_FIGURES))
-    return Cluster(**values)
 
 
 def share(whole_cluster: Cluster, devices: int, link: Link | None = None) -> Cluster:
@@ -347,7 +190,7 @@ def share(whole_cluster: Cluster, devices: int, link: Link | None = None) -> Clu
     through_memory = Link(
         kind="memory",
         bytes_per_second=part.memory_bytes_per_second,
-        latency_seconds=_MEETING_SECONDS,
+        latency_seconds=_RENDEZVOUS_SECONDS,
         source="a device's share of the memory bandwidth; latency of meeting measured with jax 0.10.2 on two cores",
     )
     return replace(whole_cluster, chip=part, devices=devices, simulated=True, inner_link=link or through_memory)
@@ -361,95 +204,6 @@ def limited(cluster: Cluster, limit_bytes: int) -> Cluster:
         return cluster
     sources = {**chip.sources, "usable_memory_bytes": "the limit that was asked for"}
     return replace(cluster, chip=replace(chip, usable_memory_bytes=each, sources=sources))
-
-
-def _chip(row: Row) -> Chip:
-    memory = int(row.figures["memory_bytes"].value) // row.devices_per_chip
-    if "usable_memory_bytes_per_device" in row.figures:
-        usable_figure = row.figures["usable_memory_bytes_per_device"]
-        usable = int(usable_figure.value)
-    else:
-        usable_figure = row.figures["usable_memory_fraction"]
-        usable = int(memory * usable_figure.value)
-    capability = row.figures.get("compute_capability")
-    sources = {f"peak_flops_per_second.{dtype}": figure.describe() for dtype, figure in row.peaks.items()}
-    sources |= {key: figure.describe() for key, figure in row.figures.items()}
-    return Chip(
-        name=row.key,
-        kind=row.kind,
-        peak_flops_per_second={dtype: figure.value / row.devices_per_chip for dtype, figure in row.peaks.items()},
-        memory_bytes=memory,
-        usable_memory_bytes=usable,
-        memory_bytes_per_second=row.figures["memory_bytes_per_second"].value / row.devices_per_chip,
-        kernel_launch_seconds=row.figures["kernel_launch_seconds"].value,
-        dispatch_seconds=row.figures["dispatch_seconds"].value,
-        sources={**sources, "usable_memory_bytes": usable_figure.describe()},
-        compute_capability=None if capability is None else capability.value,
-    )
-
-
-def _machines(found: Name, chip: Chip) -> Cluster:
-    return Cluster(
-        name=found.canonical,
-        chip=chip,
-        devices=found.chips_per_host * found.hosts * found.row.devices_per_chip,
-        hosts=found.hosts,
-        inner_link=_link(found.row.link),
-        outer_link=_link(found.row.network),
-    )
-
-
-def _link(row: LinkRow | None, kind: str | None = None) -> Link | None:
-    if row is None:
-        return None
-    values = {key: figure.value for key, figure in row.figures.items()}
-    return Link(kind=kind or row.kind, source=row.figures["bytes_per_second"].describe(), **values)
-
-
-def _known(row: Row) -> Known:
-    chip = _chip(row)
-    doubtful = tuple(key for key, figure in row.all_figures().items() if figure.unverified)
-    return Known(
-        key=row.key,
-        kind=row.kind,
-        title=row.title,
-        aliases=row.aliases,
-        devices_per_chip=row.devices_per_chip,
-        sizes=tuple(row.slices),
-        memory_bytes=chip.memory_bytes,
-        usable_memory_bytes=chip.usable_memory_bytes,
-        peak_flops_per_second=chip.peak_flops_per_second,
-        memory_bytes_per_second=chip.memory_bytes_per_second,
-        source=row.figures["memory_bytes"].describe(),
-        unverified=doubtful,
-        float32_as=_float32_as(chip),
-        without_units=("bfloat16",) if chip.compute_capability and chip.compute_capability < _AMPERE else (),
-    )
-
-
-def _float32_as(chip: Chip) -> str | None:
-    """NVIDIA's matrix units take float32 from Ampere on, as TF32; a TPU's multiply bfloat16."""
-    if chip.kind == "tpu":
-        return "bfloat16"
-    return "TF32" if chip.compute_capability and chip.compute_capability >= _AMPERE else None
-
-
-def _plain(figure: Figure) -> dict[str, Any]:
-    return {
-        "value": figure.value,
-        "sources": list(figure.sources),
-        "choice": figure.choice,
-        "unverified": figure.unverified,
-    }
-
-
-def _over(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """`base` with `changes` laid over it, mappings merged key by key."""
-    merged = dict(base)
-    for key, value in changes.items():
-        below = merged.get(key)
-        merged[key] = _over(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
-    return merged
 
 
 def _positive(what: str, value: float) -> None:

@@ -41,7 +41,7 @@ from cost_models import (
     price,
     step_time,
 )
-from cost_models.hardware.cluster import cluster
+from cost_models.hardware.lookup import cluster
 
 HERE = Path(__file__).resolve().parent
 GIB = 2**30

@@ -23,7 +23,7 @@ _TRACED_AT = 2
 def write(traces: Path | None) -> None:
     """Estimate every compiled point anew. `traces`: where traces are kept; None: traced again."""
     from cost_models import Batch, Precision, TrainConfig, memory
-    from cost_models.hardware.cluster import cluster
+    from cost_models.hardware.lookup import cluster
 
     started, rows = time.monotonic(), []
     for truth in sorted(compiled(), key=lambda one: (*one.point.trace, one.point.target, *one.point.plain()[4:])):

@@ -56,8 +56,8 @@ def compiled() -> list[Truth]:
 def compile_missing(asked: Iterable[Point], seconds: float) -> None:
     """Compile what is not known yet, in order, until so many seconds have passed."""
     from autoplan.worker import compilation
-    from cost_models.hardware.cluster import cluster
     from cost_models.hardware.compile_targets import compiler_target
+    from cost_models.hardware.lookup import cluster
 
     compilation.prepare(compiler_target(cluster("cpu")))
     started, there = time.monotonic(), {one.point for one in known()}
@@ -114,8 +114,8 @@ def _asked(model: Any, point: Point) -> Any:
     from autoplan.worker import compilation
     from autoplan.worker.synthetic_data import synthetic_specs
     from cost_models import Batch, Precision, TrainConfig
-    from cost_models.hardware.cluster import cluster
     from cost_models.hardware.compile_targets import compiler_target
+    from cost_models.hardware.lookup import cluster
 
     target = compiler_target(cluster(TARGETS[point.target]))
     config = TrainConfig(Batch(point.batch, accumulation=point.accumulation), precision=Precision(point.precision))

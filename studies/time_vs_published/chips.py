@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 
-from cost_models.hardware.cluster import Cluster, cluster, from_mapping
+from cost_models.hardware.cluster import Cluster
+from cost_models.hardware.description import from_mapping
 from cost_models.hardware.efficiency import Efficiency, FusedAttention, efficiency_of
+from cost_models.hardware.lookup import cluster
 
 # Data sheets: NVIDIA Turing (2018) and Ampere GA102 (2020) white papers; torchtitan's note on its H100s.
 # The memory of a DGX-2's V100: one test copies 851 GB/s in it (wohlbier/gpu-micro, README) and 750 in a V100 of 900

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autoplan.compare.result import Comparison, Row, Verdict, ordered
 from autoplan.jobs.client import SourceSpec
-from cost_models.hardware.offers import Offer
+from cost_models.hardware.pricing import Offer
 from tests.builders.observations import config, observation
 
 GIB = 2**30

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from cost_models.accuracy import PROCESSOR, PUBLISHED, SHARE, Accuracy, accuracy
-from cost_models.hardware.cluster import cluster, share
+from cost_models.hardware.cluster import share
+from cost_models.hardware.lookup import cluster
 
 STUDIES = Path(__file__).parents[2] / "studies"
 

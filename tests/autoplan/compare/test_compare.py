@@ -18,7 +18,7 @@ from autoplan.tuning.request import CompareRequest
 from cost_models.config import Precision, TrainConfig
 from cost_models.estimate import estimate
 from cost_models.hardware.catalogue import rows
-from cost_models.hardware.cluster import cluster
+from cost_models.hardware.lookup import cluster
 from cost_models.workload.workload import Tensor, Workload
 from tests.builders import workloads
 from tests.builders.fake_client import FakeClient, failure

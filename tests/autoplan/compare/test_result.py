@@ -6,7 +6,7 @@ import pytest
 
 from autoplan.compare.result import Row, Verdict, ordered
 from cost_models.config import TrainConfig
-from cost_models.hardware.cluster import cluster
+from cost_models.hardware.lookup import cluster
 from tests.builders.comparison_rows import GIB, comparison, row
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from autoplan.errors import HardwareError
 from autoplan.machine import compiler_packages
-from cost_models.hardware.cluster import cluster
 from cost_models.hardware.compile_targets import compiler_target
+from cost_models.hardware.lookup import cluster
 
 TPU, GPU = (compiler_target(cluster(name)) for name in ("tpu-v5e-4", "gpu-a100-80gb"))
 

@@ -12,7 +12,7 @@ import yaml
 
 from autoplan.errors import HardwareError
 from autoplan.machine import local_hardware
-from cost_models.hardware.cluster import cluster
+from cost_models.hardware.lookup import cluster
 from cost_models.parallel.collectives import all_reduce
 
 GIB = 2**30

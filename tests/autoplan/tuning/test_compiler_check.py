@@ -20,7 +20,7 @@ from autoplan.plan.records import Evidence, FailureKind
 from autoplan.sources import keras_backend
 from autoplan.tuning.trials.study import Study
 from cost_models.config import Precision, TrainConfig
-from cost_models.hardware.cluster import cluster
+from cost_models.hardware.lookup import cluster
 from tests.builders.fake_client import compiled, failure
 from tests.builders.tune_requests import BEST, OWN, fake
 

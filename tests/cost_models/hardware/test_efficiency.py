@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from cost_models.errors import HardwareError
-from cost_models.hardware.cluster import CHIP_KINDS, known
-from cost_models.hardware.cluster import cluster as published
+from cost_models.hardware.cluster import CHIP_KINDS
 from cost_models.hardware.efficiency import _data, efficiency_of
+from cost_models.hardware.lookup import cluster as published
+from cost_models.hardware.lookup import known
 from tests.builders.workloads import cluster
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from cost_models.errors import ConfigError, HardwareError
-from cost_models.hardware.cluster import Chip, Cluster, Link, cluster, share
+from cost_models.hardware.cluster import Chip, Cluster, Link, share
+from cost_models.hardware.lookup import cluster
 from cost_models.parallel.collectives import (
     NOTHING,
     Collective,

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cost_models.hardware.cluster import cluster as published
 from cost_models.hardware.efficiency import efficiency_of
+from cost_models.hardware.lookup import cluster as published
 from cost_models.time.gemm import product_flops_share
 from tests.builders.workloads import cluster
 

@@ -7,9 +7,9 @@ import pytest
 
 from cost_models.config import Batch, Layout, Mesh, Precision, TrainConfig
 from cost_models.errors import HardwareError
-from cost_models.hardware.cluster import cluster as published
 from cost_models.hardware.cluster import share
 from cost_models.hardware.efficiency import efficiency_of
+from cost_models.hardware.lookup import cluster as published
 from cost_models.parallel.collectives import all_gather, all_reduce, reduce_scatter, slowest_of
 from cost_models.time.kernels import kernel_table
 from cost_models.time.roofline import (

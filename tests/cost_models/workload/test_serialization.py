@@ -10,7 +10,7 @@ from autoplan.worker.synthetic_data import synthetic_specs
 from autoplan.worker.trace.train_step import trace_train_step
 from cost_models import AutoplanError, Batch, Candidates, TrainConfig, Workload, memory, price, step_time
 from cost_models.errors import WorkloadError
-from cost_models.hardware.cluster import cluster
+from cost_models.hardware.lookup import cluster
 from tests.builders.workloads import dense
 from tests.models import zoo
 

@@ -6,7 +6,7 @@ from autoplan.errors import ConfigError
 from autoplan.tuning.space.known_issues import Versions
 from autoplan.tuning.space.legal_configs import legal_configs
 from cost_models.config import Precision, RematMode
-from cost_models.hardware.cluster import cluster as hardware_cluster
+from cost_models.hardware.lookup import cluster as hardware_cluster
 from tests.builders.observations import VERSIONS, cluster, config, observation
 
 

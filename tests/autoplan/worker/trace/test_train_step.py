@@ -17,7 +17,7 @@ from autoplan.worker.trace.abstract_variables import abstract_variables
 from autoplan.worker.trace.train_step import trace_train_step
 from cost_models import Batch, Mesh, TrainConfig, estimate, memory
 from cost_models.errors import WorkloadError
-from cost_models.hardware.cluster import cluster as catalogued
+from cost_models.hardware.lookup import cluster as catalogued
 from cost_models.workload.affine import Affine
 from cost_models.workload.workload import STRIDED_CONVOLUTION, Kind, Phase, Role, Workload, walk
 from cost_models.xla.buffers.liveness import Updates, schedule
@@ -442,7 +442,7 @@ import sys
 sys.modules.update(dict.fromkeys(("keras", "jax", "jaxlib", "tensorflow", "torch", "optuna", "pydantic", "psutil")))
 import json
 from cost_models import Batch, TrainConfig, Workload, estimate
-from cost_models.hardware.cluster import cluster
+from cost_models.hardware.lookup import cluster
 workload = Workload.from_dict(json.load(open({str(stored)!r})))
 found = estimate(workload, TrainConfig(Batch(32)), cluster("gpu-a100-80gb"))
 print(json.dumps([workload.digest(), found.memory.total, found.time.micro_step_seconds]))

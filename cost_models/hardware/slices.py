@@ -1,15 +1,13 @@
-"""What can be had of a chip: the sizes it comes in, from the smallest up, and what renting them costs."""
+"""Sizes in which a chip is rented or sold, from the smallest up."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from math import prod
-from typing import Any
 
 from cost_models.errors import HardwareError
 from cost_models.hardware.catalogue import Name, Row, parse, rows
-from cost_models.hardware.cluster import cluster
+from cost_models.hardware.lookup import cluster
 
 MOST_CHIPS = 64
 """The largest size that is offered unasked: what one team rents, rather than a pod."""
@@ -23,22 +21,6 @@ GROUPS = {
     "all": ("tpu", "nvidia", "amd", "cpu"),
 }
 """What people call a family -> families of the catalogue."""
-
-
-@dataclass(frozen=True)
-class Offer:
-    """A listed price. `usd_per_chip_hour` is of one chip as it is sold; sources say when they were read."""
-
-    usd_per_chip_hour: float
-    basis: str
-    sources: tuple[str, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"usd_per_chip_hour": self.usd_per_chip_hour, "basis": self.basis, "sources": list(self.sources)}
-
-    def usd_per_million_samples(self, chips: int, samples_per_second: float) -> float:
-        """What training on a million samples costs on `chips` chips that together take so many a second."""
-        return self.usd_per_chip_hour * chips / 3600 * 1e6 / samples_per_second
 
 
 def chips_of_group(group: str) -> list[Row]:
@@ -82,18 +64,6 @@ def chips(name: str) -> int | None:
         return cluster(name).devices // parse(name).row.devices_per_chip
     except HardwareError:
         return None
-
-
-def offers(name: str) -> Sequence[Offer]:
-    """Prices of a size, the one that fits it best first; none where none is listed, or for no catalogue name."""
-    try:
-        found = parse(name)
-    except HardwareError:
-        return ()
-    size = found.slice.size if found.slice else 0
-    fitting = [price for price in found.row.prices if price.from_size <= size]
-    ordered = sorted(fitting, key=lambda price: -price.from_size)
-    return tuple(Offer(price.figure.value, price.basis, price.figure.sources) for price in ordered)
 
 
 def _hosts(row: Row, most_chips: int) -> Iterator[tuple[int, int]]:
