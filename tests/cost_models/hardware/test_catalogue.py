@@ -13,7 +13,9 @@ from cost_models.hardware import catalogue
 
 ROWS = list(catalogue.rows().values())
 FAMILIES = {
-    family: yaml.safe_load(files("cost_models").joinpath("devices", f"{family}.yaml").read_text(encoding="utf-8"))
+    family: yaml.safe_load(
+        files("cost_models.hardware").joinpath("devices", f"{family}.yaml").read_text(encoding="utf-8")
+    )
     for family in catalogue.FAMILIES
 }
 
