@@ -17,8 +17,8 @@ from cost_models import (
     estimate_many,
     explain,
 )
-from cost_models.hardware.cluster import cluster as catalogued
 from cost_models.hardware.cluster import share
+from cost_models.hardware.lookup import cluster as catalogued
 from cost_models.memory import DEFAULT_HEADROOM, Capacity
 from cost_models.workload.workload import UnknownOp
 from tests.builders.workloads import GIB, cluster, dense
