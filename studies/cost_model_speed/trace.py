@@ -1,7 +1,7 @@
 """Trace the decoder in a process of its own; the workloads go to OUT, a line of figures to stdout.
 
-SIZE=70b python studies/cost_model_speed/trace.py OUT mixed_bfloat16/none
-SIZE=small python studies/cost_model_speed/trace.py OUT float32/none float32/full ...
+SIZE=70b python -m studies.cost_model_speed.trace OUT mixed_bfloat16/none
+SIZE=small python -m studies.cost_model_speed.trace OUT float32/none float32/full ...
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from pathlib import Path
 os.environ["KERAS_BACKEND"] = "jax"
 os.environ["JAX_PLATFORMS"] = "cpu"
 
-import decoder
 import keras
 
 from autoplan.worker.synthetic_data import synthetic_specs
 from autoplan.worker.trace.abstract_variables import abstract_variables
 from autoplan.worker.trace.train_step import trace_train_step
 from cost_models.workload.workload import Workload
+from studies.cost_model_speed import decoder
 
 LOCAL_BATCH = 1
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import keras
-from heads import SPARSE, classes, logits
 from keras import layers, ops
+
+from studies.memory_vs_compiler.heads import SPARSE, classes, logits
 
 
 def _block(

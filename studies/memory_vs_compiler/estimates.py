@@ -8,11 +8,13 @@ import hashlib
 import json
 import time
 from functools import lru_cache
+from importlib.resources import files
+from inspect import getsource
 from pathlib import Path
 from typing import Any
 
-from points import TARGETS, Point
-from truths import compiled, with_model
+from studies.memory_vs_compiler.points import TARGETS, Point
+from studies.memory_vs_compiler.truths import compiled, with_model
 
 ESTIMATES = Path(__file__).resolve().parent / "estimates.csv"
 _POINT = ("target", "model", "precision", "optimizer", "batch", "accumulation")
@@ -61,7 +63,7 @@ def _workload(trace: tuple[str, str, str], traces: Path | None) -> Any:
     """The Workload of one micro-step, traced or read from where an earlier run left it."""
     from cost_models.workload.workload import Workload
 
-    kept = None if traces is None else traces / f"{'-'.join(trace)}-{_rules()}.json.gz"
+    kept = None if traces is None else traces / f"{'-'.join(trace)}-{_trace_version()}.json.gz"
     if kept is not None and kept.exists():
         return Workload.from_dict(json.loads(gzip.decompress(kept.read_bytes())))
     workload = with_model(Point("", *trace, 0), _traced)
@@ -72,28 +74,24 @@ def _workload(trace: tuple[str, str, str], traces: Path | None) -> Any:
 
 
 @lru_cache(maxsize=1)
-def _rules() -> str:
-    """Of what makes a trace: models, tracing, and the form of a Workload."""
-    here = Path(__file__).resolve().parent
-    root = here.parents[1]
-    names = ("attention", "heads", "images", "models", "signals")
-    made_by = [*sorted((root / "autoplan/worker/trace").glob("*.py")), *(here / f"{name}.py" for name in names)]
-    made_by += [
-        root / "autoplan/worker/synthetic_data.py",
-        root / "cost_models/workload/workload.py",
-        root / "cost_models/workload/affine.py",
-    ]
+def _trace_version() -> str:
+    """Return a digest of the sources that make a trace: the models, the tracing, and the form of a Workload."""
+    from autoplan.worker import synthetic_data, trace
+    from cost_models.workload import affine, workload
+    from studies.memory_vs_compiler import attention, heads, images, models, signals
+
+    modules = (attention, heads, images, models, signals, synthetic_data, workload, affine)
+    tracing = sorted((path for path in files(trace).iterdir() if path.name.endswith(".py")), key=lambda one: one.name)
     digest = hashlib.sha256()
-    for path in made_by:
-        digest.update(path.read_bytes())
+    for content in (*(path.read_bytes() for path in tracing), *(getsource(module).encode() for module in modules)):
+        digest.update(content)
     return digest.hexdigest()[:12]
 
 
 def _traced(model: Any, point: Point) -> Any:
-    from models import MODELS
-
     from autoplan.worker.synthetic_data import synthetic_specs
     from autoplan.worker.trace.train_step import trace_train_step
+    from studies.memory_vs_compiler.models import MODELS
 
     batch = _TRACED_AT * MODELS[point.model].batch
     return trace_train_step(model, synthetic_specs(model, batch), local_batch=batch, precision=point.precision)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import keras
-from heads import SPARSE, classes
 from keras import layers, ops
+
+from studies.memory_vs_compiler.heads import SPARSE, classes
 
 
 def _conv_bn(x: Any, filters: int, size: Any = 3, strides: int = 1, activation: str | None = "relu") -> Any:

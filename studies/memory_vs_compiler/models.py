@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import attention
-import images
 import keras
-import signals
+
+from studies.memory_vs_compiler import attention, images, signals
 
 
 @dataclass(frozen=True)

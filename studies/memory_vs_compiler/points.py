@@ -62,7 +62,7 @@ def points() -> Iterator[Point]:
 
 
 def _accumulating(targets: tuple[str, ...]) -> Iterator[Point]:
-    from models import MODELS
+    from studies.memory_vs_compiler.models import MODELS
 
     for name in list(MODELS)[::3]:
         case = MODELS[name]
@@ -72,7 +72,7 @@ def _accumulating(targets: tuple[str, ...]) -> Iterator[Point]:
 
 def _at(targets: tuple[str, ...], times: int, further: int) -> Iterator[Point]:
     """further: 0 for a model's first precision, else the following ones."""
-    from models import MODELS
+    from studies.memory_vs_compiler.models import MODELS
 
     for name, case in MODELS.items():
         first = PRECISIONS.index(case.precision)
@@ -82,7 +82,7 @@ def _at(targets: tuple[str, ...], times: int, further: int) -> Iterator[Point]:
 
 
 def _other_optimizer(targets: tuple[str, ...]) -> Iterator[Point]:
-    from models import MODELS, OPTIMIZERS
+    from studies.memory_vs_compiler.models import MODELS, OPTIMIZERS
 
     names = list(OPTIMIZERS)
     for name, case in MODELS.items():

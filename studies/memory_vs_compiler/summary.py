@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from estimates import read
-from models import MODELS, held_out
-from points import COMPILED_AT, TARGETS, Point
-from truths import compiled
+from studies.memory_vs_compiler.estimates import read
+from studies.memory_vs_compiler.models import MODELS, held_out
+from studies.memory_vs_compiler.points import COMPILED_AT, TARGETS, Point
+from studies.memory_vs_compiler.truths import compiled
 
 CAPACITIES = (0.8, 0.9, 1.0, 1.1, 1.25)
 """Shares of what a step needs: for each, a device of that capacity is imagined and asked whether the step fits."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from points import TARGETS, Point
+from studies.memory_vs_compiler.points import TARGETS, Point
 
 RESULTS = Path(__file__).resolve().parent / "results.csv"
 COLUMNS = [
@@ -127,6 +127,6 @@ def with_model(point: Point, use: Callable[[Any, Point], Any]) -> Any:
     from autoplan.worker.trace.abstract_variables import abstract_variables
 
     with abstract_variables():
-        from models import built
+        from studies.memory_vs_compiler.models import built
 
         return use(built(*point.trace, point.accumulation), point)

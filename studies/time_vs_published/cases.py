@@ -10,8 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import zoo
-from traces import Traced
+from studies.time_vs_published import zoo
+from studies.time_vs_published.traces import Traced
 
 HERE = Path(__file__).resolve().parent
 _DTYPES = {

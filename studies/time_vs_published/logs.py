@@ -1,6 +1,6 @@
 """Seconds of a micro-step out of the published logs of one source, where its tables average cold starts in.
 
-    python studies/time_vs_published/logs.py CLONE   # of github.com/lambdal/deeplearning-benchmark; writes steady.csv
+    python -m studies.time_vs_published.logs CLONE   # of github.com/lambdal/deeplearning-benchmark; writes steady.csv
 
 That source's tables divide by the whole time of short runs, of six to a few hundred micro-steps, so that loading of
 libraries, tuning of kernels and the last, smaller batch are averaged in. Its logs hold the progress of two passes; of

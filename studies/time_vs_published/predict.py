@@ -6,10 +6,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-import chips
 import numpy as np
-from cases import Case
-from traces import Traced, workload
 
 from cost_models import Batch, Precision, Remat, RematMode, TrainConfig, Workload
 from cost_models.hardware.cluster import Cluster
@@ -21,6 +18,9 @@ from cost_models.time.kernels import KernelTable, kernel_table
 from cost_models.time.roofline import kernel_seconds, overhead_of, slower_of
 from cost_models.workload.workload import CONVERT, Kind, Phase, Role
 from cost_models.xla.target import Target, library_target, target_of
+from studies.time_vs_published import chips
+from studies.time_vs_published.cases import Case
+from studies.time_vs_published.traces import Traced, workload
 
 CONTENTION = 0.1256
 """How much slower kernels of a GPU run beside a collective (Galvatron's coefficient, 1.1256)."""

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from chips import machine
 
 from cost_models.time.roofline import peak_rate
+from studies.time_vs_published.chips import machine
 
 Row = dict[str, Any]
 _LEFT_OUT = 3

@@ -49,11 +49,11 @@ def workload(what: Traced, folder: Path) -> Workload:
 
 def _trace(what: Traced) -> Workload:
     import keras
-    import zoo
 
     from autoplan.worker.synthetic_data import synthetic_specs
     from autoplan.worker.trace.abstract_variables import abstract_variables
     from autoplan.worker.trace.train_step import trace_train_step
+    from studies.time_vs_published import zoo
 
     options: dict[str, Any] = json.loads(what.options)
     keras.backend.clear_session()  # which forgets the policy too

@@ -8,10 +8,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import convnets
 import keras
-import transformers
 from keras.src.applications import convnext, efficientnet  # the scalable builders are not public
+
+from studies.time_vs_published import convnets, transformers
 
 _APPS = keras.applications
 _EFFICIENTNETS = {

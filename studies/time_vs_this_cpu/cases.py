@@ -46,8 +46,9 @@ LATER = {
 GROUPS = ("developed on", "held out", "later")
 
 
-def file_of(model: str) -> str:
-    return "later_models.py" if model in LATER else "models.py"
+def module_of(model: str) -> str:
+    """Return the module that builds the model, as `autoplan tune` takes it from the folder of the checkout."""
+    return f"{__package__}.{'later_models' if model in LATER else 'models'}"
 
 
 def group(model: str) -> str:

@@ -6,7 +6,8 @@ from typing import Any
 
 import keras
 from keras import layers
-from models import compiled
+
+from studies.time_vs_this_cpu.models import compiled
 
 CLASSES = "categorical_crossentropy"
 

@@ -10,10 +10,9 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-import cases
-
 from cost_models.calibration import TimePair, calibrate
 from cost_models.time.roofline import TimeCost
+from studies.time_vs_this_cpu import cases
 
 TRIALS = 3
 DRAWS = 300

@@ -1,0 +1,152 @@
+"""How fast are the cost models, and how large a model can be traced?
+
+    python -m studies.cost_model_speed                      # both questions
+    python -m studies.cost_model_speed trace|table          # one; the rows of the other stay in results.csv
+
+trace   a decoder of 69 billion parameters (`decoder.py`), traced from cold in a process of its own
+table   a million candidates of one model: every precision, rematerialization and mesh, with many batches and
+        accumulations, priced in columns; rows drawn at random are held against `memory` and `step_time`
+
+"met by CPU seconds" counts those of all threads, and not what else the machine does; seconds by the clock stand beside.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from cost_models import (
+    Batch,
+    Candidates,
+    Cluster,
+    Layout,
+    Mesh,
+    Precision,
+    Remat,
+    RematMode,
+    Table,
+    TrainConfig,
+    Workload,
+    memory,
+    price,
+    step_time,
+)
+from cost_models.hardware.lookup import cluster
+from studies import harness
+
+HERE = Path(__file__).resolve().parent
+GIB = 2**30
+MOST_TRACE_SECONDS, MOST_TRACE_BYTES = 60.0, 3 * GIB
+MOST_TABLE_SECONDS, ROWS = 2.0, 1_000_000
+PRECISIONS = ("float32", "mixed_bfloat16", "mixed_float16", "bfloat16")
+HARDWARE = {"gpu-h100-80gb-x8-n8": (*range(1, 9), *range(16, 65, 8)), "tpu-v5e-256": tuple(2**n for n in range(9))}
+"""Devices on the data axis."""
+LOCAL_BATCHES = tuple(range(1, 41))
+COMPARED = 1000
+
+
+def trace(size: str, kinds: Sequence[str], folder: Path) -> tuple[float, dict[str, Any], list[Workload]]:
+    """Seconds of the whole process, its own figures, and the workloads."""
+    out = folder / "workloads.json"
+    command = [sys.executable, "-m", f"{__package__}.trace", str(out), *kinds]
+    seconds, _, answer = harness.timed_command(command, folder, {"SIZE": size})
+    return seconds, json.loads(answer), [Workload.from_dict(one) for one in json.loads(out.read_text())]
+
+
+def traced_row() -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="autoplan-study-") as folder:
+        seconds, found, _ = trace("70b", ["mixed_bfloat16/none"], Path(folder))
+    peak = found["peak bytes"]
+    return {
+        "question": "trace",
+        "seconds": seconds,
+        "CPU seconds": found["CPU seconds"],
+        "peak GiB": peak / GIB,
+        "parameters": found["parameters"],
+        "operations": found["operations"],
+        "unknown operations": found["unknown operations"],
+        "met by CPU seconds": found["CPU seconds"] < MOST_TRACE_SECONDS and peak < MOST_TRACE_BYTES,
+        **harness.provenance(),
+    }
+
+
+def structures(workloads: Sequence[Workload], meshes: Sequence[int]) -> list[TrainConfig]:
+    """Every precision and rematerialization on every mesh, with whole and with sharded state."""
+    kinds = [(Precision(w.precision), Remat(RematMode(w.remat))) for w in workloads]
+    layouts = [(data, sharded) for data in meshes for sharded in (False, True) if data > 1 or not sharded]
+    return [
+        TrainConfig(Batch(1, data), precision=precision, remat=remat, mesh=Mesh(data), layout=Layout(sharded))
+        for precision, remat in kinds
+        for data, sharded in layouts
+    ]
+
+
+def differing(table: Table, workloads: Sequence[Workload], on: Cluster) -> int:
+    """Of rows drawn at random, how many the scalar path answers otherwise."""
+    of_kind = {(w.precision, w.remat): w for w in workloads}
+    wrong = 0
+    for row in random.Random(0).sample(range(len(table)), COMPARED):
+        config = table.candidates.config(row)
+        workload = of_kind[config.precision.value, config.remat.mode.value]
+        answers = memory(workload, config, on), step_time(workload, config, on)
+        wrong += answers != (table.memory_of(row), table.time_of(row))
+    return wrong
+
+
+def table_row(hardware: str, workloads: Sequence[Workload]) -> dict[str, Any]:
+    on = cluster(hardware)
+    kinds = structures(workloads, HARDWARE[hardware])
+    accumulations = range(1, 2 + ROWS // (len(kinds) * len(LOCAL_BATCHES)))
+    began = time.process_time()
+    ends = LOCAL_BATCHES[0], LOCAL_BATCHES[-1]  # kernels of small batches differ from those of large ones
+    price(workloads, Candidates.grid(kinds, ends, [1, 2]), on)  # fusion and liveness of each structure, once
+    analysed = time.process_time()
+    candidates = Candidates.grid(kinds, LOCAL_BATCHES, accumulations)
+    started, by_clock = time.process_time(), time.perf_counter()
+    table = price(workloads, candidates, on)
+    priced, seconds = time.process_time() - started, time.perf_counter() - by_clock
+    wrong = differing(table, workloads, on)
+    return {
+        "question": f"table {hardware}",
+        "seconds": seconds,
+        "CPU seconds": priced,
+        "CPU seconds of fusion and liveness, once a trace": (analysed - began) / len(workloads),
+        "operations": len(workloads[0].ops),
+        "structures": len(kinds),
+        "local batches": len(LOCAL_BATCHES),
+        "accumulations": len(accumulations),
+        "rows": len(table),
+        "rows compared": COMPARED,
+        "rows that differ": wrong,
+        "met by CPU seconds": priced < MOST_TABLE_SECONDS and len(table) >= ROWS and len(kinds) >= 200 and not wrong,
+        **harness.provenance(),
+    }
+
+
+def table_rows() -> list[dict[str, Any]]:
+    kinds = [f"{precision}/{mode.value}" for precision in PRECISIONS for mode in RematMode]
+    with tempfile.TemporaryDirectory(prefix="autoplan-study-") as folder:
+        workloads = trace("small", kinds, Path(folder))[2]
+    return [table_row(hardware, workloads) for hardware in HARDWARE]
+
+
+def main() -> None:
+    parser = harness.parser("studies.cost_model_speed", __doc__)
+    parser.add_argument("question", nargs="*", default=["trace", "table"])
+    asked = parser.parse_args().question
+    harness.header("How fast are the cost models, and how large a model can be traced?")
+    for name, rows_of in (("trace", lambda: [traced_row()]), ("table", table_rows)):
+        if name in asked:
+            rows = rows_of()
+            harness.write_rows(HERE / "results.csv", rows, "question")
+            harness.print_table(rows, [name for name in rows[0] if name not in harness.provenance()])
+
+
+if __name__ == "__main__":
+    main()

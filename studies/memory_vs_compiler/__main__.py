@@ -1,0 +1,53 @@
+"""How far is the analytic memory estimate from what XLA itself says, on chips that are here and chips that are not?
+
+    python -m studies.memory_vs_compiler --compile [SECONDS] [--target NAME] [--model NAME]   # what is missing
+    python -m studies.memory_vs_compiler --again [TRACES]    # estimates every compiled row anew, compiling nothing
+    python -m studies.memory_vs_compiler --summary
+
+TRACES is a folder outside of this one that keeps traces from one time to the next.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from studies import harness
+
+HERE = Path(__file__).resolve().parent
+NO_OPTIMIZATION = "--xla_backend_optimization_level=0"
+"""LLVM's work on kernels comes after buffers are assigned: without it every figure is the same, and sooner there."""
+
+
+def prepare() -> None:
+    os.environ |= {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu", "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {NO_OPTIMIZATION}".strip()
+
+
+def main() -> None:
+    parser = harness.parser("studies.memory_vs_compiler", __doc__)
+    parser.add_argument("--compile", nargs="?", type=float, const=float("inf"), metavar="SECONDS")
+    parser.add_argument("--target", action="append", help="compile for these alone")
+    parser.add_argument("--model", action="append", help="compile these alone")
+    parser.add_argument("--again", nargs="?", const="", metavar="TRACES")
+    parser.add_argument("--summary", action="store_true")
+    asked = parser.parse_args()
+    prepare()
+    if asked.compile is not None:
+        from studies.memory_vs_compiler import truths
+        from studies.memory_vs_compiler.points import points
+
+        chosen = (p for p in points() if not asked.target or p.target in asked.target)
+        truths.compile_missing((p for p in chosen if not asked.model or p.model in asked.model), asked.compile)
+    if asked.again is not None:
+        from studies.memory_vs_compiler import estimates
+
+        estimates.write(Path(asked.again) if asked.again else None)
+    if asked.summary or asked.again is not None:
+        from studies.memory_vs_compiler import summary
+
+        summary.show()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Is a mesh of 8 simulated devices really used, and does it train what one device trains?"""

@@ -1,0 +1,97 @@
+"""Is a mesh of 8 simulated devices really used, and does it train what one device trains?
+
+    python -m studies.mesh [--trials N]
+
+The devices are simulated on this CPU: efficiency says what a mesh costs here, nothing about real devices.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from autoplan.plan.records import Plan
+from studies import harness
+
+HERE = Path(__file__).resolve().parent
+SCRIPT = str(HERE / "train.py")
+DEVICES = 8
+UPDATES = 20
+BATCH = 256
+TOLERANCE = 1e-5
+_TRAINED = re.compile(r"^trained: (.*)$", re.MULTILINE)
+_SIZE = re.compile(r"(\d+): ([0-9,]+) samples/s \((\d+)%\)")
+
+
+def trained(ran: harness.Ran) -> dict[str, Any]:
+    """What the script says at its end: devices that hold its weights, and its losses."""
+    found = _TRAINED.search(ran.output)
+    if found is None:
+        raise harness.StudyFailed(f"the script did not say what it trained:\n{ran.tail()}")
+    value: dict[str, Any] = json.loads(found.group(1))
+    return value
+
+
+def losses(lab: harness.Lab, trials: int) -> list[dict[str, Any]]:
+    """Tune with the mesh pinned, then train 20 epochs of one update each, on the mesh and on one device."""
+    # float32, so that losses may be compared at 1e-5; all else is free.
+    pins = ("--fix", f"mesh=data={DEVICES}", "--fix", "precision=float32")
+    plan, _ = lab.tune(SCRIPT, "--devices", str(DEVICES), *pins, "--trials", str(trials), name="pinned")
+    short = ["--samples", str(BATCH), "--epochs", str(UPDATES)]
+    one = trained(lab.python(SCRIPT, *short))
+    many = trained(lab.train(SCRIPT, arguments=short, name="pinned"))
+    pairs = list(zip(one["losses"], many["losses"], strict=True))
+    worst = max(abs(a - b) / abs(a) for a, b in pairs)
+    print(f"plan: {harness.plan_row(plan)['plan']}; the script alone holds its weights on {one['devices']} device(s),")
+    print(f"under the plan on {many['devices']} (simulated)")
+    print(
+        f"largest relative difference of a loss over {len(pairs)} updates: {worst:.2e}, target {TOLERANCE:.0e}: ",
+        end="",
+    )
+    print("met" if worst <= TOLERANCE and many["devices"] == DEVICES else "missed", flush=True)
+    return [
+        {"key": f"update/{number}", "what": "loss", "one device": a, f"{DEVICES} simulated devices": b}
+        | {"relative difference": abs(a - b) / abs(a)}
+        for number, (a, b) in enumerate(pairs, start=1)
+    ]
+
+
+def efficiency(lab: harness.Lab, trials: int) -> list[dict[str, Any]]:
+    """Tune with the mesh alone free: the plan says how the training scales."""
+    options = ("--devices", str(DEVICES), "--only", "mesh", "--trials", str(trials))
+    plan, _ = lab.tune(SCRIPT, *options, name="scaling")
+    note = scaling_note(plan)
+    print(f"\nwith the mesh free the plan is: {harness.plan_row(plan)['plan']}\n{note}")
+    label = note[note.find("(") + 1 : note.find(")")]
+    return [
+        {"key": f"devices/{size}", "what": "efficiency", "devices": int(size), "evidence": label}
+        | {"samples/s": rate.replace(",", ""), "efficiency %": int(share)}
+        for size, rate, share in _SIZE.findall(note)
+    ]
+
+
+def scaling_note(plan: Plan) -> str:
+    """The line of the plan on 1, 2, 4 and 8 devices."""
+    found = [note for note in plan.notes if note.startswith("devices and efficiency")]
+    if not found:
+        raise harness.StudyFailed(f"the plan says nothing about efficiency; its notes: {plan.notes}")
+    return found[0]
+
+
+def main() -> None:
+    parser = harness.parser("studies.mesh", __doc__)
+    parser.add_argument("--trials", type=int, default=6)
+    arguments = parser.parse_args()
+    harness.header("Is the mesh used, and what does it cost? All devices are simulated")
+    origin = harness.provenance()
+    with harness.lab() as lab:
+        for part in (losses, efficiency):
+            rows = part(lab, arguments.trials)
+            harness.write_rows(HERE / "results.csv", [{**row, **origin} for row in rows], key="key")
+    harness.print_table(rows, ["devices", "samples/s", "efficiency %", "evidence"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Modules that replace the data of public examples; the folder is on PYTHONPATH of the processes that run them."""

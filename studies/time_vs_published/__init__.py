@@ -1,0 +1,1 @@
+"""How far are predicted seconds of a training step from published measurements?"""

@@ -1,0 +1,75 @@
+"""Every study has a README with its command, a `__main__` that `python -m` runs, and imports that resolve."""
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+STUDIES = ROOT / "studies"
+FOLDERS = sorted(path.parent.name for path in STUDIES.glob("*/README.md"))
+COMMANDS = [name for name in FOLDERS if name != "quickstart"]
+"""The quickstart is the README's first command and needs no program of its own."""
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "KERAS_BACKEND": "jax", "PYTHONPATH": str(ROOT)}
+    return subprocess.run([sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True)
+
+
+def imported_modules() -> list[str]:
+    """Return the modules of studies that a study imports, anywhere in it, and the programs themselves."""
+    names = {f"studies.{name}.__main__" for name in COMMANDS}
+    for path in STUDIES.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] == "studies":
+                names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return sorted(name for name in names if _is_module(name))
+
+
+def _is_module(name: str) -> bool:
+    path = ROOT.joinpath(*name.split("."))
+    return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
+
+
+def test_every_folder_is_a_study():
+    folders = {path.name for path in STUDIES.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert folders == set(FOLDERS)
+    assert len(COMMANDS) >= 20
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_readme_gives_the_command(name):
+    assert (STUDIES / name / "__main__.py").exists()
+    assert f"\npython -m studies.{name}" in (STUDIES / name / "README.md").read_text()
+
+
+def test_every_module_of_a_study_imports():
+    modules = imported_modules()
+    assert "studies.memory_vs_compiler.estimates" in modules
+    done = run("-c", f"import importlib\nfor name in {modules}: importlib.import_module(name)")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", ["mesh", "memory_vs_compiler"])
+def test_help_names_the_command(name):
+    done = run("-m", f"studies.{name}", "--help")
+    assert done.stdout.startswith(f"usage: python -m studies.{name}"), done.stderr
+
+
+def test_the_tables_of_the_memory_study_come_from_its_rows():
+    done = run("-m", "studies.memory_vs_compiler", "--summary")
+    assert done.stdout.count("| target | rows | MAPE |") == 4, done.stderr
+
+
+def test_no_study_changes_where_python_looks_for_modules():
+    """A script that a study runs may: it is written as users write theirs."""
+    changed = [
+        str(path.relative_to(ROOT))
+        for path in STUDIES.rglob("*.py")
+        if "sys.path" in path.read_text() and path.name != "count_updates.py"
+    ]
+    assert not changed
