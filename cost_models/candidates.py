@@ -17,8 +17,9 @@ import numpy.typing as npt
 from cost_models.config import Batch, Layout, TrainConfig
 from cost_models.errors import ConfigError, WorkloadError
 from cost_models.estimate import capacity_of
+from cost_models.execution import Origin, check
 from cost_models.hardware.cluster import Cluster
-from cost_models.memory import DEFAULT_HEADROOM, MemoryCost, check, memory, sharded
+from cost_models.memory import DEFAULT_HEADROOM, MemoryCost, memory, sharded
 from cost_models.time.roofline import DEFAULT_OVERLAP, DeviceTime, TimeCost, device_time, parts_of, peak_of
 from cost_models.workload.workload import Workload
 
@@ -134,7 +135,7 @@ def price(
     WorkloadError for a structure that no workload speaks of; other errors as `estimate`.
     """
     limits = np.array([capacity_of(one, cluster, headroom).usable_bytes for one in candidates.structures], np.int64)
-    pricing = _Pricing({(w.precision, w.remat): w for w in workloads}, cluster, overlap)
+    pricing = _Pricing({Origin.of_workload(one): one for one in workloads}, cluster, overlap)
     points, point_of_row = _points(candidates)
     blocks = [pricing.block(candidates.structures[one], several, batches) for one, several, batches in points]
     columns = _joined(blocks, point_of_row)
@@ -185,7 +186,7 @@ class _Point:
 class _Pricing:
     """Prices structures; what several of them share is worked out once."""
 
-    def __init__(self, workloads: Mapping[tuple[str, str], Workload], cluster: Cluster, overlap: float) -> None:
+    def __init__(self, workloads: Mapping[Origin, Workload], cluster: Cluster, overlap: float) -> None:
         self.workloads, self.cluster, self.overlap = workloads, cluster, overlap
         self.known: dict[TrainConfig, dict[int, _Point]] = {}
 
@@ -204,11 +205,11 @@ class _Pricing:
         return self._memory(workload, config, points) | self._time(workload, config, points, batches)
 
     def _workload(self, config: TrainConfig) -> Workload:
-        key = config.precision.value, config.remat.mode.value
-        if key not in self.workloads:
-            known = ", ".join(" with remat ".join(key) for key in self.workloads) or "none"
-            raise WorkloadError(f"no workload was traced with {' with remat '.join(key)}; those given: {known}")
-        return self.workloads[key]
+        origin = Origin.of(config)
+        if origin not in self.workloads:
+            known = ", ".join(map(str, self.workloads)) or "none"
+            raise WorkloadError(f"no workload was traced with {origin}; those given: {known}")
+        return self.workloads[origin]
 
     def _program(self, config: TrainConfig) -> TrainConfig:
         """The configuration that stands for all whose devices run the same kernels on the same local batch."""

@@ -15,12 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from cost_models.config import TrainConfig
-from cost_models.errors import ConfigError, WorkloadError
+from cost_models.errors import ConfigError
+from cost_models.execution import check, schedule_of, target_for, updates_of
 from cost_models.hardware.cluster import Cluster
 from cost_models.validation import raised_as, read_fields, whole
 from cost_models.workload.workload import Kind, Role, Workload
-from cost_models.xla.buffers.liveness import Purpose, Schedule, Updates, schedule
-from cost_models.xla.target import Target, target_of
+from cost_models.xla.buffers.liveness import Purpose, Schedule, schedule
+from cost_models.xla.target import Target
 from cost_models.xla.tiling import storage
 
 Bytes = TypeVar("Bytes", int, npt.NDArray[np.int64])
@@ -187,50 +188,9 @@ def _uncertainty(workload: Workload, target: Target) -> tuple[float, float]:
     return target.uncertainty if Kind.CONV in kinds else target.plain_uncertainty or target.uncertainty
 
 
-def check(workload: Workload, config: TrainConfig) -> None:
-    """WorkloadError when the workload says nothing about this configuration."""
-    if config.mesh.model > 1:
-        raise WorkloadError(
-            f"a mesh with model={config.mesh.model} is not yet estimated; use the data axis alone (model=1)"
-        )
-    check_origin(workload, config)
-
-
-def check_origin(workload: Workload, config: TrainConfig) -> None:
-    """WorkloadError when the workload was made with another precision, rematerialization or batch."""
-    for name, traced, asked in (
-        ("precision", workload.precision, config.precision.value),
-        ("remat", workload.remat, config.remat.mode.value),
-    ):
-        if traced != asked:
-            raise WorkloadError(
-                f"the workload was traced with {name} {traced}, so it says nothing about {asked}; trace it again"
-            )
-    workload.check_batch(config.batch.local)
-
-
-def target_for(config: TrainConfig, cluster: Cluster) -> Target:
-    """What turns this configuration into kernels there."""
-    chip = cluster.chip
-    return target_of(chip.kind, config.jit_compile, config.backend, chip.compute_capability, chip.name)
-
-
-def plan_of(workload: Workload, config: TrainConfig, cluster: Cluster) -> Schedule:
-    """The schedule that this configuration runs."""
-    target = target_for(config, cluster)
-    return schedule(workload, target, updates_of(config), config.batch.local)
-
-
-def updates_of(config: TrainConfig) -> Updates:
-    """When this configuration turns gradients into new weights."""
-    if config.batch.accumulation > 1:
-        return Updates.SELECTED
-    return Updates.TOGETHER if config.mesh.data > 1 or not config.jit_compile else Updates.AT_ONCE
-
-
 def largest(workload: Workload, config: TrainConfig, cluster: Cluster, count: int = 10) -> tuple[LiveTensor, ...]:
     """The largest temporaries at the peak, largest first."""
-    plan, batch = plan_of(workload, config, cluster), config.batch.local
+    plan, batch = schedule_of(workload, config, cluster), config.batch.local
     alive = np.flatnonzero(plan.alive(plan.peak(batch)[1]) & (plan.temporaries.tensor >= 0))
     sizes = plan.sizes(batch)
     chosen = alive[np.argsort(-sizes[alive], kind="stable")[:count]]

@@ -15,8 +15,8 @@ import numpy as np
 
 from cost_models.config import TrainConfig
 from cost_models.errors import WorkloadError
+from cost_models.execution import check_origin
 from cost_models.hardware.cluster import Cluster
-from cost_models.memory import check_origin
 from cost_models.parallel.collectives import (
     Collective,
     all_gather,

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from cost_models import Batch, Precision, Remat, RematMode, TrainConfig, Workload
+from cost_models.execution import updates_of
 from cost_models.hardware.cluster import Cluster
 from cost_models.hardware.efficiency import Efficiency, Floats
-from cost_models.memory import memory, updates_of
+from cost_models.memory import memory
 from cost_models.parallel.collectives import all_gather, all_reduce, reduce_scatter, slowest_of
 from cost_models.time.eager_torch import library_kernels
 from cost_models.time.kernels import KernelTable, kernel_table
@@ -190,7 +191,7 @@ def _transposing(table: KernelTable, batch: int, place: Cluster, efficiency: Eff
     profile that the rate is from); those of Ampere and later are `..._nhwckrsc_nhwc` and a `nhwcToNchwKernel`.
     """
     operands, results = table.transposed_bytes(batch)
-    to_last, to_first = (place.chip.memory_bytes_per_second * share for share in efficiency.transpose_shares)
+    to_last, to_first = (place.chip.memory_bytes_per_second * share for share in efficiency.transpose)
     after = results / to_first if "bfloat16" in place.chip.peak_flops_per_second else 0.0
     return np.where(table.item_bytes == 2, operands / to_last + after, 0.0)
 

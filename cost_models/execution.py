@@ -1,0 +1,110 @@
+"""The part of a configuration that a compiled program depends on: its origin, its executor, its layout, its updates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cost_models.config import Layout, TrainConfig
+from cost_models.errors import WorkloadError
+from cost_models.hardware.cluster import Cluster
+from cost_models.workload.workload import Workload
+from cost_models.xla.buffers.liveness import Schedule, Updates, schedule
+from cost_models.xla.target import Target, target_of
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Everything that a training step is traced with. Another origin needs another trace."""
+
+    precision: str
+    remat: str
+
+    @classmethod
+    def of(cls, config: TrainConfig) -> Origin:
+        return cls(config.precision.value, config.remat.mode.value)
+
+    @classmethod
+    def of_workload(cls, workload: Workload) -> Origin:
+        return cls(workload.precision, workload.remat)
+
+    def __str__(self) -> str:
+        return f"{self.precision} with remat {self.remat}"
+
+
+@dataclass(frozen=True, order=True)
+class Executor:
+    """The software that turns operations into kernels: a backend, with or without its compiler."""
+
+    backend: str
+    jit_compile: bool
+
+    @classmethod
+    def of(cls, config: TrainConfig) -> Executor:
+        return cls(config.backend, config.jit_compile)
+
+    def __str__(self) -> str:
+        return f"{self.backend} {'with' if self.jit_compile else 'without'} jit_compile"
+
+
+@dataclass(frozen=True)
+class ProgramKey:
+    """The identity of a compiled program up to the sizes of its arrays.
+
+    Batch, mesh and accumulation change sizes. `steps_per_execution` and `keep_freed_memory` change how a process runs
+    the program.
+    """
+
+    origin: Origin
+    executor: Executor
+    layout: Layout
+
+
+def program_key(config: TrainConfig) -> ProgramKey:
+    """Return the key that all configurations share whose programs have the same operations."""
+    return ProgramKey(Origin.of(config), Executor.of(config), config.layout)
+
+
+def check(workload: Workload, config: TrainConfig) -> None:
+    """Raise WorkloadError when the workload does not hold for this configuration."""
+    if config.mesh.model > 1:
+        raise WorkloadError(
+            f"a mesh with model={config.mesh.model} is not yet estimated; use the data axis alone (model=1)"
+        )
+    check_origin(workload, config)
+
+
+def check_origin(workload: Workload, config: TrainConfig) -> None:
+    """Raise WorkloadError when the workload was made with another precision, rematerialization or batch."""
+    traced, asked = vars(Origin.of_workload(workload)), vars(Origin.of(config))
+    for name, value in traced.items():
+        if value != asked[name]:
+            raise WorkloadError(
+                f"the workload was traced with {name} {value}, so it says nothing about {asked[name]}; trace it again"
+            )
+    workload.check_batch(config.batch.local)
+
+
+def target_for(config: TrainConfig, cluster: Cluster) -> Target:
+    """Return the compiler that turns this configuration into kernels on this cluster."""
+    chip = cluster.chip
+    return target_of(chip.kind, config.jit_compile, config.backend, chip.compute_capability, chip.name)
+
+
+def updates_of(config: TrainConfig) -> Updates:
+    """Return when this configuration turns gradients into new weights."""
+    if config.batch.accumulation > 1:
+        return Updates.SELECTED
+    return Updates.TOGETHER if config.mesh.data > 1 or not config.jit_compile else Updates.AT_ONCE
+
+
+def schedule_of(workload: Workload, config: TrainConfig, cluster: Cluster) -> Schedule:
+    """Return the schedule of kernels that this configuration runs."""
+    return schedule(workload, target_for(config, cluster), updates_of(config), config.batch.local)
+
+
+def device_share(config: TrainConfig, cluster: Cluster) -> float:
+    """Return the share of the chip's rates that one device has.
+
+    Simulated devices are slices of one processor. A mesh that leaves some of them idle gets their share too.
+    """
+    return cluster.devices / config.mesh.devices if cluster.simulated else 1.0
