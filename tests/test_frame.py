@@ -129,3 +129,12 @@ def test_relative_links_of_the_documents_lead_somewhere():
             targets = re.findall(r"\]\((?!https?:|#)([^)#]+)", path.read_text())
             broken += [f"{name(path)}: {target}" for target in targets if not (path.parent / target).exists()]
     assert not broken
+
+
+def test_paths_in_the_documents_exist():
+    """A module that moves takes the lines that name it along."""
+    named = re.compile(r"`((?:autoplan|cost_models|studies|tests)/[\w./]*)`")
+    documents = [path for path in FILES if path.suffix == ".md" and path.name != "CHANGELOG.md"]
+    found = [(name(path), place) for path in documents for place in named.findall(path.read_text())]
+    assert found
+    assert not [(document, place) for document, place in found if not (ROOT / place).exists()]
