@@ -1,19 +1,56 @@
-"""TrainConfig: everything that may be tuned, as one frozen value.
+"""TrainConfig: everything that can be tuned, as one frozen value.
 
-The keys of `TrainConfig.to_dict()` are the keys of plans, of `--format json`, of `--fix` and of code alike.
+The keys of `TrainConfig.to_dict()` are the keys of plans, of `--format json`, of `--fix` and of code alike. A field is
+written and read by its type, so a new setting is one new field; `affecting` says what changes with it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
-from typing import Any
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
+from enum import Flag, StrEnum, auto
+from functools import cache
+from typing import Any, cast
 
 from cost_models.errors import ConfigError
 
 BACKENDS_WITH_DISTRIBUTION = ("jax",)
 """Keras backends on which `keras.distribution` splits a batch over devices."""
+
+
+class Affects(Flag):
+    """What changes when a setting changes. Configurations that agree in all settings of a flag share that thing.
+
+    OPERATIONS  the operations of the training step: another trace is needed
+    SIZES       the sizes of its arrays on a device, or the number of devices
+    PROGRAM     the compiled program, apart from sizes
+    MEMORY      the bytes that a device needs
+    BUILD       global settings of Keras that must be made before the model is built
+    PROCESS     the process: it must be set before the backend starts its threads
+    """
+
+    OPERATIONS = auto()
+    SIZES = auto()
+    PROGRAM = auto()
+    MEMORY = auto()
+    BUILD = auto()
+    PROCESS = auto()
+
+
+NOTHING = Affects(0)
+UNDECLARED = Affects.PROGRAM | Affects.MEMORY
+"""What a field without `affecting` is assumed to affect."""
+
+
+def affecting(affects: Affects, *, phrase: str = "", first: bool = False) -> dict[str, Any]:
+    """Return the metadata of a field of TrainConfig.
+
+    affects  what changes with it
+    phrase   how `describe` words a value other than the default, with `{value}` for the value; else `name value`
+    first    whether its key comes before those of all other fields
+    """
+    return {"affects": affects, "phrase": phrase, "first": first}
 
 
 class Precision(StrEnum):
@@ -38,9 +75,13 @@ class Precision(StrEnum):
         """The dtype of weights and optimizer state."""
         return "float32" if self.value.startswith("mixed_") or self is Precision.OTHER else self.value
 
+    def describe(self) -> str:
+        """Return the name of the policy, for one-line descriptions."""
+        return self.value
+
 
 class RematMode(StrEnum):
-    """What is recomputed in the backward pass instead of kept (`keras.RematScope` modes)."""
+    """Which activations are recomputed in the backward pass instead of stored (`keras.RematScope` modes)."""
 
     NONE = "none"
     ACTIVATIONS = "activations"
@@ -67,7 +108,7 @@ class Batch:
 
     @property
     def global_size(self) -> int:
-        """What Keras's `fit` calls `batch_size`: local batch x data axis."""
+        """Global batch, the `batch_size` of Keras's `fit`: local batch x data axis."""
         return self.local * self.data
 
     @property
@@ -85,14 +126,32 @@ class Batch:
             )
         return cls(local=global_size // data, data=data, accumulation=accumulation)
 
+    @classmethod
+    def from_dict(cls, sizes: Mapping[str, Any], *, data: int) -> Batch:
+        """Read the sizes of a plan on a mesh with this data axis. ConfigError where they contradict each other."""
+        batch = cls.from_global(sizes["global"], data=data, accumulation=sizes.get("accumulation", 1))
+        for key, value in batch.to_dict().items():
+            if sizes.get(key, value) != value:
+                raise ConfigError(f"batch.{key} is {sizes[key]}, but the other batch sizes make it {value}")
+        return batch
+
+    def on(self, mesh: Mesh) -> Batch:
+        """Return the same global batch and accumulation on another mesh. ConfigError when it does not divide."""
+        return Batch.from_global(self.global_size, data=mesh.data, accumulation=self.accumulation)
+
     def to_dict(self) -> dict[str, int]:
-        """The keys of a plan: local, global, accumulation, effective."""
+        """Return the sizes under the keys of a plan: local, global, accumulation, effective."""
         return {
             "local": self.local,
             "global": self.global_size,
             "accumulation": self.accumulation,
             "effective": self.effective,
         }
+
+    def describe(self) -> str:
+        """Return the global batch, with the accumulation where there is one: `batch 16x4`."""
+        accumulated = f"x{self.accumulation}" if self.accumulation > 1 else ""
+        return f"batch {self.global_size}{accumulated}"
 
 
 @dataclass(frozen=True)
@@ -110,18 +169,25 @@ class Mesh:
     def devices(self) -> int:
         return self.data * self.model
 
-    def to_dict(self) -> dict[str, int]:
-        return {"data": self.data, "model": self.model}
+    def describe(self) -> str:
+        """Return the axes with more than one device; "" on one device."""
+        if self.devices == 1:
+            return ""
+        return f"mesh data={self.data}" + (f",model={self.model}" if self.model > 1 else "")
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How state lies over the mesh. `shard_state`: parameters, gradients and optimizer state split over `data`."""
+    """How state is laid out over the mesh.
+
+    shard_state  parameters, gradients and optimizer state are split over `data`
+    """
 
     shard_state: bool = False
 
-    def to_dict(self) -> dict[str, bool]:
-        return {"shard_state": self.shard_state}
+    def describe(self) -> str:
+        """Return `sharded state`, or ""."""
+        return "sharded state" if self.shard_state else ""
 
 
 @dataclass(frozen=True)
@@ -130,28 +196,35 @@ class Remat:
 
     mode: RematMode = RematMode.NONE
 
-    def to_dict(self) -> dict[str, str]:
-        return {"mode": self.mode.value}
+    def describe(self) -> str:
+        """Return `remat` and its mode, or ""."""
+        return "" if self.mode is RematMode.NONE else f"remat {self.mode.value}"
+
+
+_STEP = Affects.OPERATIONS | Affects.PROGRAM | Affects.MEMORY | Affects.BUILD
 
 
 @dataclass(frozen=True)
 class TrainConfig:
     """One complete way to run a training step.
 
-    A frozen value, so it is a key in tables of what was tried. `batch.data` always equals `mesh.data`.
-    `keep_freed_memory`: the process keeps memory that a micro-step frees, for the next one
-    (`cost_models.time.page_faults`).
+    A frozen value, so it is a key in tables of trials. `batch.data` always equals `mesh.data`.
+
+    keep_freed_memory   the process keeps memory that a micro-step frees, for the next micro-step
+                        (`cost_models.time.page_faults`)
     """
 
-    batch: Batch
-    backend: str = "jax"
-    precision: Precision = Precision.FLOAT32
-    mesh: Mesh = field(default_factory=Mesh)
-    layout: Layout = field(default_factory=Layout)
-    remat: Remat = field(default_factory=Remat)
-    steps_per_execution: int = 1
-    jit_compile: bool = True
-    keep_freed_memory: bool = False
+    batch: Batch = field(metadata=affecting(Affects.SIZES | Affects.MEMORY))
+    backend: str = field(
+        default="jax", metadata=affecting(Affects.PROGRAM | Affects.MEMORY, phrase="{value}", first=True)
+    )
+    precision: Precision = field(default=Precision.FLOAT32, metadata=affecting(_STEP, first=True))
+    mesh: Mesh = field(default_factory=Mesh, metadata=affecting(Affects.SIZES | Affects.MEMORY | Affects.BUILD))
+    layout: Layout = field(default_factory=Layout, metadata=affecting(Affects.PROGRAM | Affects.MEMORY | Affects.BUILD))
+    remat: Remat = field(default_factory=Remat, metadata=affecting(_STEP))
+    steps_per_execution: int = field(default=1, metadata=affecting(NOTHING))
+    jit_compile: bool = field(default=True, metadata=affecting(Affects.PROGRAM | Affects.MEMORY))
+    keep_freed_memory: bool = field(default=False, metadata=affecting(Affects.PROCESS, phrase="freed memory kept"))
 
     def __post_init__(self) -> None:
         if self.batch.data != self.mesh.data:
@@ -162,70 +235,88 @@ class TrainConfig:
         if self.steps_per_execution < 1:
             raise ConfigError(f"steps_per_execution is {self.steps_per_execution}; expected at least 1")
 
+    @classmethod
+    def settings(cls) -> Mapping[str, Field[Any]]:
+        """Return all fields by name, in the order of a plan."""
+        this: Any = cls
+        return _settings(this)
+
+    @classmethod
+    def default(cls, name: str) -> Any:
+        """Return the default of a field that has one."""
+        found = cls.settings()[name]
+        return found.default_factory() if callable(found.default_factory) else found.default
+
+    @classmethod
+    def affects(cls, name: str) -> Affects:
+        """Return what changes with a field."""
+        found: Affects = cls.settings()[name].metadata.get("affects", UNDECLARED)
+        return found
+
     def to_dict(self) -> dict[str, Any]:
-        """Plain values under the keys of a plan."""
-        return {
-            "backend": self.backend,
-            "precision": self.precision.value,
-            "batch": self.batch.to_dict(),
-            "mesh": self.mesh.to_dict(),
-            "layout": self.layout.to_dict(),
-            "remat": self.remat.to_dict(),
-            "steps_per_execution": self.steps_per_execution,
-            "jit_compile": self.jit_compile,
-            "keep_freed_memory": self.keep_freed_memory,
-        }
+        """Return plain values under the keys of a plan."""
+        return {name: _plain(getattr(self, name)) for name in self.settings()}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> TrainConfig:
-        """The inverse of `to_dict`. ConfigError names a missing or contradicting key."""
+        """Read what `to_dict` wrote. ConfigError names a missing or contradicting key."""
+        types = typing.get_type_hints(cls)
         try:
-            mesh = Mesh(**data.get("mesh", {}))
-            sizes = data["batch"]
-            batch = Batch.from_global(sizes["global"], data=mesh.data, accumulation=sizes.get("accumulation", 1))
-            config = cls(
-                batch=batch,
-                backend=data.get("backend", "jax"),
-                precision=Precision(data.get("precision", "float32")),
-                mesh=mesh,
-                layout=Layout(**data.get("layout", {})),
-                remat=Remat(RematMode(data.get("remat", {}).get("mode", "none"))),
-                steps_per_execution=data.get("steps_per_execution", 1),
-                jit_compile=data.get("jit_compile", True),
-                keep_freed_memory=data.get("keep_freed_memory", False),
-            )
-        except (KeyError, TypeError, ValueError) as error:
+            values = {
+                name: _read(types[name], data[name]) for name in cls.settings() if name != "batch" and name in data
+            }
+            mesh = values.get("mesh", Mesh())
+            return cls(batch=Batch.from_dict(data["batch"], data=mesh.data), **values)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"a configuration that cannot be read ({error}); expected the keys of a plan") from None
-        for key, value in batch.to_dict().items():
-            if sizes.get(key, value) != value:
-                raise ConfigError(f"batch.{key} is {sizes[key]}, but the other batch sizes make it {value}")
-        return config
 
     def with_(self, **changes: Any) -> TrainConfig:
-        """A copy with other values; setting `mesh` re-splits the same global batch."""
+        """Return a copy with other values; a new mesh without a new batch splits the same global batch."""
         if "mesh" in changes and "batch" not in changes:
-            changes["batch"] = Batch.from_global(
-                self.batch.global_size, data=changes["mesh"].data, accumulation=self.batch.accumulation
-            )
+            changes["batch"] = self.batch.on(changes["mesh"])
         return replace(self, **changes)
 
+    def key(self, affects: Affects) -> tuple[Any, ...]:
+        """Return the values of all settings that affect this: equal for configurations that share it."""
+        return tuple(getattr(self, name) for name in self.settings() if self.affects(name) & affects)
+
+    def reduced_to(self, affects: Affects) -> TrainConfig:
+        """Return a copy with every setting that does not affect this at its default."""
+        defaults = {name: self.default(name) for name in self.settings() if not self.affects(name) & affects}
+        return self.with_(**defaults)
+
     def describe(self) -> str:
-        """One line for tables: only what a reader needs to tell two configurations apart; JAX is not named."""
-        parts = [self.precision.value, f"batch {self.batch.global_size}"]
-        if self.batch.accumulation > 1:
-            parts[-1] += f"x{self.batch.accumulation}"
-        if self.mesh.devices > 1:
-            parts.append(f"mesh data={self.mesh.data}" + (f",model={self.mesh.model}" if self.mesh.model > 1 else ""))
-        if self.layout.shard_state:
-            parts.append("sharded state")
-        if self.remat.mode is not RematMode.NONE:
-            parts.append(f"remat {self.remat.mode.value}")
-        if self.steps_per_execution > 1:
-            parts.append(f"steps_per_execution {self.steps_per_execution}")
-        if not self.jit_compile:
-            parts.append("jit_compile off")
-        if self.keep_freed_memory:
-            parts.append("freed memory kept")
-        if self.backend != "jax":
-            parts.insert(0, self.backend)
-        return ", ".join(parts)
+        """Return one line for tables: what distinguishes two configurations. Defaults are left out, but for sizes."""
+        return ", ".join(filter(None, (self._described(name) for name in self.settings())))
+
+    def _described(self, name: str) -> str:
+        value = getattr(self, name)
+        if hasattr(value, "describe"):
+            return str(value.describe())
+        if value == self.default(name):
+            return ""
+        text = ("on" if value else "off") if isinstance(value, bool) else str(value)
+        return str(self.settings()[name].metadata.get("phrase") or f"{name} {{value}}").format(value=text)
+
+
+@cache
+def _settings(cls: Any) -> Mapping[str, Field[Any]]:
+    ordered = sorted(fields(cls), key=lambda one: not one.metadata.get("first", False))
+    return {one.name: one for one in ordered}
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as plain text, numbers and mappings."""
+    if hasattr(value, "to_dict"):
+        return value.to_dict()
+    if is_dataclass(value):
+        return {one.name: _plain(getattr(value, one.name)) for one in fields(value)}
+    return value.value if isinstance(value, StrEnum) else value
+
+
+def _read(kind: Any, plain: Any) -> Any:
+    """Return the value of this type that `_plain` wrote."""
+    if is_dataclass(kind):
+        types, make = typing.get_type_hints(kind), cast("Callable[..., Any]", kind)
+        return make(**{name: _read(types[name], part) if name in types else part for name, part in plain.items()})
+    return kind(plain) if isinstance(kind, type) and issubclass(kind, StrEnum) else plain

@@ -63,7 +63,7 @@ def _priced(
 
     A text that cannot be read costs these figures, not the compiler's own.
     """
-    axes = config.mesh.to_dict()
+    axes = {"data": config.mesh.data, "model": config.mesh.model}
     try:
         workload = reader.workload_of(
             found.text,
