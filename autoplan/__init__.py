@@ -100,10 +100,7 @@ def optimize(
 
     Raises an AutoplanError for whatever its caller can mend. Runs anywhere: scripts, notebooks, `__main__`.
     """
-    from autoplan import (
-        parsing,  # here, so that importing autoplan stays cheap
-        planner,
-    )
+    from autoplan import parsing, planner  # here, so that importing autoplan stays cheap
     from autoplan.tuning.request import TuneRequest
 
     _check_hardware_is_named(hardware)
@@ -159,10 +156,7 @@ def compare(
     Returns rows in order and `to_dict()`, the document of `--format json`. Runs and measures nothing. Raises an
     AutoplanError for whatever its caller can mend.
     """
-    from autoplan import (
-        parsing,  # here, so that importing autoplan stays cheap
-        planner,
-    )
+    from autoplan import parsing, planner  # here, so that importing autoplan stays cheap
     from autoplan.tuning.request import CompareRequest
 
     request = CompareRequest(

@@ -1,4 +1,4 @@
-"""What share of its published rates a chip reaches: curves and constants of `devices/efficiency.yaml`, as values."""
+"""Kernel efficiency: the share of its published rates that a chip reaches, read from `devices/efficiency.yaml`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import yaml
@@ -20,19 +21,20 @@ Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
 
-_BACKWARD_PRODUCTS = 2.5
-"""Products of fused attention's backward pass over those of its forward pass: five and two."""
-_LOCAL_BYTES_PER_CLOCK = 128  # shared memory of one multiprocessor (Volta to Hopper, NVIDIA tuning guides)
+_BACKWARD_GEMMS = 2.5
+"""GEMMs of fused attention's backward pass over those of its forward pass: five and two."""
+_SHARED_MEMORY_BYTES_PER_CLOCK = 128
+"""Of one multiprocessor (Volta to Hopper, NVIDIA tuning guides)."""
 
 
 @dataclass(frozen=True)
 class FusedAttention:
-    """What attention as one kernel reaches of the peak of products.
+    """Efficiency of attention that runs as one fused kernel, as a share of the peak of GEMMs.
 
-    full, causal   by the width of a head, for all pairs of positions and for causal ones, whose kernels skip blocks and
-                   have shorter rows: (share over both passes at long sequences, the length at which it is half of
-                   that). Widths between are interpolated.
-    forward_over_backward   how much more the forward pass reaches than the backward pass
+    full, causal   curve by head width, for full and for causal attention (causal kernels skip blocks and have shorter
+                   rows): (share over both passes at long sequences, sequence length at which half of it is reached).
+                   Widths in between are interpolated.
+    forward_over_backward   ratio of the forward pass's share to the backward pass's
     """
 
     full: Mapping[int, tuple[float, float]]
@@ -40,18 +42,18 @@ class FusedAttention:
     forward_over_backward: float = 1.0
 
     def shares(self, length: Floats, width: Floats, *, causal: bool) -> tuple[Floats, Floats]:
-        """Shares of the peak, forward and backward, at these lengths and widths of a head."""
+        """Return the shares of the peak, forward and backward, at these sequence lengths and head widths."""
         curves = self.causal if causal else self.full
         widths = sorted(curves)
         most, half_length = (np.interp(width, widths, [curves[at][which] for at in widths]) for which in (0, 1))
         both = most * length / (length + half_length)
-        backward = both * (1 / self.forward_over_backward + _BACKWARD_PRODUCTS) / (1 + _BACKWARD_PRODUCTS)
+        backward = both * (1 / self.forward_over_backward + _BACKWARD_GEMMS) / (1 + _BACKWARD_GEMMS)
         return np.asarray(self.forward_over_backward * backward, np.float64), np.asarray(backward, np.float64)
 
     def slower(self, forward: float, backward: float) -> FusedAttention:
-        """The same for kernels that take so many times longer in each pass."""
+        """Return the curves of kernels whose passes take `forward` and `backward` times as long."""
         ratio = self.forward_over_backward
-        both = (1 / ratio + _BACKWARD_PRODUCTS) / (forward / ratio + backward * _BACKWARD_PRODUCTS)
+        both = (1 / ratio + _BACKWARD_GEMMS) / (forward / ratio + backward * _BACKWARD_GEMMS)
         full, causal = (
             {width: (most * both, half_length) for width, (most, half_length) in curves.items()}
             for curves in (self.full, self.causal)
@@ -61,94 +63,101 @@ class FusedAttention:
 
 @dataclass(frozen=True)
 class Efficiency:
-    """Shares of published rates, and what a core is.
+    """Kernel efficiencies of one chip, and the figures of its cores that they depend on.
 
-    product     of the best-shaped product, of its dtype's peak
-    product_float32   the same in float32, where it differs; 0: it does not
-    bandwidth   of long streams, of the memory bandwidth
-    convolution, kernel_gradient   of convolutions and of their kernels' gradients, of what products reach
-    line_convolution   both of convolutions along one dimension
-    transpose   of the memory bandwidth, of kernels that turn channels first into channels last in 16 bits, and back
-    fresh_pages of the rate at which the kernel gives new pages, which are in no cache when they are used
-    overlap     how much of the shorter of arithmetic and traffic hides behind the longer one
-    vector      elementwise operations a second, as a share of float32's peak, where cores are not known
-    thin        depthwise convolutions, as a share of the peak of products, where cores are not known
-    direct      of depthwise convolutions, FLOPs a clock and core forward and backward, where cores are known
-    slow        operations a second of kernels that a compiler runs in plain loops, as shares of float32's peak, by kind
-    grouped     whether a library takes grouped convolutions
-    attention   of fused attention, of the peak
-    tiles       (m, n) of the blocks in which a core works; depth: elements of k at a time
-    fork_seconds  what it takes to hand a kernel to several cores
-    near        (bytes that a kernel moves as a share of the last cache, share of `bandwidth` that it reaches)
-    looping     the same of kernels in a loop's body
-    across      what is read in another order than it lies reaches of that
-    library     products of more than the smallest sizes, of what the best reach
-    in_loops    the same in loops, whose operands are parts of what does not lie in a core's cache
-    a_core      multiply-adds of a product for each core that a library wakes for it
-    loops       of convolutions that a compiler works out in loops: operations of float32's peak (`window_loops.py`)
-    picks       positions of windows that a convolution picks a second, as a share of float32's peak
-    odd_picks   times as long that takes of an odd number of channels: of 3 for 17 to 24 features, of more for as many,
-                and for 25 to 32
-    cores       0: not known, then tiles are not dealt out in waves
-    lanes, clock_hz   float32 units of a core and their clock
-    l2_over_memory    bandwidth of the cache beside the cores, as a multiple of the memory's
-    l2_bytes_per_clock   what a core takes out of that cache in a clock; 0: not measured, then `l2_over_memory` holds
+    gemm_share                of its dtype's peak, reached by the best-shaped GEMM
+    float32_gemm_share        the same in float32, where it differs; 0: it does not
+    stream_share              of the memory bandwidth, reached by long streams
+    overlap                   share of the shorter of compute and memory traffic that hides behind the longer one
+    vector_share              elementwise operations a second as a share of float32's peak, where cores are not known
+    depthwise_share           depthwise convolutions as a share of the GEMM peak, where cores are not known
+    depthwise_flops_per_clock   of one core, forward and backward, where cores are known
+    attention                 fused attention, of the peak
+    tiles                     (m, n) of the blocks in which a core computes; `tile_depth`: elements of k at a time
+    l2_over_memory            bandwidth of the last-level cache as a multiple of the memory's
+    l2_bytes_per_clock        of one core from that cache; 0: not measured, then `l2_over_memory` applies
+    transpose_shares          of the memory bandwidth: 16-bit transposes NCHW to NHWC, and NHWC to NCHW
+    slow_kernel_shares        of float32's peak: kernels that a compiler runs in plain loops, by kind
+    fresh_page_share          of the rate at which the kernel maps new pages (new pages are in no cache when used)
+    conv_share                convolutions, as a share of what GEMMs reach; `conv_weight_gradient_share`: their weights'
+                              gradients; `conv1d_shares`: both, along one dimension
+    strided_share             of the memory bandwidth, where the reading order differs from the memory order
+    fork_seconds              cost of spreading one kernel over several cores
+    cache_curve               (bytes that a kernel moves over bytes of the last cache, share of `stream_share` reached)
+    loop_cache_curve          the same for kernels in a loop's body
+    library_gemm_share        GEMMs of all but the smallest sizes, as a share of the best
+    loop_gemm_share           the same in loops, whose operands are slices that are not in a core's cache
+    macs_per_core             multiply-adds of a GEMM for each core that the library uses
+    im2col_share              window elements that a convolution gathers a second, as a share of float32's peak
+    odd_channel_slowdown      im2col with an odd number of channels: times as long with 3 channels and 17 to 24
+                              features, with more channels and as many features, and with 25 to 32 features
+    looped_conv_operations    cost constants of the convolutions that a compiler runs in plain loops, in operations
+    has_grouped_conv          whether the library has grouped convolutions
+    cores, lanes, clock_hz    multiprocessors (0: not known, then tiles are not scheduled in waves), float32 units of
+                              one, and their clock
     """
 
-    product: float
-    bandwidth: float
+    gemm_share: float
+    stream_share: float
     overlap: float
-    vector: float
-    thin: float
-    direct: tuple[float, float]
+    vector_share: float
+    depthwise_share: float
+    depthwise_flops_per_clock: tuple[float, float]
     attention: FusedAttention
     tiles: tuple[tuple[int, int], ...]
-    depth: int
+    tile_depth: int
     l2_over_memory: float
-    product_float32: float = 0.0
-    transpose: tuple[float, float] = (1.0, 1.0)
-    slow: Mapping[str, float] = field(default_factory=dict)
-    fresh_pages: float = 1.0
-    convolution: float = 1.0
-    kernel_gradient: float = 1.0
-    line_convolution: tuple[float, float] = (1.0, 1.0)
-    across: float = 1.0
+    float32_gemm_share: float = 0.0
+    transpose_shares: tuple[float, float] = (1.0, 1.0)
+    slow_kernel_shares: Mapping[str, float] = field(default_factory=dict)
+    fresh_page_share: float = 1.0
+    conv_share: float = 1.0
+    conv_weight_gradient_share: float = 1.0
+    conv1d_shares: tuple[float, float] = (1.0, 1.0)
+    strided_share: float = 1.0
     fork_seconds: float = 0.0
-    near: tuple[tuple[float, float], ...] = ((1.0, 1.0),)
-    looping: tuple[tuple[float, float], ...] = ((1.0, 1.0),)
-    library: float = 1.0
-    in_loops: float = 1.0
-    a_core: float = 1.0
-    picks: float = 1.0
-    odd_picks: tuple[float, float, float] = (1.0, 1.0, 1.0)
-    loops: Mapping[str, float] = field(default_factory=dict)
-    grouped: bool = True
+    cache_curve: tuple[tuple[float, float], ...] = ((1.0, 1.0),)
+    loop_cache_curve: tuple[tuple[float, float], ...] = ((1.0, 1.0),)
+    library_gemm_share: float = 1.0
+    loop_gemm_share: float = 1.0
+    macs_per_core: float = 1.0
+    im2col_share: float = 1.0
+    odd_channel_slowdown: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    looped_conv_operations: Mapping[str, float] = field(default_factory=dict)
+    has_grouped_conv: bool = True
     cores: int = 0
     lanes: int = 0
     clock_hz: float = 0.0
     l2_bytes_per_clock: float = 0.0
 
     def l2_bytes_per_second(self, memory_bytes_per_second: float) -> float:
-        """Bandwidth of the cache that all cores share: as measured, else from the memory's."""
+        """Return the bandwidth of the cache that all cores share: measured, else a multiple of the memory's."""
         measured = self.cores * self.clock_hz * self.l2_bytes_per_clock
         return measured or memory_bytes_per_second * self.l2_over_memory
 
     @property
-    def thinnest(self) -> int:
-        """Output channels a group below which a grouped convolution leaves the matrix units: half a block of theirs."""
-        return min(n for _, n in self.tiles) // 2 if self.grouped else sys.maxsize
+    def min_matrix_unit_channels(self) -> int:
+        """Output channels a group below which a grouped convolution leaves the matrix units: half of a tile."""
+        return min(n for _, n in self.tiles) // 2 if self.has_grouped_conv else sys.maxsize
 
-    def thin_flops(self, peak: Floats, item_bytes: Floats, width: Floats, is_backward: Bools) -> Floats:
-        """FLOP/s of grouped convolutions with `width` output channels a group, too few for matrix units.
+    def grouped_conv_flops_per_second(
+        self, peak: Floats, item_bytes: Floats, width: Floats, is_backward: Bools
+    ) -> Floats:
+        """Return the FLOP/s of grouped convolutions that are too narrow for matrix units.
 
-        With one, kernels of a thread an element, which instructions bind and not the width of operands; with more, what
-        the local memory of a core feeds to its vector units. A share of the peak where cores are not known.
+        Depthwise kernels run one thread an element and are bound by instructions, whatever the width of operands. With
+        more channels, shared memory limits the vector units. A share of the peak where cores are not known.
+
+        peak         FLOP/s of GEMMs in each convolution's dtype
+        item_bytes   bytes of an element
+        width        output channels a group
         """
         if not self.cores:
-            return peak * self.thin
-        fed = 2 * np.minimum(float(self.lanes), _LOCAL_BYTES_PER_CLOCK / item_bytes)
-        direct = np.where(is_backward, self.direct[1], self.direct[0])
-        return np.asarray(self.cores * self.clock_hz * np.where(width <= 1, direct, fed), np.float64)
+            return peak * self.depthwise_share
+        fed = 2 * np.minimum(float(self.lanes), _SHARED_MEMORY_BYTES_PER_CLOCK / item_bytes)
+        forward, backward = self.depthwise_flops_per_clock
+        depthwise = np.where(is_backward, backward, forward)
+        return np.asarray(self.cores * self.clock_hz * np.where(width <= 1, depthwise, fed), np.float64)
 
     @property
     def vector_operations_per_second(self) -> float:
@@ -157,41 +166,38 @@ class Efficiency:
 
 
 def efficiency_of(cluster: Cluster) -> Efficiency:
-    """What kernels reach on this cluster's chip: of a measured machine's figures, which are no peaks, nearly all.
+    """Return the kernel efficiencies of a cluster's chip.
 
-    HardwareError for a kind of chip that nobody described.
+    The rates of a local machine were measured, so its kernels reach nearly all of them.
+
+    Raises:
+        HardwareError: the kind of chip has no efficiencies.
     """
     found = _of_chip(cluster.chip.name, cluster.chip.kind)
     if not cluster.local:
         return found
-    measured = {key: figure["value"] for key, figure in _data()["measured"].get(cluster.chip.kind, {}).items()}
-    return replace(found, **{"product": 1.0, "bandwidth": 1.0, "overlap": 1.0, **measured})
+    measured = {
+        key: figure["value"] for key, figure in efficiency_table()["measured"].get(cluster.chip.kind, {}).items()
+    }
+    return replace(found, **{"gemm_share": 1.0, "stream_share": 1.0, "overlap": 1.0, **measured})
 
 
 @cache
 def _of_chip(name: str, kind: str) -> Efficiency:
-    data = _data()
-    if kind not in data["kinds"]:
-        raise HardwareError(f"no efficiencies for a {kind!r} device; known kinds are {', '.join(data['kinds'])}")
-    values = {key: figure["value"] for key, figure in data["kinds"][kind].items()}
-    own = {key: value for key, value in data["chips"].get(name, {}).items() if key != "source"}
+    table = efficiency_table()
+    if kind not in table["kinds"]:
+        raise HardwareError(f"no efficiencies for a {kind!r} device; known kinds are {', '.join(table['kinds'])}")
+    values = {key: figure["value"] for key, figure in table["kinds"][kind].items()}
+    own = {key: value for key, value in table["chips"].get(name, {}).items() if key != "source"}
     side = own.pop("matrix", None)
     if side:
-        own |= {"tiles": [[side, side]], "depth": side}
-    values |= own
-    values["tiles"] = tuple((int(m), int(n)) for m, n in values["tiles"])
-    values["attention"] = FusedAttention(**values["attention"])
-    for several in ("direct", "transpose", "line_convolution", "odd_picks"):
-        if several in values:
-            values[several] = tuple(values[several])
-    for curve in ("near", "looping"):
-        if curve in values:
-            values[curve] = tuple((float(share), float(reached)) for share, reached in values[curve])
-    return Efficiency(**values)
+        own |= {"tiles": [[side, side]], "tile_depth": side}
+    return msgspec.convert(values | own, Efficiency)
 
 
 @cache
-def _data() -> Mapping[str, Any]:
+def efficiency_table() -> Mapping[str, Any]:
+    """Return `devices/efficiency.yaml`: its sources, and its figures by kind of chip and by chip."""
     text = (files("cost_models.hardware") / "devices" / "efficiency.yaml").read_text(encoding="utf-8")
     read: Mapping[str, Any] = yaml.safe_load(text)
     return read

@@ -39,17 +39,19 @@ def processor_seconds(
     gemm = table.gemm_at(batch)
     scalar, each = chip.peak_flops_per_second["float32"], moved / table.runs
     cores = np.clip(np.floor(each / _A_CORE_BYTES), 1, _cores(chip))
-    rates = scalar * efficiency.vector * cores / _cores(chip)
-    peaks = peaks * efficiency.product
+    rates = scalar * efficiency.vector_share * cores / _cores(chip)
+    peaks = peaks * efficiency.gemm_share
     rates = np.where(table.is_gemm, peaks * _product_share(table, gemm, chip, efficiency), rates)
     rates = np.where(table.is_convolution, peaks * _convolution_share(table, efficiency), rates)
     for kind, rows in table.slow.items():
-        if kind in efficiency.slow:
-            rates[rows] = scalar * efficiency.slow[kind]
+        if kind in efficiency.slow_kernel_shares:
+            rates[rows] = scalar * efficiency.slow_kernel_shares[kind]
     compute = np.maximum(flops / rates, _picking_seconds(table, gemm, scalar, efficiency))
-    compute = np.where(is_looped(table), loop_seconds(table, batch, flops / rates, scalar, efficiency.loops), compute)
+    compute = np.where(
+        is_looped(table), loop_seconds(table, batch, flops / rates, scalar, efficiency.looped_conv_operations), compute
+    )
     compute = compute + np.where((table.runs == 1) & (cores > 1), efficiency.fork_seconds, 0.0)
-    streams = chip.memory_bytes_per_second * efficiency.bandwidth
+    streams = chip.memory_bytes_per_second * efficiency.stream_share
     return compute, moved / (streams * _bandwidth_share(table, each, chip, efficiency))
 
 
@@ -60,15 +62,15 @@ def _cores(chip: Chip) -> int:
 def _product_share(table: KernelTable, gemm: Floats, chip: Chip, efficiency: Efficiency) -> Floats:
     """Of matrix products: small ones run on fewer cores. Operands that lie the other way are copied by other rows."""
     multiplied = np.prod(np.maximum(gemm, 1.0), axis=1)
-    busy = np.clip(multiplied / efficiency.a_core, 1.0, _cores(chip)) / _cores(chip)
-    reached = np.where(table.runs > 1, efficiency.in_loops, efficiency.library)
+    busy = np.clip(multiplied / efficiency.macs_per_core, 1.0, _cores(chip)) / _cores(chip)
+    reached = np.where(table.runs > 1, efficiency.loop_gemm_share, efficiency.library_gemm_share)
     return np.asarray(busy * reached, np.float64)
 
 
 def _convolution_share(table: KernelTable, efficiency: Efficiency) -> Floats:
     """Along one dimension they are nearly products; gradients of kernels sum over positions."""
-    own, lines = efficiency.convolution, efficiency.line_convolution
-    gradients = np.where(table.is_line, lines[1], efficiency.kernel_gradient)
+    own, lines = efficiency.conv_share, efficiency.conv1d_shares
+    gradients = np.where(table.is_line, lines[1], efficiency.conv_weight_gradient_share)
     return np.where(table.sums_batch, gradients, np.where(table.is_line, lines[0], own))
 
 
@@ -78,11 +80,11 @@ def _picking_seconds(table: KernelTable, gemm: Floats, scalar: float, efficiency
     Of an odd number of channels, as an image's three are, some numbers of features take several times as long.
     """
     channels, features = gemm[:, 3] / np.maximum(table.window, 1.0), gemm[:, 2]
-    three, more, wider = efficiency.odd_picks
+    three, more, wider = efficiency.odd_channel_slowdown
     odd = (channels > 1) & (channels % 2 == 1)
     times = np.where(odd & (features > _FEW) & (features <= _SOME), np.where(channels == _COLOURS, three, more), 1.0)
     times = np.where(odd & (features > _SOME) & (features <= _MANY), wider, times)
-    return np.asarray(gemm[:, 1] * table.window * table.runs * times / (scalar * efficiency.picks), np.float64)
+    return np.asarray(gemm[:, 1] * table.window * table.runs * times / (scalar * efficiency.im2col_share), np.float64)
 
 
 def _between(part: Floats, known: Sequence[tuple[float, float]]) -> Floats:
@@ -97,6 +99,6 @@ def _bandwidth_share(table: KernelTable, each: Floats, chip: Chip, efficiency: E
     Transposed operands are read across, line after line of the cache for a few elements of each.
     """
     part = np.log2(np.maximum(each, 1.0) / (chip.cache_bytes or _CACHE_BYTES))
-    straight, looping = (_between(part, known) for known in (efficiency.near, efficiency.looping))
+    straight, looping = (_between(part, known) for known in (efficiency.cache_curve, efficiency.loop_cache_curve))
     share = np.where(table.runs > 1, looping, straight)
-    return share * np.where(table.is_across, efficiency.across, 1.0)
+    return share * np.where(table.is_across, efficiency.strided_share, 1.0)

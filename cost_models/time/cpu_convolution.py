@@ -1,8 +1,8 @@
 """Seconds of the convolutions that XLA:CPU works out in plain loops: over volumes, and by groups of channels.
 
-Eigen's libraries take images and lines (`processors.py`). For the rest XLA picks windows position by position, whatever
+Eigen's libraries take images and lines (`cpu.py`). For the rest XLA picks windows position by position, whatever
 they hold. Timed one by one with jax 0.10.2 on two x86-64 server cores that reach 490 GFLOP/s in products; the figures
-(`loops` in `devices/efficiency.yaml`) count in operations of that peak, 490 a nanosecond.
+(`looped_conv_operations` in `devices/efficiency.yaml`) count in operations of that peak, 490 a nanosecond.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ _SHORTEST_SPLIT = 512
 def product_flops_share(
     gemm: Floats, peak: Floats, item_bytes: Floats, memory_bytes_per_second: float, efficiency: Efficiency
 ) -> Floats:
-    """Share of the peak that each (groups, m, n, k) product reaches, at most `efficiency.product`.
+    """Share of the peak that each (groups, m, n, k) product reaches, at most `efficiency.gemm_share`.
 
     peak        FLOP/s of each product's dtype on the whole chip
     item_bytes  of each product's operands
@@ -34,11 +34,11 @@ def product_flops_share(
     groups, m, n, k = (np.maximum(gemm[:, column], 1.0) for column in range(4))
     tile_m, tile_n = (np.array(sides, np.float64)[:, np.newaxis] for sides in zip(*efficiency.tiles, strict=True))
     blocks = groups * np.ceil(m / tile_m) * np.ceil(n / tile_n)
-    depth = np.ceil(k / efficiency.depth) * efficiency.depth
+    depth = np.ceil(k / efficiency.tile_depth) * efficiency.tile_depth
     filled = groups * m * n * k / (blocks * tile_m * tile_n * depth)
     share = filled * _of_cache(tile_m, tile_n, peak, item_bytes, memory_bytes_per_second, efficiency)
     best = (share * _of_waves(blocks, k, efficiency.cores)).max(axis=0)
-    most = np.where(item_bytes == 4, efficiency.product_float32 or efficiency.product, efficiency.product)
+    most = np.where(item_bytes == 4, efficiency.float32_gemm_share or efficiency.gemm_share, efficiency.gemm_share)
     return np.asarray(best * most, np.float64)
 
 

@@ -53,7 +53,7 @@ class KernelTable:
 
     moved_by, moved_tensor, moved_times   that row moves that tensor's bytes so often
     slow                                  rows that some compilers run in plain loops, by the name of their rate in
-                                          `Efficiency.slow`
+                                          `Efficiency.slow_kernel_shares`
     windows                               of convolutions that move windows over images: positions of one
     minimal                               convolutions of windows of 3 x 3 that move by one: libraries have minimal
                                           filtering for them (Winograd)

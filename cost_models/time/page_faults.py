@@ -49,4 +49,4 @@ def returned_bytes(workload: Workload, config: TrainConfig, cluster: Cluster) ->
 def paging_seconds(workload: Workload, config: TrainConfig, cluster: Cluster) -> float:
     """Seconds of a micro-step in which pages are made anew; 0 where the machine's rate is not known."""
     rate = cluster.chip.fresh_page_bytes_per_second
-    return returned_bytes(workload, config, cluster) / (rate * efficiency_of(cluster).fresh_pages) if rate else 0.0
+    return returned_bytes(workload, config, cluster) / (rate * efficiency_of(cluster).fresh_page_share) if rate else 0.0

@@ -248,22 +248,24 @@ def kernel_seconds(
     gemm = table.gemm_at(batch)
     memory_rate = chip.memory_bytes_per_second
     peaks = _as_the_backend_calculates(peaks, table, config, efficiency)
-    vector = efficiency.vector_operations_per_second or peak_rate(chip, "float32") * efficiency.vector
+    vector = efficiency.vector_operations_per_second or peak_rate(chip, "float32") * efficiency.vector_share
     rates = np.full(len(flops), vector)
     at, like = table.products
     share_of_peak = product_flops_share(gemm[at], peaks[at], table.item_bytes[at], memory_rate, efficiency)
     rates[table.is_gemm] = (peaks[at] * share_of_peak)[like]
     if chip.kind == "gpu" and not _takes_float32(chip):
         rates[table.is_minimal & (table.item_bytes == 4)] *= _MINIMAL_FILTERING
-    thin = table.is_grouped & (table.gemm_fixed[:, 2] < efficiency.thinnest)
+    thin = table.is_grouped & (table.gemm_fixed[:, 2] < efficiency.min_matrix_unit_channels)
     widths = table.gemm_fixed[thin, 2]
-    rates[thin] = efficiency.thin_flops(peaks[thin], table.item_bytes[thin], widths, table.is_backward[thin])
+    rates[thin] = efficiency.grouped_conv_flops_per_second(
+        peaks[thin], table.item_bytes[thin], widths, table.is_backward[thin]
+    )
     if fused and table.attention is not None:
         flops, rates = _fused(table.attention, gemm, flops, rates, peaks, efficiency)
-    compute, traffic = flops / (rates * share), moved / (memory_rate * share * efficiency.bandwidth)
+    compute, traffic = flops / (rates * share), moved / (memory_rate * share * efficiency.stream_share)
     if _takes_float32(chip) and table.is_convolution.any():
         operands, _ = table.transposed_bytes(batch)  # kernels for TF32 write channels first themselves
-        stream = memory_rate * share * efficiency.bandwidth
+        stream = memory_rate * share * efficiency.stream_share
         transposing = np.where(table.item_bytes == 4, operands / stream, 0.0)
         return compute + transposing, traffic + transposing
     return compute, traffic
@@ -326,7 +328,12 @@ def slower_of(compute: Floats, traffic: Floats, efficiency: Efficiency) -> Float
 def _bandwidth(config: TrainConfig, cluster: Cluster) -> float:
     """Bytes a second that long streams reach."""
     reached = efficiency_of(cluster)
-    return cluster.chip.memory_bytes_per_second * share_of(config, cluster) * reached.bandwidth * reached.near[-1][1]
+    return (
+        cluster.chip.memory_bytes_per_second
+        * share_of(config, cluster)
+        * reached.stream_share
+        * reached.cache_curve[-1][1]
+    )
 
 
 def _communication(workload: Workload, config: TrainConfig, cluster: Cluster) -> tuple[float, float]:

@@ -106,7 +106,7 @@ def efficiency(chip: str, place: Cluster, *, attention: str = "") -> Efficiency:
         *_, cores, lanes, clock_hz = _CARDS[chip]
         found = replace(found, cores=cores, lanes=lanes, clock_hz=clock_hz)
         product, product_float32 = _PRODUCTS[chip]
-        found = replace(found, product=product, product_float32=product_float32)
+        found = replace(found, gemm_share=product, float32_gemm_share=product_float32)
     if attention and "float8" in place.chip.peak_flops_per_second:
         found = replace(found, attention=_FLASH_2_ON_HOPPER)
     return replace(found, attention=found.attention.slower(*_TRITON)) if attention == "triton" else found

@@ -191,7 +191,7 @@ def _transposing(table: KernelTable, batch: int, place: Cluster, efficiency: Eff
     profile that the rate is from); those of Ampere and later are `..._nhwckrsc_nhwc` and a `nhwcToNchwKernel`.
     """
     operands, results = table.transposed_bytes(batch)
-    to_last, to_first = (place.chip.memory_bytes_per_second * share for share in efficiency.transpose)
+    to_last, to_first = (place.chip.memory_bytes_per_second * share for share in efficiency.transpose_shares)
     after = results / to_first if "bfloat16" in place.chip.peak_flops_per_second else 0.0
     return np.where(table.item_bytes == 2, operands / to_last + after, 0.0)
 

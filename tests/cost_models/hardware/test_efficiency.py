@@ -1,13 +1,13 @@
 """The file of efficiencies: every share is one, every figure has a source, every chip is in the catalogue."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
 
 from cost_models.errors import HardwareError
 from cost_models.hardware.cluster import CHIP_KINDS
-from cost_models.hardware.efficiency import _data, efficiency_of
+from cost_models.hardware.efficiency import Efficiency, efficiency_of, efficiency_table
 from cost_models.hardware.lookup import cluster as published
 from cost_models.hardware.lookup import known
 from tests.builders.workloads import cluster
@@ -16,22 +16,30 @@ from tests.builders.workloads import cluster
 @pytest.mark.parametrize("kind", CHIP_KINDS)
 def test_every_kind_of_chip_has_shares_that_are_shares(kind):
     found = efficiency_of(cluster(kind))
-    for share in (found.product, found.bandwidth, found.overlap, found.vector):
+    for share in (found.gemm_share, found.stream_share, found.overlap, found.vector_share):
         assert 0 < share <= 1
-    assert 0 < found.thin <= 1 or all(operations > 0 for operations in found.loops.values())
+    assert 0 < found.depthwise_share <= 1 or all(operations > 0 for operations in found.looped_conv_operations.values())
     for causal in (False, True):
         passes = found.attention.shares(np.array([16384.0]), np.array([128.0]), causal=causal)
         assert all(0 < share[0] <= 1 for share in passes)
 
 
 def test_chips_are_the_catalogues_and_name_their_sources():
-    data = _data()
+    data = efficiency_table()
     keys = {row.key for row in known()}
     for name, figures in data["chips"].items():
         assert name in keys
         assert set(figures["source"].split(", ")) <= set(data["sources"])
     for figures in data["kinds"].values():
         assert all(figure["source"] in data["sources"] for figure in figures.values())
+
+
+def test_every_key_of_the_table_is_a_field():
+    table = efficiency_table()
+    known = {item.name for item in fields(Efficiency)}
+    for rows in (table["kinds"], table["measured"]):
+        assert all(set(figures) <= known for figures in rows.values())
+    assert all(set(figures) <= known | {"matrix", "source"} for figures in table["chips"].values())
 
 
 @pytest.mark.parametrize("name", ["gpu-v100-16gb", "gpu-a100-40gb", "gpu-h100-80gb", "gpu-rtx-3090"])
@@ -43,7 +51,7 @@ def test_vector_units_make_the_float32_rate_of_the_data_sheets(name):
 def test_thin_groups_are_fed_by_a_cores_local_memory():
     a100 = efficiency_of(published("gpu-a100-40gb"))
     both = np.array([2.0, 4.0])
-    half, single = a100.thin_flops(np.full(2, 312e12), both, np.full(2, 4.0), np.full(2, True))
+    half, single = a100.grouped_conv_flops_per_second(np.full(2, 312e12), both, np.full(2, 4.0), np.full(2, True))
     assert half == pytest.approx(2 * 108 * 64 * 1.41e9)
     assert single == pytest.approx(half / 2)
 
@@ -53,7 +61,9 @@ def test_depthwise_convolutions_take_as_long_as_they_were_seen_to_take(item_byte
     """pytorch issue 75747: 32 x 768 sequences of 768, windows of 768, on an RTX 3090."""
     card = efficiency_of(published("gpu-rtx-3090"))
     passes = np.array([False, True])
-    forward, backward = card.thin_flops(np.full(2, 71e12), np.full(2, item_bytes), np.ones(2), passes)
+    forward, backward = card.grouped_conv_flops_per_second(
+        np.full(2, 71e12), np.full(2, item_bytes), np.ones(2), passes
+    )
     multiply_adds = 32 * 768 * 768 * 768
     assert 2 * multiply_adds / forward == pytest.approx(14e-3, rel=0.05)
     assert 2 * 2 * multiply_adds / backward == pytest.approx(65e-3, rel=0.05)
@@ -87,15 +97,15 @@ def test_slower_kernels_of_attention_take_as_many_times_longer_in_each_pass():
 
 def test_a_measured_machine_reaches_its_own_figures():
     local = efficiency_of(cluster("gpu", local=True))
-    assert (local.product, local.bandwidth, local.overlap) == (1, 1, 1)
+    assert (local.gemm_share, local.stream_share, local.overlap) == (1, 1, 1)
 
 
 def test_programs_on_a_measured_processor_reach_its_products_and_a_part_of_its_stream():
     local = efficiency_of(cluster("cpu", local=True))
-    assert local.product == 1
-    assert all(0 < share < 1 for _, share in local.near)
+    assert local.gemm_share == 1
+    assert all(0 < share < 1 for _, share in local.cache_curve)
     assert local.overlap == 0  # one thread at a time reads or calculates
-    assert 0 < local.kernel_gradient < local.convolution < 1
+    assert 0 < local.conv_weight_gradient_share < local.conv_share < 1
 
 
 def test_an_undescribed_kind_is_an_error_that_lists_the_known():

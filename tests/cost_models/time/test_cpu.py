@@ -52,7 +52,7 @@ def shared(step, batch=64):
 def test_large_products_run_on_every_core():
     step = product(16, 1024, 1024)
     compute, _ = seconds(step)
-    assert compute - shared(step) == pytest.approx(2 * 64 * 16 * 1024 * 1024 / (PEAK * REACHED.library))
+    assert compute - shared(step) == pytest.approx(2 * 64 * 16 * 1024 * 1024 / (PEAK * REACHED.library_gemm_share))
 
 
 @pytest.mark.parametrize(("rows", "cores"), [(1, 1), (2, 2), (3, 3), (4, 4), (64, 4)])
@@ -60,13 +60,15 @@ def test_smaller_ones_wake_a_core_for_so_many_multiply_adds(rows, cores):
     side = 724  # 16 samples of a row are one core's work to a thousandth
     step = product(rows, side, side)
     compute, _ = seconds(step, batch=16)
-    on_these = PEAK * REACHED.library * cores / CORES
+    on_these = PEAK * REACHED.library_gemm_share * cores / CORES
     assert compute - shared(step, 16) == pytest.approx(2 * 16 * rows * side * side / on_these, rel=2e-3)
 
 
 def test_a_processor_that_does_not_tell_its_cores_is_busy_with_all():
     unknown = replace(HERE, chip=replace(HERE.chip, processors=None))
-    assert seconds(product(1, 64, 64), machine=unknown)[0] == pytest.approx(2 * 64 * 64 * 64 / (PEAK * REACHED.library))
+    assert seconds(product(1, 64, 64), machine=unknown)[0] == pytest.approx(
+        2 * 64 * 64 * 64 / (PEAK * REACHED.library_gemm_share)
+    )
 
 
 def copied(*shape, primitive="add", kind=Kind.ELEMENTWISE):
@@ -96,7 +98,7 @@ def image(channels, features, side=64):
     [(3, 16, 1), (3, 24, 9), (3, 32, 2.9), (3, 40, 1), (4, 24, 1), (5, 24, 4), (5, 32, 2.9), (1, 24, 1)],
 )
 def test_of_three_channels_some_numbers_of_features_take_several_times_as_long(channels, features, times):
-    picked = 64 * 64 * 64 * 9 / (PEAK * REACHED.picks)
+    picked = 64 * 64 * 64 * 9 / (PEAK * REACHED.im2col_share)
     step = image(channels, features)
     assert seconds(step)[0] - shared(step) == pytest.approx(times * picked)
 
@@ -110,8 +112,8 @@ def test_gradients_of_convolutions_in_loops_run_in_plain_ones():
         return seconds(inner)[0]
 
     flops = 5 * 64 * 2 * 8 * 8 * 64 * 9 * 64
-    assert looped(Phase.FORWARD, 5) == pytest.approx(flops / (PEAK * REACHED.convolution))
-    assert looped(Phase.BACKWARD, 5) == pytest.approx(flops / (PEAK * REACHED.slow["looped_gradient"]))
+    assert looped(Phase.FORWARD, 5) == pytest.approx(flops / (PEAK * REACHED.conv_share))
+    assert looped(Phase.BACKWARD, 5) == pytest.approx(flops / (PEAK * REACHED.slow_kernel_shares["looped_gradient"]))
 
 
 def test_exchanging_samples_and_steps_copies_whole_rows():
@@ -121,7 +123,7 @@ def test_exchanging_samples_and_steps_copies_whole_rows():
         return seconds(step, batch)[1]
 
     straight = turned((64, B, 48))
-    assert turned((B, 48, 64)) == pytest.approx(straight / REACHED.across)
+    assert turned((B, 48, 64)) == pytest.approx(straight / REACHED.strided_share)
 
 
 def test_products_in_loops_read_parts_of_what_lies_further_away():
@@ -132,14 +134,14 @@ def test_products_in_loops_read_parts_of_what_lies_further_away():
         return seconds(inner, 256)[0]
 
     whole = seconds(product(1, 256, 256), 256)[0] - shared(product(1, 256, 256), 256)
-    assert looped(10) == pytest.approx(10 * whole * REACHED.library / REACHED.in_loops)
+    assert looped(10) == pytest.approx(10 * whole * REACHED.library_gemm_share / REACHED.loop_gemm_share)
 
 
 def test_what_is_read_across_takes_longer():
     """Two dimensions are a matrix, which products take in any order; more are copied."""
     _, straight = seconds(copied(16, 32, 64))
     _, across = seconds(copied(16, 32, 64, primitive="transpose", kind=Kind.MOVE))
-    assert across == pytest.approx(straight / REACHED.across)
+    assert across == pytest.approx(straight / REACHED.strided_share)
 
 
 def test_a_loop_finds_what_it_wrote_near():
@@ -152,7 +154,7 @@ def test_a_loop_finds_what_it_wrote_near():
         return inner
 
     size = 2 * 4 * 64 * 16
-    assert seconds(of(10))[1] == pytest.approx(10 * size / (BANDWIDTH * REACHED.looping[0][1]))
+    assert seconds(of(10))[1] == pytest.approx(10 * size / (BANDWIDTH * REACHED.loop_cache_curve[0][1]))
 
 
 @pytest.mark.parametrize("primitive", ["tanh", "exp", "logistic", "log1p"])
@@ -161,7 +163,7 @@ def test_functions_are_polynomials(primitive):
     step = Step()
     step.op(Kind.ELEMENTWISE, (step.input(B, 8),), (B, 8), primitive=primitive, flops=Affine(0, 8))
     compute, _ = seconds(step)
-    assert compute == pytest.approx(33 * 64 * 8 / (PEAK * REACHED.vector / CORES))
+    assert compute == pytest.approx(33 * 64 * 8 / (PEAK * REACHED.vector_share / CORES))
 
 
 def convolution(channels, filters, *, side=32, window=3):
@@ -176,14 +178,14 @@ def convolution(channels, filters, *, side=32, window=3):
 def test_wide_convolutions_take_their_flops():
     compute, _ = seconds(step := convolution(64, 64))
     flops = 2 * 64 * 1024 * 64 * 64 * 9
-    assert compute - shared(step) == pytest.approx(flops / (PEAK * REACHED.convolution))
+    assert compute - shared(step) == pytest.approx(flops / (PEAK * REACHED.conv_share))
 
 
 @pytest.mark.parametrize(("channels", "filters"), [(1, 16), (3, 16), (3, 64)])
 def test_narrow_ones_take_the_positions_that_their_windows_pick(channels, filters):
     """64 images of 32 x 32, windows of 9: however few channels they have."""
     compute, _ = seconds(step := convolution(channels, filters))
-    assert compute - shared(step) == pytest.approx(64 * 1024 * 9 / (PEAK * REACHED.picks))
+    assert compute - shared(step) == pytest.approx(64 * 1024 * 9 / (PEAK * REACHED.im2col_share))
 
 
 def kernel_gradient(first, second):
@@ -198,8 +200,8 @@ def kernel_gradient(first, second):
 def test_gradients_of_kernels_are_slower_and_those_of_transposed_convolutions_run_in_plain_loops():
     flops = 64 * 2 * 4 * 16 * 32 * 256
     straight, transposed = kernel_gradient(32, 16), kernel_gradient(16, 32)
-    assert seconds(straight)[0] - shared(straight) == pytest.approx(flops / (PEAK * REACHED.kernel_gradient))
-    slow = REACHED.slow["transposed_kernel_gradient"]
+    assert seconds(straight)[0] - shared(straight) == pytest.approx(flops / (PEAK * REACHED.conv_weight_gradient_share))
+    slow = REACHED.slow_kernel_shares["transposed_kernel_gradient"]
     assert seconds(transposed)[0] - shared(transposed) == pytest.approx(flops / (PEAK * slow))
 
 
@@ -209,7 +211,7 @@ def test_convolutions_along_a_line_are_nearly_products():
     gemm = Affine(1), Affine(0, 1024), Affine(64), Affine(9 * 32)
     step.op(Kind.CONV, (x, w), (B, 1024, 64), gemm=gemm, flops=Affine(0, 2 * 1024 * 64 * 9 * 32))
     flops = 64 * 2 * 1024 * 64 * 9 * 32
-    assert seconds(step)[0] - shared(step) == pytest.approx(flops / (PEAK * REACHED.line_convolution[0]))
+    assert seconds(step)[0] - shared(step) == pytest.approx(flops / (PEAK * REACHED.conv1d_shares[0]))
 
 
 def test_numbers_are_drawn_and_pooling_is_sent_back_in_plain_loops():
@@ -220,7 +222,7 @@ def test_numbers_are_drawn_and_pooling_is_sent_back_in_plain_loops():
         table = kernel_table(step.workload(used), target_of(machine.chip.kind), Updates.AT_ONCE)
         return kernel_seconds(table, TrainConfig(Batch(4096)), machine)[0].max()
 
-    operations, slow = 50 * 64 * 4096, REACHED.slow
+    operations, slow = 50 * 64 * 4096, REACHED.slow_kernel_shares
     forked = REACHED.fork_seconds
     assert slowest(Kind.RANDOM, HERE) - forked == pytest.approx(operations / (PEAK * slow["random"]))
     lines = slowest(Kind.SCATTER, HERE, primitive=POOL_SCATTER)
@@ -236,6 +238,6 @@ def test_a_published_processor_reaches_less_than_its_data_sheet():
     published = replace(HERE, local=False, chip=chip("cpu", **figures, processors=CORES, cache_bytes=CACHE))
     reached = efficiency_of(published)
     here, there = (seconds(product(64, 1024, 1024), machine=machine) for machine in (HERE, published))
-    assert there[1] == pytest.approx(here[1] / reached.bandwidth)
+    assert there[1] == pytest.approx(here[1] / reached.stream_share)
     forked = REACHED.fork_seconds
-    assert there[0] - forked == pytest.approx((here[0] - forked) / reached.product)
+    assert there[0] - forked == pytest.approx((here[0] - forked) / reached.gemm_share)

@@ -81,7 +81,7 @@ def test_loops_take_as_long_as_they_were_timed_within_45_percent(
 
 
 def test_a_window_is_picked_position_by_position_and_then_multiplied():
-    loops, reached = efficiency_of(HERE).loops, efficiency_of(HERE).convolution
+    loops, reached = efficiency_of(HERE).looped_conv_operations, efficiency_of(HERE).conv_share
     positions, flops = 2 * 8**3, 2 * 2 * 8**3 * 27 * 64 * 64
     picked = positions * 27 * 64 * loops["volume_pick"] / PEAK
     step = convolved((8, 8, 8, 64), (3, 3, 3, 64, 64), (8, 8, 8, 64))
@@ -105,4 +105,4 @@ def test_windows_of_one_position_and_images_are_a_librarys():
     for kernel, made in (((1, 1, 1, 16, 32), (8, 16, 16, 32)), ((3, 3, 16, 32), (16, 16, 32))):
         step = convolved((*made[:-1], 16), kernel, made)
         flops = 2 * 4 * _volume(made) * _volume(kernel[:-1])
-        assert seconds(step, 4) - FORK < 1.5 * flops / (PEAK * efficiency_of(HERE).convolution)
+        assert seconds(step, 4) - FORK < 1.5 * flops / (PEAK * efficiency_of(HERE).conv_share)

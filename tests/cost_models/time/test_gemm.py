@@ -11,7 +11,9 @@ from cost_models.time.gemm import product_flops_share
 from tests.builders.workloads import cluster
 
 PEAK, BANDWIDTH = 1e14, 1e12
-TEN = replace(efficiency_of(cluster("gpu")), product=0.8, cores=10, tiles=((128, 128),), depth=32, l2_over_memory=100)
+TEN = replace(
+    efficiency_of(cluster("gpu")), gemm_share=0.8, cores=10, tiles=((128, 128),), tile_depth=32, l2_over_memory=100
+)
 
 
 def share(*gemm, efficiency=TEN, item_bytes=2.0):
@@ -55,7 +57,7 @@ def test_the_library_picks_the_blocks_that_end_first():
 
 
 def test_float32_has_a_share_of_its_own_where_one_is_known():
-    volta = replace(TEN, product_float32=0.75)
+    volta = replace(TEN, float32_gemm_share=0.75)
     assert share(1, 1280, 1280, 4096, efficiency=volta, item_bytes=4.0) == pytest.approx(0.75)
     assert share(1, 1280, 1280, 4096, efficiency=volta) == pytest.approx(0.8)
 

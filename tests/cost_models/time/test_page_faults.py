@@ -36,7 +36,7 @@ def test_all_temporaries_are_paged_in_again_once_they_are_more_than_the_c_librar
 
 def test_the_seconds_are_the_bytes_over_the_measured_rate_and_stand_under_memory():
     step = dense(64, 1024)
-    expected = temporary_bytes(config()) / (RATE * efficiency_of(HERE).fresh_pages)
+    expected = temporary_bytes(config()) / (RATE * efficiency_of(HERE).fresh_page_share)
     assert paging_seconds(step, config(), HERE) == pytest.approx(expected)
     paged, kept = (step_time(step, config(keep_freed_memory=keep), HERE) for keep in (False, True))
     assert paged.memory_seconds - kept.memory_seconds == pytest.approx(expected)

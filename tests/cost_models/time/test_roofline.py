@@ -153,7 +153,7 @@ def test_tiles_that_are_not_filled_cost_as_if_they_were():
 
 
 def test_depthwise_convolutions_do_not_run_on_matrix_units():
-    assert shaped(Kind.CONV, 512, 4096, 1, 9) == pytest.approx(1e12 / PEAK / efficiency_of(LOCAL).thin)
+    assert shaped(Kind.CONV, 512, 4096, 1, 9) == pytest.approx(1e12 / PEAK / efficiency_of(LOCAL).depthwise_share)
     assert shaped(Kind.CONV, 2, 4096, 128, 4096) == pytest.approx(1e12 / PEAK)
 
 
@@ -219,8 +219,8 @@ def test_minimal_filtering_spares_multiplications_where_matrix_units_take_no_flo
         return workload.flops.at(64) / compute[table.is_convolution]
 
     v100 = efficiency_of(published("gpu-v100-16gb"))
-    assert flops_a_second("gpu-v100-16gb") > 2.25 * 0.5 * v100.product_float32 * 15.7e12
-    assert flops_a_second("gpu-v100-16gb") <= 2.25 * v100.product_float32 * 15.7e12
+    assert flops_a_second("gpu-v100-16gb") > 2.25 * 0.5 * v100.float32_gemm_share * 15.7e12
+    assert flops_a_second("gpu-v100-16gb") <= 2.25 * v100.float32_gemm_share * 15.7e12
 
 
 def test_without_a_compiler_pytorch_has_a_kernel_a_layer():
@@ -301,8 +301,8 @@ def test_published_rates_are_not_reached_in_full():
         for local in (False, True)
     )
     shares = efficiency_of(cluster("gpu"))
-    moved = 4 * (4096 * K + K * N + 4096 * N) / BANDWIDTH / shares.bandwidth
-    assert published == pytest.approx(measured / shares.product + (1 - shares.overlap) * moved)
+    moved = 4 * (4096 * K + K * N + 4096 * N) / BANDWIDTH / shares.stream_share
+    assert published == pytest.approx(measured / shares.gemm_share + (1 - shares.overlap) * moved)
 
 
 def test_pytorch_keeps_float32_products_off_the_tensor_units():
@@ -333,7 +333,7 @@ def test_fused_attention_moves_no_scores_and_reaches_its_own_share_of_the_peak()
     flops = 2 * 2 * batch * HEADS * length * length * HEAD
     assert compute.sum() == pytest.approx(flops / 312e12 / forward[0], rel=1e-6)
     operands = 4 * batch * HEADS * length * HEAD * 2  # queries, keys and values in, the mixture out
-    assert traffic.sum() == pytest.approx(operands / 1555e9 / efficiency_of(place).bandwidth, rel=0.01)
+    assert traffic.sum() == pytest.approx(operands / 1555e9 / efficiency_of(place).stream_share, rel=0.01)
     apart = kernel_seconds(table, half, place, fused_attention=False)
     assert apart[1].sum() > 10 * traffic.sum()
 
