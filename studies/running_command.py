@@ -1,4 +1,4 @@
-"""A command that is watched: what it says line by line, which processes it has, and what is left of it at its end."""
+"""Run autoplan in the background: read its output line by line, find its processes, and count those it leaves."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LONGEST_SECONDS = 900.0
 
 @dataclass(frozen=True)
 class EndedCommand:
-    """What became of a command. left: processes of it that were still running some seconds after its end."""
+    """A command that has ended. `left` counts its processes that still ran some seconds after its end."""
 
     code: int
     output: str
@@ -37,7 +37,7 @@ class EndedCommand:
 
 
 class RunningCommand:
-    """A command in a lab. Its descendants are known by a mark in their environment, whatever they did to hide."""
+    """An `autoplan` command that runs in a lab. A mark in the environment identifies all its descendants."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class RunningCommand:
         self._reader.start()
 
     def wait_for(self, pattern: str, seconds: float = 300.0) -> None:
-        """Until a line matches; StudyFailed when the command ends or the time is over before."""
+        """Wait until a line of the output matches. Raises StudyFailed if the command or the time ends before."""
         deadline = time.monotonic() + seconds
         while not any(re.search(pattern, line) for line in list(self._lines)):
             if time.monotonic() > deadline or not self._reader.is_alive():
@@ -75,7 +75,7 @@ class RunningCommand:
             time.sleep(0.05)
 
     def lives_for(self, seconds: float) -> bool:
-        """Wait so long; whether it still runs then."""
+        """Wait for so many seconds. Returns whether the command still runs."""
         try:
             self.process.wait(timeout=seconds)
         except subprocess.TimeoutExpired:
@@ -83,16 +83,16 @@ class RunningCommand:
         return False
 
     def family(self) -> list[psutil.Process]:
-        """Every living process of the command, itself included."""
+        """Return all running processes of the command, including itself."""
         return [process for process in psutil.process_iter() if self._is_ours(process)]
 
     def server(self) -> psutil.Process:
-        """The process that forks the jobs."""
+        """Return the worker server, which forks the jobs."""
         own = psutil.Process(self.process.pid)
         return next(child for child in _pythons(own) if "autoplan.worker" in child.cmdline())
 
     def worker(self) -> psutil.Process:
-        """The job that runs."""
+        """Return the process of the current job."""
         deadline = time.monotonic() + 30
         while not (jobs := self.server().children()):
             if time.monotonic() > deadline:
@@ -101,19 +101,19 @@ class RunningCommand:
         return jobs[0]
 
     def wait(self, seconds: float = LONGEST_SECONDS) -> EndedCommand:
-        """Until it ends by itself; StudyFailed when it does not."""
+        """Wait until the command ends. Raises StudyFailed, after ending it, if the time is over before."""
         try:
             self.process.wait(timeout=seconds)
         except subprocess.TimeoutExpired:
             self.end()
-            raise harness.StudyFailed(f"not done after {seconds:.0f} s:\n{self._output()[-3000:]}") from None
+            raise harness.StudyFailed(f"still running after {seconds:.0f} s:\n{self._output()[-3000:]}") from None
         taken = time.monotonic() - self._started
         left = self._left()
         self._reader.join(timeout=5)
         return EndedCommand(self.process.returncode, self._output(), taken, left)
 
     def end(self) -> None:
-        """SIGKILL to all of it."""
+        """Send SIGKILL to all processes of the command."""
         for process in self.family():
             process.kill()
         self.process.wait()
@@ -141,17 +141,17 @@ class RunningCommand:
         return "".join(self._lines)
 
 
-def heed_signals() -> None:
-    """As from a terminal: what starts a study in the background may ignore these, and its commands would inherit it."""
+def restore_signal_handlers() -> None:
+    """Restore the default signal handlers, since commands inherit the signals that a background shell ignores."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
 
 
 def records_in(database: Path) -> list[tuple[str, str]]:
-    """The finished trials of a study as it lies on the disk, in order: configuration and record, each as JSON.
+    """Return (configuration, record), both as JSON, for each finished trial of a study's database, in order.
 
-    [] where there is no study yet; sqlite3.Error where it cannot be read.
+    Returns [] if the study does not exist yet. Raises sqlite3.Error if the database cannot be read.
     """
     if not database.exists():
         return []
@@ -164,6 +164,6 @@ def records_in(database: Path) -> list[tuple[str, str]]:
 
 
 def _pythons(process: psutil.Process) -> list[psutil.Process]:
-    """Children, or where the command was started through another, that one's."""
+    """Return the children and grandchildren: the command may have been started through another program."""
     children = process.children()
     return [*children, *(grandchild for child in children for grandchild in child.children())]

@@ -1,1 +1,1 @@
-"""Does `--backend auto` find the backend on which a training is fastest, and is it the same training there?"""
+"""Does `--backend auto` find the backend on which a training is fastest, with the same losses?"""

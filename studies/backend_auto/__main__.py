@@ -1,6 +1,8 @@
-"""Does `--backend auto` find the backend on which a training is fastest, and is it the same training there?
+"""Does `--backend auto` find the backend on which a training is fastest, with the same losses?
 
-python -m studies.backend_auto [--trials N] [CASE ...]     # mlp resnet20 decoder wide
+    python -m studies.backend_auto [--trials N] [--own BACKEND] [CASE ...]
+
+Cases: mlp, resnet20, decoder, wide. Without a case: all of them.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ HERE = Path(__file__).resolve().parent
 SCRIPT = str(HERE / "train.py")
 BACKENDS = ("jax", "tensorflow", "torch")
 TOLERANCE = 1e-3
-OPTIONS = ("--backend", "auto", "--fix", "precision=float32")  # another precision has other losses on every backend
+OPTIONS = ("--backend", "auto", "--fix", "precision=float32")  # with another precision, losses differ on every backend
 CASES = {name: name for name in ("mlp", "resnet20", "decoder", "wide")}
 COLUMNS = (
     *("case", "baseline", "plan", *(f"best samples/s on {name}" for name in BACKENDS), "two best within"),
@@ -26,7 +28,7 @@ _DIFFERENCE = re.compile(r"largest relative difference of a loss over (\d+) upda
 
 
 def best_rates(plan: Plan) -> dict[str, float]:
-    """Samples a second of the best trial on each backend."""
+    """Return the samples per second of the best trial on each backend."""
     rates: dict[str, float] = {}
     for trial in plan.trials:
         if trial.measurement is not None:
@@ -36,13 +38,13 @@ def best_rates(plan: Plan) -> dict[str, float]:
 
 
 def losses_differ_by(plan: Plan) -> float | None:
-    """As verification found it; None where the plan stays on its backend, so that nothing was compared."""
+    """Return the largest relative difference of a loss; None if the plan stays on its backend (no comparison)."""
     found = _DIFFERENCE.search(plan.verification.numerics_detail if plan.verification else "")
     return float(found.group(2)) if found and int(found.group(1)) >= 50 else None
 
 
 def study(name: str, trials: int, own: str) -> dict[str, Any]:
-    """Tune on all backends, from the slowest of them so that the plan has to move."""
+    """Tune on all backends. `own`, the backend of the baseline, should be a slow one, so that the plan has to move."""
     origin = harness.provenance()
     with harness.lab(own) as lab:
         plan, ran = lab.tune(SCRIPT, *OPTIONS, "--trials", str(trials), arguments=(name,))

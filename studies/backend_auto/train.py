@@ -1,4 +1,4 @@
-"""A backend-neutral training with SGD and without dropout: the models on which backends are compared."""
+"""A training that runs on every backend, with SGD and without dropout, so that losses can be compared."""
 
 import argparse
 
@@ -13,7 +13,7 @@ given = parser.parse_args()
 
 
 def mlp():
-    """Launches cost more than arithmetic."""
+    """Kernel launches take longer than the arithmetic."""
     inputs = keras.Input((32,))
     x = layers.Dense(128, activation="relu")(inputs)
     x = layers.Dense(128, activation="relu")(x)
@@ -21,7 +21,7 @@ def mlp():
 
 
 def wide():
-    """Large matrix products, which every backend hands to a library."""
+    """Large matrix products, for which every backend calls a library."""
     inputs = keras.Input((1024,))
     x = inputs
     for _ in range(4):
@@ -41,7 +41,7 @@ def block(x, filters, stride):
 
 
 def resnet20():
-    """ResNet-20 on 32 x 32 images, with GroupNorm: its numbers do not depend on the split into micro-batches."""
+    """ResNet-20 on 32 x 32 images. With GroupNorm, losses do not depend on the split into micro-batches."""
     inputs = keras.Input((32, 32, 3))
     x = layers.Activation("relu")(layers.Conv2D(16, 3, padding="same")(inputs))
     for filters in (16, 32, 64):
@@ -63,7 +63,7 @@ def decoder(length=64, width=64, vocabulary=128):
 
 
 def data(name):
-    """-> (x, y), one epoch of whole batches."""
+    """Return (x, y), one epoch of whole batches."""
     rng = np.random.default_rng(3)
     if name in ("mlp", "wide"):
         x = rng.normal(size=(4096 if name == "mlp" else 2048, 32 if name == "mlp" else 1024)).astype("float32")

@@ -1,1 +1,1 @@
-"""Does `compare` answer in a minute for all TPUs and GPUs, and do compilers agree where they are asked?"""
+"""Does `autoplan compare` answer in a minute for all TPUs and GPUs, and do the compilers agree?"""

@@ -1,9 +1,9 @@
-"""Does `compare` answer in a minute for all TPUs and GPUs, and do compilers agree where they are asked?
+"""Does `autoplan compare` answer in a minute for all TPUs and GPUs, and do the compilers agree?
 
     python -m studies.compare [CASE ...]
 
-Cases: resnet50 and decoder_1b over every TPU and GPU of the catalogue (analytic), and the same names with `-compiled`
-for three kinds of hardware whose compilers are asked. Without a case: the two analytic ones.
+Cases: resnet50 and decoder_1b compare every TPU and GPU of the catalogue (analytic). resnet50-compiled and
+decoder_1b-compiled compile for three kinds of hardware. Without a case: the two analytic cases.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ COLUMNS = ["case", "wall seconds", "processor seconds", "TPUs", "GPUs", "trains 
 
 
 def processor_seconds() -> float:
-    """User and system seconds of every process that was waited for, its own children included."""
+    """Return the user and system seconds of all child processes that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def compare(case: str) -> dict[str, Any]:
-    """One comparison in a fresh process -> what it took, and what it found."""
+    """Run one comparison in a new process. Returns its row: the time, and counts of the rows of its answer."""
     source = case.removesuffix(COMPILED)
     asked = ["--evidence", "compiled", "--hardware", ASKED[source]] if case.endswith(COMPILED) else []
     before = processor_seconds()
     with harness.lab() as lab:
-        # What is said on the way goes to stderr, which the lab keeps with stdout: the document begins with a brace.
+        # The lab returns stderr and stdout together. Progress is on stderr; the JSON document starts with a brace.
         ran = lab.autoplan("compare", str(HERE / f"{source}.py"), *asked, "--format", "json")
     answer = json.loads(ran.output[ran.output.index("\n{") :])
     rows = answer["rows"]
@@ -57,7 +57,7 @@ def compare(case: str) -> dict[str, Any]:
 
 
 def print_rows(rows: list[dict[str, Any]]) -> None:
-    """The rows of a comparison, in its order."""
+    """Print the rows of a comparison, in its order."""
     table = [
         {
             "hardware": row["hardware"],
@@ -82,7 +82,7 @@ def main() -> None:
     parser.add_argument("cases", nargs="*")
     known = {f"{source}{tier}": None for tier in ("", COMPILED) for source in SOURCES}
     wanted = parser.parse_args().cases or list(SOURCES)
-    harness.header("Does `compare` answer in a minute for all TPUs and GPUs?")
+    harness.header("Does `autoplan compare` answer in a minute for all TPUs and GPUs?")
     rows = []
     for case in harness.chosen(known, wanted):
         origin = harness.provenance()

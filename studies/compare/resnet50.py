@@ -1,4 +1,4 @@
-"""ResNet-50 as it comes with Keras, without its weights, on made-up images of 224 x 224."""
+"""ResNet-50 of `keras.applications`, without pretrained weights, on random images of 224 x 224."""
 
 import os
 

@@ -1,1 +1,1 @@
-"""What does it take to compile the training of a decoder of 7 billion parameters for chips that are not here?"""
+"""How long does it take to compile a decoder with 7 billion parameters for absent chips, and how much memory?"""

@@ -1,10 +1,11 @@
-"""What does it take to compile the training of a decoder of 7 billion parameters for chips that are not here?
+"""How long does it take to compile a decoder with 7 billion parameters for absent chips, and how much memory?
 
-    python -m studies.compiled_decoder                        # both
-    python -m studies.compiled_decoder gpu-h100-80gb-x8       # one; the row of the other stays in results.csv
+    python -m studies.compiled_decoder                        # both targets
+    python -m studies.compiled_decoder gpu-h100-80gb-x8       # one target; the other row stays in results.csv
 
-The training step is AdamW in mixed_bfloat16, state split over the devices, global batch 16, every block one checkpoint.
-Needs `pip install 'autoplan[compilers]'`. Memory is the proportional set size of the command and all its descendants.
+The training step is AdamW in mixed_bfloat16 with global batch 16; state is split over the devices, and each block is
+rematerialized. Needs `pip install 'autoplan[compilers]'`. Memory is the proportional set size of the command and all
+its descendants.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from studies import harness
 HERE = Path(__file__).resolve().parent
 GIB = 2**30
 TARGETS = {"gpu-h100-80gb-x8": (60.0, 2 * GIB), "tpu-v5p-16": (240.0, 10 * GIB)}
-"""Most seconds of compiling, and most bytes of memory."""
+"""The largest compile time in seconds and the largest memory in bytes that meet the target."""
 QUESTION = ("--shard-state", "--precision", "mixed_bfloat16", "--batch-size", "16", "--evidence", "compiled")
 
 
@@ -53,7 +54,9 @@ def main() -> None:
     parser.add_argument("hardware", nargs="*", default=list(TARGETS))
     parser.add_argument("--size", default="7b")
     arguments = parser.parse_args()
-    harness.header("What does it take to compile a decoder of 7 billion parameters for chips that are not here?")
+    harness.header(
+        "How long does it take to compile a decoder with 7 billion parameters for absent chips, and how much memory?"
+    )
     rows = []
     for name in arguments.hardware:
         rows.append(row(name, arguments.size))

@@ -1,4 +1,4 @@
-"""A decoder in plain Keras, of the size that SIZE names; each block is one rematerialized layer. It has no data."""
+"""A decoder in plain Keras without data. SIZE names its size; each block is one rematerialized layer."""
 
 import os
 
@@ -14,7 +14,7 @@ SIZES = {
 
 @keras.saving.register_keras_serializable()
 class Block(keras.layers.Layer):
-    """Attention and a gated feed-forward part, each after a normalization and beside a residual."""
+    """Attention and a gated feed-forward part, each with a normalization before it and a residual connection."""
 
     def __init__(self, width, heads, inner, **kwargs):
         super().__init__(**kwargs)

@@ -1,1 +1,1 @@
-"""Is what `autoplan estimate --evidence compiled` says of ResNet-50 what the compiler says when it is asked by hand?"""
+"""Does `autoplan estimate --evidence compiled` give the same bytes for ResNet-50 as calling the compiler by hand?"""

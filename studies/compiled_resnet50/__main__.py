@@ -1,9 +1,9 @@
-"""Is what `autoplan estimate --evidence compiled` says of ResNet-50 what the compiler says when it is asked by hand?
+"""Does `autoplan estimate --evidence compiled` give the same bytes for ResNet-50 as calling the compiler by hand?
 
     python -m studies.compiled_resnet50
 
-`plain.py` builds the model with its weights, trains it on one batch, and hands `model.train_step` to `jax.jit` for the
-four devices of tpu-v4-8; it imports nothing of autoplan. Needs `pip install 'autoplan[compilers]'`.
+`plain.py` builds the model with weights, trains it on one batch, and compiles `model.train_step` with `jax.jit` for the
+four devices of tpu-v4-8. It does not import autoplan. Needs `pip install 'autoplan[compilers]'`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""ResNet-50 as Keras has it, without pretrained weights."""
+"""ResNet-50 of `keras.applications`, without pretrained weights."""
 
 import keras
 

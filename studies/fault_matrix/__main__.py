@@ -22,36 +22,37 @@ from typing import Any
 from autoplan.errors import PlanError
 from autoplan.plan import file
 from studies import harness
-from studies.running_command import EndedCommand, RunningCommand, heed_signals, records_in
+from studies.running_command import EndedCommand, RunningCommand, records_in, restore_signal_handlers
 
 HERE = Path(__file__).resolve().parent
-COLUMNS = ("case", "exit code", "seconds", "processes left", "trials", "plan", "told", "passes")
+COLUMNS = ("case", "exit code", "seconds", "processes left", "trials", "plan", "message", "passes")
 TUNE = ("--only", "precision", "--trials", "2", "--study", "study", "--output", "plan.yaml")
-"""The baseline and bfloat16, which comes to grief; the baseline is what is left to plan with."""
+"""Two trials: the baseline, and bfloat16, in which most faults happen. The plan is then the baseline."""
 SMALL = ("--memory-limit", "1500MiB")
 SHORT = ("--budget", "45s")
 SLOW = ("--slow",)
 TWO_KNOBS = ("--only", "jit_compile,precision", "--trials", "6")
-"""For a script that does not compile: whatever compiles is better, so that there is something to verify."""
+"""For a script that does not compile: every compiled configuration is faster, so that there is a winner to verify."""
 PLAN, INTERRUPTED, BAD_INPUT = 0, 130, 2
 
 
 @dataclass(frozen=True)
 class Case:
-    """A fault and what has to become of it.
+    """A fault and how `autoplan tune` has to end.
 
-    faults     arguments of train.py
-    options    of `autoplan tune`, besides the common ones
-    act        what happens to the command while it runs
-    code       the exit code that it has to end with
-    told       what it has to say
-    plan       whether there has to be a plan file afterwards
-    prepare    what happens before it is started
-    sources    what the environment adds
+    code         the expected exit code
+    message      a pattern that the output has to match
+    faults       arguments of train.py
+    options      further options of `autoplan tune`
+    act          called with the running command
+    plan         whether a plan file is expected
+    prepare      called before the command is started
+    environment  variables to add to the environment
+    within       a context manager that makes the place where the command runs
     """
 
     code: int
-    told: str
+    message: str
     faults: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
     act: Callable[[RunningCommand], None] | None = None
@@ -63,7 +64,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a command runs, and through what it is started."""
+    """Where a command runs, and the command that starts it."""
 
     folder: Path
     before: tuple[str, ...] = ()
@@ -75,11 +76,11 @@ def faults(at: str, by: str, when: str = "bfloat16") -> tuple[str, ...]:
     return ("--at", at, "--by", by, "--when", when)
 
 
-# What happens to a command while it runs
+# Actions on a running command
 
 
 def sent(number: signal.Signals, *, to: str = "parent") -> Callable[[RunningCommand], None]:
-    """A signal once its second trial has begun."""
+    """Return an action that sends a signal after the start of the second trial."""
 
     def act(tune: RunningCommand) -> None:
         tune.wait_for(r"trial 1 starts")
@@ -90,7 +91,7 @@ def sent(number: signal.Signals, *, to: str = "parent") -> Callable[[RunningComm
 
 
 def sent_twice(number: signal.Signals) -> Callable[[RunningCommand], None]:
-    """A signal while a third configuration is tried, and again while the better of the two before is verified."""
+    """Return an action that sends a signal during the third trial, and again during verification."""
 
     def act(tune: RunningCommand) -> None:
         tune.wait_for(r"trial 2 starts")
@@ -101,29 +102,29 @@ def sent_twice(number: signal.Signals) -> Callable[[RunningCommand], None]:
     return act
 
 
-# What happens before
+# Preparations
 
 
 def tuned_before(lab: harness.Lab) -> None:
-    """A study with a trial, of a tuning that was killed."""
+    """Leave the study of a tuning that was killed after its first trial."""
     before = RunningCommand(lab, "tune", str(HERE / "train.py"), *TUNE)
     before.wait_for(r"trial 0 measured")
     before.end()
 
 
 def damaged(lab: harness.Lab) -> None:
-    """A study whose database was overwritten in part."""
+    """Leave a study whose database is overwritten in part."""
     tuned_before(lab)
     database = lab.folder / "study" / "study.db"
     content = bytearray(database.read_bytes())
     content[:4096] = os.urandom(4096)
     database.write_bytes(content)
-    # With what a killed process left beside it SQLite would mend the first page.
+    # SQLite would repair the first page from the journal of the killed process.
     database.with_name("study.db-journal").unlink(missing_ok=True)
 
 
 def of_another_version(lab: harness.Lab) -> None:
-    """A study that says of itself that it was made with another Keras."""
+    """Leave a study that was made with another version of Keras."""
     tuned_before(lab)
     with contextlib.closing(sqlite3.connect(lab.folder / "study" / "study.db")) as database, database:
         database.execute(
@@ -133,14 +134,14 @@ def of_another_version(lab: harness.Lab) -> None:
 
 
 def of_another_source(lab: harness.Lab) -> None:
-    """A study of a script that has changed since."""
+    """Leave a study of a script, and change the script."""
     tuned_before(lab)
     (lab.folder / "train.py").write_text((HERE / "train.py").read_text() + "\n# another line\n")
 
 
 @contextlib.contextmanager
 def in_use(lab: harness.Lab, case: Case) -> Iterator[Place]:
-    """Another tuning has the study."""
+    """Run another tuning that uses the same study."""
     other = RunningCommand(lab, "tune", str(HERE / "train.py"), *TUNE)
     other.wait_for(r"trial 0 starts")
     try:
@@ -149,18 +150,18 @@ def in_use(lab: harness.Lab, case: Case) -> Iterator[Place]:
         other.end()
 
 
-# Where it runs
+# Places
 
 
 @contextlib.contextmanager
 def on_a_small_disk(lab: harness.Lab, case: Case) -> Iterator[Place]:
-    """A disk that fills up once the second trial has begun: the folder, the study, and temporary files are on it."""
+    """Run on a small disk, temporary files included, that becomes full after the start of the second trial."""
     disk = lab.folder / "disk"
     disk.mkdir()
     mounting = ["mount", "-t", "tmpfs", "-o", "size=48m", "tmpfs", str(disk)]
     mounted = subprocess.run(mounting, capture_output=True, check=False)
     if mounted.returncode != 0:
-        raise harness.StudyFailed("a small disk cannot be mounted here: that takes the right to mount")
+        raise harness.StudyFailed("a small disk cannot be mounted without the right to mount")
 
     def fill(tune: RunningCommand) -> None:
         tune.wait_for(r"trial 1 starts")
@@ -176,14 +177,14 @@ def on_a_small_disk(lab: harness.Lab, case: Case) -> Iterator[Place]:
 
 @contextlib.contextmanager
 def beside_a_hoarder(lab: harness.Lab, case: Case) -> Iterator[Place]:
-    """A memory group of 3 GiB in which another process takes all that is left, and lets it go again."""
+    """Run in a memory cgroup of 3 GiB in which another process allocates all free memory and later frees it."""
     group = _own_memory_group() / f"autoplan-study-{os.getpid()}"
     limit, size = ("memory.max" if (group.parent / "memory.max").exists() else "memory.limit_in_bytes"), 3 * 2**30
     try:
         group.mkdir()
         (group / limit).write_text(str(size))
     except OSError:
-        raise harness.StudyFailed("no memory group can be made here: that takes the right to do so") from None
+        raise harness.StudyFailed("a memory cgroup cannot be created without the right to do so") from None
     enter = f'echo $$ > "{group}/cgroup.procs" && exec "$@"'
     hoard = """
 import time
@@ -223,12 +224,12 @@ def _own_memory_group() -> Path:
             if (base / "cgroup.procs").exists() and (controllers or (base / "cgroup.controllers").exists()):
                 own = base / name.lstrip("/")
                 return own if own.is_dir() else base
-    raise harness.StudyFailed("there are no memory groups here")
+    raise harness.StudyFailed("this system has no memory cgroups")
 
 
 @contextlib.contextmanager
 def with_a_clock_that_jumps(lab: harness.Lab, case: Case) -> Iterator[Place]:
-    """Every question for the time of day is off by a day, one way or the other."""
+    """Make the clock of every Python process jump back and forth by a day."""
     (lab.folder / "clock").mkdir()
     (lab.folder / "clock" / "sitecustomize.py").write_text(
         "import random, time\n"
@@ -324,7 +325,7 @@ def plainly(lab: harness.Lab, case: Case) -> Iterator[Place]:
 
 
 def study(name: str) -> dict[str, Any]:
-    """One row: the fault happens, and what became of it is looked at."""
+    """Run one case and return its row."""
     case, origin = CASES[name], harness.provenance()
     with harness.lab() as lab:
         if case.prepare is not None:
@@ -347,7 +348,7 @@ def study(name: str) -> dict[str, Any]:
 
 
 def state_of(folder: Path) -> dict[str, Any]:
-    """What is left on the disk: a plan that can be read or none, and a study that can be or none."""
+    """Return the evidence of the plan file, or "none", and the trials in the study."""
     try:
         plan = file.read(folder / "plan.yaml").evidence.value
     except PlanError:
@@ -356,7 +357,7 @@ def state_of(folder: Path) -> dict[str, Any]:
 
 
 def trials_in(database: Path) -> str:
-    """Measured and failed trials as the study has them."""
+    """Count the measured and failed trials in a study."""
     try:
         outcomes = [json.loads(record)["outcome"] for _, record in records_in(database)]
     except sqlite3.Error:
@@ -365,7 +366,7 @@ def trials_in(database: Path) -> str:
 
 
 def row(case: Case, ended: EndedCommand, state: Mapping[str, Any], largest_log: int) -> dict[str, Any]:
-    found = re.search(case.told, ended.output)
+    found = re.search(case.message, ended.output)
     traceback = "Traceback (most recent call last)" in ended.output
     passes = (
         ended.code == case.code
@@ -375,14 +376,14 @@ def row(case: Case, ended: EndedCommand, state: Mapping[str, Any], largest_log: 
         and (state["plan"] == "measured") == case.plan
         and largest_log < 2**22
     )
-    told = found[0] if found else ended.output.strip()[-300:]
+    message = found[0] if found else ended.output.strip()[-300:]
     return {
         "exit code": ended.code,
         "seconds": round(ended.seconds, 1),
         "processes left": ended.left,
         "largest log": largest_log,
         **state,
-        "told": " ".join(told.split())[:160],
+        "message": " ".join(message.split())[:160],
         "passes": passes,
         "output": "" if passes else ended.output[-2000:],
     }
@@ -392,7 +393,7 @@ def main() -> None:
     parser = harness.parser("studies.fault_matrix", __doc__)
     parser.add_argument("cases", nargs="*", help=", ".join(NAMES))
     arguments = parser.parse_args()
-    heed_signals()
+    restore_signal_handlers()
     harness.header("Does every fault end in a plan or in one clear message, with nothing lost and no process left?")
     rows = []
     for name in harness.chosen(NAMES, arguments.cases):
@@ -403,7 +404,7 @@ def main() -> None:
         harness.write_rows(HERE / "results.csv", rows[-1:], key="case")
         print(f"{NAMES[name]}: {'passes' if rows[-1]['passes'] else 'FAILS'} {rows[-1]['output']}", flush=True)
     harness.print_table(rows, COLUMNS)
-    print(f"\n{sum(row['passes'] for row in rows)} of {len(rows)} faults end as they should")
+    print(f"\n{sum(row['passes'] for row in rows)} of {len(rows)} faults end as expected")
 
 
 if __name__ == "__main__":

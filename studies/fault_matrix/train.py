@@ -1,10 +1,10 @@
-"""A small training script that comes to grief where and when it is told to.
+"""A small training script with a fault that its arguments choose.
 
---at    where: script (before its fit), build, compile (of the fit), step (after some micro-steps)
---by    how: memory, hang, nan, crash, leave, leave_well, disk; or what it does besides: children, folder, streams,
+--at    where the fault happens: script (before its fit), build, compile (of the fit), step (after some micro-steps)
+--by    the fault: memory, hang, nan, crash, leave, leave_well, disk; or an odd behaviour: children, folder, streams,
         print_much
---slow  without compiling its training step
---when  always, or only under the bfloat16 policy: then its own configuration is sound, and a candidate is not
+--slow  do not compile the training step
+--when  always, or only with the bfloat16 policy, so that the script's own configuration works
 """
 
 import argparse
@@ -86,22 +86,22 @@ def nothing():
     pass
 
 
-strikes = (memory, hang, nan, crash, leave, leave_well, disk, children, folder, streams, print_much, nothing)
-strike = {one.__name__: one for one in strikes}[args.by]
+faults = (memory, hang, nan, crash, leave, leave_well, disk, children, folder, streams, print_much, nothing)
+fault = {one.__name__: one for one in faults}[args.by]
 
 
 def reached(place):
     under_bfloat16 = keras.config.dtype_policy().compute_dtype == "bfloat16"
     if place == args.at and (args.when == "always" or under_bfloat16):
-        strike()
+        fault()
 
 
 class Place(keras.layers.Layer):
-    """Strikes while it is built for real, not while its training step is only looked at."""
+    """A layer whose fault happens when its weights get values, not when the training step is only traced."""
 
     def build(self, shape):
         self.scale = self.add_weight(shape=(), initializer="ones")
-        if self.scale._value is not None:  # there is a value, and not only a shape
+        if self.scale._value is not None:  # None while the model is traced with abstract variables
             reached("build")
 
     def call(self, x, training=False):

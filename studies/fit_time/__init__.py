@@ -1,1 +1,1 @@
-"""Does the tuned plan shorten a whole training? Plain script against `autoplan train`, in alternating pairs."""
+"""Does a plan shorten a whole training? Compares the script with `autoplan train`, in alternating pairs."""

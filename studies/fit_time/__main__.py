@@ -1,10 +1,10 @@
-"""Does the tuned plan shorten a whole training? Plain script against `autoplan train`, in alternating pairs.
+"""Does a plan shorten a whole training? Compares the script with `autoplan train`, in alternating pairs.
 
     python -m studies.fit_time [--pairs N] [--trials N] [--epochs N]
 
-Caches are cold for both (an empty compilation cache for every run), then warm for both (each side's own, filled
-before).
-The fit is timed by the script itself around `model.fit`; the whole process from outside.
+First, caches are cold for both sides: every run starts with an empty compilation cache. Then they are warm: each side
+has a cache of its own that an earlier run has filled. The script measures the time of `model.fit`; the study measures
+the time of the whole process.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _FIT = re.compile(r"fit seconds: ([0-9.]+)")
 
 
 def train(lab: harness.Lab, side: str, arguments: list[str], cache: Path) -> dict[str, float]:
-    """One whole training -> seconds of the fit and of the process."""
+    """Run one whole training. Returns the seconds of the fit and of the process."""
     cache.mkdir(exist_ok=True)
-    # The plain script profits from the cache as the tuned one does.
+    # Both sides use the compilation cache.
     environment = {"JAX_COMPILATION_CACHE_DIR": str(cache), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     if side == "plain":
         ran = lab.python(SCRIPT, *arguments, environment=environment)
@@ -34,12 +34,12 @@ def train(lab: harness.Lab, side: str, arguments: list[str], cache: Path) -> dic
         ran = lab.train(SCRIPT, arguments=arguments, environment=environment)
     found = _FIT.search(ran.output)
     if found is None:
-        raise harness.StudyFailed(f"the script did not say how long its fit took:\n{ran.tail()}")
+        raise harness.StudyFailed(f"the script printed no time of its fit:\n{ran.tail()}")
     return {"fit": float(found.group(1)), "process": ran.seconds}
 
 
 def pairs(lab: harness.Lab, count: int, arguments: list[str], *, warm: bool) -> list[dict[str, Any]]:
-    """Pairs of whole trainings; which side goes first alternates."""
+    """Run pairs of whole trainings. The side that runs first alternates."""
     kind = "warm" if warm else "cold"
     if warm:
         for side in SIDES:
@@ -64,7 +64,7 @@ def pairs(lab: harness.Lab, count: int, arguments: list[str], *, warm: bool) -> 
 
 
 def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The ratios of the cold and of the warm pairs, each with its interval."""
+    """Return the ratios of the cold and of the warm pairs, with their confidence intervals."""
     table = []
     for kind in ("cold", "warm"):
         of_kind = [row for row in rows if row["caches"] == kind]
@@ -83,15 +83,15 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=8)
     parser.add_argument("--epochs", type=int, default=100)
     given = parser.parse_args()
-    harness.header("How much shorter is a whole training under its plan?")
+    harness.header("How much shorter is a whole training with its plan?")
     origin, arguments = harness.provenance(), ["--epochs", str(given.epochs)]
     with harness.lab() as lab:
         plan, ran = lab.tune(SCRIPT, "--trials", str(given.trials), arguments=arguments)
-        told = harness.plan_row(plan)
-        print(f"tuned in {ran.seconds:.0f} s: {told['baseline']} -> {told['plan']}")
-        print(f"speed-up of micro-steps as verified: {harness.shown(told['speed-up'])}", flush=True)
+        row = harness.plan_row(plan)
+        print(f"tuned in {ran.seconds:.0f} s: {row['baseline']} -> {row['plan']}")
+        print(f"verified speed-up of micro-steps: {harness.shown(row['speed-up'])}", flush=True)
         rows = pairs(lab, given.pairs, arguments, warm=False) + pairs(lab, given.pairs, arguments, warm=True)
-    results = [{**row, "plan": told["plan"], "tune seconds": ran.seconds, **origin} for row in rows]
+    results = [{**pair, "plan": row["plan"], "tune seconds": ran.seconds, **origin} for pair in rows]
     harness.write_rows(HERE / "results.csv", results, key="key")
     table = summary(rows)
     harness.print_table(table, ["caches", "what", "pairs", "ratio", "95% low", "95% high"])

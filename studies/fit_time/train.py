@@ -1,6 +1,6 @@
-"""A regression network that trains for a minute or more on two cores, with 4 micro-batches accumulated an update.
+"""A regression network that trains for a minute or more on two cores.
 
-Micro-batches of 32 and 4 of them an update: as for a machine with little memory.
+It accumulates the gradients of four micro-batches of 32, as for a machine with little memory.
 """
 
 import argparse

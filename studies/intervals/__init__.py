@@ -1,1 +1,1 @@
-"""Do repeated medians lie inside intervals that were stated before? And what would other rules have stated?"""
+"""How often is a later median inside the interval that a plan states, and would other rules do better?"""

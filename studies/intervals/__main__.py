@@ -1,12 +1,13 @@
-"""Do repeated medians lie inside intervals that were stated before? And what would other rules have stated?
+"""How often is a later median inside the interval that a plan states, and would other rules do better?
 
     python -m studies.intervals [--repeats N] [--groups N] [--group-seconds S] [CASE ...]
-    python -m studies.intervals --evaluate        # no new runs: the rules again, on raw.json
+    python -m studies.intervals --evaluate        # evaluate the rules again on raw.json, run nothing
 
-Each case is measured by N processes, cases in turn, so that repeats of one case lie minutes apart. A plan states its
-intervals from four runs each of two configurations (trial and verification of baseline and winner); the rule `plan`
-does the same with two cases' first four runs: do the later medians lie inside? The other rules look at
-one process alone: for all pairs (earlier, later) of a case, is the later median inside what the earlier one gives?
+N processes measure each case. The cases alternate, so that the repeats of a case are minutes apart. A plan computes its
+intervals from four runs of each of two configurations (the trial and the verification, of the baseline and of the
+winner). The rule `plan` does the same with the first four runs of two cases, and counts the later medians inside.
+The other rules use one process: for each pair (earlier run, later run) of a case, they count whether the later median
+is inside the interval of the earlier run.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ TARGET = 0.90
 LIMIT_SECONDS = 600.0
 DRAWS = 2000
 PLAN_RUNS = 4
-"""Runs of a configuration that a plan knows: its trial and three pairs."""
+"""Runs of a configuration behind a plan: one trial and three pairs."""
 STRETCH = 3
-"""Groups in a short stretch."""
+"""Consecutive groups in a stretch."""
 CASES: dict[str, tuple[str, tuple[str, ...]]] = {
     "mlp-64": ("mlp", ()),
     "mlp-1024": ("mlp", ("--batch-size", "1024", "--samples", "16384")),
@@ -50,7 +51,7 @@ Run = dict[str, Any]
 
 
 def run_once(client: Client, case: str, options: dict[str, Any]) -> Run:
-    """One process -> its median, its stated interval and its groups, in seconds a micro-step."""
+    """Measure a case in one process. Returns the median, the interval and the groups, in seconds per micro-step."""
     script, arguments = CASES[case]
     spec = source.resolve(str(harness.SCRIPTS / f"{script}.py"), arguments)
     result = client.run(Job(kind=JobKind.MEASURE, source=spec, options=options), time_limit_seconds=LIMIT_SECONDS)
@@ -69,24 +70,24 @@ def run_once(client: Client, case: str, options: dict[str, Any]) -> Run:
 
 
 def stated(run: Run) -> Interval:
-    """What the measurement itself said."""
+    """Return the interval of the measurement."""
     return run["low"], run["high"]
 
 
 def group_range(run: Run) -> Interval:
-    """From the fastest to the slowest group."""
+    """Return the interval from the fastest to the slowest group."""
     return min(run["group_seconds"]), max(run["group_seconds"])
 
 
 def group_bootstrap(run: Run) -> Interval:
-    """Bootstrap of the median, groups taken as independent."""
+    """Return the bootstrap interval of the median, with groups as independent samples."""
     groups = np.asarray(run["group_seconds"])
     picked = groups[np.random.default_rng(0).integers(len(groups), size=(DRAWS, len(groups)))]
     return _middle(np.median(picked, axis=1))
 
 
 def stretch_bootstrap(run: Run) -> Interval:
-    """Bootstrap of the medians of short stretches: what a shorter run of the same process might have said."""
+    """Return the bootstrap interval of the medians of short stretches of consecutive groups."""
     groups = np.asarray(run["group_seconds"])
     length = min(STRETCH, len(groups))
     starts = np.random.default_rng(0).integers(len(groups) - length + 1, size=DRAWS)
@@ -96,7 +97,7 @@ def stretch_bootstrap(run: Run) -> Interval:
 
 
 def widened(inner: Callable[[Run], Interval], spread: float) -> Callable[[Run], Interval]:
-    """A rule with a between-process term: two processes' medians differ by sqrt(2) x spread, in logarithms."""
+    """Return a rule with a between-process term: log medians of two processes differ by sqrt(2) x spread."""
     factor = math.exp(1.96 * math.sqrt(2) * spread)
 
     def rule(run: Run) -> Interval:
@@ -107,7 +108,7 @@ def widened(inner: Callable[[Run], Interval], spread: float) -> Callable[[Run], 
 
 
 def between(runs: Sequence[Run], cases: Sequence[str]) -> float:
-    """Standard deviation of the logarithm of a process's median, pooled over cases. NaN without repeats."""
+    """Return the standard deviation of the log medians of processes, pooled over cases; NaN without repeats."""
     squares, freedom = 0.0, 0
     for case in cases:
         logs = np.log([run["median"] for run in runs if run["case"] == case])
@@ -118,14 +119,14 @@ def between(runs: Sequence[Run], cases: Sequence[str]) -> float:
 
 
 def inside(runs: Sequence[Run], rule: Callable[[Run], Interval]) -> list[bool]:
-    """For every ordered pair of one case's runs, earlier first."""
+    """Return, for each pair (earlier, later) of a case, whether the later median is inside the earlier interval."""
     ordered = sorted(runs, key=lambda run: float(run["at"]))
     pairs = itertools.combinations(ordered, 2)
     return [rule(earlier)[0] <= later["median"] <= rule(earlier)[1] for earlier, later in pairs]
 
 
 def plan_rows(runs: Sequence[Run], cases: Sequence[str]) -> list[dict[str, Any]]:
-    """Later medians against the intervals that a plan would have stated: one row a case and one for all.
+    """Compare later medians with the intervals that a plan would state. Returns one row per case and one for all.
 
     The second configuration of the plan is the next case.
     """
@@ -146,15 +147,15 @@ def plan_rows(runs: Sequence[Run], cases: Sequence[str]) -> list[dict[str, Any]]
 
 
 def timed(run: Run) -> Timed:
-    """A run as a plan knows it; each case is a configuration of its own."""
+    """Return a run with a configuration; each case counts as another configuration."""
     batch = Batch(1 + list(CASES).index(run["case"]))
     return Timed(TrainConfig(batch=batch), Measurement.model_validate(run["measurement"]))
 
 
 def evaluate(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """One row a rule and case, and one a rule over all cases: share inside, and the width that it takes.
+    """Return the share inside and the median width: one row per rule and case, and one per rule over all cases.
 
-    The between-process term of a case is estimated from the other cases, so that no rule is judged on its own data.
+    The between-process term of a case is estimated from the other cases, so that no rule is evaluated on its own data.
     """
     cases = list(dict.fromkeys(run["case"] for run in runs))
     rows = plan_rows(runs, cases) if len(runs) > PLAN_RUNS * len(cases) else []
@@ -200,7 +201,7 @@ def report(runs: Sequence[Run], origin: dict[str, str]) -> None:
     harness.write_rows(HERE / "results.csv", results, key="key")
     harness.print_table(rows, ["rule", "case", "pairs", "inside", "median width"])
     cases = list(dict.fromkeys(run["case"] for run in runs))
-    print("\nbetween processes, standard deviation of the logarithm of the median:")
+    print("\nstandard deviation of the log median between processes:")
     for case in cases:
         print(f"  {case}: {between(runs, [case]):.4f}")
     print(f"  pooled: {between(runs, cases):.4f}")
@@ -213,17 +214,17 @@ def report(runs: Sequence[Run], origin: dict[str, str]) -> None:
 def main() -> None:
     parser = harness.parser("studies.intervals", __doc__)
     parser.add_argument("cases", nargs="*")
-    parser.add_argument("--repeats", type=int, default=10, help="processes a case")
+    parser.add_argument("--repeats", type=int, default=10, help="processes per case")
     parser.add_argument("--groups", type=int, default=8)
     parser.add_argument("--group-seconds", type=float, default=0.5)
-    parser.add_argument("--evaluate", action="store_true", help="apply the rules to raw.json, run nothing")
+    parser.add_argument("--evaluate", action="store_true", help="evaluate the rules on raw.json, run nothing")
     arguments = parser.parse_args()
     raw = HERE / "raw.json"
     if arguments.evaluate:
         kept = json.loads(raw.read_text(encoding="utf-8"))
         report(kept["runs"], kept["provenance"])
         return
-    harness.header("Do later medians lie inside intervals that were stated before?")
+    harness.header("How often is a later median inside the interval that a plan states?")
     names, origin, runs = harness.chosen(CASES, arguments.cases), harness.provenance(), []
     with harness.lab() as lab, Client() as client:
         options = {
@@ -234,7 +235,7 @@ def main() -> None:
         for repeat, case in itertools.product(range(arguments.repeats), names):
             runs.append(run_once(client, case, options))
             print(f"{repeat + 1}/{arguments.repeats} {case}: {runs[-1]['median'] * 1e3:.4g} ms", flush=True)
-            # Written each time: a study that is ended early can still be evaluated.
+            # Written after each run, so that an interrupted study can still be evaluated.
             raw.write_text(json.dumps({"provenance": origin, "options": options | {"cache_dir": ""}, "runs": runs}))
     report(runs, origin)
 

@@ -1,1 +1,1 @@
-"""Does a tuning that is killed at random moments end with the trials of one that is left alone, none of them twice?"""
+"""Does a tuning that is killed at random moments end with the same trials as one that is not?"""

@@ -1,4 +1,4 @@
-"""Does a tuning that is killed at random moments end with the trials of one that is left alone, none of them twice?
+"""Does a tuning that is killed at random moments end with the same trials as one that is not?
 
 python -m studies.kill_and_resume [--kills N] [--seed N]
 """
@@ -21,25 +21,25 @@ COLUMNS = ("round", "kills", "killed while", "finished after each", "same trials
 OPTIONS = ("--only", "batch", "--trials", "50")
 INTERRUPTED = 130
 LONGEST = 1.1
-"""Kills come at any moment up to this many times what the undisturbed tuning took: some runs reach their end."""
+"""The latest kill, as a multiple of the seconds of the undisturbed tuning; above 1, some runs reach their end."""
 
 Records = Mapping[str, str]
-"""What a study has of finished trials: each configuration's whole record, as text."""
+"""The finished trials of a study: {configuration: its record}, both as text."""
 
 
 @dataclass
 class Round:
-    """One study, killed and resumed until it reaches its end."""
+    """A study that is killed and resumed until it ends."""
 
     number: int
-    while_: list[str] = field(default_factory=list)
+    stages: list[str] = field(default_factory=list)
     finished: list[int] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
     left: int = 0
     records: Records = field(default_factory=dict)
 
     def look(self, database: Path, ended: EndedCommand) -> None:
-        """After each run: what had finished before must be there as it was."""
+        """Compare, after a run, the trials that had finished before it."""
         now = finished_in(database)
         self.changed += [config for config, record in self.records.items() if now.get(config) != record]
         self.records = now
@@ -53,7 +53,7 @@ def tune(lab: harness.Lab, name: str) -> RunningCommand:
 
 
 def finished_in(database: Path) -> dict[str, str]:
-    """Every finished trial by its configuration; StudyFailed when one configuration finished twice."""
+    """Return the finished trials by configuration. Raises StudyFailed if a configuration finished twice."""
     found: dict[str, str] = {}
     for config, record in records_in(database):
         if config in found:
@@ -63,7 +63,7 @@ def finished_in(database: Path) -> dict[str, str]:
 
 
 def undisturbed(lab: harness.Lab) -> tuple[Records, float]:
-    """The trials of a tuning that is left alone, and its seconds."""
+    """Run a tuning without kills. Returns its trials and its seconds."""
     ended = tune(lab, "undisturbed").wait()
     if ended.code != 0:
         raise harness.StudyFailed(f"the undisturbed tuning ended with {ended.code}:\n{ended.output[-2000:]}")
@@ -71,21 +71,21 @@ def undisturbed(lab: harness.Lab) -> tuple[Records, float]:
 
 
 def killed_and_resumed(lab: harness.Lab, number: int, kills: int, longest: float, dice: random.Random) -> Round:
-    """A study that is begun, killed at random moments, `kills` times at most, and resumed until it ends by itself."""
+    """Start a study, kill it at random moments, at most `kills` times, and resume it until it ends."""
     one = Round(number)
     name = f"round-{number}"
     database = lab.folder / name / "study.db"
     while True:
         running = tune(lab, name)
         moment = dice.uniform(0.0, longest)
-        if len(one.while_) < kills and running.lives_for(moment):
+        if len(one.stages) < kills and running.lives_for(moment):
             running.process.kill()
             one.look(database, ended := running.wait())
-            one.while_.append(last_stage(ended.output))
-            print(f"round {number}: killed after {moment:.0f} s, {one.while_[-1]}; {len(one.records)} trials finished")
+            one.stages.append(last_stage(ended.output))
+            print(f"round {number}: killed after {moment:.0f} s, {one.stages[-1]}; {len(one.records)} trials finished")
             continue
         one.look(database, ended := running.wait())
-        if ended.code == INTERRUPTED:  # by somebody else: resumed as well, and not counted
+        if ended.code == INTERRUPTED:  # interrupted from outside: resumed, and not counted
             continue
         if ended.code != 0:
             raise harness.StudyFailed(f"round {number} ended with {ended.code}:\n{ended.output[-2000:]}")
@@ -93,7 +93,7 @@ def killed_and_resumed(lab: harness.Lab, number: int, kills: int, longest: float
 
 
 def last_stage(output: str) -> str:
-    """What a tuning was at when it last said something."""
+    """Return the stage that the last progress line names."""
     lines = [line.partition("]")[2].strip() for line in output.splitlines() if line.startswith("[")]
     return lines[-1].partition(":")[0].partition(",")[0] if lines else "starting"
 
@@ -102,8 +102,8 @@ def row(one: Round, expected: Records) -> dict[str, Any]:
     same = set(one.records) == set(expected)
     return {
         "round": one.number,
-        "kills": len(one.while_),
-        "killed while": "; ".join(one.while_),
+        "kills": len(one.stages),
+        "killed while": "; ".join(one.stages),
         "finished after each": " ".join(map(str, one.finished)),
         "expected": len(expected),
         "same trials": same,
@@ -118,7 +118,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
-    harness.header("Does a tuning that is killed at random moments end with the trials of one that is left alone?")
+    harness.header("Does a tuning that is killed at random moments end with the same trials as one that is not?")
     origin, dice = harness.provenance(), random.Random(arguments.seed)
     rows: list[dict[str, Any]] = []
     left = arguments.kills
@@ -129,14 +129,13 @@ def main() -> None:
         )
         while left > 0:
             one = killed_and_resumed(lab, len(rows) + 1, left, LONGEST * seconds, dice)
-            left -= len(one.while_)
+            left -= len(one.stages)
             rows.append({**row(one, expected), **origin})
             harness.write_rows(HERE / "results.csv", rows, key="round")
     harness.print_table(rows, COLUMNS)
     done = sum(row["kills"] for row in rows)
-    print(
-        f"\n{done} kills in {len(rows)} studies; {sum(row['passes'] for row in rows)} ended as if there had been none"
-    )
+    same = sum(row["passes"] for row in rows)
+    print(f"\n{done} kills in {len(rows)} studies; {same} ended with the same trials as without kills")
 
 
 def described(config: str) -> str:

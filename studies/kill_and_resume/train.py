@@ -1,4 +1,4 @@
-"""A small regression: its own batch is already the largest that keeps the effective batch, others cut it up."""
+"""A small regression. The micro-batch is the effective batch, so that tuning can only split it."""
 
 import os
 

@@ -1,1 +1,1 @@
-"""Is a mesh of 8 simulated devices really used, and does it train what one device trains?"""
+"""Does a mesh of 8 simulated devices train the same as one device, and how efficient is it?"""

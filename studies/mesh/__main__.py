@@ -1,8 +1,8 @@
-"""Is a mesh of 8 simulated devices really used, and does it train what one device trains?
+"""Does a mesh of 8 simulated devices train the same as one device, and how efficient is it?
 
     python -m studies.mesh [--trials N]
 
-The devices are simulated on this CPU: efficiency says what a mesh costs here, nothing about real devices.
+The devices are simulated on this CPU. The efficiency describes the mesh on this CPU, not on real devices.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ _SIZE = re.compile(r"(\d+): ([0-9,]+) samples/s \((\d+)%\)")
 
 
 def trained(ran: harness.Ran) -> dict[str, Any]:
-    """What the script says at its end: devices that hold its weights, and its losses."""
+    """Return what the script prints at its end: the number of devices that hold its weights, and its losses."""
     found = _TRAINED.search(ran.output)
     if found is None:
-        raise harness.StudyFailed(f"the script did not say what it trained:\n{ran.tail()}")
+        raise harness.StudyFailed(f"the script printed no result:\n{ran.tail()}")
     value: dict[str, Any] = json.loads(found.group(1))
     return value
 
 
 def losses(lab: harness.Lab, trials: int) -> list[dict[str, Any]]:
     """Tune with the mesh pinned, then train 20 epochs of one update each, on the mesh and on one device."""
-    # float32, so that losses may be compared at 1e-5; all else is free.
+    # float32, so that losses can be compared at 1e-5; the other knobs are free.
     pins = ("--fix", f"mesh=data={DEVICES}", "--fix", "precision=float32")
     plan, _ = lab.tune(SCRIPT, "--devices", str(DEVICES), *pins, "--trials", str(trials), name="pinned")
     short = ["--samples", str(BATCH), "--epochs", str(UPDATES)]
@@ -44,8 +44,8 @@ def losses(lab: harness.Lab, trials: int) -> list[dict[str, Any]]:
     many = trained(lab.train(SCRIPT, arguments=short, name="pinned"))
     pairs = list(zip(one["losses"], many["losses"], strict=True))
     worst = max(abs(a - b) / abs(a) for a, b in pairs)
-    print(f"plan: {harness.plan_row(plan)['plan']}; the script alone holds its weights on {one['devices']} device(s),")
-    print(f"under the plan on {many['devices']} (simulated)")
+    print(f"plan: {harness.plan_row(plan)['plan']}; weights on {one['devices']} device(s) without the plan")
+    print(f"and on {many['devices']} (simulated) with it")
     print(
         f"largest relative difference of a loss over {len(pairs)} updates: {worst:.2e}, target {TOLERANCE:.0e}: ",
         end="",
@@ -59,11 +59,11 @@ def losses(lab: harness.Lab, trials: int) -> list[dict[str, Any]]:
 
 
 def efficiency(lab: harness.Lab, trials: int) -> list[dict[str, Any]]:
-    """Tune with the mesh alone free: the plan says how the training scales."""
+    """Tune only the mesh. The plan then has a note on how the training scales."""
     options = ("--devices", str(DEVICES), "--only", "mesh", "--trials", str(trials))
     plan, _ = lab.tune(SCRIPT, *options, name="scaling")
     note = scaling_note(plan)
-    print(f"\nwith the mesh free the plan is: {harness.plan_row(plan)['plan']}\n{note}")
+    print(f"\nplan with only the mesh tuned: {harness.plan_row(plan)['plan']}\n{note}")
     label = note[note.find("(") + 1 : note.find(")")]
     return [
         {"key": f"devices/{size}", "what": "efficiency", "devices": int(size), "evidence": label}
@@ -73,10 +73,10 @@ def efficiency(lab: harness.Lab, trials: int) -> list[dict[str, Any]]:
 
 
 def scaling_note(plan: Plan) -> str:
-    """The line of the plan on 1, 2, 4 and 8 devices."""
+    """Return the note of the plan on 1, 2, 4 and 8 devices."""
     found = [note for note in plan.notes if note.startswith("devices and efficiency")]
     if not found:
-        raise harness.StudyFailed(f"the plan says nothing about efficiency; its notes: {plan.notes}")
+        raise harness.StudyFailed(f"the plan has no note on efficiency; its notes: {plan.notes}")
     return found[0]
 
 
@@ -84,7 +84,7 @@ def main() -> None:
     parser = harness.parser("studies.mesh", __doc__)
     parser.add_argument("--trials", type=int, default=6)
     arguments = parser.parse_args()
-    harness.header("Is the mesh used, and what does it cost? All devices are simulated")
+    harness.header("Does a mesh train the same as one device, and how efficient is it? All devices are simulated")
     origin = harness.provenance()
     with harness.lab() as lab:
         for part in (losses, efficiency):

@@ -1,4 +1,4 @@
-"""A regression network without dropout that prints its losses, one an epoch. With one batch an epoch: one an update."""
+"""A regression network without dropout that prints the loss of each epoch; with `--samples 256`, of each update."""
 
 import argparse
 import json
@@ -29,6 +29,6 @@ model = keras.Sequential(
 )
 model.compile(optimizer=keras.optimizers.AdamW(1e-3), loss="mse")
 history = model.fit(x, y, batch_size=256, epochs=args.epochs, verbose=0)
-# Where the weights lie shows how many devices trained.
+# The sharding of the weights shows how many devices trained.
 devices = len(model.trainable_variables[0].value.sharding.device_set)
 print("trained:", json.dumps({"devices": devices, "losses": history.history["loss"]}))

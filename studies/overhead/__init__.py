@@ -1,1 +1,1 @@
-"""What does a trial cost besides compiling and training? Runs trials as `tune` does and adds up their phases."""
+"""How much time does a trial take in addition to compilation and micro-steps?"""

@@ -1,8 +1,9 @@
-"""What does a trial cost besides compiling and training? Runs trials as `tune` does and adds up their phases.
+"""How much time does a trial take in addition to compilation and micro-steps?
 
     python -m studies.overhead [--trials N] [SCRIPT ...]
 
-Every trial of a script has another configuration, so none finds its training step compiled before.
+Runs trials as `autoplan tune` does and adds up their phases. Every trial of a script has another configuration, so that
+no trial finds its training step in the compilation cache.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ PARTS = ("start", "setup", "fit set-up", "end of fit", "memory question", "fixed
 
 
 def variants(baseline: TrainConfig) -> list[TrainConfig]:
-    """The baseline first, then configurations that each need a program of their own."""
+    """Return the baseline and configurations that each compile to another program."""
     effective = baseline.batch.effective
     halves = [Batch(effective // parts, 1, parts) for parts in (2, 4) if effective % parts == 0]
     return [
@@ -47,11 +48,11 @@ def variants(baseline: TrainConfig) -> list[TrainConfig]:
 
 
 def parts_of(result: JobResult, measured: Measurement, steps_per_execution: int) -> dict[str, float]:
-    """Seconds of a trial: what is compilation, what is micro-steps, and each part of the rest.
+    """Return the seconds of a trial: compilation, micro-steps, and each part of the rest.
 
-    Phases are as the worker tells them. "compile" reaches from the start of the fit to the end of its first micro-step,
-    "measure" from the end of warm-up (whose last group counts already) to the end of the fit, and the last one to the
-    end of the process.
+    The worker reports the phases. "compile" lasts from the start of the fit to the end of its first micro-step.
+    "measure" lasts from the end of warm-up (whose last group is measured already) to the end of the fit. The last phase
+    lasts to the end of the process.
     """
     phases = dict(result.phases)
     compiling = phases.pop("compile", 0.0)
@@ -74,18 +75,18 @@ def parts_of(result: JobResult, measured: Measurement, steps_per_execution: int)
         "memory question": phases.pop("memory", 0.0),
         "fixed batch and exit": alone - alone_steps,
     }
-    untold = max(0.0, result.wall_seconds - sum(result.phases.values()))
-    return {**parts, "other": sum(phases.values()) + untold}
+    rest = max(0.0, result.wall_seconds - sum(result.phases.values()))
+    return {**parts, "other": sum(phases.values()) + rest}
 
 
 def without_input_seconds(measured: Measurement, steps_per_execution: int) -> float:
-    """Micro-steps on the batch that is there already: one call of the program, and four groups of whole calls."""
+    """Return the seconds of micro-steps on a fixed batch: one call of the program, and four groups of whole calls."""
     calls = max(1, round(TARGET_GROUP_SECONDS / (2 * measured.group_seconds[-1] * steps_per_execution)))
     return (measured.compute_micro_step_seconds or 0.0) * steps_per_execution * (1 + 4 * calls)
 
 
 class Recorder:
-    """Stands between the bench and its client, and keeps what became of each job."""
+    """A client that also stores the result of each job."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -97,7 +98,7 @@ class Recorder:
 
 
 def measure(bench: Bench, recorder: Recorder, trials: int) -> list[dict[str, Any]]:
-    """One row a trial of one script, asked for as tuning asks."""
+    """Run the trials of one script as tuning does. Returns one row per trial."""
     baseline = TrainConfig.from_dict(bench.observe().config)
     bench = bench.with_(baseline=baseline)
     rows = []
@@ -116,7 +117,7 @@ def measure(bench: Bench, recorder: Recorder, trials: int) -> list[dict[str, Any
 
 
 def study(name: str, trials: int) -> list[dict[str, Any]]:
-    """Trials of one script, by a server that has just been started."""
+    """Run the trials of one script on a new worker server."""
     spec = source.resolve(str(harness.SCRIPTS / f"{name}.py"), SCRIPTS[name])
     origin = harness.provenance()
     with harness.lab() as lab, Client() as client:
@@ -126,15 +127,15 @@ def study(name: str, trials: int) -> list[dict[str, Any]]:
         rows = measure(bench, recorder, trials)
         first = recorder.results[0]
     print(
-        f"{name}: the job before the trials, with the start of the server: {first.wall_seconds:.2f} s, "
-        f"of which {first.phases.get('start', 0.0):.2f} s until it runs",
+        f"{name}: the job before the trials took {first.wall_seconds:.2f} s with the start of the server, "
+        f"{first.phases.get('start', 0.0):.2f} s of it before the job ran",
         flush=True,
     )
     return [{"script": name, **row, **origin} for row in rows]
 
 
 def summary(name: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Medians over the trials of one script; the first trial stands apart."""
+    """Return the medians over the trials of one script, without the first trial."""
     later = rows[1:] or rows
     medians = {part: statistics.median(row[part] for row in later) for part in (*PARTS, "overhead", "share", "wall")}
     return {"script": name, "first trial": rows[0]["overhead"], **medians, "most": max(r["overhead"] for r in later)}
@@ -143,10 +144,10 @@ def summary(name: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
 def main() -> None:
     parser = harness.parser("studies.overhead", __doc__)
     parser.add_argument("scripts", nargs="*")
-    parser.add_argument("--trials", type=int, default=6, help="trials a script, the first with a cold cache")
+    parser.add_argument("--trials", type=int, default=6, help="trials per script, the first with a cold cache")
     arguments = parser.parse_args()
     harness.header(
-        "What of a trial is neither compilation nor micro-steps? Seconds; medians over all but the first trial"
+        "How many seconds of a trial are neither compilation nor micro-steps? Medians without the first trial"
     )
     summaries = []
     for name in harness.chosen(SCRIPTS, arguments.scripts):
@@ -155,7 +156,7 @@ def main() -> None:
         summaries.append(summary(name, rows))
     harness.print_table(summaries, ["script", "first trial", "overhead", "most", "share", "wall", *PARTS])
     worst = max(row["most"] for row in summaries)
-    print(f"\ntarget: under {TARGET_SECONDS} s a trial; most seen after the first trial {worst:.2f} s: ", end="")
+    print(f"\ntarget: under {TARGET_SECONDS} s per trial; largest after the first trial {worst:.2f} s: ", end="")
     print("met" if worst < TARGET_SECONDS else "missed")
 
 

@@ -1,1 +1,1 @@
-"""Does tuning undo a planted fault? Three models, one bad setting each, tuned and then trained with the plan."""
+"""Does tuning correct a bad setting in a training script?"""

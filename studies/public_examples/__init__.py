@@ -1,1 +1,1 @@
-"""Do public Keras examples tune, unmodified but for their data, or end with a clear reason?"""
+"""Can autoplan tune public Keras examples without changes, except for their data, or give a clear reason?"""

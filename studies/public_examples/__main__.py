@@ -1,6 +1,6 @@
-"""Do public Keras examples tune, unmodified but for their data, or end with a clear reason?
+"""Can autoplan tune public Keras examples without changes, except for their data, or give a clear reason?
 
-python -m studies.public_examples --examples FOLDER --data FOLDER [--budget 3m] [--trials N] [CASE ...]
+    python -m studies.public_examples --examples FOLDER --data FOLDER [--budget 3m] [--trials N] [CASE ...]
 A case is a name (on all its backends), name@backend, or @backend.
 """
 
@@ -24,14 +24,14 @@ from studies.public_examples.replaced import synthetic_files
 
 HERE = Path(__file__).resolve().parent
 REPLACED = HERE / "replaced"
-QUESTION = "Do public Keras examples tune, unmodified but for their data, or end with a clear reason?"
+QUESTION = "Can autoplan tune public Keras examples without changes, except for their data, or give a clear reason?"
 LONGEST_REASON = 600
 COLUMNS = ("case", "what it is", "outcome", "baseline", "plan", "speed-up", "low", "high", "numerics", "seconds")
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How `autoplan tune` ended: what it said, its exit code (None: it hung and was killed), seconds of wall time."""
+    """How `autoplan tune` ended: output, exit code (None if it hung and was killed), seconds of wall time."""
 
     output: str
     code: int | None
@@ -39,7 +39,7 @@ class Ended:
 
 
 def tune(command: Sequence[str], folder: Path, environment: Mapping[str, str], limit_seconds: float) -> Ended:
-    """Run `autoplan tune` in a folder; killed at the limit, which also ends all that it started."""
+    """Run `autoplan tune` in a folder. At the time limit it is killed, which also ends its workers."""
     started = time.monotonic()
     with (folder / "output.txt").open("w+", encoding="utf-8", errors="replace") as output:
         process = subprocess.Popen(
@@ -61,7 +61,7 @@ def tune(command: Sequence[str], folder: Path, environment: Mapping[str, str], l
 
 
 def study(name: str, backend: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """One row."""
+    """Run one case and return its row."""
     case, origin = CASES[name], harness.provenance(backend)
     with harness.lab() as lab:
         if case.prepare:
@@ -91,27 +91,27 @@ def _environment(case: Case, arguments: argparse.Namespace) -> dict[str, str]:
 
 
 def _planned(path: Path) -> dict[str, Any]:
-    """A plan's columns: `plan` where it changes something, `baseline kept` where it says why not."""
+    """Return the columns of a plan. The outcome is `plan`, or `baseline kept` with the reason."""
     plan = file.read(path)
-    told = harness.plan_row(plan)
-    why, kept = told.pop("why"), plan.config == plan.baseline.config
-    return {**told, "outcome": "baseline kept" if kept else "plan", "reason": why if kept else ""}
+    columns = harness.plan_row(plan)
+    why, kept = columns.pop("why"), plan.config == plan.baseline.config
+    return {**columns, "outcome": "baseline kept" if kept else "plan", "reason": why if kept else ""}
 
 
 def _unplanned(ended: Ended) -> dict[str, Any]:
-    """A reason is an error that autoplan tells, with its exit code; whatever else is a fault of autoplan."""
+    """Return the outcome without a plan: `reason` for an error message with its exit code, otherwise `fault`."""
     if ended.code is None:
         return {"outcome": "fault", "reason": "hung"}
-    told = [match.start() for match in re.finditer("^error: ", ended.output, re.MULTILINE)]
-    said = ended.output[told[-1] if told else -2000 :]
-    clear = bool(told) and ended.code in (2, 3) and "Traceback (most recent call last)" not in said
-    text = " | ".join(line.strip() for line in said.splitlines() if line.strip())
+    errors = [match.start() for match in re.finditer("^error: ", ended.output, re.MULTILINE)]
+    end = ended.output[errors[-1] if errors else -2000 :]
+    clear = bool(errors) and ended.code in (2, 3) and "Traceback (most recent call last)" not in end
+    text = " | ".join(line.strip() for line in end.splitlines() if line.strip())
     shown = text if len(text) <= LONGEST_REASON else f"{text[: LONGEST_REASON // 2]} ... {text[-LONGEST_REASON // 2 :]}"
     return {"outcome": "reason" if clear else "fault", "reason": shown}
 
 
 def wanted(names: Sequence[str]) -> list[tuple[str, str]]:
-    """(case, backend) of every word of the command line; all of them where there is none."""
+    """Return (case, backend) for each argument of the command line; without arguments, all of them."""
     every = [(name, backend) for name, case in CASES.items() for backend in case.backends]
     known = {f"{name}@{backend}": [(name, backend)] for name, backend in every}
     known |= {name: [one for one in every if one[0] == name] for name in CASES}
@@ -128,7 +128,7 @@ def main() -> None:
     parser.add_argument("--budget", default="3m")
     parser.add_argument("--data", type=Path, required=True, help="a folder for synthetic files, kept between runs")
     parser.add_argument("--limit", type=float, default=1080.0, help="seconds of wall time after which a run has hung")
-    parser.add_argument("--keep", type=Path, help="a folder for what each run said")
+    parser.add_argument("--keep", type=Path, help="a folder for the output of each run")
     arguments = parser.parse_args()
     arguments.examples, arguments.data = arguments.examples.resolve(), arguments.data.resolve()
     harness.header(QUESTION)

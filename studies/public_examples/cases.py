@@ -1,4 +1,4 @@
-"""Which public examples are tried, on which backends, and what about each is worth a case."""
+"""The public examples of the study: the backends to tune each on, and what makes it worth a case."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ ALL = ("jax", "tensorflow", "torch")
 
 @dataclass(frozen=True)
 class Case:
-    """An example: where it lies in the checkout, what about it is worth a case, and the backends to tune it on.
+    """A public example.
 
-    options   of `autoplan tune`
+    path      its file in the checkout
+    kind      what makes it worth a case
+    backends  the backends to tune it on
+    options   options of `autoplan tune`
     rows      samples to train and to test on
-    prepare   what its own shell commands would have brought into the working directory
+    prepare   the files that its shell commands would download into the working directory
     """
 
     path: str

@@ -1,1 +1,1 @@
-"""Is a training that runs out of memory rescued, by the least change that runs, in few trials?"""
+"""Does tuning find the smallest change with which a training fits into memory, in few trials?"""

@@ -1,9 +1,9 @@
-"""Is a training that runs out of memory rescued, by the least change that runs, in few trials?
+"""Does tuning find the smallest change with which a training fits into memory, in few trials?
 
-    python -m studies.rescue [--backend jax] [CASE ...]
+    python -m studies.rescue [--backend NAME] [CASE ...]
 
-First the script runs by itself, without autoplan and without a limit, with every accumulation and in another precision:
-its peaks are the truth. Each limit lies between two of them, so the least change that runs is known beforehand.
+First the script runs without autoplan and without a limit, with each accumulation and in another precision, to measure
+its peaks. Each memory limit is between two of these peaks, so that the smallest change that fits is known beforehand.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _ENDED = re.compile(r"^ended: (.*)$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Case:
-    """A limit between the peaks of two ways to run the script: the first runs under it, the second does not.
+    """A memory limit between the peaks of two variants of the script: the first fits, the second does not.
 
-    runs        what is the least change then; None: nothing runs
-    does_not    the smaller change that does not run
+    runs        the smallest change that fits; None if nothing fits
+    does_not    the smaller change that does not fit
     """
 
     runs: str | None
@@ -56,16 +56,16 @@ CASES = {
 
 
 def ended(ran: harness.Ran) -> dict[str, Any]:
-    """What the script says at its end: its peak, and its last loss."""
+    """Return what the script prints at its end: its peak memory and its last loss."""
     found = _ENDED.search(ran.output)
     if found is None:
-        raise harness.StudyFailed(f"the script did not say how it ended:\n{ran.tail()}")
+        raise harness.StudyFailed(f"the script printed no result:\n{ran.tail()}")
     value: dict[str, Any] = json.loads(found.group(1))
     return value
 
 
 def truths(lab: harness.Lab) -> dict[str, dict[str, Any]]:
-    """The script by itself in every way: peaks in bytes and losses. "the start" is one of a single sample."""
+    """Run every variant of the script without autoplan. Returns peaks in bytes and losses."""
     ways = {"the start": ["--batch-size", "1", "--samples", "4", "--width", "8"]}
     for accumulation in ACCUMULATIONS:
         name = "as it is" if accumulation == 1 else f"accumulation {accumulation}"
@@ -74,31 +74,31 @@ def truths(lab: harness.Lab) -> dict[str, dict[str, Any]]:
     ways["precision mixed_bfloat16"] = ["--precision", "mixed_bfloat16"]
     found = {name: ended(lab.python(SCRIPT, *words)) for name, words in ways.items()}
     for name, one in found.items():
-        print(f"by itself, {name}: {one['peak_bytes'] / MIB:.0f} MiB, loss {one['loss']:.6f}", flush=True)
+        print(f"without autoplan, {name}: {one['peak_bytes'] / MIB:.0f} MiB, loss {one['loss']:.6f}", flush=True)
     return found
 
 
 def limit_of(case: Case, truth: Mapping[str, Mapping[str, Any]]) -> int:
-    """Between the two peaks; where nothing is to run, below what the process holds before any training to speak of."""
+    """Return the limit in bytes: between the two peaks, or below the memory of a process that hardly trains."""
     if case.runs is None:
         return int(truth[case.does_not]["peak_bytes"] - 64 * MIB)
     return int((truth[case.runs]["peak_bytes"] + truth[case.does_not]["peak_bytes"]) // 2)
 
 
 def rungs(plan: Plan) -> str:
-    """What was tried, in order, then what was passed over."""
+    """Return a text of the changes that were tried, in order, with their outcomes."""
     rescue = plan.rescue
     if rescue is None:
         return "no rescue"
-    told = []
+    texts = []
     for rung in rescue.tried:
         held = "" if rung.needed_bytes is None else f" at {rung.needed_bytes / MIB:.0f} MiB"
-        told.append(f"{', '.join(rung.changed)}: {rung.outcome.replace('_', ' ')}{held} ({rung.evidence})")
-    return "; ".join(told)
+        texts.append(f"{', '.join(rung.changed)}: {rung.outcome.replace('_', ' ')}{held} ({rung.evidence})")
+    return "; ".join(texts)
 
 
 def rescued(lab: harness.Lab, name: str, case: Case, truth: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Tune under the limit, then train under the plan and see what that takes."""
+    """Tune with the limit, then train with the plan. Returns the row of the case."""
     limit = limit_of(case, truth)
     words = (*case.options, "--memory-limit", f"{limit // MIB}MiB", "--trials", "4")
     own = truth["as it is"]
@@ -107,8 +107,8 @@ def rescued(lab: harness.Lab, name: str, case: Case, truth: Mapping[str, Mapping
         ran = lab.run(sys.executable, "-m", "autoplan", "tune", SCRIPT, "--output", "nothing.yaml", *words)
         answer = [line for line in ran.output.splitlines() if line.startswith("error: ")]
         print("\n".join(answer), flush=True)
-        told = {"least change": f"exit code {ran.code}", "rungs": " ".join(answer), "plan": "none"}
-        return {**row, **told, "passes": ran.code == NO_FEASIBLE_CONFIGURATION and bool(answer)}
+        found = {"least change": f"exit code {ran.code}", "rungs": " ".join(answer), "plan": "none"}
+        return {**row, **found, "passes": ran.code == NO_FEASIBLE_CONFIGURATION and bool(answer)}
     plan, _ = lab.tune(SCRIPT, *words, name=name.replace(" ", "-"))
     trained = ended(lab.train(SCRIPT, name=name.replace(" ", "-")))
     least = ", ".join(plan.rescue.changed) if plan.rescue else "none"
@@ -131,7 +131,7 @@ def main() -> None:
     parser.add_argument("cases", nargs="*")
     parser.add_argument("--backend", default="jax")
     arguments = parser.parse_args()
-    harness.header("Is a training that runs out of memory rescued by the least change?", arguments.backend)
+    harness.header("Does tuning find the smallest change with which a training fits into memory?", arguments.backend)
     rows = []
     with harness.lab(arguments.backend) as lab:
         truth = truths(lab)

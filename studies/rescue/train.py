@@ -1,6 +1,6 @@
-"""A regression network whose activations are nearly all of its memory: wide layers between narrow ones.
+"""A regression network with wide layers between narrow ones, so that activations take most of its memory.
 
-At its end it says how much memory its process took at most.
+At its end it prints the peak memory of its process.
 """
 
 import argparse
@@ -36,7 +36,7 @@ model = keras.Model(inputs, keras.layers.Dense(1, dtype="float32")(h))
 model.compile(keras.optimizers.Adam(1e-3, gradient_accumulation_steps=args.accumulation), "mse")
 history = model.fit(x, y, batch_size=args.batch_size, epochs=args.epochs, verbose=0)
 
-# The most that was resident, in KiB. Linux alone keeps it so; getrusage would count what the parent held before it.
+# Peak resident memory in KiB, on Linux only. getrusage would include the memory of the parent before the fork.
 status = Path("/proc/self/status").read_text()
 peak_bytes = int(status.partition("VmHWM:")[2].split()[0]) * 1024
 print("ended:", json.dumps({"peak_bytes": peak_bytes, "loss": history.history["loss"][-1]}))

@@ -1,1 +1,1 @@
-"""Does every kind of source tune, and train its own number of updates?"""
+"""Can autoplan tune every kind of source, and does the plan make the same number of updates?"""

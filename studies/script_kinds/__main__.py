@@ -1,4 +1,4 @@
-"""Does every kind of source tune, and train its own number of updates?
+"""Can autoplan tune every kind of source, and does the plan make the same number of updates?
 
 python -m studies.script_kinds [--backend NAME] [--trials N] [CASE ...]
 """
@@ -24,7 +24,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """A plan, the updates of the tuned fit by itself and under the plan, and the seconds that tuning took."""
+    """A plan, the updates of the tuned fit without and with the plan, and the seconds of tuning."""
 
     plan: Plan
     own: int | None
@@ -35,7 +35,7 @@ class Outcome:
 def from_command(
     script: str, *arguments: str, fit: int = 1, folder: Path = harness.SCRIPTS
 ) -> Callable[[harness.Lab, int], Outcome]:
-    """`autoplan tune`, then `autoplan train`."""
+    """Return a case that runs `autoplan tune`, then `autoplan train`."""
 
     def study(lab: harness.Lab, trials: int) -> Outcome:
         path = str(folder / f"{script}.py")
@@ -47,7 +47,7 @@ def from_command(
 
 
 def builder_without_data(lab: harness.Lab, trials: int) -> Outcome:
-    """Tuned on synthetic batches; trained from Python, where the data are."""
+    """Tune a builder on synthetic batches, then train from Python, where the data are."""
     path = HERE / "without_data.py"
     plan, ran = lab.tune(f"{path}:build_model", "--trials", str(trials))
     trained = harness.updates_in(lab.python(str(path), "plan.yaml").output)
@@ -57,7 +57,7 @@ def builder_without_data(lab: harness.Lab, trials: int) -> Outcome:
 
 
 def from_main(lab: harness.Lab, trials: int) -> Outcome:
-    """`autoplan.optimize` on a function of `__main__`, then `autoplan.fit`."""
+    """Call `autoplan.optimize` on a function of `__main__`, then `autoplan.fit`."""
     ran = lab.python(str(HERE / "from_main.py"), str(trials))
     from studies.script_kinds.from_main import BATCH, EPOCHS, SAMPLES
 
@@ -98,20 +98,24 @@ NAMES = dict(
 
 
 def study(name: str, trials: int, backend: str) -> dict[str, Any]:
-    """One row. Tuned means: measured, enough others measured, and verified or the baseline kept with a reason."""
+    """Run one case and return its row.
+
+    A case tunes if its plan is measured, at least ENOUGH_OTHERS other configurations are measured, and the plan is
+    verified or is the baseline with a reason.
+    """
     origin = harness.provenance(backend)
     with harness.lab(backend) as lab:
         found = CASES[NAMES[name]](lab, trials)
-    plan, told = found.plan, harness.plan_row(found.plan)
+    plan, columns = found.plan, harness.plan_row(found.plan)
     kept = plan.config == plan.baseline.config
-    settled = bool(told["why"]) if kept else plan.verification is not None and plan.verification.faster
-    tuned = plan.evidence is Evidence.MEASURED and told["others measured"] >= ENOUGH_OTHERS and settled
+    settled = bool(columns["why"]) if kept else plan.verification is not None and plan.verification.faster
+    tuned = plan.evidence is Evidence.MEASURED and columns["others measured"] >= ENOUGH_OTHERS and settled
     return {
         "case": harness.on_backend(name, backend),
         "source": NAMES[name],
         "tunes": tuned,
         "tune seconds": found.seconds,
-        **told,
+        **columns,
         "own updates": found.own,
         "trained updates": found.trained,
         "passes": tuned and found.own is not None and found.trained == found.own,
@@ -127,14 +131,14 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=7)
     arguments = parser.parse_args()
     backend = arguments.backend
-    harness.header("Does every kind of source tune, and train its own number of updates?", backend)
+    harness.header("Can autoplan tune every kind of source, with the same number of updates?", backend)
     rows = []
     for name in harness.chosen(NAMES, arguments.cases):
         try:
             rows.append(study(name, arguments.trials, backend))
         except harness.StudyFailed as failed:
-            told = {"case": harness.on_backend(name, backend), "tunes": False, "passes": False, "error": str(failed)}
-            rows.append({**told, **harness.provenance(backend)})
+            row = {"case": harness.on_backend(name, backend), "tunes": False, "passes": False, "error": str(failed)}
+            rows.append({**row, **harness.provenance(backend)})
         harness.write_rows(HERE / "results.csv", rows[-1:], key="case")
         print(f"{name}: {'passes' if rows[-1]['passes'] else 'fails'} {rows[-1]['error']}", flush=True)
     harness.print_table(
@@ -143,7 +147,7 @@ def main() -> None:
     )
     for row in rows:
         print(f"{row['case']}: {row.get('why', row['error'])}")
-    print(f"\n{sum(row['passes'] for row in rows)} of {len(rows)} kinds tune and train their own number of updates")
+    print(f"\n{sum(row['passes'] for row in rows)} of {len(rows)} kinds are tuned and make the same number of updates")
 
 
 if __name__ == "__main__":

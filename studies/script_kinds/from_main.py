@@ -1,4 +1,4 @@
-"""A builder that lives in `__main__`, tuned from Python, then trained here with the plan."""
+"""Tune a builder that is defined in `__main__`, then train with the plan in the same process."""
 
 import os
 import sys

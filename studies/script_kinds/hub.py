@@ -1,4 +1,4 @@
-"""A causal language model of KerasHub, built from its sizes and not from a preset: no download, no tokenizer."""
+"""A causal language model of KerasHub, built from its sizes instead of a preset, so that nothing is downloaded."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""A model as a function without data. Run as a script it trains under the plan named first, on random images."""
+"""A builder without data. As a script it trains with the plan that its first argument names, on random images."""
 
 import os
 import sys

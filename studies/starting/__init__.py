@@ -1,1 +1,1 @@
-"""Does a forked trial do what one of its own would? Starts many, both ways, on each backend."""
+"""Does a forked trial behave like one that is started in a new process?"""

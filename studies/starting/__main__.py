@@ -1,4 +1,4 @@
-"""Does a forked trial do what one of its own would? Starts many, both ways, on each backend.
+"""Does a forked trial behave like one that is started in a new process?
 
 python -m studies.starting [--jobs N] [BACKEND ...]
 """
@@ -23,7 +23,7 @@ LIMIT_SECONDS = 120.0
 
 
 def run(backend: str, method: str, jobs: int, log: Path) -> dict[str, object]:
-    """So many jobs, one after another."""
+    """Run jobs one after another and return their row."""
     spec = source.resolve(str(HERE / "train.py"))
     starts, steps, failed = [], [], []
     with Client(backend, environment={START_METHOD: method}) as client:
@@ -36,14 +36,14 @@ def run(backend: str, method: str, jobs: int, log: Path) -> dict[str, object]:
                 continue
             steps.append(result.value["micro_step_seconds"])
             starts.append(time.monotonic() - began - result.value["wall_seconds"])
-    said = sorted({line for line in log.read_text().splitlines() if line.startswith("started by")})
+    reports = sorted({line for line in log.read_text().splitlines() if line.startswith("started by")})
     return {
         "backend": backend,
         "method": method,
         "cores": os.cpu_count(),
         "jobs": jobs,
         "failed": len(failed),
-        "said": "; ".join(said),
+        "reported": "; ".join(reports),
         "median_start_seconds": f"{statistics.median(starts):.2f}" if starts else "",
         "median_micro_step_milliseconds": f"{1000 * statistics.median(steps):.2f}" if steps else "",
         "failures": "; ".join(sorted(set(failed))),

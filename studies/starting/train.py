@@ -1,4 +1,4 @@
-"""A training whose products need every core; tells who started it and how many threads it then has."""
+"""A training that checks a product on all cores and prints how it was started and how many threads it has."""
 
 import sys
 from pathlib import Path
@@ -6,17 +6,17 @@ from pathlib import Path
 import keras
 import numpy as np
 
-# Pools that a forked process's parent has not started: NumPy's and the backend's.
+# Starts the thread pools of NumPy and of the backend, which the parent of a forked process has not started.
 matrix = np.ones((2048, 2048), dtype="float32")
 product = keras.ops.convert_to_numpy(keras.ops.matmul(matrix, matrix))
 if not np.array_equal(product, matrix @ matrix):
     sys.exit("the products differ")
-said = f"{len(list(Path('/proc/self/task').iterdir()))} threads"
+threads = f"{len(list(Path('/proc/self/task').iterdir()))} threads"
 if keras.backend.backend() == "torch":
     import torch
 
-    said += f", {torch.get_num_threads()} for an operation"
-print(f"started by {sys.orig_argv[4]}: {said}", flush=True)
+    threads += f", {torch.get_num_threads()} for an operation"
+print(f"started by {sys.orig_argv[4]}: {threads}", flush=True)
 
 rng = np.random.default_rng(0)
 x = rng.standard_normal((2048, 512), dtype="float32")

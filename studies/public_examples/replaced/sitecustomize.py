@@ -1,4 +1,4 @@
-"""Python imports this by itself at every start, in every process that has this folder on PYTHONPATH."""
+"""Install the synthetic data. Python imports this module at the start of every process with this PYTHONPATH."""
 
 import synthetic_data
 

@@ -1,12 +1,11 @@
-"""Puts synthetic data in the place of the real ones that a public example loads, and leaves everything else alone.
+"""Replaces the data that a public example loads by synthetic data, and nothing else.
 
-What is replaced, where a script asks for it: `keras.datasets.*.load_data`, files that `keras.utils.get_file` and
-`gdown.download` fetch, addresses that pandas and NumPy read, one file of the author's own home, and a simulated pole.
-Arrays and files have the real ones' shapes, dtypes and columns, with fewer samples (`EXAMPLE_ROWS`).
-`keras.utils.plot_model` draws nothing (it needs a program of its own), and packages that only show things in a
-notebook are stand-ins that show nothing.
+It replaces `keras.datasets.*.load_data`, files that `keras.utils.get_file` and `gdown.download` fetch, URLs that pandas
+and NumPy read, one file in the author's home folder, and gym's simulated pole. Arrays and files have the shapes, dtypes
+and columns of the real data, with fewer samples (`EXAMPLE_ROWS`). `keras.utils.plot_model` draws nothing, since it
+needs Graphviz. Packages that only display something in a notebook are replaced by packages that display nothing.
 
-Nothing is imported before the script, or what runs it, imports it.
+This module imports no package before the script, or its runner, imports it.
 """
 
 from __future__ import annotations
@@ -25,23 +24,23 @@ from typing import Any
 import synthetic_files
 
 SHOWN_ONLY = ("IPython", "IPython.display", "ipywidgets", "imageio")
-"""Packages of notebooks."""
+"""Packages that display something in a notebook."""
 FOLDER = "EXAMPLE_DATA"
-"""The variable that names the folder where files are made."""
+"""The environment variable with the folder for synthetic files."""
 ROWS = "EXAMPLE_ROWS"
-"""The variable that holds `train,test`: how many samples an array has."""
+"""The environment variable with the samples per array, as `train,test`."""
 _OF_THE_AUTHOR = "/Users/fchollet/Downloads/creditcard.csv"
 
 
 def install() -> None:
-    """Wait for the imports. Without `EXAMPLE_DATA` nothing is replaced."""
+    """Replace data when their packages are imported. Without `EXAMPLE_DATA` nothing is replaced."""
     if FOLDER in os.environ and not any(isinstance(finder, Replacing) for finder in sys.meta_path):
         sys.meta_path.insert(0, Replacing())
         builtins.open = _opening(builtins.open)
 
 
 class Replacing(importlib.abc.MetaPathFinder):
-    """Lets a module be imported as ever, and changes it right afterwards; makes what stands in for another."""
+    """Changes modules after their import, and makes substitutes for modules that are not installed."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: types.ModuleType | None = None
@@ -63,7 +62,7 @@ class Replacing(importlib.abc.MetaPathFinder):
 
 
 class Made(importlib.abc.Loader):
-    """A module that stands in for one that is not installed."""
+    """A loader for the substitute of a module that is not installed."""
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
         return types.ModuleType(spec.name)
@@ -97,7 +96,7 @@ def _pandas(pandas: types.ModuleType) -> None:
 
 
 def _at_an_address(read: Callable[..., Any]) -> Callable[..., Any]:
-    """A reader that is given a file of ours where it is asked for an address."""
+    """Return a reader that reads a synthetic file instead of a URL."""
 
     @functools.wraps(read)
     def reading(place: Any, *arguments: Any, **named: Any) -> Any:
@@ -116,23 +115,23 @@ def _opening(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def get_file(fname: str | None = None, origin: str | None = None, *_: Any, **__: Any) -> str:
-    """In the place of `keras.utils.get_file`: a file of the asked kind, made where there is none yet."""
+    """Return a synthetic file, as `keras.utils.get_file` returns a downloaded one."""
     return str(file(fname or origin or ""))
 
 
 def file(place: str) -> Path:
-    """The synthetic file for an address or a path, made at its first use."""
+    """Return the synthetic file for a URL or a path. It is made at its first use."""
     return synthetic_files.made(Path(os.environ[FOLDER]), place.rsplit("/", 1)[-1])
 
 
 def rows() -> tuple[int, int]:
-    """Samples to train and to test on."""
+    """Return the number of samples to train and to test on."""
     train, test = os.environ.get(ROWS, "6000,1000").split(",")
     return int(train), int(test)
 
 
 def _images(shape: tuple[int, ...], classes: int, column: bool, train: int, test: int, **_: Any) -> Any:
-    """((x, y), (x, y)): uint8 images, and labels of which every class has some."""
+    """Return ((x, y), (x, y)): uint8 images, and labels with some of every class."""
     import numpy as np
 
     rng = np.random.default_rng(0)
@@ -146,7 +145,7 @@ def _images(shape: tuple[int, ...], classes: int, column: bool, train: int, test
 
 
 def _reviews(train: int, test: int, num_words: int = 20000, **_: Any) -> Any:
-    """((x, y), (x, y)): object arrays of lists of word numbers, as `keras.datasets.imdb` gives them."""
+    """Return ((x, y), (x, y)): object arrays of lists of word numbers, as `keras.datasets.imdb` does."""
     import numpy as np
 
     rng = np.random.default_rng(0)
@@ -160,7 +159,7 @@ def _reviews(train: int, test: int, num_words: int = 20000, **_: Any) -> Any:
 
 
 def _shows_nothing(module: types.ModuleType) -> None:
-    def __getattr__(name: str) -> Any:  # noqa: N807 -- what a module is asked for its missing names
+    def __getattr__(name: str) -> Any:  # noqa: N807 -- PEP 562
         if name.startswith("__"):
             raise AttributeError(name)
         return _nothing
@@ -171,7 +170,7 @@ def _shows_nothing(module: types.ModuleType) -> None:
 
 
 def _nothing(*_: Any, **__: Any) -> None:
-    """Whatever is called for, it shows nothing."""
+    """An object whose methods do nothing."""
 
 
 def _gdown(module: types.ModuleType) -> None:
@@ -196,10 +195,10 @@ DATASETS: dict[str, Callable[..., Any]] = {
     "imdb": _reviews,
 }
 AFTER: dict[str, Callable[[types.ModuleType], None]] = {"keras": _keras, "numpy": _numpy, "pandas": _pandas}
-"""Modules that are changed once they are imported."""
+"""Modules that are changed after their import."""
 MADE: dict[str, Callable[[types.ModuleType], None]] = {
     **dict.fromkeys(SHOWN_ONLY, _shows_nothing),
     "gdown": _gdown,
     "gym": _gym,
 }
-"""Modules that are made."""
+"""Modules that are substituted."""

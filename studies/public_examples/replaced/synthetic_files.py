@@ -1,7 +1,7 @@
-"""Small files of the formats that public examples read: same columns, shapes and vocabularies, invented contents.
+"""Small synthetic files in the formats that public examples read, with their columns, shapes and vocabularies.
 
-Every maker takes the path to write. `made` calls one for a name; `prepare` makes what an example's own shell commands
-would have brought into the working directory.
+`made` returns the file of a name. `prepare` writes the files that an example's shell commands would download into the
+working directory. The functions that write a file take its path.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ FACES = 96
 
 
 def made(folder: Path, name: str) -> Path:
-    """The file of that name in a folder, written if it is not there. KeyError for one that nobody knows how to make."""
+    """Return the file of that name in a folder; it is written if missing. Raises KeyError for an unknown name."""
     path = folder / name
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        # Several processes may ask at once: each writes its own, and the last one to finish stays.
+        # Several processes may write at once: each writes its own file, and the last one renamed stays.
         own = folder / f"{os.getpid()}-{name}"
         FILES[name](own)
         own.replace(path)
@@ -42,7 +42,7 @@ def made(folder: Path, name: str) -> Path:
 
 
 def prepare(name: str, folder: Path) -> None:
-    """What the shell commands in an example's text would have left in `folder`."""
+    """Write the files that the shell commands of an example would download into `folder`."""
     FOLDERS[name](folder)
 
 
@@ -67,7 +67,7 @@ def _bytes_of(write: Callable[[Path], None], beside: Path) -> bytes:
 
 
 def _movielens(path: Path) -> None:
-    """ratings.csv and movies.csv. Every user and every movie is rated, so that embeddings have their real sizes."""
+    """Write ratings.csv and movies.csv. Every user and movie has a rating, so that embeddings have their real sizes."""
     rng = random.Random(0)
     pairs = [(1 + n % USERS, 1 + n % MOVIES) for n in range(MOVIES)]
     pairs += [(rng.randint(1, USERS), rng.randint(1, MOVIES)) for _ in range(RATINGS - MOVIES)]
@@ -85,7 +85,7 @@ _WEATHER += ("VPdef (mbar)", "sh (g/kg)", "H2OC (mmol/mol)", "rho (g/m**3)", "wv
 
 
 def _weather(path: Path) -> None:
-    """14 figures every ten minutes."""
+    """Write 14 values every ten minutes."""
     rng = random.Random(0)
 
     def row(n: int) -> list[Any]:
@@ -98,13 +98,13 @@ def _weather(path: Path) -> None:
 
 
 def _motor(rows: int, path: Path) -> None:
-    """A label of -1 or 1, and 500 values of a sensor."""
+    """Write rows of a label, -1 or 1, and 500 values of a sensor."""
     rng = random.Random(rows)
     _table(path, None, ([2 * (n % 2) - 1, *(f"{rng.gauss(0, 1):.4f}" for _ in range(500))] for n in range(rows)), "\t")
 
 
 def _five_minutes(path: Path) -> None:
-    """A value every five minutes for two weeks."""
+    """Write a value every five minutes for two weeks."""
     rng = random.Random(0)
     days = 14
     times = (f"2014-04-{1 + d:02} {m // 60:02}:{m % 60:02}:00" for d in range(days) for m in range(0, 24 * 60, 5))
@@ -112,7 +112,7 @@ def _five_minutes(path: Path) -> None:
 
 
 def _patients(path: Path) -> None:
-    """13 features of a heart and whether it is ill."""
+    """Write rows of 13 features of a heart, and whether it is ill."""
     rng = random.Random(0)
     columns = ("age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak", "slope", "ca")
     ranges = (
@@ -157,14 +157,14 @@ _CENSUS: tuple[Sequence[Any], ...] = (
 
 
 def _census(path: Path, *, first_line: str | None = None, dot: str = "") -> None:
-    """15 columns of the adult census; its test file starts with a line that is none and ends each label in a dot."""
+    """Write 15 columns of the adult census. The test file starts with a comment and ends each label with a dot."""
     rng = random.Random(0)
     rows: list[list[Any]] = [[rng.choice(column) for column in _CENSUS] for _ in range(CITIZENS)]
     _table(path, [first_line] if first_line else None, ([*row[:-1], f"{row[-1]}{dot}"] for row in rows))
 
 
 def _payments(path: Path) -> None:
-    """Time, 28 figures without a name, an amount, and whether it was fraud: one in two hundred."""
+    """Write rows of time, 28 unnamed features, amount, and whether it was fraud (1 in 200)."""
     rng = random.Random(0)
     header = [f'"{name}"' for name in ("Time", *(f"V{n}" for n in range(1, 29)), "Amount", "Class")]
     rows = (
@@ -175,7 +175,7 @@ def _payments(path: Path) -> None:
 
 
 def _sentences(path: Path) -> None:
-    """Pairs of sentences of at most 16 and 57 characters."""
+    """Write pairs of sentences of at most 16 and 57 characters."""
     rng = random.Random(0)
 
     def words(most: int) -> str:
@@ -194,7 +194,7 @@ def _prose(path: Path) -> None:
 
 
 def _picture(size: tuple[int, int], mode: str, shape: str, most: int, seed: int) -> bytes:
-    """A picture file of noise below `most`."""
+    """Write an image file of noise below `most`."""
     import numpy as np
     from PIL import Image
 
@@ -210,7 +210,7 @@ def _faces(path: Path) -> None:
 
 
 def _pets(folder: Path) -> None:
-    """Photographs, and for each a map of which of three kinds every pixel is."""
+    """Write photographs, and for each a map with one of three classes per pixel."""
     pictures, maps = folder / "images", folder / "annotations/trimaps"
     pictures.mkdir()
     maps.mkdir(parents=True)
@@ -252,6 +252,6 @@ FILES: dict[str, Callable[[Path], None]] = {
     "nietzsche.txt": _prose,
     "data.zip": _faces,
 }
-"""Makers by the last part of an address."""
+"""Functions that write a file, by the last part of its URL."""
 FOLDERS: dict[str, Callable[[Path], None]] = {"pets": _pets, "captchas": _captchas, "reviews": _reviews}
-"""Makers of what an example's shell commands would bring."""
+"""Functions that write the files of an example's shell commands."""

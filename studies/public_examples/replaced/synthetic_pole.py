@@ -10,7 +10,7 @@ EPISODE = 20
 
 
 class Pole:
-    """Falls after `EPISODE` actions whatever is done, so that no policy ever solves it."""
+    """A pole that falls after `EPISODE` actions, so that no policy solves it."""
 
     def __init__(self) -> None:
         self._rng = np.random.default_rng(0)
@@ -24,12 +24,12 @@ class Pole:
         return self._state()
 
     def step(self, action: int) -> tuple[Any, float, bool, dict[str, Any]]:
-        """State, reward, whether it has fallen, and nothing more."""
+        """Return (state, reward, whether the pole has fallen, {})."""
         self._actions += 1
         return self._state(), 1.0, self._actions >= EPISODE, {}
 
     def render(self, *_: Any, **__: Any) -> None:
-        """Shows nothing."""
+        """Display nothing."""
 
     def _state(self) -> Any:
         return self._rng.normal(0.0, 0.05, 4).astype("float32")
