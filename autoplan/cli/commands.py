@@ -150,11 +150,11 @@ def _tuned(request: TuneRequest, format_: Format) -> TuneResult:
     from autoplan import planner
     from autoplan.plan import file
     from autoplan.reports import progress
-    from autoplan.tuning.space import pins
+    from autoplan.tuning.space import options
 
     # What can be told at once is told before the source is run.
-    pins.parse_pins(request.fix)
-    pins.free_knobs(request.only)
+    options.parse_fix(request.fix)
+    options.free_fields(request.only)
     if request.output is not None:
         file.ensure_writable(request.output)
     stream = sys.stderr if format_ is Format.JSON else sys.stdout
@@ -265,7 +265,7 @@ def compare(
     from autoplan.reports import compare as compare_report
     from autoplan.reports import progress
     from autoplan.tuning.request import CompareRequest
-    from autoplan.tuning.space import pins
+    from autoplan.tuning.space import options
 
     request = CompareRequest(
         source=_resolve(source, source_arguments(context), fit),
@@ -278,7 +278,7 @@ def compare(
         by_cost=cost,
         compile=parsing.choice("--evidence", evidence, ["analytic", "compiled"]) == "compiled",
     )
-    pins.parse_pins(request.fix)
+    options.parse_fix(request.fix)
     with framework.interrupted_by_signals(), progress.watching(sys.stderr) as watch:
         found = planner.compare(request, watch)
     _answer(format_, found.to_dict, lambda: compare_report.compared(found))

@@ -1,4 +1,7 @@
-"""What a plan file may say: shapes of configurations, and every fault of a file in words a person can act on."""
+"""The schema of plan files, and messages for everything that a file gets wrong.
+
+The shape of configurations follows from the table of knobs.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,16 @@ import json
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from keyword import iskeyword
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.fields import FieldInfo
 
-from autoplan.plan.records import SCHEMA_VERSION, Evidence, Plan, Value
-from cost_models import config as tuned
+from autoplan.plan import knobs
+from autoplan.plan.knobs import Knob, Tuning
+from autoplan.plan.records import SCHEMA_VERSION, Evidence, Plan
+from cost_models.config import Batch, TrainConfig
 from cost_models.errors import ConfigError
 
 LARGEST_NUMBER = 2**63
@@ -21,46 +27,53 @@ KeyPath = tuple[str | int, ...]
 Config = dict[str, Any]
 
 
-class BatchShape(Value):
-    """Batch sizes in samples. `local` and `effective` follow from the others, and must agree where they are given."""
+class _Shape(BaseModel):
+    """A mapping that refuses unknown keys."""
 
-    local: int | None = Field(None, ge=1, description="samples on one device in one micro-step")
-    global_: int = Field(alias="global", ge=1, description="what Keras calls batch_size: local x mesh.data")
-    accumulation: int = Field(ge=1, description="micro-steps an update")
-    effective: int | None = Field(None, ge=1, description="samples an update: global x accumulation")
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class MeshShape(Value):
-    """Devices on each axis."""
-
-    data: int = Field(ge=1, description="devices that split the batch")
-    model: int = Field(ge=1, description="devices that split the weights")
-
-
-class LayoutShape(Value):
-    """How state lies over the mesh."""
-
-    shard_state: bool = Field(description="parameters, gradients and optimizer state split over data")
+def _shape(name: str, description: str, keys: Mapping[str, tuple[Any, Any]]) -> type[BaseModel]:
+    """Return a record with these keys. Python's keywords need another name, with the key as alias."""
+    fields: dict[str, Any] = {f"{key}_" if iskeyword(key) else key: value for key, value in keys.items()}
+    return create_model(name, __base__=_Shape, __doc__=description, **fields)
 
 
-class RematShape(Value):
-    """What is recomputed in the backward pass."""
+def _leaf(knob: Knob) -> tuple[Any, Any]:
+    """Return the annotation and the field of one knob."""
+    kind, key = knob.kind, knob.path[-1]
+    about: dict[str, Any] = dict(kind.constraints)
+    if knob.description:
+        about["description"] = knob.description
+    if iskeyword(key):
+        about["alias"] = key
+    if knob.in_every_plan:
+        return kind.type, Field(**about)
+    if knob.tuning is Tuning.DERIVED:
+        return kind.type | None, Field(None, **about)
+    return kind.type, Field(knob.value(_DEFAULTS), **about)
 
-    mode: tuned.RematMode
+
+def _section(name: str) -> tuple[Any, Any]:
+    """Return the annotation and the field of one field of TrainConfig: a knob, or a mapping of several."""
+    rows = knobs.parts_of(name)
+    if len(rows[0].path) == 1:
+        return _leaf(rows[0])
+    description = (type(getattr(_DEFAULTS, name)).__doc__ or "").splitlines()[0]
+    shape = _shape(f"{name.capitalize()}Shape", description, {knob.path[-1]: _leaf(knob) for knob in rows})
+    if any(knob.in_every_plan for knob in rows):
+        return shape, Field()
+    return shape, Field(getattr(_DEFAULTS, name))
 
 
-class ConfigShape(Value):
-    """The keys of `cost_models.TrainConfig.to_dict()`, as a file must give them."""
+def config_shape() -> type[BaseModel]:
+    """Return the record of a configuration in a plan file, as the table of knobs has it."""
+    fields = {name: _section(name) for name in TrainConfig.settings()}
+    return _shape("ConfigShape", "A configuration, under the keys of `cost_models.TrainConfig.to_dict()`.", fields)
 
-    backend: Literal["jax", "tensorflow", "torch"]
-    precision: tuned.Precision = Field(description="a Keras dtype policy")
-    batch: BatchShape
-    mesh: MeshShape
-    layout: LayoutShape
-    remat: RematShape
-    steps_per_execution: int = Field(ge=1)
-    jit_compile: bool
-    keep_freed_memory: bool = Field(False, description="the process keeps memory that a micro-step frees for the next")
+
+_DEFAULTS = TrainConfig(Batch(1))
+_CONFIG = config_shape()
 
 
 class TimeShape(BaseModel):
@@ -110,7 +123,7 @@ _OWNERS = ("BaselineRecord", "TrialRecord", "Rejection", "Rescue", "Rung")
 def json_schema() -> dict[str, Any]:
     """The JSON schema of plan files, configurations included."""
     schema = Plan.model_json_schema(by_alias=True)
-    shape = ConfigShape.model_json_schema(by_alias=True)
+    shape = _CONFIG.model_json_schema(by_alias=True)
     definitions = schema["$defs"]
     definitions.update(shape.pop("$defs"))
     definitions["ConfigShape"] = shape
@@ -142,11 +155,11 @@ def plan_from(value: Any) -> Plan | list[Fault]:
 
 def config_faults(config: Any, path: KeyPath = ()) -> list[Fault]:
     """What keeps `config` from being a TrainConfig; empty when nothing does."""
-    faults = _shape_faults(config, ConfigShape, path)
+    faults = _shape_faults(config, _CONFIG, path)
     if faults:
         return faults
     try:
-        tuned.TrainConfig.from_dict(config)
+        TrainConfig.from_dict(config)
     except ConfigError as error:
         return [Fault(path, str(error))]
     return []

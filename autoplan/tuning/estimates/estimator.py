@@ -14,6 +14,7 @@ from typing import Self
 from autoplan.errors import HardwareError, SourceError, WorkloadError
 from autoplan.jobs.client import Observation
 from autoplan.jobs.runner import Bench
+from autoplan.plan.knobs import changes
 from autoplan.plan.records import Failure, FailureKind, Rejection
 from autoplan.tuning.objective import PlannedFit
 from autoplan.tuning.request import Candidate
@@ -22,7 +23,6 @@ from autoplan.tuning.space.legal_configs import Space
 from autoplan.tuning.space.prune import (
     KEEP_AT_MOST,
     Forecast,
-    changes,
     distance,
     feasible,
     rank,

@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from autoplan import formatting
+from autoplan.plan.knobs import changes
 from autoplan.plan.records import Evidence, Failure, Rescue, Rung, TrialRecord
 from autoplan.tuning.oom_rescue.search import Change, Ladder, kinds_of_change
-from autoplan.tuning.space.prune import Forecast, changes
+from autoplan.tuning.space.prune import Forecast
 from cost_models.config import TrainConfig
 
 MEANING: Mapping[Change, str] = {

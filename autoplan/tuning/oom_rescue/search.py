@@ -17,8 +17,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
+from autoplan.plan.knobs import changes
 from autoplan.plan.records import TrialRecord
-from autoplan.tuning.space.prune import Forecast, changes
+from autoplan.tuning.space.prune import Forecast
 from cost_models.config import Precision, Remat, RematMode, TrainConfig
 
 SHRINK = (0.9, 0.8, 0.6, 0.4)

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from autoplan import formatting
+from autoplan.plan.knobs import changes
 from autoplan.plan.records import Evidence, TrialRecord
 from autoplan.tuning.estimates.estimator import Findings
-from autoplan.tuning.space.prune import changes
 from cost_models.config import Batch, TrainConfig
 
 _FIXED = {"communication": "communication", "overhead": "launch overhead"}

@@ -11,6 +11,7 @@ from typing import Any
 from autoplan import formatting
 from autoplan.errors import NoFeasibleConfiguration
 from autoplan.jobs.client import Observation
+from autoplan.plan.knobs import changes
 from autoplan.plan.records import (
     DEFAULT_FUNCTION,
     BaselineRecord,
@@ -36,7 +37,7 @@ from autoplan.tuning.objective import PlannedFit, settled_compile_seconds
 from autoplan.tuning.request import TuneRequest
 from autoplan.tuning.result.attribution import contributions, idle_devices, measured_rates, predicted_rates, scaling
 from autoplan.tuning.result.notes import baseline_notes, busy_note, notes_for, setup_note
-from autoplan.tuning.space.prune import AS_GOOD, changes, distance, nothing_fits
+from autoplan.tuning.space.prune import AS_GOOD, distance, nothing_fits
 from autoplan.tuning.trials.runner import Tried
 from autoplan.tuning.verification.process_spread import Spread, restated, spread
 from autoplan.tuning.verification.statistics import Timed

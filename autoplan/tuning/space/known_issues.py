@@ -18,7 +18,8 @@ from packaging.version import InvalidVersion, Version
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from autoplan.errors import ConfigError
-from cost_models.config import TrainConfig
+from autoplan.plan import knobs
+from cost_models.config import Batch, TrainConfig
 
 
 class Effect(StrEnum):
@@ -62,26 +63,6 @@ class Versions:
 MODEL_FACTS = frozenset({"batch_norm", "random_layers", "recurrent", "custom_train_step", "unscaled_train_step"})
 
 
-def knob_values(config: TrainConfig) -> dict[str, Any]:
-    """The knobs of a configuration as flat plain values, under the names that conditions use."""
-    return {
-        "backend": config.backend,
-        "precision": config.precision.value,
-        "global": config.batch.global_size,
-        "accumulation": config.batch.accumulation,
-        "data": config.mesh.data,
-        "model": config.mesh.model,
-        "shard_state": config.layout.shard_state,
-        "remat": config.remat.mode.value,
-        "steps_per_execution": config.steps_per_execution,
-        "jit_compile": config.jit_compile,
-        "keep_freed_memory": config.keep_freed_memory,
-    }
-
-
-KNOBS = frozenset(knob_values(TrainConfig.from_dict({"batch": {"global": 1}})))
-
-
 class _Strict(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -119,8 +100,8 @@ class When(_Strict):
 
     @field_validator("config")
     @classmethod
-    def _names_knobs(cls, knobs: dict[str, Any]) -> dict[str, Any]:
-        return _only_known(knobs, KNOBS)
+    def _names_knobs(cls, conditions: dict[str, Any]) -> dict[str, Any]:
+        return _only_known(conditions, frozenset(knobs.values(TrainConfig(Batch(1)))))
 
 
 class KnownIssue(_Strict):
@@ -171,16 +152,16 @@ def applying(
     config: TrainConfig, facts: ModelFacts, versions: Versions, issues: Sequence[KnownIssue] | None = None
 ) -> list[KnownIssue]:
     """The issues whose every condition this configuration meets, for this model, with these versions."""
-    knobs = knob_values(config)
+    values = knobs.values(config)
     candidates = known_issues() if issues is None else issues
-    return [issue for issue in candidates if _holds(issue.when, config.backend, knobs, facts, versions)]
+    return [issue for issue in candidates if _holds(issue.when, config.backend, values, facts, versions)]
 
 
-def _holds(when: When, backend: str, knobs: dict[str, Any], facts: ModelFacts, versions: Versions) -> bool:
+def _holds(when: When, backend: str, values: dict[str, Any], facts: ModelFacts, versions: Versions) -> bool:
     return (
         (not when.backend or backend in when.backend)
         and (not when.hardware or versions.hardware in when.hardware)
-        and all(_meets(knobs[name], condition) for name, condition in when.config.items())
+        and all(_meets(values[name], condition) for name, condition in when.config.items())
         and all(getattr(facts, name) is wanted for name, wanted in when.model.items())
         and (not when.layer_kinds or not set(when.layer_kinds).isdisjoint(facts.layer_kinds))
         and _in_range(versions.keras, when.keras)

@@ -12,9 +12,8 @@ from typing import Any
 
 from autoplan import formatting
 from autoplan.errors import NoFeasibleConfiguration
+from autoplan.plan.knobs import changes
 from autoplan.plan.records import Evidence, Rejection
-from autoplan.tuning.space.known_issues import knob_values
-from autoplan.tuning.space.pins import spelling
 from cost_models.config import Batch, TrainConfig
 
 SLOWER_FACTOR = 2.0
@@ -181,17 +180,6 @@ def _octaves(one: int, other: int) -> float:
     return abs(math.log2(one / other))
 
 
-def changes(before: TrainConfig, after: TrainConfig) -> list[str]:
-    """What to change in words: `["batch.accumulation 4", "precision mixed_bfloat16"]`.
-
-    A global batch that follows from the accumulation under the same effective batch is not said again.
-    """
-    old, new = knob_values(before), knob_values(after)
-    same_effective = before.batch.effective == after.batch.effective
-    implied = {"global"} if same_effective and old["accumulation"] != new["accumulation"] else set()
-    return [f"{_short(name)} {_spoken(new[name])}" for name in new if new[name] != old[name] and name not in implied]
-
-
 def distance(before: TrainConfig, after: TrainConfig) -> tuple[int, int]:
     """How far one configuration is from another: knobs changed, then octaves between their global batches."""
     octaves = abs(before.batch.global_size.bit_length() - after.batch.global_size.bit_length())
@@ -263,13 +251,3 @@ def nothing_fits(forecasts: Sequence[Forecast]) -> str:
         "a smaller "
         "--effective-batch, or fewer pins (--fix, --only)"
     )
-
-
-def _short(name: str) -> str:
-    return {"accumulation": "accumulation", "global": "global batch", "remat": "remat", "data": "mesh data"}.get(
-        name, spelling(name)
-    )
-
-
-def _spoken(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -19,8 +19,8 @@ from optuna.distributions import CategoricalDistribution
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from autoplan.errors import StudyError
+from autoplan.plan import knobs
 from autoplan.plan.records import CompilerEvidence, Failure, Measurement, TrialRecord
-from autoplan.tuning.space.known_issues import knob_values
 from autoplan.tuning.trials.storage import StudyPlace, differences
 from cost_models.config import TrainConfig
 
@@ -29,24 +29,12 @@ PREDICTED_FIRST = 5
 
 _OPTUNAS_FIRST = {"studies", "version_info"}
 """Tables of a study that hang on no others: whatever was being made when a process was killed, one of them is there."""
-_SEARCHED = (
-    "backend",
-    "precision",
-    "global",
-    "accumulation",
-    "data",
-    "shard_state",
-    "remat",
-    "steps_per_execution",
-    "jit_compile",
-    "keep_freed_memory",
-)
 
 
 def knob_choices(configs: Sequence[TrainConfig]) -> dict[str, list[Any]]:
     """The searched knobs with the values that occur, in a fixed order."""
-    table = [knob_values(config) for config in configs]
-    return {name: sorted({row[name] for row in table}) for name in _SEARCHED}
+    table = [knobs.searched_values(config) for config in configs]
+    return {name: sorted({row[name] for row in table}) for name in (table[0] if table else ())}
 
 
 class Study:
@@ -199,7 +187,7 @@ class Study:
             self._study.tell(self._open.pop(config), state=TrialState.FAIL)
 
     def _begin(self, config: TrainConfig) -> TrainConfig:
-        values = knob_values(config)
+        values = knobs.values(config)
         self._study.enqueue_trial({name: values[name] for name in self._distributions})
         self._open[config] = self._study.ask(dict(self._distributions))
         return config
@@ -303,7 +291,7 @@ def _record(trial: FrozenTrial) -> TrialRecord | None:
 
 
 def _mismatches(config: TrainConfig, wished: Mapping[str, Any]) -> int:
-    values = knob_values(config)
+    values = knobs.values(config)
     return sum(values[name] != value for name, value in wished.items())
 
 

@@ -34,7 +34,7 @@ def nested(config) -> dict:
 
 
 def test_the_shape_of_configurations_has_the_keys_of_train_config():
-    assert keys(plan_schema.ConfigShape) == nested(FULL.to_dict())
+    assert keys(plan_schema.config_shape()) == nested(FULL.to_dict())
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def test_freed_memory_that_is_not_kept_is_explained_to_who_asked_for_it(there, f
             cluster(4),
             config(64),
             {"mesh": "data=2"},
-            "mesh is not tuned here: --fix says that its data axis is 2",
+            "mesh is not tuned here: --fix sets its data axis to 2",
         ),
         (
             ["precision"],
@@ -273,12 +273,12 @@ def test_what_gains_nothing_may_be_pinned():
     [
         (
             {"fix": {"batch": "48"}},
-            "with the effective batch kept at 64; legal here are global: 1, 2, 4, 8, 16, 32, 64",
+            "with an effective batch of 64; legal values are global: 1, 2, 4, 8, 16, 32, 64",
         ),
-        ({"fix": {"batch.effective": "128"}}, "legal here are effective: 64"),
+        ({"fix": {"batch.effective": "128"}}, "legal values are effective: 64"),
         ({"fix": {"mesh": "data=3"}}, "a machine has 4 device(s); the data axis can be 1, 2, 4 (see --devices)"),
-        ({"fix": {"mesh": "data=4", "batch": "2"}}, "legal here are global: 4, 8, 16, 32, 64"),
-        ({"fix": {"layout.shard_state": "true", "mesh": "data=1"}}, "one device has nobody to share its state with"),
+        ({"fix": {"mesh": "data=4", "batch": "2"}}, "legal values are global: 4, 8, 16, 32, 64"),
+        ({"fix": {"layout.shard_state": "true", "mesh": "data=1"}}, "one device has no other device to share its state with"),
         ({"fix": {"backend": "torch"}}, "not tuned; this training has backend=jax"),
         ({"effective_batch": (100, 110)}, "--effective-batch 100..110: no power of two lies in it"),
         ({"effective_batch": (0, 64)}, "--effective-batch 0..64: expected 1 <= LO <= HI"),
@@ -310,7 +310,7 @@ def test_a_pin_that_a_known_issue_forbids_is_told_with_its_reason():
     with pytest.raises(ConfigError) as caught:
         space(facts={"recurrent": True}, fix={"remat": "activations"})
     message = str(caught.value)
-    assert message.startswith("what is pinned leaves no configuration that works: remat.mode=activations: ")
+    assert message.startswith("--fix and --only leave no configuration that works: remat.mode=activations: ")
     assert "[observed with Keras 3.15.1" in message
 
 

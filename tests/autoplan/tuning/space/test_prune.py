@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from autoplan.errors import NoFeasibleConfiguration
-from autoplan.tuning.space.prune import Forecast, changes, distance, feasible, nearest, rank, without_idle_accumulation
+from autoplan.plan.knobs import changes
+from autoplan.tuning.space.prune import Forecast, distance, feasible, nearest, rank, without_idle_accumulation
 from tests.builders.observations import GIB, config
 
 

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from autoplan.errors import ConfigError
-from autoplan.tuning.space.pins import TUNABLE, free_knobs, parse_pins, spelling
+from autoplan.plan import knobs
+from autoplan.tuning.space.options import free_fields, parse_fix
 from cost_models.config import Precision, RematMode
 
 
@@ -27,50 +28,53 @@ from cost_models.config import Precision, RematMode
     ],
 )
 def test_a_pin_is_read_in_every_spelling(fix, expected):
-    assert parse_pins(fix) == expected
+    assert parse_fix(fix) == expected
 
 
 @pytest.mark.parametrize(
     ("fix", "told"),
     [
         ({"precison": "float32"}, "--fix precison: no such key (did you mean precision?); choose from accumulation, "),
-        ({"mesh": "8"}, "--fix mesh=8: expected axes with sizes, for example --fix mesh=data=8"),
+        ({"mesh": "8"}, "--fix mesh=8: expected parts with values, for example --fix mesh=data=8"),
         ({"mesh": "rows=8"}, "--fix mesh.rows: no such key"),
         ({"precision": "float8"}, "precision cannot be 'float8'; expected one of float32, mixed_bfloat16"),
         ({"precision": "other"}, "precision cannot be 'other'; expected one of float32"),
         ({"batch": "0"}, "batch.global cannot be '0'; expected a whole number of at least 1"),
         ({"accumulation": "2.5"}, "batch.accumulation cannot be '2.5'"),
         ({"jit_compile": "maybe"}, "jit_compile cannot be 'maybe'; expected true or false"),
-        ({"accumulation": "2", "batch.accumulation": "4"}, "--fix says both 2 and 4 for batch.accumulation"),
+        (
+            {"accumulation": "2", "batch.accumulation": "4"},
+            "--fix sets batch.accumulation to both 2 and 4; keep one",
+        ),
     ],
 )
 def test_a_bad_pin_is_told_with_what_would_be_legal(fix, told):
     with pytest.raises(ConfigError) as caught:
-        parse_pins(fix)
+        parse_fix(fix)
     assert told in str(caught.value)
 
 
 def test_all_knobs_are_free_unless_some_are_named():
-    assert free_knobs(()) == frozenset(TUNABLE)
-    assert free_knobs(["batch", " precision"]) == {"batch", "precision"}
-    assert free_knobs(["remat.mode"]) == {"remat"}
+    assert free_fields(()) == frozenset(knobs.tunable_fields())
+    assert free_fields(["batch", " precision"]) == {"batch", "precision"}
+    assert free_fields(["remat.mode"]) == {"remat"}
 
 
 def test_only_refuses_words_that_name_nothing():
     with pytest.raises(ConfigError, match="--only names no knob; choose from precision, batch"):
-        free_knobs(["", " "])
+        free_fields(["", " "])
 
 
 def test_only_refuses_what_cannot_be_tuned():
     with pytest.raises(
         ConfigError, match=r"--only backend: not a knob that can be tuned.*; choose from precision, batch"
     ):
-        free_knobs(["backend"])
+        free_fields(["backend"])
     with pytest.raises(ConfigError, match=r"did you mean batch\?"):
-        free_knobs(["bacth"])
+        free_fields(["bacth"])
 
 
 @pytest.mark.parametrize("name", ["precision", "batch.global", "mesh.data", "remat.mode", "layout.shard_state"])
 def test_a_flat_name_is_spelt_as_the_user_writes_it(name):
     flat = {"remat.mode": "remat"}.get(name, name.split(".")[-1])
-    assert spelling(flat) == name
+    assert knobs.by_name()[flat].spelling == name

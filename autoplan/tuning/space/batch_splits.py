@@ -1,0 +1,203 @@
+"""Legal batches on legal meshes: every split of an effective batch into accumulation x data axis x local batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from autoplan.errors import ConfigError
+from autoplan.tuning.space.legal_values import Situation
+from cost_models.config import Batch, Layout, Mesh, TrainConfig
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The user's limits on a search.
+
+    fixed            values that `--fix` sets, under the flat names of knobs
+    free             fields that may change
+    effective_range  legal effective batches LO..HI in samples; None keeps the script's own
+    """
+
+    fixed: Mapping[str, Any]
+    free: frozenset[str]
+    effective_range: tuple[int, int] | None
+
+
+def checked_range(effective_batch: tuple[int, int] | None) -> tuple[int, int] | None:
+    """Return the range. ConfigError where it is empty or starts below 1."""
+    if effective_batch is None:
+        return None
+    low, high = effective_batch
+    if not 1 <= low <= high:
+        raise ConfigError(f"--effective-batch {low}..{high}: expected 1 <= LO <= HI, for example 64..4096")
+    return low, high
+
+
+def legal_splits(situation: Situation, limits: Limits, *, shard_state: bool) -> list[tuple[Batch, Mesh, Layout]]:
+    """Return every legal batch with its mesh and layout.
+
+    shard_state   list layouts that split state over the data axis, too
+
+    ConfigError where limits and data leave none; the message lists what would be legal.
+    """
+    fixed = limits.fixed.get("shard_state")
+    splits = [
+        (batch, mesh, layout)
+        for batch, mesh in _batch_splits(situation, limits)
+        for layout in _layouts(situation.baseline, mesh, fixed, shard_state=shard_state)
+    ]
+    if not splits:
+        raise ConfigError(
+            "--fix layout.shard_state=true: one device has no other device to share its state with; "
+            "name hardware with more, or leave the mesh free"
+        )
+    return splits
+
+
+def why_one_mesh(situation: Situation, limits: Limits) -> str | None:
+    """Return why there is only one data axis to try; None where there are more."""
+    cluster = situation.cluster
+    if len(_data_axes(situation, limits)) > 1:
+        return None
+    if "data" in limits.fixed:
+        return f"--fix sets its data axis to {limits.fixed['data']}"
+    if cluster.devices > 1:
+        return f"the model axis takes all {cluster.devices} devices of {cluster.name}"
+    return f"{cluster.name} has one device" + (", and --devices simulates more" * (cluster.chip.kind == "cpu"))
+
+
+def on_all_devices(situation: Situation) -> list[TrainConfig]:
+    """Return the baseline over all devices, where there are more than it uses and its batch divides."""
+    baseline = situation.baseline
+    devices = situation.cluster.devices // baseline.mesh.model
+    if devices <= baseline.mesh.data or baseline.batch.global_size % devices:
+        return []
+    return [baseline.with_(mesh=Mesh(devices, baseline.mesh.model))]
+
+
+def _batch_splits(situation: Situation, limits: Limits) -> list[tuple[Batch, Mesh]]:
+    data_axes, model = _data_axes(situation, limits), situation.baseline.mesh.model
+    every = [
+        (Batch.from_global(effective // accumulation, data=data, accumulation=accumulation), Mesh(data, model))
+        for effective in _effective_batches(situation, limits)
+        for accumulation in _accumulations(effective, situation, limits)
+        for data in data_axes
+        if (effective // accumulation) % data == 0
+    ]
+    matching = [(batch, mesh) for batch, mesh in every if _matches(batch, limits.fixed)]
+    if not matching:
+        raise ConfigError(_no_split(every, situation.baseline, data_axes, limits))
+    return matching
+
+
+def _data_axes(situation: Situation, limits: Limits) -> list[int]:
+    cluster, baseline = situation.cluster, situation.baseline
+    available = max(1, cluster.devices // baseline.mesh.model)
+    sizes = [size for size in range(1, available + 1) if available % size == 0]
+    if "data" in limits.fixed:
+        if limits.fixed["data"] not in sizes:
+            raise ConfigError(
+                f"--fix mesh=data={limits.fixed['data']}: {cluster.name} has {cluster.devices} device(s); "
+                f"the data axis can be {_listed(sizes)}" + (" (see --devices)" if cluster.chip.kind == "cpu" else "")
+            )
+        return [int(limits.fixed["data"])]
+    return sizes if "mesh" in limits.free else [baseline.mesh.data]
+
+
+def _effective_batches(situation: Situation, limits: Limits) -> list[int]:
+    own, samples = situation.baseline.batch.effective, situation.observation.samples
+    if limits.effective_range is None or "batch" not in limits.free:
+        return [own]
+    low, high = limits.effective_range
+    if low == high and low <= (samples or low):
+        return [low]
+    most = min(high, samples or high)
+    powers = [2**exponent for exponent in range(most.bit_length()) if low <= 2**exponent <= most]
+    sizes = sorted({*powers, *([own] if low <= own <= high else [])})
+    if not sizes and low == high:
+        raise ConfigError(f"--effective-batch {low}: an epoch has no more than {samples} samples")
+    if not sizes:
+        raise ConfigError(
+            f"--effective-batch {low}..{high}: no power of two lies in it"
+            + (f" below the {samples} samples of an epoch" if samples else "")
+            + f", and the script's own is {own}; widen the range"
+        )
+    return sizes
+
+
+def _accumulations(effective: int, situation: Situation, limits: Limits) -> list[int]:
+    """Return micro-steps an update: divisors of the effective batch whose global batch the data can give.
+
+    One an octave, unless `--fix` sets a batch size.
+    """
+    own, fixed = situation.baseline.batch.accumulation, limits.fixed.get("accumulation")
+    if "batch" not in limits.free and fixed is None:
+        return [own]
+    legal = [a for a in _divisors(effective) if _data_can_give(effective // a, situation)]
+    if situation.observation.ema:
+        legal = [a for a in legal if a == own]
+    if fixed is not None or limits.fixed.keys() & {"global", "local"}:
+        return legal
+    return sorted({own} & set(legal) | set(_one_an_octave(legal, situation.observation.samples, effective)))
+
+
+def _data_can_give(global_batch: int, situation: Situation) -> bool:
+    """Whether the script's data can come in this global batch, with whole micro-steps where it counts them itself."""
+    seen, own = situation.observation, situation.baseline.batch.global_size
+    if not seen.rebatchable or seen.ema:
+        # Keras averages weights at every micro-step, so another number of them an update is another average.
+        return global_batch == own
+    if seen.explicit_steps_per_epoch and seen.steps_per_epoch:
+        return (seen.steps_per_epoch * own) % global_batch == 0
+    return seen.samples is None or global_batch <= max(seen.samples, own)
+
+
+def _one_an_octave(divisors: list[int], samples: int | None, effective: int) -> Iterator[int]:
+    """At most one divisor in [2**k, 2**(k+1)): the batch divides the epoch, else a power of two, else the least."""
+
+    def preference(accumulation: int) -> tuple[bool, bool, int]:
+        leaves_remainder = bool(samples and samples % (effective // accumulation))
+        return leaves_remainder, accumulation & (accumulation - 1) != 0, accumulation
+
+    octaves: dict[int, list[int]] = {}
+    for divisor in divisors:
+        octaves.setdefault(divisor.bit_length(), []).append(divisor)
+    return (min(octave, key=preference) for octave in octaves.values())
+
+
+def _divisors(number: int) -> list[int]:
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})
+
+
+def _matches(batch: Batch, fixed: Mapping[str, Any]) -> bool:
+    sizes = batch.to_dict()
+    return all(sizes[name] == fixed[name] for name in sizes if name in fixed)
+
+
+def _no_split(every: list[tuple[Batch, Mesh]], baseline: TrainConfig, data_axes: list[int], limits: Limits) -> str:
+    """Why no batch is left, and the legal values of the sizes that are fixed."""
+    if not every:
+        return (
+            f"no global batch of this training divides over {_listed(data_axes)} device(s) on the data axis: the "
+            f"effective batch is {baseline.batch.effective}; fix another mesh, or free it with --effective-batch LO..HI"
+        )
+    names = [name for name in ("global", "local", "accumulation", "effective") if name in limits.fixed]
+    asked = " ".join(f"--fix batch.{name}={limits.fixed[name]}" for name in names)
+    legal = "; ".join(f"{name}: {_listed({batch.to_dict()[name] for batch, _ in every})}" for name in names)
+    same = f" with an effective batch of {baseline.batch.effective}" if limits.effective_range is None else ""
+    return f"{asked}: no batch of this training can be split like this{same}; legal values are {legal}"
+
+
+def _layouts(baseline: TrainConfig, mesh: Mesh, fixed: bool | None, *, shard_state: bool) -> list[Layout]:
+    """The baseline's own layout; sharded state needs more than one device."""
+    own = baseline.layout
+    if fixed is not None:
+        return [Layout(fixed)] if mesh.data > 1 or not fixed else []
+    return [own, Layout(shard_state=True)] if shard_state and mesh.data > 1 and not own.shard_state else [own]
+
+
+def _listed(values: Iterable[int]) -> str:
+    return ", ".join(str(value) for value in sorted(values))

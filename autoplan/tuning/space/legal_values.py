@@ -1,0 +1,140 @@
+"""Legal values: one function for each knob that can be chosen independently says which values it may take, and when.
+
+The batch, the mesh and the layout depend on each other; `batch_splits` has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from autoplan.errors import ConfigError
+from autoplan.jobs.client import Observation
+from autoplan.plan import knobs
+from autoplan.plan.knobs import Knob, formatted
+from cost_models.config import Batch, Precision, RematMode, TrainConfig
+from cost_models.hardware.cluster import Cluster
+from cost_models.time.page_faults import why_not_paging
+
+PRECISIONS = (Precision.FLOAT32, Precision.MIXED_BFLOAT16, Precision.MIXED_FLOAT16)
+EXECUTIONS = (1, 8, 32)
+REMAT_MODES = (RematMode.NONE, RematMode.ACTIVATIONS)
+
+
+@dataclass(frozen=True)
+class Situation:
+    """The training and the hardware for which values are legal or not."""
+
+    observation: Observation
+    baseline: TrainConfig
+    cluster: Cluster
+
+    def epoch_micro_steps(self, batch: Batch) -> float:
+        """Return the micro-steps of an epoch with this batch; infinite where the epoch's length is not known."""
+        seen = self.observation
+        if seen.explicit_steps_per_epoch and seen.steps_per_epoch:
+            return seen.steps_per_epoch * self.baseline.batch.global_size // batch.global_size
+        return float("inf") if seen.samples is None else -(-seen.samples // batch.global_size)
+
+
+@dataclass(frozen=True)
+class Legal:
+    """The values that a knob may take besides the script's own.
+
+    values         in the order in which they are tried
+    why_none       why the script's own value is the only one to try; None where `values` are tried
+    why_not_fixed  why `--fix` may not set another value than the script's own; None where it may
+    holds          whether a configuration is legal with its value; `chosen`: the value has no alternative
+    """
+
+    values: tuple[Any, ...]
+    why_none: str | None = None
+    why_not_fixed: str | None = None
+    holds: Callable[[TrainConfig, bool], bool] | None = None
+
+
+LegalValues = Callable[[Situation], Legal]
+_FUNCTIONS: dict[str, LegalValues] = {}
+
+
+def legal_values(name: str) -> Callable[[LegalValues], LegalValues]:
+    """Register the function that lists the legal values of a knob. ValueError for a second one."""
+
+    def register(function: LegalValues) -> LegalValues:
+        if name in _FUNCTIONS:
+            raise ValueError(f"the legal values of {name} are listed twice")
+        _FUNCTIONS[name] = function
+        return function
+
+    return register
+
+
+def independent_knobs() -> tuple[Knob, ...]:
+    """Return the knobs with legal values of their own, in the order of the table."""
+    return tuple(knob for knob in knobs.KNOBS if knob.name in _FUNCTIONS)
+
+
+def legal(knob: Knob, situation: Situation) -> Legal:
+    """Return what the knob's function says."""
+    return _FUNCTIONS[knob.name](situation)
+
+
+def choices(
+    knob: Knob, situation: Situation, fixed: Mapping[str, Any], free: frozenset[str]
+) -> tuple[list[Any], Legal]:
+    """Return the values to list, the script's own first, and what is legal. A fixed knob may take any value.
+
+    ConfigError where `--fix` sets a value that cannot work here.
+    """
+    own, found = knob.value(situation.baseline), legal(knob, situation)
+    if knob.name in fixed:
+        value = fixed[knob.name]
+        if found.why_not_fixed is not None and value != own:
+            raise ConfigError(f"--fix {knob.spelling}={formatted(value)}: {found.why_not_fixed}; leave it out")
+        return [value], found
+    tried = found.values if knob.field in free and found.why_none is None else ()
+    return list(dict.fromkeys((own, *tried))), found
+
+
+@legal_values("precision")
+def precision(situation: Situation) -> Legal:
+    """A script's own mixture of policies is the only one where there is one."""
+    mixed = "the script mixes dtype policies by hand, and no single policy replaces them"
+    why = mixed if situation.baseline.precision is Precision.OTHER else None
+    return Legal(PRECISIONS, why_none=why, why_not_fixed=why)
+
+
+@legal_values("remat")
+def remat(situation: Situation) -> Legal:
+    """No rematerialization, or that of activations."""
+    return Legal(REMAT_MODES)
+
+
+@legal_values("steps_per_execution")
+def steps_per_execution(situation: Situation) -> Legal:
+    """No more micro-steps an execution than an epoch has, and whole executions where the script counts micro-steps."""
+
+    def holds(config: TrainConfig, chosen: bool) -> bool:
+        epoch = situation.epoch_micro_steps(config.batch)
+        if config.steps_per_execution > max(1, epoch) and not chosen:
+            return False
+        # Keras would round steps_per_epoch up to whole executions and train on more samples.
+        counted = situation.observation.explicit_steps_per_epoch
+        return not (counted and epoch % config.steps_per_execution)
+
+    return Legal(EXECUTIONS, holds=holds)
+
+
+@legal_values("jit_compile")
+def jit_compile(situation: Situation) -> Legal:
+    """With the backend's compiler and without."""
+    return Legal((True, False))
+
+
+@legal_values("keep_freed_memory")
+def keep_freed_memory(situation: Situation) -> Legal:
+    """Worth a try where micro-steps return memory to the kernel; impossible where a device has its own memory."""
+    why = why_not_paging(situation.baseline, situation.cluster)
+    impossible = why if situation.cluster.chip.kind != "cpu" else None
+    return Legal((False, True), why_none=why, why_not_fixed=impossible)

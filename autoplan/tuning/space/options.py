@@ -1,0 +1,86 @@
+"""`--fix KEY=VALUE` and `--only KEY,KEY`: text -> values of knobs, under their flat names.
+
+A key is a key of `TrainConfig.to_dict()`. A part of a mapping follows a dot or stands inside the value:
+`--fix mesh.data=8` and `--fix mesh=data=8` mean the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from autoplan.errors import ConfigError
+from autoplan.plan import knobs
+from autoplan.plan.knobs import Knob
+
+
+def parse_fix(fix: Mapping[str, str]) -> dict[str, Any]:
+    """Return the values that `--fix` sets: `{"mesh": "data=8", "jit_compile": "off"}` -> `{"data": 8, ...: False}`.
+
+    ConfigError for an unknown key (with similar ones), a value of the wrong type, and two values for one knob.
+    """
+    fixed: dict[str, Any] = {}
+    for key, text in fix.items():
+        for knob, part in _parts(key, text):
+            value = _parse(key, knob, part)
+            if fixed.setdefault(knob.name, value) != value:
+                raise ConfigError(
+                    f"--fix sets {knob.spelling} to both {fixed[knob.name]} and {value}; keep one of them"
+                )
+    return fixed
+
+
+def free_fields(only: Iterable[str]) -> frozenset[str]:
+    """Return the fields that tuning can change: those that `--only` names, or all where it names none.
+
+    ConfigError for a name that cannot be tuned, and for words without a name.
+    """
+    words, tunable = list(only), knobs.tunable_fields()
+    names = [name.strip().split(".")[0] for name in words if name.strip()]
+    if words and not names:
+        raise ConfigError(f"--only names no knob; choose from {', '.join(tunable)}")
+    for name in names:
+        if name not in tunable:
+            raise ConfigError(
+                f"--only {name}: not a knob that can be tuned{_near(name, tunable)}; choose from {', '.join(tunable)}"
+            )
+    return frozenset(names or tunable)
+
+
+def _parts(key: str, text: str) -> list[tuple[Knob, str]]:
+    """Return the knobs that one `--fix` sets, with the text of each value."""
+    rows = knobs.parts_of(key)
+    has_parts = bool(rows) and len(rows[0].path) > 1
+    if has_parts and "=" in text:
+        pairs = [part.partition("=") for part in text.split(",")]
+        return [(_knob(f"{key}.{name.strip()}"), value.strip()) for name, _, value in pairs]
+    if has_parts and key not in _spellings():
+        example = f"{rows[0].path[-1]}={rows[0].kind.example}"
+        raise ConfigError(f"--fix {key}={text}: expected parts with values, for example --fix {key}={example}")
+    return [(_knob(key), text.strip())]
+
+
+def _knob(key: str) -> Knob:
+    known = _spellings()
+    if key not in known:
+        raise ConfigError(f"--fix {key}: no such key{_near(key, known)}; choose from {', '.join(known)}")
+    return known[key]
+
+
+def _spellings() -> dict[str, Knob]:
+    """Return every spelling of a key with its knob."""
+    pairs = [(spelling, knob) for knob in knobs.KNOBS for spelling in (knob.spelling, *knob.aliases)]
+    return dict(sorted(pairs, key=lambda pair: pair[0]))
+
+
+def _near(word: str, known: Iterable[str]) -> str:
+    near = get_close_matches(word, list(known), n=1)
+    return f" (did you mean {near[0]}?)" if near else ""
+
+
+def _parse(key: str, knob: Knob, text: str) -> Any:
+    try:
+        return knob.kind.parse(text)
+    except ValueError:
+        raise ConfigError(f"--fix {key}: {knob.spelling} cannot be {text!r}; expected {knob.kind.expected}") from None
