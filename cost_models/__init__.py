@@ -6,7 +6,8 @@ from cost_models.errors import AutoplanError, ConfigError, HardwareError, Worklo
 from cost_models.estimate import Estimate, estimate, estimate_many, explain
 from cost_models.hardware.cluster import Chip, Cluster, Link
 from cost_models.memory import MemoryCost, memory
-from cost_models.time.roofline import TimeCost, step_time
+from cost_models.time.cost import TimeCost
+from cost_models.time.step import step_time
 from cost_models.workload.workload import Op, Tensor, Variable, Workload
 
 __all__ = [

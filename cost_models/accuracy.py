@@ -9,6 +9,7 @@ from typing import Any
 from cost_models.errors import ConfigError
 from cost_models.hardware.cluster import Cluster
 from cost_models.validation import Reader, number, raised_as, read_fields, text, whole
+from cost_models.xla.target import target_of
 
 SHARE = 0.9
 """Share of a study's rows that lie in its band; half of the others below and half above."""
@@ -68,5 +69,6 @@ def accuracy(cluster: Cluster) -> Accuracy | None:
     """
     chip = cluster.chip
     if cluster.local:
-        return PROCESSOR if chip.kind == "cpu" and not cluster.simulated else None
-    return PUBLISHED if chip.kind == "gpu" and chip.compute_capability is not None else None
+        is_cpu = not target_of(chip.kind).host_apart
+        return PROCESSOR if is_cpu and not cluster.simulated else None
+    return PUBLISHED if chip.compute_capability is not None else None

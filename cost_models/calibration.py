@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from cost_models.errors import ConfigError
 from cost_models.memory import MemoryCost
-from cost_models.time.roofline import TimeCost
+from cost_models.time.cost import TimeCost, TimeParts
 
 Floats = npt.NDArray[np.float64]
 
@@ -91,25 +91,8 @@ class Calibration:
 
     def time(self, cost: TimeCost) -> TimeCost:
         """The prediction with its parts corrected; communication stays as predicted."""
-        parts = {
-            "compute": cost.compute_seconds * self.compute.value,
-            "memory": cost.memory_seconds * self.bandwidth.value,
-            "communication": cost.communication_seconds,
-            "overhead": cost.overhead_seconds * self.dispatch.value,
-        }
-        seconds = sum(parts.values())
-        ratio = seconds / cost.micro_step_seconds
-        return TimeCost(
-            micro_step_seconds=seconds,
-            update_seconds=cost.update_seconds * ratio,
-            compute_seconds=parts["compute"],
-            memory_seconds=parts["memory"],
-            communication_seconds=parts["communication"],
-            overhead_seconds=parts["overhead"],
-            samples_per_second=cost.samples_per_second / ratio,
-            mfu=None if cost.mfu is None else cost.mfu / ratio,
-            bound=max(parts, key=lambda name: parts[name]),
-        )
+        factors = TimeParts(self.compute.value, self.bandwidth.value, 1.0, self.dispatch.value)
+        return cost.with_parts(cost.parts * factors)
 
     def bytes(self, cost: MemoryCost) -> MemoryCost:
         """The prediction with its temporaries corrected; where memory was observed, so is the interval."""

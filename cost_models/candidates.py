@@ -20,7 +20,11 @@ from cost_models.estimate import capacity_of
 from cost_models.execution import Origin, check
 from cost_models.hardware.cluster import Cluster
 from cost_models.memory import DEFAULT_HEADROOM, MemoryCost, memory, sharded
-from cost_models.time.roofline import DEFAULT_OVERLAP, DeviceTime, TimeCost, device_time, parts_of, peak_of
+from cost_models.time.cost import TimeCost, TimeParts, figures
+from cost_models.time.exchange import DEFAULT_OVERLAP, XlaExchange, state_of
+from cost_models.time.roofline import peak_of
+from cost_models.time.software import Software
+from cost_models.time.step import DeviceTime, device_time, parts_of
 from cost_models.workload.workload import Workload
 
 Ints = npt.NDArray[np.int64]
@@ -29,7 +33,6 @@ Columns = dict[str, npt.NDArray[Any]]
 
 _TOTALS = frozenset({"total", "total_low", "total_high"})
 _COMPONENTS = tuple(item.name for item in fields(MemoryCost) if item.name not in _TOTALS)
-_PARTS = ("compute", "memory", "communication", "overhead")
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,10 +142,7 @@ def price(
     points, point_of_row = _points(candidates)
     blocks = [pricing.block(candidates.structures[one], several, batches) for one, several, batches in points]
     columns = _joined(blocks, point_of_row)
-    local, accumulation = candidates.local_batch, candidates.accumulation
-    data = np.array([config.mesh.data for config in candidates.structures], np.int64)[candidates.structure]
-    seconds = columns["micro_step_seconds"]
-    columns |= {"update_seconds": seconds * accumulation, "samples_per_second": local * data / seconds}
+    columns["update_seconds"] = columns["update_seconds"] * candidates.accumulation
     return Table(
         candidates=candidates,
         memory={item.name: columns[item.name].astype(np.int64, copy=False) for item in fields(MemoryCost)},
@@ -187,7 +187,8 @@ class _Pricing:
     """Prices structures; what several of them share is worked out once."""
 
     def __init__(self, workloads: Mapping[Origin, Workload], cluster: Cluster, overlap: float) -> None:
-        self.workloads, self.cluster, self.overlap = workloads, cluster, overlap
+        self.workloads, self.cluster = workloads, cluster
+        self.software = Software(exchange=XlaExchange(overlap))
         self.known: dict[TrainConfig, dict[int, _Point]] = {}
 
     def block(self, structure: TrainConfig, accumulates: bool, batches: Ints) -> Columns:
@@ -229,12 +230,15 @@ class _Pricing:
         return {**components, "total": total, "total_low": total - below, "total_high": total + above}
 
     def _time(self, workload: Workload, config: TrainConfig, points: Sequence[_Point], batches: Ints) -> Columns:
-        figures = {name.name: np.array([getattr(p.device, name.name) for p in points]) for name in fields(DeviceTime)}
-        parts = parts_of(workload, config, self.cluster, DeviceTime(**figures), self.overlap)
-        columns = [np.broadcast_to(parts[name], len(batches)) for name in _PARTS]
-        seconds = columns[0] + columns[1] + columns[2] + columns[3]
-        flops = workload.model_flops.fixed + workload.model_flops.per_sample * batches
-        found: Columns = {f"{name}_seconds": column for name, column in zip(_PARTS, columns, strict=True)}
+        """Everything of `TimeCost`; an update is of one micro-step until the rows' accumulation is known."""
+        device = DeviceTime.stacked([point.device for point in points])
+        parts = parts_of(device, state_of(workload), config, self.cluster, self.software)
+        parts = TimeParts(*(np.broadcast_to(part, len(batches)) for part in parts.values()))
         peak = peak_of(workload, config, self.cluster)
-        found |= {"micro_step_seconds": seconds, "mfu": flops / (seconds * peak)}
-        return found | {"bound": np.array(_PARTS)[np.argmax(columns, axis=0)]}
+        return figures(
+            parts,
+            accumulation=1,
+            global_batch=batches * config.mesh.data,
+            model_flops=device.model_flops,
+            peak_flops_per_second=peak,
+        )

@@ -19,7 +19,8 @@ from cost_models.memory import (
     largest,
     memory,
 )
-from cost_models.time.roofline import TimeCost, step_time
+from cost_models.time.cost import TimeCost
+from cost_models.time.step import step_time
 from cost_models.validation import (
     Reader,
     mapping,

@@ -25,8 +25,11 @@ from cost_models.parallel.collectives import (
     collective_permute,
     reduce_scatter,
 )
+from cost_models.time.cost import TimeCost, TimeParts
 from cost_models.time.kernels import KernelTable
-from cost_models.time.roofline import TimeCost, kernel_seconds, overhead_of, peak_of
+from cost_models.time.roofline import kernel_seconds, peak_of
+from cost_models.time.software import overhead_seconds
+from cost_models.time.step import assemble
 from cost_models.workload.compiled_op import Compiled, Exchange
 from cost_models.workload.workload import Kind, Op, Phase, Workload
 from cost_models.xla.tiling import Storage
@@ -63,22 +66,11 @@ def compiled_time(
     if any(op.compiled is None for op, _ in _rows(workload)):
         raise WorkloadError("this workload was traced, not read from compiled text; price it with step_time")
     parts = _parts(workload, config, cluster, overlap)
-    seconds = sum(parts.values())
-    return TimeCost(
-        micro_step_seconds=seconds,
-        update_seconds=seconds * config.batch.accumulation,
-        compute_seconds=parts["compute"],
-        memory_seconds=parts["memory"],
-        communication_seconds=parts["communication"],
-        overhead_seconds=parts["overhead"],
-        samples_per_second=config.batch.global_size / seconds,
-        mfu=None if model_flops is None else model_flops / (seconds * peak_of(workload, config, cluster)),
-        bound=max(parts, key=lambda name: parts[name]),
-    )
+    return assemble(parts, config, model_flops, peak_of(workload, config, cluster))
 
 
-def _parts(workload: Workload, config: TrainConfig, cluster: Cluster, overlap: float | None) -> dict[str, float]:
-    """The four parts of a micro-step, in seconds."""
+def _parts(workload: Workload, config: TrainConfig, cluster: Cluster, overlap: float | None) -> TimeParts:
+    """The parts of a micro-step."""
     rows, table = _rows(workload), _table(workload)
     compute, traffic = kernel_seconds(table, config, cluster)
     slower = np.maximum(compute, traffic)
@@ -91,13 +83,11 @@ def _parts(workload: Workload, config: TrainConfig, cluster: Cluster, overlap: f
     of_compute = float(slower[compute >= traffic].sum())
     of_memory = float(slower.sum()) - of_compute - timeline.hidden_copies
     launches = sum(times * op.compiled.launches for op, times in rows if op.compiled is not None)
-    device_seconds = of_compute + of_memory + communication
-    return {
-        "compute": of_compute,
-        "memory": of_memory,
-        "communication": communication,
-        "overhead": float(overhead_of(workload, launches, device_seconds, config, cluster)),
-    }
+    parts = TimeParts(of_compute, of_memory, communication)
+    overhead = overhead_seconds(
+        launches, parts.seconds, config, cluster, variables=len(workload.variables), dispatches=workload.dispatches
+    )
+    return parts + TimeParts(overhead=overhead)
 
 
 @lru_cache(maxsize=16)

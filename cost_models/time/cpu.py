@@ -1,89 +1,114 @@
-"""Seconds of kernels on a processor: products of libraries on its cores, convolutions as Eigen picks their windows, and
-loops over memory.
+"""Seconds of kernels on a CPU: library GEMMs, convolutions, and loops over memory.
 
-What XLA:CPU of jax 0.10.2 was seen to do, kernel by kernel, on two x86-64 server cores; every figure is a share of what
-the machine at hand was measured to reach (`kinds.cpu` in `devices/efficiency.yaml`).
+Observed with XLA:CPU of jax 0.10.2, kernel by kernel, on two x86-64 server cores. Every figure is a share of what the
+machine at hand was measured to reach (`kinds.cpu` in `devices/efficiency.yaml`). Eigen's library takes convolutions
+over lines and images; XLA runs those over volumes and by groups of channels in plain loops, whose figures
+(`looped_conv_operations`) count in operations of the float32 peak.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from cost_models.hardware.cluster import Chip
 from cost_models.hardware.efficiency import Efficiency
-from cost_models.time.cpu_convolution import is_looped, loop_seconds
 from cost_models.time.kernels import KernelTable
+from cost_models.time.software import KERAS, Software
 
 Floats = npt.NDArray[np.float64]
-
+Bools = npt.NDArray[np.bool_]
 
 _CACHE_BYTES = 2**25
-"""Of a processor that does not tell."""
+"""Last-level cache of a CPU whose description has none."""
 _FEW, _SOME, _MANY = 16, 24, 32  # features
 _COLOURS = 3
-_A_CORE_BYTES = 2**18
+_BYTES_PER_CORE = 2**18
 """XLA:CPU splits a loop over memory in parts that move so much (`parallel_task_assignment.cc`)."""
+_VOLUME = 3  # dimensions besides batch and channels
 
 
-def processor_seconds(
-    table: KernelTable, batch: int, moved: Floats, peaks: Floats, chip: Chip, efficiency: Efficiency
+def cpu_seconds(
+    table: KernelTable,
+    batch: int,
+    moved: Floats,
+    peaks: Floats,
+    chip: Chip,
+    efficiency: Efficiency,
+    software: Software = KERAS,
 ) -> tuple[Floats, Floats]:
-    """(seconds of arithmetic, seconds of memory traffic) of each row, however often it runs, on the whole processor.
+    """Return (seconds of arithmetic, seconds of memory traffic) of each row, however often it runs, on all cores.
 
-    moved  bytes of each row, and `peaks` the FLOP/s of products in its dtype
+    moved  bytes of each row
+    peaks  FLOP/s of products in each row's dtype
     """
+    applies = software.applies
     flops = (table.flops_fixed + batch * table.flops_per_sample) * table.runs
     gemm = table.gemm_at(batch)
     scalar, each = chip.peak_flops_per_second["float32"], moved / table.runs
-    cores = np.clip(np.floor(each / _A_CORE_BYTES), 1, _cores(chip))
+    cores = np.full(len(each), float(_cores(chip)))
+    if applies("cpu_loops_by_core"):
+        cores = np.clip(np.floor(each / _BYTES_PER_CORE), 1, _cores(chip))
     rates = scalar * efficiency.vector_share * cores / _cores(chip)
     peaks = peaks * efficiency.gemm_share
-    rates = np.where(table.is_gemm, peaks * _product_share(table, gemm, chip, efficiency), rates)
-    rates = np.where(table.is_convolution, peaks * _convolution_share(table, efficiency), rates)
+    rates = np.where(table.is_gemm, peaks * _gemm_share(table, gemm, chip, efficiency, software), rates)
+    rates = np.where(table.is_convolution, peaks * _convolution_share(table, efficiency, software), rates)
     for kind, rows in table.slow.items():
-        if kind in efficiency.slow_kernel_shares:
+        if kind in efficiency.slow_kernel_shares and applies(f"cpu_{kind}"):
             rates[rows] = scalar * efficiency.slow_kernel_shares[kind]
-    compute = np.maximum(flops / rates, _picking_seconds(table, gemm, scalar, efficiency))
-    compute = np.where(
-        is_looped(table), loop_seconds(table, batch, flops / rates, scalar, efficiency.looped_conv_operations), compute
-    )
-    compute = compute + np.where((table.runs == 1) & (cores > 1), efficiency.fork_seconds, 0.0)
+    compute = flops / rates
+    if applies("cpu_im2col"):
+        compute = np.maximum(compute, _gathering_seconds(table, gemm, scalar, efficiency, software))
+    if applies("cpu_looped_convolutions"):
+        looped = loop_seconds(table, batch, flops / rates, scalar, efficiency.looped_conv_operations)
+        compute = np.where(is_looped(table), looped, compute)
+    if applies("cpu_fork"):
+        compute = compute + np.where((table.runs == 1) & (cores > 1), efficiency.fork_seconds, 0.0)
     streams = chip.memory_bytes_per_second * efficiency.stream_share
-    return compute, moved / (streams * _bandwidth_share(table, each, chip, efficiency))
+    return compute, moved / (streams * _bandwidth_share(table, each, chip, efficiency, software))
 
 
 def _cores(chip: Chip) -> int:
     return chip.processors or 1
 
 
-def _product_share(table: KernelTable, gemm: Floats, chip: Chip, efficiency: Efficiency) -> Floats:
-    """Of matrix products: small ones run on fewer cores. Operands that lie the other way are copied by other rows."""
+def _gemm_share(table: KernelTable, gemm: Floats, chip: Chip, efficiency: Efficiency, software: Software) -> Floats:
+    """Small GEMMs run on fewer cores. Operands in another memory order are copied by other rows."""
     multiplied = np.prod(np.maximum(gemm, 1.0), axis=1)
-    busy = np.clip(multiplied / efficiency.macs_per_core, 1.0, _cores(chip)) / _cores(chip)
-    reached = np.where(table.runs > 1, efficiency.loop_gemm_share, efficiency.library_gemm_share)
+    busy = np.ones(len(gemm))
+    if software.applies("cpu_gemm_by_core"):
+        busy = np.clip(multiplied / efficiency.macs_per_core, 1.0, _cores(chip)) / _cores(chip)
+    in_loops = efficiency.loop_gemm_share if software.applies("cpu_loop_gemms") else efficiency.library_gemm_share
+    reached = np.where(table.runs > 1, in_loops, efficiency.library_gemm_share)
     return np.asarray(busy * reached, np.float64)
 
 
-def _convolution_share(table: KernelTable, efficiency: Efficiency) -> Floats:
-    """Along one dimension they are nearly products; gradients of kernels sum over positions."""
+def _convolution_share(table: KernelTable, efficiency: Efficiency, software: Software) -> Floats:
+    """Along one dimension convolutions are nearly GEMMs; gradients of kernels sum over positions."""
     own, lines = efficiency.conv_share, efficiency.conv1d_shares
-    gradients = np.where(table.is_line, lines[1], efficiency.conv_weight_gradient_share)
-    return np.where(table.sums_batch, gradients, np.where(table.is_line, lines[0], own))
+    of_images = efficiency.conv_weight_gradient_share if software.applies("cpu_conv_weight_gradients") else own
+    is_line = table.is_line if software.applies("cpu_conv1d") else np.zeros(len(table.runs), np.bool_)
+    gradients = np.where(is_line, lines[1], of_images)
+    return np.where(table.sums_batch, gradients, np.where(is_line, lines[0], own))
 
 
-def _picking_seconds(table: KernelTable, gemm: Floats, scalar: float, efficiency: Efficiency) -> Floats:
-    """Of what a convolution needs at least: it picks every window's positions, however few channels they have.
+def _gathering_seconds(
+    table: KernelTable, gemm: Floats, scalar: float, efficiency: Efficiency, software: Software
+) -> Floats:
+    """Seconds in which a convolution gathers the positions of its windows (im2col), however few channels they have.
 
-    Of an odd number of channels, as an image's three are, some numbers of features take several times as long.
+    With an odd number of channels, as the three of an image, some numbers of features take several times as long.
     """
-    channels, features = gemm[:, 3] / np.maximum(table.window, 1.0), gemm[:, 2]
-    three, more, wider = efficiency.odd_channel_slowdown
-    odd = (channels > 1) & (channels % 2 == 1)
-    times = np.where(odd & (features > _FEW) & (features <= _SOME), np.where(channels == _COLOURS, three, more), 1.0)
-    times = np.where(odd & (features > _SOME) & (features <= _MANY), wider, times)
+    times = np.ones(len(gemm))
+    if software.applies("cpu_odd_channels"):
+        channels, features = gemm[:, 3] / np.maximum(table.window, 1.0), gemm[:, 2]
+        three, more, wider = efficiency.odd_channel_slowdown
+        odd = (channels > 1) & (channels % 2 == 1)
+        few = odd & (features > _FEW) & (features <= _SOME)
+        times = np.where(few, np.where(channels == _COLOURS, three, more), times)
+        times = np.where(odd & (features > _SOME) & (features <= _MANY), wider, times)
     return np.asarray(gemm[:, 1] * table.window * table.runs * times / (scalar * efficiency.im2col_share), np.float64)
 
 
@@ -93,12 +118,79 @@ def _between(part: Floats, known: Sequence[tuple[float, float]]) -> Floats:
     return np.asarray(2.0 ** np.interp(part, np.log2(sizes), np.log2(shares)), np.float64)
 
 
-def _bandwidth_share(table: KernelTable, each: Floats, chip: Chip, efficiency: Efficiency) -> Floats:
-    """Of the bandwidth of long streams, by the bytes that a kernel moves: of a loop's they are near.
+def _bandwidth_share(
+    table: KernelTable, each: Floats, chip: Chip, efficiency: Efficiency, software: Software
+) -> Floats:
+    """Share of the bandwidth of long streams, by the bytes that a kernel moves: small operands are in a cache.
 
-    Transposed operands are read across, line after line of the cache for a few elements of each.
+    Transposed operands are read across, a line of the cache for a few elements of each.
     """
     part = np.log2(np.maximum(each, 1.0) / (chip.cache_bytes or _CACHE_BYTES))
     straight, looping = (_between(part, known) for known in (efficiency.cache_curve, efficiency.loop_cache_curve))
-    share = np.where(table.runs > 1, looping, straight)
-    return share * np.where(table.is_across, efficiency.strided_share, 1.0)
+    if not software.applies("cpu_caches"):
+        straight = np.full(len(each), efficiency.cache_curve[-1][1])
+    share = np.where(table.runs > 1, looping if software.applies("cpu_loop_caches") else straight, straight)
+    strided = efficiency.strided_share if software.applies("cpu_strided_reads") else 1.0
+    return share * np.where(table.is_across, strided, 1.0)
+
+
+def loop_seconds(
+    table: KernelTable, batch: int, multiplied: Floats, peak: float, figures: Mapping[str, float]
+) -> Floats:
+    """Return the seconds of each convolution in plain loops, however often it runs; 0 for all other rows.
+
+    multiplied   seconds that the row's multiply-adds would take a library's convolution
+    peak         FLOP/s of float32 products
+    """
+    gemm = table.gemm_at(batch)
+    grouped, volumes = table.is_grouped, _volumes(table)
+    gradients = table.sums_batch
+    operations = np.zeros(len(table.runs))
+    for rows, of in (
+        (grouped & ~gradients, _groups(gemm, table.enlarged, figures)),
+        (grouped & gradients, _group_gradients(gemm, figures)),
+        (volumes & ~gradients, _picked(gemm, table.window, figures)),
+        (volumes & gradients, _picked_for_gradients(gemm, batch, figures)),
+    ):
+        operations = np.where(rows, of, operations)
+    found = operations * table.runs / peak + np.where(volumes, multiplied, 0.0)
+    flops = (table.flops_fixed + batch * table.flops_per_sample) * table.runs
+    dilated = volumes & ~gradients & (table.enlarged > 1)
+    return np.asarray(np.where(dilated, flops * table.enlarged * figures["volume_plain"] / peak, found), np.float64)
+
+
+def is_looped(table: KernelTable) -> Bools:
+    """Return the rows that `loop_seconds` is for: convolutions over volumes, and by groups of channels."""
+    return table.is_grouped | _volumes(table)
+
+
+def _volumes(table: KernelTable) -> Bools:
+    """Convolutions over three dimensions; windows of one position are products."""
+    windows = table.sums_batch | (table.window > 1)
+    return np.asarray((table.dimensions == _VOLUME) & ~table.is_grouped & windows, np.bool_)
+
+
+def _groups(gemm: Floats, enlarged: Floats, figures: Mapping[str, float]) -> Floats:
+    """Every group at every position, of a stride's gradient at every position of the larger image."""
+    each = figures["group_position"] + figures["group_pick"] * gemm[:, 3]
+    return np.asarray(gemm[:, 0] * gemm[:, 1] * enlarged * each, np.float64)
+
+
+def _group_gradients(gemm: Floats, figures: Mapping[str, float]) -> Floats:
+    """Of depthwise kernels an element at a time; of others all channels for each group, of which its own are chosen."""
+    groups, window, features, positions = gemm.T
+    whole = groups * window * positions
+    chosen = groups * whole * figures["group_gradient"] + 2 * whole * groups * features * figures["group_product"]
+    return np.asarray(np.where(features <= 1, whole * figures["depthwise_gradient"], chosen), np.float64)
+
+
+def _picked(gemm: Floats, taps: Floats, figures: Mapping[str, float]) -> Floats:
+    return np.asarray(
+        gemm[:, 1] * np.maximum(taps * figures["volume_tap"], gemm[:, 3] * figures["volume_pick"]), np.float64
+    )
+
+
+def _picked_for_gradients(gemm: Floats, batch: int, figures: Mapping[str, float]) -> Floats:
+    """Samples stand where channels do in other convolutions: few of them are picked as slowly as one."""
+    each = figures["volume_pick"] + figures["volume_sample"] / max(batch, figures["volume_samples"])
+    return np.asarray(gemm[:, 1] * gemm[:, 3] * each, np.float64)

@@ -52,6 +52,16 @@ def library_kernels(
     return _Rewriting(workload, has_kernel).run()
 
 
+def has_kernel_in_tensorflow(layer: str, phase: Phase) -> bool:
+    """Return whether TensorFlow 2 has one kernel for a layer of this name in this pass.
+
+    Keras's `LayerNormalization` calls `fused_batch_norm` (its `_fused_can_be_used`), and softmax is one forward
+    (`nn_grad.py` has its gradient in parts).
+    """
+    name = layer.rpartition("/")[2]
+    return "layer_normalization" in name or (name.startswith("softmax") and phase is Phase.FORWARD)
+
+
 def _with_biases(workload: Workload) -> tuple[Op, ...]:
     """The same operations, where a product and the sum of it and what is broadcast in its layer are one."""
     readers = Counter([*workload.outputs, *(read for op in workload.ops for read in op.reads)])

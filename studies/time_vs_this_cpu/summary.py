@@ -11,7 +11,7 @@ from statistics import fmean, median
 from typing import Any
 
 from cost_models.calibration import TimePair, calibrate
-from cost_models.time.roofline import TimeCost
+from cost_models.time.cost import TimeCost
 from studies.time_vs_this_cpu import cases
 
 TRIALS = 3

@@ -6,7 +6,7 @@ import pytest
 
 from cost_models import Batch, ConfigError, TrainConfig, memory, step_time
 from cost_models.calibration import INTERVAL, MEMORY_NOISE, TIME_PRIOR, MemoryPair, TimePair, calibrate
-from cost_models.time.roofline import TimeCost
+from cost_models.time.cost import TimeCost
 from tests.builders.workloads import cluster, dense
 
 TRUTH = {"compute": 1.3, "bandwidth": 0.8, "dispatch": 2.2}

@@ -17,7 +17,7 @@ from autoplan.plan.records import TrialRecord
 from autoplan.tuning.space.prune import Forecast
 from cost_models.calibration import Calibration, TimePair, calibrate
 from cost_models.config import TrainConfig
-from cost_models.time.roofline import TimeCost
+from cost_models.time.cost import TimeCost
 
 WORTH_TELLING = 1.5
 """A correction of less than this, either way, is within what the analytic tier claims."""

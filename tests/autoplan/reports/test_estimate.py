@@ -8,7 +8,7 @@ import pytest
 from autoplan.reports import estimate as estimate_report
 from autoplan.reports import plan_table
 from cost_models.memory import MemoryCost
-from cost_models.time.roofline import TimeCost
+from cost_models.time.cost import TimeCost
 from tests.builders import plans
 
 

@@ -8,7 +8,7 @@ from cost_models.config import Batch, TrainConfig
 from cost_models.hardware.efficiency import efficiency_of
 from cost_models.memory import memory
 from cost_models.time.page_faults import LARGEST_KEPT_BYTES, may_page, paging_seconds, returned_bytes
-from cost_models.time.roofline import step_time
+from cost_models.time.step import step_time
 from tests.builders.workloads import cluster, dense
 
 RATE = 4e9

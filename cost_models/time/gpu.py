@@ -1,0 +1,78 @@
+"""What GPUs do differently from the plain roofline: TF32, minimal filtering, transposed images, fused attention."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from cost_models.hardware.cluster import Chip
+from cost_models.hardware.efficiency import Efficiency
+from cost_models.time.kernels import AttentionRows, KernelTable
+
+Floats = npt.NDArray[np.float64]
+
+MINIMAL_FILTERING = 2.25
+"""How many times fewer multiplications 3 x 3 convolutions need as F(2x2, 3x3) (Lavin & Gray 2015, arXiv 1509.09308,
+section 4). Libraries work out float32 ones so where matrix units do not take float32: on GPUs before Ampere."""
+
+_TF32_FROM = "bfloat16"
+"""GPUs that calculate in this dtype are those from Ampere on, whose matrix units take float32, too."""
+
+
+def takes_float32(chip: Chip) -> bool:
+    """Return whether a GPU's matrix units take float32, as TF32: of convolutions those with channels last.
+
+    XLA:GPU lays out float32 images with channels first on every GPU, and those of 16 bits with channels last from Volta
+    on (`gpu_layout_assignment.cc`; jax 0.10.2 compiled for an A100 does); PyTorch holds them first unless told.
+    """
+    return _TF32_FROM in chip.peak_flops_per_second
+
+
+def peaks_of_exact_products(peaks: Floats, table: KernelTable, efficiency: Efficiency) -> Floats:
+    """Return the FLOP/s of products whose float32 GEMMs, but not convolutions, stay off TF32.
+
+    PyTorch's default (`torch.backends.cuda.matmul.allow_tf32`, False since 1.12); JAX and TensorFlow use it for both.
+    """
+    if not efficiency.cores:
+        return peaks
+    exact = table.is_gemm & ~table.is_convolution & (table.item_bytes == 4)
+    return np.where(exact, np.minimum(peaks, 2 * efficiency.vector_operations_per_second), peaks)
+
+
+def transposing_seconds(table: KernelTable, batch: int, bytes_per_second: float) -> Floats:
+    """Return the seconds in which float32 operands of TF32 convolutions are brought into channels last.
+
+    The kernels write channels first themselves.
+    """
+    operands, _ = table.transposed_bytes(batch)
+    return np.where(table.item_bytes == 4, operands / bytes_per_second, 0.0)
+
+
+def nchw_seconds(table: KernelTable, batch: int, chip: Chip, efficiency: Efficiency) -> Floats:
+    """Return the seconds of transpositions of 16-bit images that have channels first.
+
+    Kernels of Volta and Turing write channels first themselves (`volta_fp16_s884cudnn_..._nhwc2nchw`, in the profile
+    that the rate is from); those of Ampere and later are `..._nhwckrsc_nhwc` and a `nhwcToNchwKernel`.
+    """
+    operands, results = table.transposed_bytes(batch)
+    to_last, to_first = (chip.memory_bytes_per_second * share for share in efficiency.transpose_shares)
+    after = results / to_first if takes_float32(chip) else 0.0
+    return np.where(table.item_bytes == 2, operands / to_last + after, 0.0)
+
+
+def fused_attention(
+    rows: AttentionRows, gemm: Floats, flops: Floats, rates: Floats, peaks: Floats, efficiency: Efficiency
+) -> tuple[Floats, Floats]:
+    """Return (FLOPs, FLOP/s) of each row where attention is one kernel.
+
+    Its backward pass makes the scores again, a fifth product beside four, and of masked pairs whole blocks are skipped.
+    """
+    length = np.maximum(gemm[:, 1:].max(axis=1, initial=1.0), 1.0)
+    head = np.maximum(gemm[:, 1:].min(axis=1, initial=np.inf), 1.0)
+    block = min(n for _, n in efficiency.tiles)
+    needed = np.minimum(1.0, (length + block) / (2 * length)) if rows.causal else np.ones(len(flops))
+    worked = np.where(rows.vector, 0.0, flops)
+    worked = np.where(rows.forward, flops * needed, np.where(rows.backward, 1.25 * flops * needed, worked))
+    peak = peaks[rows.forward | rows.backward].max(initial=0.0)  # operands are narrow, if scores are not
+    forward, backward = (peak * share for share in efficiency.attention.shares(length, head, causal=rows.causal))
+    return worked, np.where(rows.forward, forward, np.where(rows.backward, backward, rates))

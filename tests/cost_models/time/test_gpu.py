@@ -1,0 +1,106 @@
+"""Kernels of GPUs against hand formulas."""
+
+import numpy as np
+import pytest
+
+from cost_models.config import Precision
+from cost_models.hardware.efficiency import efficiency_of
+from cost_models.hardware.lookup import cluster as published
+from cost_models.time.kernels import kernel_table
+from cost_models.time.roofline import kernel_seconds
+from cost_models.time.software import Software
+from cost_models.time.step import step_time
+from cost_models.workload.affine import Affine
+from cost_models.workload.workload import Kind
+from cost_models.xla.buffers.liveness import Updates
+from cost_models.xla.target import target_of
+from tests.builders.timed_steps import LOCAL, config, one_product
+from tests.builders.workloads import HEAD, HEADS, B, Step, attention
+
+PEAK, BANDWIDTH = 1e14, 1e12
+
+
+def shaped(kind, groups, m, n, k, machine=LOCAL):
+    """1 TFLOP of products of that shape, on no memory to speak of."""
+    step = Step()
+    gemm = tuple(map(Affine, (groups, m, n, k)))
+    y = step.op(kind, (step.input(B, 16),), (B, 16), gemm=gemm, flops=Affine(1e12))
+    return step_time(step.workload(y), config(1), machine).compute_seconds
+
+
+def test_depthwise_convolutions_do_not_run_on_matrix_units():
+    assert shaped(Kind.CONV, 512, 4096, 1, 9) == pytest.approx(1e12 / PEAK / efficiency_of(LOCAL).depthwise_share)
+    assert shaped(Kind.CONV, 2, 4096, 128, 4096) == pytest.approx(1e12 / PEAK)
+
+
+def convolving(dtype):
+    """A convolution of 3 x 3 at every place, 64 channels to 64."""
+    step = Step()
+    x, w = step.input(B, 56, 56, 64, dtype=dtype), step.weight("w", 3, 3, 64, 64, dtype=dtype)
+    gemm = (Affine(1), Affine(0, 56 * 56), Affine(64), Affine(9 * 64))
+    flops = Affine(0, 2 * 56 * 56 * 64 * 9 * 64)
+    return step.workload(step.op(Kind.CONV, (x, w), (B, 56, 56, 64), dtype=dtype, gemm=gemm, flops=flops))
+
+
+def test_float32_images_are_transposed_for_matrix_units_whose_kernels_write_the_results_as_they_were():
+    def seconds(dtype, name):
+        machine, asked = published(name), config(64)
+        table = kernel_table(convolving(dtype), target_of("gpu"), Updates.TOGETHER)
+        row = table.is_convolution
+        _, traffic = kernel_seconds(table, asked, machine)
+        return traffic[row], table.bytes_at(64)[row] / (machine.chip.memory_bytes_per_second * 0.9)
+
+    traffic, moved = seconds("float32", "gpu-a100-40gb")
+    operands = 4 * (64 * 56 * 56 * 64 + 9 * 64 * 64)  # the image and the kernel
+    assert traffic == pytest.approx(moved + 2 * operands / (1555e9 * 0.9), rel=1e-3)
+    for dtype, name in [("bfloat16", "gpu-a100-40gb"), ("float32", "gpu-v100-16gb")]:
+        traffic, moved = seconds(dtype, name)
+        assert traffic == pytest.approx(moved)
+
+
+def test_minimal_filtering_spares_multiplications_where_matrix_units_take_no_float32():
+    def flops_a_second(name):
+        workload, asked = convolving("float32"), config(64)
+        table = kernel_table(workload, target_of("gpu"), Updates.TOGETHER)
+        compute, _ = kernel_seconds(table, asked, published(name))
+        return workload.flops.at(64) / compute[table.is_convolution]
+
+    v100 = efficiency_of(published("gpu-v100-16gb"))
+    assert flops_a_second("gpu-v100-16gb") > 2.25 * 0.5 * v100.float32_gemm_share * 15.7e12
+    assert flops_a_second("gpu-v100-16gb") <= 2.25 * v100.float32_gemm_share * 15.7e12
+
+
+def test_pytorch_keeps_float32_products_off_the_tensor_units():
+    a100 = published("gpu-a100-40gb")
+    jax, torch = (
+        step_time(one_product(), config(4096, backend=backend), a100).compute_seconds for backend in ("jax", "torch")
+    )
+    assert torch / jax == pytest.approx(156 / 19.5, rel=0.01)
+
+
+def test_fused_attention_moves_no_scores_and_reaches_its_own_share_of_the_peak():
+    length, batch, place = 4096, 2, published("gpu-a100-40gb")
+    table = kernel_table(attention(length, library=True), target_of("gpu"), Updates.AT_ONCE)
+    half = config(batch, precision=Precision.MIXED_BFLOAT16)
+    compute, traffic = kernel_seconds(table, half, place, software=Software(fused_attention=True))
+    forward, _ = efficiency_of(place).attention.shares(np.array([length]), np.array([HEAD]), causal=False)
+    flops = 2 * 2 * batch * HEADS * length * length * HEAD
+    assert compute.sum() == pytest.approx(flops / 312e12 / forward[0], rel=1e-6)
+    operands = 4 * batch * HEADS * length * HEAD * 2  # queries, keys and values in, the mixture out
+    assert traffic.sum() == pytest.approx(operands / 1555e9 / efficiency_of(place).stream_share, rel=0.01)
+    apart = kernel_seconds(table, half, place, software=Software(fused_attention=False))
+    assert apart[1].sum() > 10 * traffic.sum()
+
+
+def test_fused_attention_multiplies_in_16_bits_whatever_its_weights_would_be_written_in():
+    half, place = config(2, precision=Precision.MIXED_BFLOAT16), published("gpu-a100-40gb")
+    narrow, wide = (
+        kernel_seconds(
+            kernel_table(attention(4096, library=True, weights_dtype=dtype), target_of("gpu"), Updates.AT_ONCE),
+            half,
+            place,
+            software=Software(fused_attention=True),
+        )[0].sum()
+        for dtype in ("bfloat16", "float32")
+    )
+    assert wide == pytest.approx(narrow, rel=1e-6)
