@@ -7,7 +7,7 @@ which most bytes are alive, so that the components add up to the total.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -72,9 +72,30 @@ class MemoryCost:
     total_low: int
     total_high: int
 
+    def __add__(self, other: MemoryCost) -> MemoryCost:
+        """Return the bytes of both at the same time."""
+        return MemoryCost(**{name: size + getattr(other, name) for name, size in vars(self).items()})
+
+    def __mul__(self, times: float) -> MemoryCost:
+        """Return the bytes of so many of these at the same time."""
+        components = {name: round(size * times) for name, size in self.components().items()}
+        total = sum(components.values())
+        low, high = ((end - self.total) * times for end in (self.total_low, self.total_high))
+        return MemoryCost(**components, total=total, total_low=total + round(low), total_high=total + round(high))
+
+    def peak(self, other: MemoryCost) -> MemoryCost:
+        """Return the peak of a program that is both of these in turn: the one that needs more at its upper end."""
+        fuller = max(self, other, key=lambda cost: (cost.total, cost.total_high))
+        low, high = max(self.total_low, other.total_low), max(self.total_high, other.total_high)
+        return replace(fuller, total_low=low, total_high=high)
+
+    def components(self) -> dict[str, int]:
+        """Return the components, which add up to `total`."""
+        return {name: size for name, size in vars(self).items() if not name.startswith("total")}
+
     def to_dict(self) -> dict[str, int]:
         """Return the keys of `--format json` under `memory.per_device_bytes`."""
-        return {item.name: getattr(self, item.name) for item in fields(self)}
+        return dict(vars(self))
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> MemoryCost:

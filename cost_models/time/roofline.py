@@ -21,7 +21,6 @@ from cost_models.time.gemm import product_flops_share
 from cost_models.time.gpu import (
     MINIMAL_FILTERING,
     fused_attention,
-    nchw_seconds,
     peaks_of_exact_products,
     takes_float32,
     transposing_seconds,
@@ -179,8 +178,6 @@ def _on_gpu(kernels: KernelWork) -> tuple[Floats, Floats]:
         stream = chip.memory_bytes_per_second * kernels.efficiency.stream_share
         transposing = transposing_seconds(table, kernels.batch, stream)
         compute, traffic = compute + transposing, traffic + transposing
-    if kernels.software.nchw:
-        traffic = traffic + nchw_seconds(table, kernels.batch, chip, kernels.efficiency)
     return compute, traffic
 
 

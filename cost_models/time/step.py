@@ -16,6 +16,7 @@ from cost_models.parallel.collectives import slowest_of
 from cost_models.time.cost import Seconds, TimeCost, TimeParts, figures
 from cost_models.time.eager_torch import has_kernel_in_tensorflow, library_kernels
 from cost_models.time.exchange import StepState, XlaExchange, state_of
+from cost_models.time.gpu import nchw_seconds
 from cost_models.time.kernels import kernel_table
 from cost_models.time.page_faults import paging_seconds
 from cost_models.time.roofline import kernel_seconds, peak_of, profile_of, row_seconds
@@ -90,6 +91,29 @@ def step_time(
     return assemble(parts, config, float(device.model_flops), peak_of(workload, config, cluster))
 
 
+def step_time_of_layers(
+    one: Workload,
+    two: Workload,
+    layers: int,
+    config: TrainConfig,
+    cluster: Cluster,
+    *,
+    software: Software = KERAS,
+    efficiency: Efficiency | None = None,
+) -> TimeCost:
+    """Estimate a step of many equal layers from steps that were traced with one and with two of them.
+
+    Kernels and state are linear in the number of layers. Other arguments and errors as `step_time`.
+    """
+    check(one, config)
+    check(two, config)
+    first, second = (device_time(each, config, cluster, software, efficiency) for each in (one, two))
+    device = first * (2 - layers) + second * (layers - 1)
+    state = state_of(one) * (2 - layers) + state_of(two) * (layers - 1)
+    parts = parts_of(device, state, config, cluster, software, efficiency)
+    return assemble(parts, config, float(device.model_flops), peak_of(two, config, cluster))
+
+
 def assemble(
     parts: TimeParts, config: TrainConfig, model_flops: float | None, peak_flops_per_second: float
 ) -> TimeCost:
@@ -121,6 +145,8 @@ def device_time(
     table = kernel_table(*_program(workload, config, cluster, software), config.batch.local)
     compute, traffic = kernel_seconds(table, config, cluster, efficiency, software)
     seconds = row_seconds(compute, traffic, efficiency)
+    if software.nchw and software.applies("nchw_transposes"):
+        seconds = seconds + nchw_seconds(table, config.batch.local, cluster.chip, efficiency)
     is_compute = compute >= traffic
 
     def parts(rows: Bools) -> TimeParts:

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from cost_models.time.software import OptimizerKernels
 from studies.time_vs_published import zoo
 from studies.time_vs_published.traces import Traced
 
@@ -37,32 +38,18 @@ _BERT["large"] = {"d_model": 1024, "heads": 16, "layers": 24, "ffn": 4096, "voca
 _LLAMA = {"gated": True, "untied": True}
 
 
-@dataclass(frozen=True)
-class Update:
-    """What an optimizer without a compiler does, read from its code.
-
-    passes   float32 values that are read and written for each parameter
-    kernels  launched for each variable; 0 for those that take many variables at once
-    waits    Python waits for the device at every variable, so that launching takes its own time
-    """
-
-    passes: float
-    kernels: int = 0
-    waits: bool = False
-
-
-_BERT_ADAM = Update(34, 22, waits=True)
+_BERT_ADAM = OptimizerKernels(34, 22, waits=True)
 """Norm 1, first moment 5, second 5, quotient 7, decay 5, step 7; clipping of all gradients 3, zeroing 1 (NVIDIA
 DeepLearningExamples, PyTorch BERT, `optimization.py` and `run_squad.py` in float32; every norm is read back)."""
-_APEX = Update(13.5)
+_APEX = OptimizerKernels(13.5)
 """Apex O2: gradients to float32 1.5, norm and clipping 3, FusedAdam 7, weights to float16 1.5, zeroing 0.5."""
-_HF_ADAMW = Update(22, 9)
+_HF_ADAMW = OptimizerKernels(22, 9)
 """Moments 10, root 4, step 4, clipping 3, zeroing 1 (transformers 4.1x, `optimization.py`)."""
-_TORCH_ADAMW = Update(21)
+_TORCH_ADAMW = OptimizerKernels(21)
 """Decay 2, moments 8, root and correction 6, step 4, zeroing 1 (`torch.optim.adamw`, for lists of tensors)."""
-_SGD = Update(12, 5)
+_SGD = OptimizerKernels(12, 5)
 """Decay 3, momentum 5, step 3, zeroing 1 (`torch.optim.sgd` before it took lists)."""
-_RMSPROP_EMA = Update(28, 13)
+_RMSPROP_EMA = OptimizerKernels(28, 13)
 """Decay 3, square 5, root 4, momentum 5, step 3, zeroing 1, and 7 for the average of weights and statistics (NVIDIA
 DeepLearningExamples, PyTorch ConvNets, EfficientNet)."""
 
@@ -109,7 +96,7 @@ class Case:
     peak_bytes: float = 0.0
     outcome: str = "ok"
     exact_float32: bool = False
-    update: Update | None = None
+    update: OptimizerKernels | None = None
     of_2020: bool = False
     bridged: bool = False
     overlaps: bool = True

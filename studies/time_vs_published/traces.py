@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
-import pickle
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,13 +37,13 @@ class Traced:
 
 
 def workload(what: Traced, folder: Path) -> Workload:
-    """The workload, from the folder or traced now. Nothing is computed and no variable has a value."""
-    place = folder / f"{what.name}.pickle"
+    """Return the workload, from the folder or traced now. Nothing is computed and no variable has a value."""
+    place = folder / f"{what.name}.json.gz"
     if place.exists():
-        return pickle.loads(place.read_bytes())  # type: ignore[no-any-return]  # noqa: S301 -- its own file
+        return Workload.from_dict(json.loads(gzip.decompress(place.read_bytes())))
     traced = _trace(what)
     folder.mkdir(parents=True, exist_ok=True)
-    place.write_bytes(pickle.dumps(traced))
+    place.write_bytes(gzip.compress(json.dumps(traced.to_dict()).encode(), mtime=0))
     return traced
 
 

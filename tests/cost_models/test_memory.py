@@ -6,7 +6,7 @@ import pytest
 
 from cost_models.config import Batch, Layout, Mesh, Precision, Remat, RematMode, TrainConfig
 from cost_models.errors import WorkloadError
-from cost_models.memory import largest, memory
+from cost_models.memory import MemoryCost, largest, memory
 from cost_models.workload.affine import Affine
 from cost_models.workload.workload import Kind, Op, Role, Tensor, Workload
 from cost_models.xla.target import target_of
@@ -206,3 +206,24 @@ def test_what_no_compiler_was_asked_about_is_as_unsure_whatever_it_is_made_of(ki
     temporaries = cost.gradients + cost.weight_copies + cost.activations
     assert cost.total - cost.total_low == round(0.5 * temporaries)
     assert cost.total_high - cost.total == temporaries
+
+
+def test_costs_add_and_scale_component_by_component():
+    one, other = (memory(dense(K, N), config(size), GPU) for size in (8, 512))
+    both = one + other
+    assert both.total == one.total + other.total == sum(both.components().values())
+    assert (one * 3).to_dict() == (one + one + one).to_dict()
+    assert (one * 2.5).total == sum((one * 2.5).components().values())
+
+
+def test_the_peak_of_two_programs_in_turn_is_that_of_the_fuller():
+    one, other = (memory(dense(K, N), config(size), GPU) for size in (8, 512))
+    fuller = one.peak(other)
+    assert fuller == other.peak(one) == other
+    wide = replace(one, total_low=one.total_low, total_high=other.total_high + 1)
+    assert wide.peak(other) == replace(other, total_high=other.total_high + 1)
+
+
+def test_a_cost_is_read_as_it_was_written():
+    found = memory(dense(K, N), config(8), GPU)
+    assert MemoryCost.from_dict(found.to_dict() | {"more": 1}) == found

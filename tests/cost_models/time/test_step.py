@@ -6,7 +6,8 @@ import pytest
 
 from cost_models.hardware.cluster import share
 from cost_models.hardware.efficiency import efficiency_of
-from cost_models.time.step import step_time
+from cost_models.time.software import OptimizerKernels, Software
+from cost_models.time.step import device_time, step_time, step_time_of_layers
 from cost_models.workload.workload import Kind, Op
 from tests.builders.timed_steps import LOCAL, K, N, config, one_product
 from tests.builders.workloads import B, Step, cluster, dense
@@ -112,3 +113,51 @@ def test_a_scatter_moves_what_is_scattered_and_not_the_table():
     end = step.op(Kind.SCATTER, (table, rows, new), (1_000_000, 128))
     time = step_time(step.workload(end), config(256), LOCAL)
     assert time.memory_seconds == pytest.approx(3 * (256 * 128 * 4 + 256 * 4) / BANDWIDTH)
+
+
+def test_layers_are_extrapolated_from_one_and_two():
+    def deep(layers):
+        step = Step()
+        value = step.input(B, 512)
+        for number in range(layers):
+            value = step.dot(value, step.weight(f"w{number}", 512, 512), (B, 512), B, 512, 512)
+        return step.workload(value)
+
+    asked = config(4096)
+    found = step_time_of_layers(deep(1), deep(2), 7, asked, LOCAL)
+    traced = step_time(deep(7), asked, LOCAL)
+    assert found.bound == traced.bound == "compute"
+    assert found.parts.values() == pytest.approx(traced.parts.values())
+    assert (found.mfu, found.samples_per_second) == pytest.approx((traced.mfu, traced.samples_per_second))
+
+
+def test_another_optimizer_replaces_the_traced_one():
+    workload, asked = dense(K, N), config(64)
+    parameters = K * N
+    adam = OptimizerKernels(passes=20, kernels=10)
+    machine = cluster("gpu", local=True, kernel_launch_seconds=1e-6)
+    traced = device_time(workload, asked, machine).update.seconds
+    found = step_time(workload, asked, machine, software=Software(optimizer=adam))
+    before = step_time(workload, asked, machine)
+    expected = 4 * parameters * 20 / BANDWIDTH + 10 * 1e-6 - traced
+    assert found.memory_seconds - before.memory_seconds == pytest.approx(expected)
+    waiting = OptimizerKernels(passes=0, kernels=10, waits=True)
+    assert waiting.seconds(parameters, 5, BANDWIDTH, 1e-6) == pytest.approx(50 * 1e-5)
+
+
+def test_an_optimizer_that_runs_once_an_update_costs_each_micro_step_its_share():
+    workload, asked = dense(K, N), config(64, accumulation=4)
+    adam = OptimizerKernels(passes=20)
+    found = step_time(workload, asked, LOCAL, software=Software(optimizer=adam, updates_once=True))
+    none = step_time(workload, asked, LOCAL, software=Software(optimizer=OptimizerKernels(0), updates_once=True))
+    assert found.memory_seconds - none.memory_seconds == pytest.approx(4 * K * N * 20 / BANDWIDTH / 4)
+
+
+def test_older_libraries_move_the_bytes_of_other_kernels_than_products_more_slowly():
+    step = Step()
+    step.op(Kind.ELEMENTWISE, (step.input(B, N),), (B, N))
+    workload = step.workload(step.ops[-1].writes[0])
+    slower, plain = (
+        step_time(workload, config(1024), LOCAL, software=Software(memory_bound_slowdown=factor)) for factor in (2, 1)
+    )
+    assert slower.memory_seconds == pytest.approx(2 * plain.memory_seconds)
