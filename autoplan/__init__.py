@@ -1,20 +1,20 @@
-"""Finds, measures and applies the fastest way to run a Keras training script on a given machine.
+"""autoplan finds, measures and applies the fastest way to run a Keras training script on a given machine.
 
-Importing this package imports no framework: everything but the version is fetched when it is first asked for.
+Importing this package imports no framework. A name is loaded when it is first used.
 
     plan = autoplan.optimize(model, data=(x, y))           # tune a compiled model here, in worker processes
-    model = autoplan.rebuild(plan, model)                  # the same model, with its weights, under the plan
+    model = autoplan.rebuild(plan, model)                  # the same model, with its weights, built for the plan
     autoplan.fit(plan, model, x, y)
 
-    plan = autoplan.optimize(build_model, data=(x, y))     # or tune the function that builds and compiles it
-    plan = autoplan.load_plan("plan.yaml")                 # or read what `autoplan tune` wrote
-    with autoplan.scope(plan):                             # then train with it
+    plan = autoplan.optimize(build_model, data=(x, y))     # or tune a function that builds and compiles a model
+    plan = autoplan.load_plan("plan.yaml")                 # or read a plan that `autoplan tune` wrote
+    with autoplan.scope(plan):                             # then train with the plan
         model = build_model()
     autoplan.compile(plan, model)
     autoplan.fit(plan, model, x, y)
 
-    found = autoplan.compare(build_model, data=(x, y))     # on which hardware it fits, how fast, and for how much
-    print(autoplan.measure(step, batch))                   # what a step of a training loop of one's own takes
+    found = autoplan.compare(build_model, data=(x, y))     # the hardware on which it fits, its speed and its price
+    print(autoplan.measure(step, batch))                   # the time of one step of a custom training loop
 """
 
 from __future__ import annotations
@@ -83,22 +83,24 @@ def optimize(
     witnesses: int | None = None,
     watch: Watch | None = None,
 ) -> Plan:
-    """What `autoplan tune` does, from Python: the best verified plan for training this model on this hardware.
+    """Tune a model for some hardware, as `autoplan tune` does, and return the best verified plan.
 
-    builder          a compiled `keras.Model`, a function that builds and compiles one, or what `autoplan tune` takes. A
-                     live model stays as it is; a Functional or Sequential one is built again from its config for each
-                     trial; of a subclassed one precision, remat and mesh are not tuned: a function is what they take
-    data             what `fit` takes: (x, y), a dict of its arguments such as {"x": x, "y": y, "batch_size": 64}, or a
-                     function that makes either; None trains on synthetic batches
-    budget           seconds, or a time with units: "10m"
-    effective_batch  "keep", or samples an update: "256" sets them, "64..4096" or (64, 4096) may be tried
-    fix, only        knobs that are set, as {"precision": "float32"}, and the ones that may be tuned, as ["batch"]
+    builder          a compiled `keras.Model`, a function that builds and compiles one, or a source of `autoplan tune`.
+                     A live model is not changed: a Functional or Sequential model is built again from its config for
+                     each trial. Precision, remat and mesh of a subclassed model are tuned only through a function
+    data             (x, y), a dict of arguments of `fit` such as {"x": x, "y": y, "batch_size": 64}, or a function that
+                     returns either. None: train on synthetic batches
+    budget           seconds, or a time with a unit: "10m"
+    effective_batch  "keep", or the samples per update: "256", or a range to try, "64..4096" or (64, 4096)
+    fix, only        knobs to pin, as {"precision": "float32"}, and the knobs to tune, as ["batch"]
     headroom         fraction of the device's memory that stays free
-    memory_limit     bytes that the training may take at most, or a size with a unit: "2GiB"
-    witnesses        for hardware that is not here, so many are compiled at most
-    watch            is told of every autoplan.tuning.request.Event on the way
+    memory_limit     the largest memory of the training, in bytes or with a unit: "2GiB"
+    witnesses        for absent hardware, the largest number of candidates to compile
+    watch            called with every `autoplan.tuning.request.Event`
 
-    Raises an AutoplanError for whatever its caller can mend. Runs anywhere: scripts, notebooks, `__main__`.
+    Works in scripts, in notebooks and in `__main__`.
+
+    Raises AutoplanError, with a message on what to do.
     """
     from autoplan import parsing, planner  # here, so that importing autoplan stays cheap
     from autoplan.tuning.request import TuneRequest
@@ -139,22 +141,24 @@ def compare(
     headroom: float = 0.08,
     watch: Watch | None = None,
 ) -> Comparison:
-    """What `autoplan compare` does, from Python: on which hardware this training fits, how fast, and for how much.
+    """Compare hardware for a training, as `autoplan compare` does: where it fits, how fast, and at what price.
 
         found = autoplan.compare("train.py", family=["tpu", "nvidia"], by_cost=True)
         for row in found.rows:
             print(row.hardware, row.verdict, row.samples_per_second, row.usd_per_million_samples)
 
-    builder, data    as `optimize` takes them
-    hardware         names of `autoplan hardware list`, YAML files or "local"; each stands in a row
-    family           instead of names: tpu, gpu, nvidia, amd, cpu, all. Neither: every TPU and GPU of the catalogue,
-                     each chip in the smallest size of at most 64 chips on which the training fits
-    by_cost          the cheapest first, rather than the fastest
-    evidence         "analytic", or "compiled": the compilers of the named hardware are asked, too
-    effective_batch, fix, headroom, watch   as `optimize` takes them
+    builder, data    as in `optimize`
+    hardware         names of `autoplan hardware list`, YAML files or "local"; each has a row
+    family           instead of names: tpu, gpu, nvidia, amd, cpu, all. The default is every TPU and GPU of the
+                     catalogue, each chip in the smallest size of at most 64 chips on which the training fits
+    by_cost          sort by price instead of speed
+    evidence         "analytic", or "compiled" to also run the compilers of the named hardware
+    effective_batch, fix, headroom, watch   as in `optimize`
 
-    Returns rows in order and `to_dict()`, the document of `--format json`. Runs and measures nothing. Raises an
-    AutoplanError for whatever its caller can mend.
+    Nothing is trained or measured.
+
+    Returns a Comparison: rows in order, and `to_dict()`, the document of `--format json`.
+    Raises AutoplanError, with a message on what to do.
     """
     from autoplan import parsing, planner  # here, so that importing autoplan stays cheap
     from autoplan.tuning.request import CompareRequest
@@ -174,38 +178,41 @@ def compare(
 
 
 def rebuild(plan: Plan, model: Any) -> Any:
-    """The model under the plan with its weights and optimizer state, ready for `autoplan.fit`.
+    """Return the model as the plan needs it, with its weights and optimizer state, ready for `autoplan.fit`.
 
-    model  a compiled model, the one that was tuned or one like it. A Functional or Sequential one stays as it is, and a
-           new one is returned; a subclassed one, which cannot be built again, is returned with the plan's compile
-           settings and accumulation
-    PlanError for another model, and for a plan with what must be set before building where that cannot be done again.
+    model  a compiled model: the model that was tuned, or a similar one. A Functional or Sequential model is not
+           changed, and a new model is returned. A subclassed model cannot be built again: it is returned with the
+           compile settings and the accumulation of the plan
+
+    Raises PlanError for another model, and for a subclassed model if the plan has settings that need a new model.
     """
     return _runtime(plan, "rebuild").rebuild(plan, model)
 
 
 def scope(plan: Plan) -> AbstractContextManager[None]:
-    """Build the model in here: dtype policy, remat scope and distribution of the plan are in force.
+    """Return a context in which to build the model: it sets the plan's dtype policy, remat scope and distribution.
 
-    ConfigError when the plan's mesh needs more devices than there are; PlanError under another backend.
+    Raises ConfigError if the plan's mesh needs more devices than this machine has, and PlanError on another backend.
     """
     return cast("AbstractContextManager[None]", _runtime(plan).scope(plan))
 
 
 def compile(plan: Plan, model: Any, **arguments: Any) -> Any:  # noqa: A001 -- the name users know from Keras
-    """Compile a model that was built in `scope(plan)`, and give it the plan's compile settings; returns the model.
+    """Compile a model that was built in `scope(plan)` with the plan's compile settings, and return the model.
 
-    arguments  those of `model.compile`; left out for a model that is compiled already
-    PlanError when the model was built outside the scope although the plan holds what must be set before building.
+    arguments  arguments of `model.compile`; without them, a compiled model keeps its own
+
+    Raises PlanError if the model was built outside of the scope and the plan has settings that need the scope.
     """
     return _runtime(plan).compile(plan, model, **arguments)
 
 
 def fit(plan: Plan, model: Any, data: Any = None, /, *more: Any, **arguments: Any) -> Any:
-    """Train under the plan: `model.fit` with its batch size and, on a mesh, its distribution; returns the History.
+    """Call `model.fit` with the plan's batch size and, on a mesh, its distribution. Returns the History.
 
-    data  what `fit` takes as x, or a tuple (x, y[, sample_weight]); further arguments are those of `fit`
-    PlanError when the model is another one than the plan's.
+    data  the argument x of `fit`, or a tuple (x, y[, sample_weight]); further arguments go to `fit`
+
+    Raises PlanError if the plan was made for another model.
     """
     return _runtime(plan).fit(plan, model, data, *more, **arguments)
 
@@ -218,29 +225,30 @@ def measure(
     group_seconds: float = 0.5,
     max_seconds: float = 60.0,
 ) -> StepMeasurement:
-    """Measure a training step of your own loop (`train_on_batch`, `GradientTape`, `jax.grad` ...), in this process.
+    """Measure a step of a custom training loop (`train_on_batch`, `GradientTape`, `jax.grad` ...), in this process.
 
         autoplan.measure(model.train_on_batch, x, y)
 
-        def step(batch):                  # a step that hands its state on: keep it between calls
+        def step(batch):                  # a step with a state: store it between calls
             nonlocal state
             state, loss = train_step(state, batch)
             return loss
 
         autoplan.measure(step, batch)
 
-    The step is called again and again with the same batch, in groups that each end by waiting for the device: it really
-    trains, so what it trains changes. Its first call, with compilation, is apart; groups are warm-up until two in a row
-    agree; the rest give a median with its 95% interval.
+    The step is called repeatedly with the same batch, in groups; each group ends when the device is idle. The calls
+    train, so the weights change. The first call, with compilation, is measured separately. Groups count as warm-up
+    until two consecutive groups agree. The others give the median and its 95% confidence interval.
 
-    step            a function that trains on one batch, which is what it is called with
-    batch           the arguments of the step; their first array's first dimension counts the samples
-    samples         samples a call, where the batch does not show them
-    groups, group_seconds, max_seconds   how many groups, of about so many seconds each; past max_seconds three suffice
+    step            a function that trains on one batch
+    batch           the arguments of the step; the first dimension of the first array is the number of samples
+    samples         samples per call, if the batch does not show them
+    groups          the number of groups
+    group_seconds   the seconds of a group, about
+    max_seconds     after so many seconds, three groups are enough
 
-    Returns a value with micro_step_seconds, micro_step_seconds_low and _high, samples_per_second, first_call_seconds,
-    peak_bytes and group_seconds; `print` shows it in a line. ConfigError for what is no function. What the step itself
-    raises passes through.
+    Returns a StepMeasurement, which `print` shows in one line.
+    Raises ConfigError if `step` is not a function. Errors of the step are passed on.
     """
     if "keras" not in sys.modules and "KERAS_BACKEND" not in os.environ:
         loaded = [name for name in ("jax", "torch", "tensorflow") if name in sys.modules]
@@ -253,7 +261,7 @@ def measure(
 
 
 def _source(builder: Any, data: Any) -> SourceSpec:
-    """A live model, a file or module, or a function, as a worker can have it."""
+    """Return the source, for a worker, of a live model, a file or module, or a function."""
     from autoplan.sources import source
 
     if isinstance(builder, str | Path):
@@ -265,12 +273,12 @@ def _source(builder: Any, data: Any) -> SourceSpec:
 
 
 def _read(value: Any, read: Callable[[str], Any]) -> Any:
-    """What is written as on the command line, as a value; a value as it is."""
+    """Return the value of a text as on the command line; other values are returned as they are."""
     return read(value) if isinstance(value, str) else value
 
 
 def _names(names: Any) -> tuple[str, ...]:
-    """One name or several. Whoever calls `compare(model, x, y)`, as `fit` is called, has given y for the hardware."""
+    """Return one name or several. Raises ConfigError for arrays: `compare(model, x, y)` passes y as the hardware."""
     several = (names,) if isinstance(names, str) else names
     if isinstance(several, list | tuple | set | frozenset) and all(isinstance(name, str) for name in several):
         return tuple(several)
@@ -283,7 +291,7 @@ def _names(names: Any) -> tuple[str, ...]:
 
 
 def _check_hardware_is_named(hardware: Any) -> None:
-    """Whoever calls `optimize(model, x, y)`, as `fit` is called, has given y for the hardware."""
+    """Raise ConfigError for arrays: `optimize(model, x, y)` passes y as the hardware."""
     if not isinstance(hardware, str):
         from autoplan.errors import ConfigError
 
@@ -294,20 +302,20 @@ def _check_hardware_is_named(hardware: Any) -> None:
 
 
 def _is_live_model(value: Any) -> bool:
-    """Whether this is a `keras.Model`. Who has one has imported Keras."""
+    """Return whether this is a `keras.Model`. Without Keras in this process, it cannot be."""
     keras = sys.modules.get("keras")
     return keras is not None and isinstance(value, keras.Model)
 
 
 def _runtime(plan: Plan, module: str = "api") -> Any:
-    """The module that imports Keras, on the plan's backend where nothing has decided for another one yet."""
+    """Return a module that imports Keras. Keras uses the plan's backend if no backend is set yet."""
     if "keras" not in sys.modules and "KERAS_BACKEND" not in os.environ:
         os.environ["KERAS_BACKEND"] = plan.config["backend"]
     return importlib.import_module(f"autoplan.runtime.{module}")
 
 
 def __getattr__(name: str) -> Any:
-    """Fetch a public name from its home when it is first used (PEP 562)."""
+    """Import a public name from its module when it is first used (PEP 562)."""
     if name not in _HOMES:
         raise AttributeError(f"module 'autoplan' has no attribute '{name}'; it offers {', '.join(__all__)}")
     value = getattr(importlib.import_module(_HOMES[name]), name)
