@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "autoplan/API.md"
-_RETURNED = {"autoplan.compare.result": "Comparison", "autoplan.runtime.timing.user_step": "StepMeasurement"}
+_RETURNED = {"autoplan.comparison.result": "Comparison", "autoplan.runtime.timing.user_step": "StepMeasurement"}
 """Classes that public functions return, by their module. They are not names of the package."""
 _ITEM = re.compile(r"([A-Za-z_][\w.*]*(?:, [A-Za-z_*][\w.]*)*) {2,}(\S.*)")
 """A line such as `budget           seconds, or a time with units`."""

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, cast
 from autoplan._version import __version__
 
 if TYPE_CHECKING:
-    from autoplan.compare.result import Comparison
+    from autoplan.comparison.result import Comparison
     from autoplan.errors import AutoplanError
     from autoplan.plan.file import load_plan
     from autoplan.plan.records import Failure, Measurement, Plan
@@ -98,9 +98,7 @@ def optimize(
     witnesses        for absent hardware, the largest number of candidates to compile
     watch            called with every `autoplan.tuning.request.Event`
 
-    Works in scripts, in notebooks and in `__main__`.
-
-    Raises AutoplanError, with a message on what to do.
+    Works in scripts, notebooks and `__main__`. Raises AutoplanError, with a message on what to do.
     """
     from autoplan import parsing, planner  # here, so that importing autoplan stays cheap
     from autoplan.tuning.request import TuneRequest

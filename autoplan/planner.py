@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from autoplan import formatting
-from autoplan.compare.compare import Sought, compared, sought
-from autoplan.compare.result import Comparison
+from autoplan.comparison.compare import Sought, compared, sought
+from autoplan.comparison.result import Comparison
 from autoplan.errors import ConfigError, HardwareError, NoFeasibleConfiguration, SourceError, WorkerError, WorkloadError
 from autoplan.jobs.client import Client, Job, JobKind, Observation
 from autoplan.jobs.runner import TRACED_ON, Bench, Clock, replaced_once, temporary_folder

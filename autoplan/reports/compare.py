@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from autoplan import formatting
-from autoplan.compare.result import Comparison, Row, Verdict
+from autoplan.comparison.result import Comparison, Row, Verdict
 from autoplan.plan.records import Evidence
 from autoplan.reports.plan_table import heading, open_table, to_know
 from cost_models.config import Batch, Mesh, TrainConfig

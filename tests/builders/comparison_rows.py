@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autoplan.compare.result import Comparison, Row, Verdict, ordered
+from autoplan.comparison.result import Comparison, Row, Verdict, ordered
 from autoplan.jobs.client import SourceSpec
 from cost_models.hardware.pricing import Offer
 from tests.builders.observations import config, observation

@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from autoplan.compare.result import Verdict
+from autoplan.comparison.result import Verdict
 from autoplan.plan.records import Evidence
 from autoplan.reports import compare, plan_table
 from tests.builders.comparison_rows import GIB, comparison, row

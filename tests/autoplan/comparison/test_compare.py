@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 
 from autoplan import planner
-from autoplan.compare.compare import MOST_COMPILED
-from autoplan.compare.result import Verdict
+from autoplan.comparison.compare import MOST_COMPILED
+from autoplan.comparison.result import Verdict
 from autoplan.errors import ConfigError, HardwareError, SourceError, WorkloadError
 from autoplan.jobs.client import JobKind, JobResult
 from autoplan.plan.records import CompiledMemory, CompilerEvidence, Evidence, FailureKind, Rejection, TrialRecord

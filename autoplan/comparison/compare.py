@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from autoplan import formatting
-from autoplan.compare.result import Comparison, Row, Verdict, ordered
+from autoplan.comparison.result import Comparison, Row, Verdict, ordered
 from autoplan.errors import ConfigError, HardwareError, StudyError
 from autoplan.jobs.client import Observation
 from autoplan.jobs.runner import Bench

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from autoplan.compare.result import Row, Verdict, ordered
+from autoplan.comparison.result import Row, Verdict, ordered
 from cost_models.config import TrainConfig
 from cost_models.hardware.lookup import cluster
 from tests.builders.comparison_rows import GIB, comparison, row
