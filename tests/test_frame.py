@@ -138,3 +138,10 @@ def test_paths_in_the_documents_exist():
     found = [(name(path), place) for path in documents for place in named.findall(path.read_text())]
     assert found
     assert not [(document, place) for document, place in found if not (ROOT / place).exists()]
+
+
+def test_the_table_of_rooms_is_complete():
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    rooms = {f"{path.parent.parent.name}/{path.parent.name}" for path in ROOT.glob("[ac]*/*/__init__.py")}
+    assert {"autoplan/tuning", "cost_models/xla"} <= rooms
+    assert not [room for room in sorted(rooms) if f"`{room}/`" not in text]
