@@ -278,7 +278,10 @@ def test_what_gains_nothing_may_be_pinned():
         ({"fix": {"batch.effective": "128"}}, "legal values are effective: 64"),
         ({"fix": {"mesh": "data=3"}}, "a machine has 4 device(s); the data axis can be 1, 2, 4 (see --devices)"),
         ({"fix": {"mesh": "data=4", "batch": "2"}}, "legal values are global: 4, 8, 16, 32, 64"),
-        ({"fix": {"layout.shard_state": "true", "mesh": "data=1"}}, "one device has no other device to share its state with"),
+        (
+            {"fix": {"layout.shard_state": "true", "mesh": "data=1"}},
+            "one device has no other device to share its state with",
+        ),
         ({"fix": {"backend": "torch"}}, "not tuned; this training has backend=jax"),
         ({"effective_batch": (100, 110)}, "--effective-batch 100..110: no power of two lies in it"),
         ({"effective_batch": (0, 64)}, "--effective-batch 0..64: expected 1 <= LO <= HI"),
