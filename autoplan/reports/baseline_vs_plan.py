@@ -10,7 +10,7 @@ from autoplan import formatting
 from autoplan.machine.local_hardware import LOCAL
 from autoplan.plan.next_commands import SYNTHETIC
 from autoplan.plan.records import BaselineRecord, CompilerEvidence, Evidence, Measurement, Plan, Rescue, WholeFit
-from autoplan.tuning.oom_rescue.report import spoken_changes
+from autoplan.tuning.oom_rescue.report import described_changes
 from cost_models.config import Batch, TrainConfig
 
 FAILURES = {
@@ -339,7 +339,7 @@ def _rescued(plan: Plan, rescue: Rescue) -> str:
         needs = f" (it needs at least {formatting.size(rescue.baseline_bytes)}{there})"
     baseline, least = (TrainConfig.from_dict(config) for config in (plan.baseline.config, rescue.config))
     words = f"Your own configuration runs out of memory{needs}; the least change that runs"
-    changed = f"{words}: {spoken_changes(baseline, least)}."
+    changed = f"{words}: {described_changes(baseline, least)}."
     return changed if plan.config == rescue.config else f"{changed} The plan is faster than that."
 
 

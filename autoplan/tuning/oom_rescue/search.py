@@ -1,13 +1,10 @@
-"""A baseline that runs out of memory, and the least change that runs: which configuration to try next, in few trials.
+"""The search for the least change to a baseline that runs out of memory: which configuration to try next.
 
-Changes are ranked by what they give up (`Change`). One change comes before two, two before three; among as many, the
-ranks decide, and within the same kinds the amount: accumulation 2 before accumulation 4. What changes the training
-itself comes last of all, and only where the user freed it.
-
-Nothing is run here. A `Ladder` says which configuration to try next and is told what became of it. It skips what cannot
-run by what is known: what is forecast to need more than there is, and what is forecast to need no less than what has
-run out of memory. The first guess is what the forecasts trust; from there it goes down while nothing runs, in steps
-that grow with every failure, and then back up to the least change that still runs.
+Nothing is run here. A `RescueSearch` names the configuration to try next and takes the record of its trial. It skips
+configurations that cannot run: those estimated to need more than there is, and those estimated to need no less than
+one that has run out of memory. The first guess is the least change that estimates say fits. After each failure the
+search goes to smaller needs, in growing steps; once a configuration runs, it looks for a smaller change that still
+runs.
 """
 
 from __future__ import annotations
@@ -15,44 +12,33 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 
 from autoplan.plan.knobs import changes
 from autoplan.plan.records import TrialRecord
+from autoplan.tuning.oom_rescue.change_order import least_first
 from autoplan.tuning.space.prune import Forecast
-from cost_models.config import Precision, Remat, RematMode, TrainConfig
+from cost_models.config import Affects, Remat, RematMode, TrainConfig
 
 SHRINK = (0.9, 0.8, 0.6, 0.4)
-"""After so many failures (the baseline's is the first) the next guess needs at most this share of the smallest of them;
-after more the least need of all is tried, and when that fails nothing runs."""
-OTHER_STRUCTURE = 1.5
-"""Forecasts of one structure of the training step rank well among themselves. Of another structure only what needs this
-many times as much as a failure is taken to fail too."""
+"""After the n-th failure (the baseline's is the first) the next guess needs at most the n-th share of the smallest need
+that failed. After more failures the least need of all is tried, and if that fails nothing runs."""
+OTHER_PROGRAM = 1.5
+"""Estimates of one program rank well among themselves. A configuration with another program is assumed to fail only
+where it needs this many times as much as a failed one."""
 MOST_TRIALS = 6
-"""Once something runs and so many were tried, the search for a still smaller change ends."""
+"""After so many trials, of which one ran, the search for a smaller change ends."""
 REMAT_SHARE = 0.9
-"""What a rematerialized training step is taken to need of the plain one where only that has a forecast."""
-_PRECISIONS = list(Precision)
-_REMAT_MODES = list(RematMode)
-
-
-class Change(IntEnum):
-    """What a change gives up, least first."""
-
-    ACCUMULATION = 0
-    PRECISION = 1
-    REMAT = 2
-    MESH = 3
-    PROGRAM = 4
-    TRAINING = 5
+"""Assumed memory of a rematerialized training step over that of the plain one, where only the plain one has an
+estimate."""
 
 
 @dataclass(frozen=True)
 class Need:
-    """Memory that one configuration is taken to need, as shares of what its devices have.
+    """Memory that one configuration is assumed to need, as shares of its devices' capacity.
 
-    low, high   the ends of the forecast. Without forecasts 0 and a measure of the micro-batch, the baseline's being 1
-    usable      the share that may be used; infinite where nothing is known of it
+    low, high   the ends of the estimate's interval. Without estimates: 0 and the size of the micro-batch relative to
+                the baseline's
+    usable      the share that may be used; infinite where the capacity is not known
     """
 
     low: float
@@ -61,65 +47,44 @@ class Need:
 
     @property
     def fits(self) -> bool:
-        """Whether the forecast trusts it to run."""
+        """Whether it runs according to the estimate."""
         return self.high <= self.usable
-
-
-def kinds_of_change(baseline: TrainConfig, config: TrainConfig) -> tuple[Change, ...]:
-    """What is another than in the baseline, least first."""
-    differs = {
-        Change.ACCUMULATION: baseline.batch.accumulation != config.batch.accumulation,
-        Change.PRECISION: baseline.precision != config.precision,
-        Change.REMAT: baseline.remat != config.remat,
-        Change.MESH: (baseline.mesh, baseline.layout) != (config.mesh, config.layout),
-        Change.PROGRAM: _program(baseline) != _program(config),
-        Change.TRAINING: baseline.batch.effective != config.batch.effective,
-    }
-    return tuple(change for change, other in differs.items() if other)
-
-
-def least_first(baseline: TrainConfig, configs: Iterable[TrainConfig]) -> list[TrainConfig]:
-    """By what they give up, the least first; without the baseline itself."""
-
-    def order(config: TrainConfig) -> tuple[object, ...]:
-        kinds = kinds_of_change(baseline, config)
-        return Change.TRAINING in kinds, len(kinds), kinds, _amounts(baseline, config)
-
-    return sorted((config for config in configs if config != baseline), key=order)
 
 
 def needs(
     baseline: TrainConfig, configs: Iterable[TrainConfig], forecasts: Mapping[TrainConfig, Forecast]
 ) -> dict[TrainConfig, Need]:
-    """The need of the baseline and of each configuration that can be tried.
+    """Return the need of the baseline and of each configuration that can be tried.
 
-    Where nothing is forecast it is measured by the micro-batch and the width of its numbers. Where something is, a
-    configuration without a forecast cannot be built, but for a rematerialized one: it was not worth a trace.
+    Without any estimate the size of the micro-batch and the width of its numbers stand for the need. With estimates,
+    a configuration without one cannot be built, except a rematerialized one, which was not traced.
     """
     every = list(dict.fromkeys((baseline, *configs)))
-    forecast = {config: need for config in every if (need := _forecast_need(forecasts.get(config))) is not None}
-    if baseline not in forecast:
+    estimated = {config: need for config in every if (need := _estimated_need(forecasts.get(config))) is not None}
+    if baseline not in estimated:
         return {config: Need(0.0, _micro_batch(config) / _micro_batch(baseline)) for config in every}
-    found = dict(forecast)
+    found = dict(estimated)
     for config in every:
-        plain = forecast.get(config.with_(remat=Remat()))
+        plain = estimated.get(config.with_(remat=Remat()))
         if config not in found and plain is not None and config.remat.mode is not RematMode.NONE:
             found[config] = Need(plain.low * REMAT_SHARE, plain.high * REMAT_SHARE, plain.usable)
     return found
 
 
 def cannot_run(config: TrainConfig, failed: TrainConfig, needed: Mapping[TrainConfig, Need]) -> bool:
-    """Whether a configuration needs no less than one that ran out of memory, as far as forecasts can be trusted."""
+    """Whether a configuration needs no less than one that ran out of memory, as far as estimates are reliable."""
     if config not in needed or failed not in needed:
         return False
-    margin = 1.0 if _structure(config) == _structure(failed) else OTHER_STRUCTURE
+    same = config.key(Affects.PROGRAM) == failed.key(Affects.PROGRAM)
+    margin = 1.0 if same else OTHER_PROGRAM
     return needed[config].high >= margin * needed[failed].high
 
 
-class Ladder:
-    """Which configuration to try next, until the least change that runs is found or nothing is left.
+class RescueSearch:
+    """Names the configuration to try next, until the least change that runs is found or nothing is left.
 
-    `least` is the least change that has run so far; None while nothing has.
+    `least` is the least change that has run so far; None while nothing has run. `order` has all candidates, the least
+    change first.
     """
 
     def __init__(
@@ -134,15 +99,15 @@ class Ladder:
         self._hopeless = False
 
     def next(self) -> TrainConfig | None:
-        """What to try; None when there is nothing left that would tell more."""
+        """Return the configuration to try; None when no further trial would change the answer."""
         left = self._left()
         if self.least is None:
             return self._guess(left)
         smaller = left[: left.index(self.least)]
         return smaller[(len(smaller) - 1) // 2] if smaller and len(self.records) < MOST_TRIALS else None
 
-    def tell(self, record: TrialRecord) -> None:
-        """What became of a configuration that was tried."""
+    def add(self, record: TrialRecord) -> None:
+        """Take the record of a configuration that was tried."""
         config = TrainConfig.from_dict(record.config)
         self.records.append(record)
         if record.measurement is not None:
@@ -153,19 +118,19 @@ class Ladder:
             self._hopeless = self._hopeless or config == self._last_hope
 
     def why_not(self, config: TrainConfig) -> str:
-        """Why a configuration was passed over, by what forecasts say and trials have shown."""
+        """Return why a configuration was passed over: its estimate, or a trial of another one."""
         need = self.needed[config]
         if need.low > 1:
-            return "forecast to need more than there is"
+            return "estimated to need more memory than there is"
         by = [failed for failed in self._failed if self._ruled_out_by(config, failed)]
         if by:
             named = ", ".join(changes(self.baseline, by[-1])) or "your own configuration"
-            what = "forecast to need" if math.isfinite(need.usable) else "taken to need"
-            return f"{what} no less than {named}, which ran out of memory"
+            basis = "estimated" if math.isfinite(need.usable) else "assumed"
+            return f"{basis} to need no less than {named}, which ran out of memory"
         return f"not tried: the search for a smaller change ends after {len(self.records)} trials"
 
     def _left(self) -> list[TrainConfig]:
-        """What may still run or has run, least change first."""
+        """Return the configurations that may still run or have run, the least change first."""
         if self._hopeless:
             return []
         done = {TrainConfig.from_dict(record.config) for record in self.records if record.measurement is None}
@@ -181,7 +146,7 @@ class Ladder:
         return no_less_than_own or cannot_run(config, failed, self.needed)
 
     def _guess(self, left: Sequence[TrainConfig]) -> TrainConfig | None:
-        """The least change that is clearly smaller than all that failed; when that was in vain, the least need."""
+        """Return the least change that needs clearly less than all that failed; after that, the least need."""
         if not left:
             return None
         failures = len(self._failed)
@@ -194,8 +159,8 @@ class Ladder:
         return self._last_hope
 
 
-def _forecast_need(forecast: Forecast | None) -> Need | None:
-    """None where need or capacity is not known."""
+def _estimated_need(forecast: Forecast | None) -> Need | None:
+    """Return the need as shares of the capacity; None where one of them is not known."""
     if forecast is None or not forecast.needed_bytes or not forecast.capacity_bytes:
         return None
     capacity = forecast.capacity_bytes
@@ -203,34 +168,7 @@ def _forecast_need(forecast: Forecast | None) -> Need | None:
 
 
 def _micro_batch(config: TrainConfig) -> float:
-    """A measure of the activations of a micro-step: samples on a device times the width of their numbers."""
+    """Return a measure of a micro-step's activations: samples on a device times the width of their numbers."""
     width = 2 if "16" in config.precision.compute_dtype else 4
-    kept = REMAT_SHARE if config.remat.mode is not RematMode.NONE else 1.0
-    return config.batch.local * width * kept
-
-
-def _structure(config: TrainConfig) -> tuple[object, ...]:
-    """What makes two training steps the same but for their batch."""
-    return config.backend, config.precision, config.remat, config.jit_compile, config.layout
-
-
-def _program(config: TrainConfig) -> tuple[object, ...]:
-    return config.backend, config.steps_per_execution, config.jit_compile, config.keep_freed_memory
-
-
-def _amounts(baseline: TrainConfig, config: TrainConfig) -> tuple[float, ...]:
-    """How much of each change, the training itself first."""
-
-    def octaves(one: int, other: int) -> float:
-        return abs(math.log2(one / other))
-
-    return (
-        octaves(baseline.batch.effective, config.batch.effective),
-        octaves(baseline.batch.accumulation, config.batch.accumulation),
-        _PRECISIONS.index(config.precision),
-        _REMAT_MODES.index(config.remat.mode),
-        octaves(baseline.mesh.devices, config.mesh.devices),
-        octaves(baseline.steps_per_execution, config.steps_per_execution),
-        config.jit_compile != baseline.jit_compile,
-        config.keep_freed_memory != baseline.keep_freed_memory,
-    )
+    stored = REMAT_SHARE if config.remat.mode is not RematMode.NONE else 1.0
+    return config.batch.local * width * stored

@@ -147,7 +147,7 @@ def _all_too_large(witnessed: Witnessed) -> str:
     return (
         f"none of the configurations that the compiler was asked about fits ({len(witnessed.rejected)} are too large"
         f"{what}), and nothing else may. What would fit: larger devices or more of them, a smaller --effective-batch, "
-        "or fewer pins (--fix, --only)"
+        "or fewer restrictions (--fix, --only)"
     )
 
 

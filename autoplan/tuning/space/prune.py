@@ -249,5 +249,5 @@ def nothing_fits(forecasts: Sequence[Forecast]) -> str:
         f"({least.config.describe()}{held}), and a device has {formatting.size(least.capacity_bytes)}, of which "
         f"{headroom:.0%} are kept free. What would fit: devices with at least {formatting.size(device)} usable, "
         "a smaller "
-        "--effective-batch, or fewer pins (--fix, --only)"
+        "--effective-batch, or fewer restrictions (--fix, --only)"
     )

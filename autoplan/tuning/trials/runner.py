@@ -17,7 +17,7 @@ from autoplan.plan.records import Evidence, Failure, FailureKind, Measurement, O
 from autoplan.tuning.estimates.calibration import contenders, reordered
 from autoplan.tuning.objective import PlannedFit, settled_compile_seconds
 from autoplan.tuning.oom_rescue.report import nothing_runs, rescue
-from autoplan.tuning.oom_rescue.search import Ladder, Need, cannot_run, needs
+from autoplan.tuning.oom_rescue.search import Need, RescueSearch, cannot_run, needs
 from autoplan.tuning.request import Event, Watch
 from autoplan.tuning.space.prune import Forecast, distance
 from autoplan.tuning.trials.study import Study
@@ -107,33 +107,33 @@ class Runner:
         return Reference(self._first_that_runs(failed))
 
     def _rescue(self, failed: TrialRecord) -> Reference:
-        """Up and down the ladder of changes. Ctrl-C ends the climb, and with something that runs it is not in vain."""
+        """Try changes until the least one that runs is found. Ctrl-C ends the search."""
         baseline = TrainConfig.from_dict(failed.config)
-        ladder = Ladder(baseline, self.legal, self._needs(baseline))
+        search = RescueSearch(baseline, self.legal, self._needs(baseline))
         self._tell(Event("stage", "your own configuration runs out of memory; looking for the least change that runs"))
         interrupted = False
         try:
-            self._climb(ladder)
+            self._climb(search)
         except KeyboardInterrupt:
-            if ladder.least is None:
+            if search.least is None:
                 raise
             interrupted = True
         usable_bytes, batch_norm = self.bench.usable_bytes(), self.observation.batch_norm
-        found = rescue(ladder, failed, self.forecasts, usable_bytes=usable_bytes, batch_norm=batch_norm)
-        if found is None and ladder.next() is not None:
+        found = rescue(search, failed, self.forecasts, usable_bytes=usable_bytes, batch_norm=batch_norm)
+        if found is None and search.next() is not None:
             raise _spent(self.bench)
         if found is None:
-            raise NoFeasibleConfiguration(nothing_runs(ladder, failed, self.forecasts, usable_bytes))
-        record = next(one for one in ladder.records if one.config == found.config)
+            raise NoFeasibleConfiguration(nothing_runs(search, failed, self.forecasts, usable_bytes))
+        record = next(one for one in search.records if one.config == found.config)
         return Reference(record, found, interrupted)
 
-    def _climb(self, ladder: Ladder) -> None:
-        """Try what the ladder says, until it has said all or the budget ends."""
-        while (config := ladder.next()) is not None and self._may_go_on():
+    def _climb(self, search: RescueSearch) -> None:
+        """Try what the search names, until it ends or the budget ends."""
+        while (config := search.next()) is not None and self._may_go_on():
             record = self.study.outcome(config) or self._run(config, announce=True)
             if record is None:
                 return
-            ladder.tell(record)
+            search.add(record)
 
     def _first_that_runs(self, failed: TrialRecord) -> TrialRecord:
         """By least change from a baseline that took too long. SourceError when none runs."""

@@ -8,8 +8,8 @@ from autoplan.jobs.client import Client, Job, JobKind
 from autoplan.plan import file
 from autoplan.plan.records import Evidence, FailureKind
 from autoplan.sources import source
-from autoplan.tuning.oom_rescue.report import nothing_runs, rescue, spoken_changes
-from autoplan.tuning.oom_rescue.search import Ladder, needs
+from autoplan.tuning.oom_rescue.report import described_changes, nothing_runs, rescue
+from autoplan.tuning.oom_rescue.search import RescueSearch, needs
 from autoplan.tuning.request import TuneRequest
 from cost_models.config import TrainConfig
 from tests.builders.fake_client import FakeClient, failure, micro_step_seconds
@@ -22,12 +22,12 @@ NEEDS = {OWN: 1.9, config(32, 2): 1.05, config(16, 4): 0.6, config(8, 8): 0.4, c
 
 
 def rescued(runs, known, *, legal=None, batch_norm=False, kind=FailureKind.OOM):
-    """The rescue where `runs(config)` says what runs, and the ladder as it then stands."""
+    """The rescue where `runs(config)` says what runs, and the search as it then stands."""
     found = forecasts(known)
-    ladder = Ladder(OWN, legal or known, needs(OWN, legal or known, found))
-    while (one := ladder.next()) is not None:
-        ladder.tell(ran(one) if runs(one) else failed(one, kind, held=1.01))
-    return rescue(ladder, failed(OWN, held=1.02), found, usable_bytes=GIB, batch_norm=batch_norm), ladder, found
+    search = RescueSearch(OWN, legal or known, needs(OWN, legal or known, found))
+    while (one := search.next()) is not None:
+        search.add(ran(one) if runs(one) else failed(one, kind, held=1.01))
+    return rescue(search, failed(OWN, held=1.02), found, usable_bytes=GIB, batch_norm=batch_norm), search, found
 
 
 def test_the_least_change_is_told_with_what_was_not_enough():
@@ -35,7 +35,7 @@ def test_the_least_change_is_told_with_what_was_not_enough():
     assert (found.config, found.changed) == (config(16, 4).to_dict(), ["accumulation 4"])
     assert (found.baseline_bytes, found.usable_bytes) == (int(1.02 * GIB), GIB)
     assert found.because == (
-        "accumulation keeps the effective batch, and with it the training; less is not enough: "
+        "accumulation keeps the effective batch, and with it the training; smaller changes are not enough: "
         "accumulation 2 ran out of memory at 1.01 GiB"
     )
     assert [(rung.changed, rung.outcome, rung.evidence) for rung in found.tried] == [
@@ -50,18 +50,18 @@ def test_what_forecasts_rule_out_is_told_as_analytic():
     known = {OWN: 4.0, config(32, 2): 2.0, config(16, 4): 1.5, config(64, **BF16): 0.9}
     found, _, _ = rescued(lambda one: True, known)
     assert found.changed == ["precision mixed_bfloat16"]
-    assert found.because.endswith("less is not enough: 2 more are forecast not to run or were passed over")
+    assert found.because.endswith("smaller changes are not enough: 2 more are estimated not to run or were passed over")
     (ran_, passed) = found.tried
     assert ran_.outcome == "runs"
     assert (passed.changed, passed.outcome, passed.evidence) == (["accumulation 4"], "passed_over", Evidence.ANALYTIC)
-    assert passed.reason == "forecast to need more than there is"
+    assert passed.reason == "estimated to need more memory than there is"
     assert passed.needed_bytes == int(1.5 * 0.9 * GIB)
 
 
 def test_what_is_not_legal_is_said():
     found, _, _ = rescued(lambda one: True, {OWN: 1.9, config(64, **BF16): 0.9})
     assert found.because == (
-        "another precision keeps every setting of the training and rounds its numbers otherwise; "
+        "another precision keeps every setting of the training and rounds its numbers differently; "
         "no other accumulation is legal here; there is no smaller change"
     )
 
@@ -69,35 +69,36 @@ def test_what_is_not_legal_is_said():
 def test_batch_normalization_is_said_to_differ():
     found, _, _ = rescued(lambda one: True, NEEDS, batch_norm=True)
     assert found.because.endswith(
-        "BatchNormalization takes its statistics over 32 samples instead of 64, which nothing can keep"
+        "BatchNormalization takes its statistics over 32 samples instead of 64; "
+        "no configuration with this change avoids that"
     )
 
 
 def test_nothing_is_rescued_where_nothing_runs_and_that_is_told_with_figures():
-    found, ladder, known = rescued(lambda one: False, {OWN: 1.9, config(32, 2): 1.05, config(16, 4): 0.95})
+    found, search, known = rescued(lambda one: False, {OWN: 1.9, config(32, 2): 1.05, config(16, 4): 0.95})
     assert found is None
-    told = nothing_runs(ladder, failed(OWN, held=1.02), known, GIB)
+    told = nothing_runs(search, failed(OWN, held=1.02), known, GIB)
     assert told == (
-        "no configuration of this training runs in the memory there is: your own configuration ran out of memory at "
-        "1.02 GiB of 1.00 GiB; accumulation 4 ran out of memory at 1.01 GiB; what was not tried is forecast to need no "
-        "less. The least that is forecast for any of them is 973 MiB (analytic; float32, batch 16x4). What would fit: "
-        "more than 1.01 GiB of memory, a smaller model, fewer pins (--fix, --only), or a smaller effective batch "
-        "(--effective-batch 1..64), which is another training"
+        "no configuration of this training runs in the available memory: your own configuration ran out of memory at "
+        "1.02 GiB of 1.00 GiB; accumulation 4 ran out of memory at 1.01 GiB; all others are estimated to need no "
+        "less. The least estimate for any of them is 973 MiB (analytic; float32, batch 16x4). What would fit: "
+        "more than 1.01 GiB of memory, a smaller model, fewer restrictions (--fix, --only), or a smaller effective "
+        "batch (--effective-batch 1..64), which is another training"
     )
 
 
 def test_other_failures_are_told_by_their_kind():
-    _, ladder, known = rescued(lambda one: False, {OWN: 1.9, config(16, 4): 0.95}, kind=FailureKind.UNSUPPORTED)
-    told = nothing_runs(ladder, failed(OWN), known, GIB)
+    _, search, known = rescued(lambda one: False, {OWN: 1.9, config(16, 4): 0.95}, kind=FailureKind.UNSUPPORTED)
+    told = nothing_runs(search, failed(OWN), known, GIB)
     assert "your own configuration ran out of memory; accumulation 4 failed (unsupported: too large)" in told
     assert "What would fit: more memory, a smaller model" in told
 
 
 def test_changes_are_spoken_with_what_they_make_of_the_batch():
-    assert spoken_changes(OWN, config(16, 4)) == "accumulation 4 (batch 64 -> 16x4)"
-    assert spoken_changes(OWN, config(64, **BF16)) == "precision mixed_bfloat16"
-    assert spoken_changes(config(8, 2), config(4, 4)) == "accumulation 4 (batch 8x2 -> 4x4)"
-    assert spoken_changes(OWN, config(16)) == "global batch 16 (batch 64 -> 16)"
+    assert described_changes(OWN, config(16, 4)) == "accumulation 4 (batch 64 -> 16x4)"
+    assert described_changes(OWN, config(64, **BF16)) == "precision mixed_bfloat16"
+    assert described_changes(config(8, 2), config(4, 4)) == "accumulation 4 (batch 8x2 -> 4x4)"
+    assert described_changes(OWN, config(16)) == "global batch 16 (batch 64 -> 16)"
 
 
 # A whole tuning on the made-up machine
@@ -161,7 +162,7 @@ def test_a_faster_one_than_the_least_change_is_verified_without_a_speed_up_over_
 
 
 def test_when_nothing_runs_for_want_of_memory_that_is_the_answer(tune):
-    with pytest.raises(NoFeasibleConfiguration, match="no configuration of this training runs in the memory there is"):
+    with pytest.raises(NoFeasibleConfiguration, match="no configuration of this training runs in the available memory"):
         tune(FakeClient(plant=too_large_from(1)))
 
 

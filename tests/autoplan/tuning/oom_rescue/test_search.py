@@ -5,12 +5,9 @@ import pytest
 from autoplan.plan.records import FailureKind
 from autoplan.tuning.oom_rescue.search import (
     MOST_TRIALS,
-    Change,
-    Ladder,
     Need,
+    RescueSearch,
     cannot_run,
-    kinds_of_change,
-    least_first,
     needs,
 )
 from tests.builders.observations import config
@@ -23,19 +20,19 @@ MESH = {"mesh": {"data": 2, "model": 1}}
 ACCUMULATIONS = [config(64 // a, a) for a in (2, 4, 8, 16, 32, 64)]
 
 
-def climb(ladder, runs, *, kind=FailureKind.OOM):
+def climb(search, runs, *, kind=FailureKind.OOM):
     """Climb where `runs(config)` says what runs; returns what was tried."""
     tried = []
-    while (one := ladder.next()) is not None:
+    while (one := search.next()) is not None:
         assert one not in tried, "nothing is tried twice"
         tried.append(one)
-        ladder.tell(ran(one) if runs(one) else failed(one, kind))
+        search.add(ran(one) if runs(one) else failed(one, kind))
     return tried
 
 
-def ladder_of(gib_by_config, **more):
+def search_of(gib_by_config, **more):
     known = forecasts(gib_by_config, **more)
-    return Ladder(OWN, known, needs(OWN, known, known))
+    return RescueSearch(OWN, known, needs(OWN, known, known))
 
 
 def split(*, state=0.1, sample=0.02, accumulators=0.02, **changes):
@@ -44,51 +41,6 @@ def split(*, state=0.1, sample=0.02, accumulators=0.02, **changes):
         config(64 // a, a, **changes): state + sample * (64 // a) + (accumulators if a > 1 else 0)
         for a in (1, 2, 4, 8, 16, 32, 64)
     }
-
-
-# What a change gives up
-
-
-@pytest.mark.parametrize(
-    ("other", "kinds"),
-    [
-        (OWN, ()),
-        (config(32, 2), (Change.ACCUMULATION,)),
-        (config(64, **BF16), (Change.PRECISION,)),
-        (config(64, **REMAT), (Change.REMAT,)),
-        (config(64, **MESH), (Change.MESH,)),
-        (config(64, steps_per_execution=8), (Change.PROGRAM,)),
-        (config(64, jit_compile=False), (Change.PROGRAM,)),
-        (config(64, backend="torch"), (Change.PROGRAM,)),
-        (config(32), (Change.TRAINING,)),
-        (config(16, 4, **BF16, **REMAT), (Change.ACCUMULATION, Change.PRECISION, Change.REMAT)),
-        (config(8, 4), (Change.ACCUMULATION, Change.TRAINING)),
-    ],
-)
-def test_kinds_of_change(other, kinds):
-    assert kinds_of_change(OWN, other) == kinds
-
-
-def test_one_change_comes_before_two_and_the_training_last_of_all():
-    ordered = [
-        config(32, 2),
-        config(16, 4),
-        config(64, **BF16),
-        config(64, precision="mixed_float16"),
-        config(64, **REMAT),
-        config(64, **MESH),
-        config(64, jit_compile=False),
-        config(32, 2, **BF16),
-        config(32, 2, precision="mixed_float16"),
-        config(16, 4, **BF16),
-        config(32, 2, **REMAT),
-        config(64, **BF16, **REMAT),
-        config(32, 2, **BF16, **REMAT),
-        config(32),
-        config(16),
-        config(16, 2),
-    ]
-    assert least_first(OWN, [OWN, *reversed(ordered)]) == ordered
 
 
 # What is known of needs
@@ -130,85 +82,85 @@ def test_the_least_accumulation_is_found_in_few_trials_however_wrong_the_scale_o
     """The truth is that accumulation `least` runs and less does not; forecasts are off by a factor."""
     truth = split()
     limit = truth[config(64 // least, least)] * 1.001
-    ladder = ladder_of({one: gib / limit * scale for one, gib in truth.items()}, low=0.4)
-    tried = climb(ladder, lambda one: truth[one] <= limit)
-    assert ladder.least == config(64 // least, least)
+    search = search_of({one: gib / limit * scale for one, gib in truth.items()}, low=0.4)
+    tried = climb(search, lambda one: truth[one] <= limit)
+    assert search.least == config(64 // least, least)
     assert len(tried) <= MOST_TRIALS
 
 
 def test_good_forecasts_need_two_trials():
     """The one that is forecast to fit runs, and the next smaller change, of which that is not sure, does not."""
-    ladder = ladder_of({OWN: 1.9, config(32, 2): 1.05, config(16, 4): 0.6, config(8, 8): 0.4}, headroom=0.08)
-    assert climb(ladder, lambda one: one.batch.global_size <= 16) == [config(16, 4), config(32, 2)]
-    assert ladder.least == config(16, 4)
+    search = search_of({OWN: 1.9, config(32, 2): 1.05, config(16, 4): 0.6, config(8, 8): 0.4}, headroom=0.08)
+    assert climb(search, lambda one: one.batch.global_size <= 16) == [config(16, 4), config(32, 2)]
+    assert search.least == config(16, 4)
 
 
 def test_what_is_forecast_to_need_more_than_there_is_is_not_tried():
-    ladder = ladder_of({OWN: 4.0, config(32, 2): 2.0, config(16, 4): 0.9})
-    assert climb(ladder, lambda one: True) == [config(16, 4)]
-    assert ladder.why_not(config(32, 2)) == "forecast to need more than there is"
+    search = search_of({OWN: 4.0, config(32, 2): 2.0, config(16, 4): 0.9})
+    assert climb(search, lambda one: True) == [config(16, 4)]
+    assert search.why_not(config(32, 2)) == "estimated to need more memory than there is"
 
 
 def test_what_is_forecast_to_need_no_less_than_the_baseline_is_not_tried():
-    ladder = ladder_of({OWN: 0.8, config(32, 2): 0.85, config(64, **BF16): 0.5})
-    assert climb(ladder, lambda one: True) == [config(64, **BF16)]
-    told = "forecast to need no less than your own configuration, which ran out of memory"
-    assert ladder.why_not(config(32, 2)) == told
+    search = search_of({OWN: 0.8, config(32, 2): 0.85, config(64, **BF16): 0.5})
+    assert climb(search, lambda one: True) == [config(64, **BF16)]
+    told = "estimated to need no less than your own configuration, which ran out of memory"
+    assert search.why_not(config(32, 2)) == told
 
 
 def test_precision_is_next_where_accumulation_is_not_enough():
     """The state is too large for what activations leave, whatever the batch; half the width is enough."""
     needed = split(state=1.05, sample=0.001) | {config(64, **BF16): 0.9, config(64, **REMAT): 1.0}
-    ladder = ladder_of(needed, low=0.5)
-    tried = climb(ladder, lambda one: one.precision.value == "mixed_bfloat16")
-    assert ladder.least == config(64, **BF16)
+    search = search_of(needed, low=0.5)
+    tried = climb(search, lambda one: one.precision.value == "mixed_bfloat16")
+    assert search.least == config(64, **BF16)
     assert len(tried) <= MOST_TRIALS
 
 
 def test_two_changes_are_the_answer_where_no_single_one_is_enough():
     needed = {OWN: 3.0, config(32, 2): 2.0, config(64, **BF16): 1.9, config(32, 2, **BF16): 0.9}
-    ladder = ladder_of(needed)
-    assert climb(ladder, lambda one: one == config(32, 2, **BF16)) == [config(32, 2, **BF16)]
-    assert ladder.least == config(32, 2, **BF16)
+    search = search_of(needed)
+    assert climb(search, lambda one: one == config(32, 2, **BF16)) == [config(32, 2, **BF16)]
+    assert search.least == config(32, 2, **BF16)
 
 
 def test_where_nothing_runs_the_least_need_is_tried_and_that_is_the_end():
-    ladder = ladder_of(split() | split(sample=0.01, **BF16), low=0.5)
-    tried = climb(ladder, lambda one: False)
-    assert ladder.least is None
+    search = search_of(split() | split(sample=0.01, **BF16), low=0.5)
+    tried = climb(search, lambda one: False)
+    assert search.least is None
     assert len(tried) <= MOST_TRIALS
     assert config(1, 64, **BF16) in tried
 
 
 def test_a_failure_of_another_kind_says_nothing_of_memory():
-    ladder = ladder_of({OWN: 1.5, config(64, **BF16): 0.7, config(64, precision="mixed_float16"): 0.7})
+    search = search_of({OWN: 1.5, config(64, **BF16): 0.7, config(64, precision="mixed_float16"): 0.7})
     tried = []
-    while (one := ladder.next()) is not None:
+    while (one := search.next()) is not None:
         tried.append(one)
         runs = one.precision.value == "mixed_float16"
-        ladder.tell(ran(one) if runs else failed(one, FailureKind.UNSUPPORTED))
+        search.add(ran(one) if runs else failed(one, FailureKind.UNSUPPORTED))
     assert tried == [config(64, **BF16), config(64, precision="mixed_float16")]
-    assert ladder.least == config(64, precision="mixed_float16")
+    assert search.least == config(64, precision="mixed_float16")
 
 
 @pytest.mark.parametrize("least", [2, 4, 8, 16, 32, 64])
 def test_without_forecasts_the_least_accumulation_is_found_by_batch(least):
-    ladder = Ladder(OWN, ACCUMULATIONS, needs(OWN, ACCUMULATIONS, {}))
-    tried = climb(ladder, lambda one: one.batch.global_size <= 64 // least)
-    assert ladder.least == config(64 // least, least)
+    search = RescueSearch(OWN, ACCUMULATIONS, needs(OWN, ACCUMULATIONS, {}))
+    tried = climb(search, lambda one: one.batch.global_size <= 64 // least)
+    assert search.least == config(64 // least, least)
     assert len(tried) <= MOST_TRIALS
 
 
 def test_another_training_is_tried_last():
     every = [config(32), config(16), config(32, 2)]
-    ladder = Ladder(OWN, every, needs(OWN, every, {}))
-    assert climb(ladder, lambda one: one.batch.global_size <= 16) == [config(32, 2), config(16)]
-    assert ladder.least == config(16)
+    search = RescueSearch(OWN, every, needs(OWN, every, {}))
+    assert climb(search, lambda one: one.batch.global_size <= 16) == [config(32, 2), config(16)]
+    assert search.least == config(16)
 
 
 def test_a_baseline_that_is_not_legal_is_compared_with_all_the_same():
     """Pins may rule it out: then every change holds the pinned one."""
     pinned = [config(64, **BF16), config(32, 2, **BF16)]
-    ladder = Ladder(OWN, pinned, needs(OWN, pinned, {}))
-    climb(ladder, lambda one: one.batch.global_size <= 32)
-    assert ladder.least == config(32, 2, **BF16)
+    search = RescueSearch(OWN, pinned, needs(OWN, pinned, {}))
+    climb(search, lambda one: one.batch.global_size <= 32)
+    assert search.least == config(32, 2, **BF16)

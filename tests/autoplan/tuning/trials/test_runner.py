@@ -128,7 +128,7 @@ def test_ctrl_c_keeps_what_ran_and_without_that_ends_it_all(runner):
 
 def test_where_nothing_has_the_memory_to_run_that_is_the_answer(runner):
     one = runner(FakeClient(plant=lambda job: failure()))
-    with pytest.raises(NoFeasibleConfiguration, match="no configuration of this training runs in the memory there is"):
+    with pytest.raises(NoFeasibleConfiguration, match="no configuration of this training runs in the available memory"):
         one.run_reference(one.run_baseline(OWN))
 
 
