@@ -1,13 +1,14 @@
 """How fast are the cost models, and how large a model can be traced?
 
     python -m studies.cost_model_speed                      # both questions
-    python -m studies.cost_model_speed trace|table          # one; the rows of the other stay in results.csv
+    python -m studies.cost_model_speed trace|table          # one question; the rows of the other stay in results.csv
 
-trace   a decoder of 69 billion parameters (`decoder.py`), traced from cold in a process of its own
+trace   a decoder with 69 billion parameters (`decoder.py`), traced in a new process
 table   a million candidates of one model: every precision, rematerialization and mesh, with many batches and
-        accumulations, priced in columns; rows drawn at random are held against `memory` and `step_time`
+        accumulations, in one table; rows drawn at random are compared with `memory` and `step_time`
 
-"met by CPU seconds" counts those of all threads, and not what else the machine does; seconds by the clock stand beside.
+"met by CPU seconds" uses the CPU seconds of all threads, which do not depend on other processes. The column "seconds"
+has the wall time.
 """
 
 from __future__ import annotations
@@ -46,13 +47,13 @@ MOST_TRACE_SECONDS, MOST_TRACE_BYTES = 60.0, 3 * GIB
 MOST_TABLE_SECONDS, ROWS = 2.0, 1_000_000
 PRECISIONS = ("float32", "mixed_bfloat16", "mixed_float16", "bfloat16")
 HARDWARE = {"gpu-h100-80gb-x8-n8": (*range(1, 9), *range(16, 65, 8)), "tpu-v5e-256": tuple(2**n for n in range(9))}
-"""Devices on the data axis."""
+"""For each hardware, the devices on the data axis."""
 LOCAL_BATCHES = tuple(range(1, 41))
 COMPARED = 1000
 
 
 def trace(size: str, kinds: Sequence[str], folder: Path) -> tuple[float, dict[str, Any], list[Workload]]:
-    """Seconds of the whole process, its own figures, and the workloads."""
+    """Trace in a new process. Returns its seconds, the figures that it prints, and the workloads."""
     out = folder / "workloads.json"
     command = [sys.executable, "-m", f"{__package__}.trace", str(out), *kinds]
     seconds, _, answer = harness.timed_command(command, folder, {"SIZE": size})
@@ -77,7 +78,7 @@ def traced_row() -> dict[str, Any]:
 
 
 def structures(workloads: Sequence[Workload], meshes: Sequence[int]) -> list[TrainConfig]:
-    """Every precision and rematerialization on every mesh, with whole and with sharded state."""
+    """Return every precision and rematerialization on every mesh, with replicated and with sharded state."""
     kinds = [(Precision(w.precision), Remat(RematMode(w.remat))) for w in workloads]
     layouts = [(data, sharded) for data in meshes for sharded in (False, True) if data > 1 or not sharded]
     return [
@@ -88,7 +89,7 @@ def structures(workloads: Sequence[Workload], meshes: Sequence[int]) -> list[Tra
 
 
 def differing(table: Table, workloads: Sequence[Workload], on: Cluster) -> int:
-    """Of rows drawn at random, how many the scalar path answers otherwise."""
+    """Count the rows, of COMPARED rows drawn at random, that differ from `memory` and `step_time`."""
     of_kind = {(w.precision, w.remat): w for w in workloads}
     wrong = 0
     for row in random.Random(0).sample(range(len(table)), COMPARED):
@@ -104,8 +105,8 @@ def table_row(hardware: str, workloads: Sequence[Workload]) -> dict[str, Any]:
     kinds = structures(workloads, HARDWARE[hardware])
     accumulations = range(1, 2 + ROWS // (len(kinds) * len(LOCAL_BATCHES)))
     began = time.process_time()
-    ends = LOCAL_BATCHES[0], LOCAL_BATCHES[-1]  # kernels of small batches differ from those of large ones
-    price(workloads, Candidates.grid(kinds, ends, [1, 2]), on)  # fusion and liveness of each structure, once
+    ends = LOCAL_BATCHES[0], LOCAL_BATCHES[-1]  # small and large batches have different kernels
+    price(workloads, Candidates.grid(kinds, ends, [1, 2]), on)  # computes fusion and liveness of each structure once
     analysed = time.process_time()
     candidates = Candidates.grid(kinds, LOCAL_BATCHES, accumulations)
     started, by_clock = time.process_time(), time.perf_counter()

@@ -1,7 +1,7 @@
-"""A decoder of 69 billion parameters in plain Keras: the shape of LLaMA-2-70B (Touvron et al. 2023, table 1).
+"""A decoder with 69 billion parameters in plain Keras, shaped as LLaMA-2-70B (Touvron et al. 2023, table 1).
 
 80 blocks of grouped-query attention with rotary positions and a gated feed-forward part, RMSNorm before each. It has no
-data. SIZE names a smaller one of the same kind.
+data. The environment variable SIZE selects a smaller decoder.
 """
 
 import os

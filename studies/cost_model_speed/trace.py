@@ -1,4 +1,4 @@
-"""Trace the decoder in a process of its own; the workloads go to OUT, a line of figures to stdout.
+"""Trace the decoder, write the workloads to the file OUT, and print a line of figures as JSON.
 
 SIZE=70b python -m studies.cost_model_speed.trace OUT mixed_bfloat16/none
 SIZE=small python -m studies.cost_model_speed.trace OUT float32/none float32/full ...

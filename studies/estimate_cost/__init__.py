@@ -1,1 +1,1 @@
-"""What does an estimate cost? ResNet-50 for tpu-v4-8, batch 512: seconds from cold, and memory over all processes."""
+"""How much time and memory does `autoplan estimate` take for ResNet-50 on tpu-v4-8 with batch 512?"""

@@ -1,9 +1,9 @@
-"""What does an estimate cost? ResNet-50 for tpu-v4-8, batch 512: seconds from cold, and memory over all processes.
+"""How much time and memory does `autoplan estimate` take for ResNet-50 on tpu-v4-8 with batch 512?
 
     python -m studies.estimate_cost [--runs N]
 
-Cold: a fresh process each time, nothing kept between runs by autoplan. Memory is the proportional set size (shared
-pages by their share) of the command and all its descendants, sampled every 0.1 s; the largest sum counts.
+Each run is a new process with empty caches. Memory is the proportional set size (a shared page counts by its share) of
+the command and all its descendants, sampled every 0.1 s; the row has the largest sum.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ QUESTION = ("--hardware", "tpu-v4-8", "--batch-size", "512", "--format", "json")
 
 
 def estimate(folder: Path) -> tuple[float, int, dict[str, Any]]:
-    """One command from cold -> seconds, peak bytes, and its answer."""
+    """Run the command with empty caches. Returns seconds, peak bytes, and its JSON output."""
     command = [sys.executable, "-m", "autoplan", "estimate", str(HERE / "resnet50.py"), *QUESTION]
     seconds, peak, answer = harness.timed_command(command, folder)
     return seconds, peak, json.loads(answer)
@@ -34,7 +34,7 @@ def main() -> None:
     parser = harness.parser("studies.estimate_cost", __doc__)
     parser.add_argument("--runs", type=int, default=5)
     arguments = parser.parse_args()
-    harness.header("What does an estimate of ResNet-50 for tpu-v4-8, batch 512, cost?")
+    harness.header("How much time and memory does an estimate of ResNet-50 for tpu-v4-8 with batch 512 take?")
     origin, rows = harness.provenance(), []
     for run in range(arguments.runs):
         with tempfile.TemporaryDirectory(prefix="autoplan-study-") as folder:

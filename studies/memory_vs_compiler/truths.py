@@ -1,4 +1,4 @@
-"""What the compilers say: one row of `results.csv` for each compiled point, written as soon as it is known."""
+"""Results of the compilers: one row of `results.csv` per compiled point, written after each compilation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COLUMNS = [
 
 @dataclass(frozen=True)
 class Truth:
-    """A compiled point; `total_bytes` None where the compiler refused, `refused` says why."""
+    """A compiled point. `total_bytes` is None if the compiler refused; the column `refused` has the reason."""
 
     point: Point
     total_bytes: int | None
@@ -29,19 +29,19 @@ class Truth:
 
     @property
     def peak_bytes(self) -> int | None:
-        """XLA's own peak; on CPUs it is arguments and outputs alone, and so none."""
+        """Return XLA's peak memory; None on CPUs, where XLA reports only arguments and outputs."""
         peak = self.figures[COLUMNS.index("peak_bytes") - COLUMNS.index("total_bytes")]
         return int(peak) if peak and self.point.target != "CPU" else None
 
     @property
     def must_fit_bytes(self) -> int:
-        """What is held against a device: XLA:TPU accepts a program by its peak (`CompiledMemory`)."""
+        """Return the bytes that must fit into a device. XLA:TPU accepts a program by its peak (`CompiledMemory`)."""
         peak = self.peak_bytes or 0
         return peak if peak and self.point.target.startswith("TPU") else max(self.total_bytes or 0, peak)
 
 
 def known() -> list[Truth]:
-    """What `results.csv` holds, in its order."""
+    """Return the rows of `results.csv`, in order."""
     if not RESULTS.exists():
         return []
     with RESULTS.open(newline="") as file:
@@ -49,12 +49,12 @@ def known() -> list[Truth]:
 
 
 def compiled() -> list[Truth]:
-    """Without what was refused."""
+    """Return the rows that were compiled, without refused ones."""
     return [one for one in known() if one.total_bytes is not None]
 
 
 def compile_missing(asked: Iterable[Point], seconds: float) -> None:
-    """Compile what is not known yet, in order, until so many seconds have passed."""
+    """Compile the points that have no row yet, in order, until the seconds are over."""
     from autoplan.worker import compilation
     from cost_models.hardware.compile_targets import compiler_target
     from cost_models.hardware.lookup import cluster
@@ -65,7 +65,7 @@ def compile_missing(asked: Iterable[Point], seconds: float) -> None:
         if point in there:
             continue
         if time.monotonic() - started > seconds:
-            print("time is up", flush=True)
+            print("the time is over", flush=True)
             return
         begun = time.monotonic()
         row = _compiled(point)
@@ -123,7 +123,7 @@ def _asked(model: Any, point: Point) -> Any:
 
 
 def with_model(point: Point, use: Callable[[Any, Point], Any]) -> Any:
-    """What `use` makes of the point's model, whose weights need no memory."""
+    """Return `use(model, point)` for the point's model, whose weights are abstract."""
     from autoplan.worker.trace.abstract_variables import abstract_variables
 
     with abstract_variables():

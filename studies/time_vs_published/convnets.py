@@ -46,7 +46,7 @@ def _squeeze(x: Any, width: int) -> Any:
 
 
 def _block(x: Any, width: int, out: int, stride: int, options: dict[str, Any]) -> Any:
-    """Bottleneck, or, where it does not expand, the basic block of two 3x3 convolutions."""
+    """A bottleneck block, or with `basic` a block of two 3x3 convolutions."""
     shortcut, groups = x, options.get("groups", 1)
     if options.get("basic"):
         y = _conv(x, out, 3, stride=stride)
@@ -67,7 +67,7 @@ def _block(x: Any, width: int, out: int, stride: int, options: dict[str, Any]) -
 
 
 def resnet(depth: int, image: int, *, base: int = 64, groups: int = 1, deep: bool = False, **options: Any) -> Any:
-    """ResNet v1.5 and its variants: `base` is the width of a group's 3x3 in the first stage over all groups."""
+    """ResNet v1.5 and its variants. `base` is the width of the 3x3 convolution in the first stage, over all groups."""
     options |= {"groups": groups, "basic": depth in (18, 34)}
     inputs = x = layers.Input((image, image, 3))
     x = _conv(_conv(_conv(x, 32, 3, stride=2), 32, 3), 64, 3) if deep else _conv(x, 64, 7, stride=2)

@@ -1,12 +1,12 @@
-"""Seconds of a micro-step out of the published logs of one source, where its tables average cold starts in.
+"""Read seconds of a micro-step from the published logs of one source, whose tables include cold starts.
 
     python -m studies.time_vs_published.logs CLONE   # of github.com/lambdal/deeplearning-benchmark; writes steady.csv
 
-That source's tables divide by the whole time of short runs, of six to a few hundred micro-steps, so that loading of
-libraries, tuning of kernels and the last, smaller batch are averaged in. Its logs hold the progress of two passes; of
-the second one the median of all but the last micro-step is taken, on all its processes. Runs of 2022 that have one pass
-are taken from their eleventh micro-step on. Tables of 2022 name cards, not folders: the log is the one that prints the
-table's figure, which the table holds without its fraction.
+The tables of that source average over short runs of six to a few hundred micro-steps. The averages include loading of
+libraries, tuning of kernels, and the last, smaller batch. The logs show the progress of two passes. The result is the
+median of all micro-steps of the second pass but the last, over all processes. Runs of 2022 have one pass; their first
+ten micro-steps are skipped. Tables of 2022 name cards instead of folders; the log of a row is the log that prints the
+figure of the table, which the table rounds down.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _WARM_UP = 10
 
 
 def steady_seconds(log: str, samples: float) -> tuple[float, int] | None:
-    """(seconds, micro-steps looked at) of a log; `samples` are those of a micro-step on all devices."""
+    """Return (seconds, number of micro-steps) of a log; `samples` counts a micro-step on all devices."""
     found = list(_of_bars(log)) or [samples / rate for rate in _of_lines(log)]
     return (statistics.median(found), len(found)) if found else None
 
 
 def _of_bars(log: str) -> Iterator[float]:
-    """Seconds of micro-steps as progress bars of the second pass show them, without the last of the pass."""
+    """Yield the seconds of micro-steps in progress bars of the second pass, without its last micro-step."""
     start = _SECOND_PASS.search(log)
     first = 0 if start else _WARM_UP
     for done, total, figure, unit in _BAR.findall(log[start.start() :] if start else log):
@@ -45,7 +45,7 @@ def _of_bars(log: str) -> Iterator[float]:
 
 
 def _of_lines(log: str) -> list[float]:
-    """Images a second of micro-steps of the last pass, without its first and last."""
+    """Return the images per second of micro-steps of the last pass, without its first and last."""
     passes: dict[int, list[float]] = defaultdict(list)
     for number, _, rate in _LINE.findall(log):
         passes[int(number)].append(float(rate))
@@ -68,7 +68,7 @@ _TASKS = {
 
 
 def _section(row: dict[str, str]) -> str:
-    """The folder of a row's logs, as `_logs` calls it."""
+    """Return the folder of a row's logs, a key of `_logs`."""
     task = _TASKS.get((row["model"], row["precision"]))
     if not row["section"].endswith(".csv") or row["hw"] not in _FOLDERS or not task:
         return row["section"]
@@ -77,7 +77,7 @@ def _section(row: dict[str, str]) -> str:
 
 
 def _is_of(row: dict[str, str], log: str) -> bool:
-    """Whether a log prints what the table says, where the table is all that names it."""
+    """Return whether a log belongs to a row: a row of 2022 names no log, so that their figures are compared."""
     tabled = _TABLED.findall(log)
     return not row["section"].endswith(".csv") or (
         bool(tabled) and int(float(tabled[-1])) == int(float(row["samples_per_s"]))
@@ -102,7 +102,7 @@ def main() -> None:
 
 
 def _logs(clone: Path) -> dict[str, list[str]]:
-    """Names of logs by the section that `published.csv` says."""
+    """Return the names of logs by folder."""
     found: dict[str, list[str]] = defaultdict(list)
     for name in _git(clone, "ls-tree", "-r", "--name-only", "HEAD", "pytorch/results").splitlines():
         if name.endswith(".txt"):

@@ -14,7 +14,7 @@ from keras import layers, ops
 
 @keras.saving.register_keras_serializable("time_vs_published")
 class Attention(layers.Layer):
-    """Self-attention through `ops.dot_product_attention`, which backends may run fused; without dropout."""
+    """Self-attention with `ops.dot_product_attention`, which backends may fuse, and without dropout."""
 
     def __init__(self, heads: int, kv_heads: int, head_dim: int, *, causal: bool, bias: bool, rotary: bool) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ def _rotated(x: Any) -> Any:
 
 @keras.saving.register_keras_serializable("time_vs_published")
 class Block(layers.Layer):
-    """Norm, attention, norm, MLP; `remat` runs its forward pass again in the backward pass."""
+    """A block of norm, attention, norm and MLP. With `remat` the backward pass repeats its forward pass."""
 
     def __init__(self, arch: dict[str, Any], *, remat: bool) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ def decoder(arch: dict[str, Any], length: int, *, remat: bool) -> Any:
 
 @keras.saving.register_keras_serializable("time_vs_published")
 class _Logits(layers.Layer):
-    """Scores of all words by the table that embedded them."""
+    """Scores of all words, computed with the embedding table."""
 
     def __init__(self, embedding: Any) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ class _Logits(layers.Layer):
 
 
 def _encoded(tokens: Any, arch: dict[str, Any], *, dropout: float) -> Any:
-    """BERT's encoder: post-norm, attention with dropout, as its reference code has it."""
+    """BERT's encoder as in its reference code: post-normalization, and attention with dropout."""
     width, length = arch["d_model"], tokens.shape[1]
     embedded = arch.get("embedding", width)
     x = layers.Embedding(arch["vocab"], embedded)(tokens)
@@ -131,9 +131,9 @@ def _encoded(tokens: Any, arch: dict[str, Any], *, dropout: float) -> Any:
 
 
 def _plain_attention(x: Any, tokens: Any, heads: int, dropout: float) -> Any:
-    """Attention as PyTorch spells it out, a kernel each: scores, their scaling, mask, softmax, dropout, mixing.
+    """Attention as PyTorch runs it, with one kernel each for scores, scaling, mask, softmax, dropout and mixing.
 
-    Without tokens there is no mask, and softmax runs in float32, as autocast has it.
+    Without tokens there is no mask, and softmax runs in float32, as with autocast.
     """
     width, length = x.shape[-1], x.shape[1]
     query, key, value = (layers.Reshape((length, heads, width // heads))(layers.Dense(width)(x)) for _ in range(3))
@@ -160,7 +160,7 @@ class _Product(layers.Layer):
 
 @keras.saving.register_keras_serializable("time_vs_published")
 class _Masked(layers.Layer):
-    """Scores with a large negative number where there is no word."""
+    """Scores with a large negative number at padding."""
 
     def call(self, both: Any) -> Any:
         scores, tokens = both
@@ -183,8 +183,10 @@ def encoder(arch: dict[str, Any], length: int, *, head: str, dropout: float = 0.
 
 
 def vit(width: int, depth: int, heads: int, patch: int, image: int) -> Any:
-    """Vision Transformer with a class token, as PyTorch's autocast runs it: norms, softmax and what blocks add up in
-    float32; attention not fused (PyTorch before 2.0)."""
+    """Vision Transformer with a class token, as PyTorch's autocast runs it: norms, softmax and residuals in float32.
+
+    Attention is not fused (PyTorch before 2.0).
+    """
     inputs = layers.Input((image, image, 3))
     x = layers.Conv2D(width, patch, strides=patch)(inputs)
     x = layers.Reshape((-1, width))(x)
@@ -202,7 +204,7 @@ def _norm(x: Any) -> Any:
 
 @keras.saving.register_keras_serializable("time_vs_published")
 class _ClassToken(layers.Layer):
-    """A learned token before the patches, and learned positions."""
+    """A learned token in front of the patches, and learned positions."""
 
     def build(self, shape: Any) -> None:
         self.token = self.add_weight((1, 1, shape[-1]), name="token")
@@ -214,7 +216,7 @@ class _ClassToken(layers.Layer):
 
 
 def mixer(width: int, depth: int, patch: int, image: int) -> Any:
-    """MLP-Mixer: perceptrons over patches and over channels in turn; dtypes as in `vit`."""
+    """MLP-Mixer: perceptrons over patches and channels, alternating, with dtypes as in `vit`."""
     inputs = layers.Input((image, image, 3))
     x = layers.Reshape((-1, width))(layers.Conv2D(width, patch, strides=patch)(inputs))
     for _ in range(depth):

@@ -1,6 +1,6 @@
-"""Models by name: `build(name, options)` gives a compiled Keras model; `TIMM` says which timm models have one.
+"""Models by name: `build` returns a compiled Keras model, and `TIMM` has the timm models that can be built.
 
-Nothing here is computed: variables are abstract while a model is built and traced.
+Nothing is computed, since variables are abstract while a model is built and traced.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ def _application(image: int, *, of: str, **options: Any) -> Any:
 
 
 def _electra(length: int, *, arch: dict[str, Any], words: str) -> Any:
-    """A generator of a third of the width beside the discriminator (Clark et al. 2020, table 6).
+    """Build ELECTRA: a generator, with a third of the width, and the discriminator (Clark et al. 2020, table 6).
 
-    words   "everywhere": scores of words are worked out at every position, and those of the masked ones, 15%, picked
-            then (NVIDIA DeepLearningExamples, TensorFlow2 ELECTRA, `modeling.py`, `_get_masked_lm_output`)
+    words   "everywhere": scores of words are computed at every position; then the masked positions, 15%, are
+            selected (NVIDIA DeepLearningExamples, TensorFlow2 ELECTRA, `modeling.py`, `_get_masked_lm_output`)
     """
     if words != "everywhere":
         raise ValueError(f"scores of words {words!r} are not built here; only 'everywhere' is")
@@ -89,7 +89,7 @@ _OPTIMIZERS = {
 
 
 def build(kind: str, size: int, optimizer: str, options: dict[str, Any]) -> Any:
-    """A compiled model. `size` is the image's side or the sequence's length."""
+    """Return a compiled model. `size` is the side of the image or the length of the sequence."""
     model = _BUILDERS[kind](size, **options)
     outputs = len(model.outputs)
     loss = [keras.losses.SparseCategoricalCrossentropy(from_logits=True) for _ in range(outputs)]
@@ -98,7 +98,7 @@ def build(kind: str, size: int, optimizer: str, options: dict[str, Any]) -> Any:
 
 
 def timm(model: str) -> tuple[str, dict[str, Any]] | None:
-    """(kind, options) of a timm model, or None where Keras has no counterpart."""
+    """Return (kind, options) of a timm model, or None if Keras has no counterpart."""
     for pattern, answer in _TIMM:
         found = re.fullmatch(pattern, model)
         if found:

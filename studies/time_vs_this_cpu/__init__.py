@@ -1,1 +1,1 @@
-"""How near are predicted times to measured ones on the processor that this runs on, before and after three trials?"""
+"""How accurate are estimated times on a local CPU, before and after three trials?"""

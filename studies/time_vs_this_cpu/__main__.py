@@ -1,12 +1,12 @@
-"""How near are predicted times to measured ones on the processor that this runs on, before and after three trials?
+"""How accurate are estimated times on a local CPU, before and after three trials?
 
-    python -m studies.time_vs_this_cpu [--rounds N] [MODEL ...]  # measures; rows of other models stay
-    python -m studies.time_vs_this_cpu --again [MODEL ...]       # predicts anew what was measured before
+    python -m studies.time_vs_this_cpu [--rounds N] [MODEL ...]  # measure; rows of other models stay
+    python -m studies.time_vs_this_cpu --again [MODEL ...]       # estimate measured rows again
     python -m studies.time_vs_this_cpu --summary
 
-Every model is measured in several configurations, each in a process of its own, and all of them again in each round, in
-an order drawn at random, so that what the machine does meanwhile falls on all alike: processes of the same
-configuration differ by more than one process's own groups of micro-steps show.
+Every model is measured in several configurations, each in a process of its own. Each round measures all of them in
+a random order, so that other work on the machine affects all alike. Several rounds are needed because processes of one
+configuration differ by more than the groups of micro-steps of one process.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from studies.time_vs_this_cpu import cases, summary
 HERE = Path(__file__).resolve().parent
 TABLE = HERE / "results.csv"
 PROFILE = HERE / "profile.json"
-"""Rates of the machine, as `autoplan hardware probe` measured them before the trials: predictions know no more."""
-QUESTION = "How near are predicted times to measured ones on this processor?"
+"""The rates of the machine, measured by `autoplan hardware probe` before the trials. Estimates know no more."""
+QUESTION = "How accurate are estimated times on this CPU?"
 LIMIT_SECONDS = 300.0
 
 
 def configs(model: str) -> Iterator[TrainConfig]:
-    """What is measured of a model."""
+    """Yield the configurations in which a model is measured."""
     if model in cases.LATER:
         yield from _fewer(cases.LATER[model])
         return
@@ -63,14 +63,14 @@ def key(model: str, config: TrainConfig, number: int) -> str:
 
 
 def bench_of(model: str, client: Client, cluster: Cluster, logs: Path | None = None) -> Bench:
-    """The product's own workbench on one model, which knows how the model trains by itself."""
+    """Return the bench that tuning uses, for one model and its baseline."""
     spec = source.resolve(f"{cases.module_of(model)}:{model}")
     bench = Bench(client, spec, "jax", cluster, Clock.start(None), logs=logs, limit_seconds=LIMIT_SECONDS)
     return bench.with_(baseline=TrainConfig.from_dict(bench.observe().config))
 
 
 def probed(client: Client) -> dict[str, Any]:
-    """What the machine's rates are now."""
+    """Measure the rates of the machine and store them."""
     result = client.run(Job(kind=JobKind.PROBE), time_limit_seconds=2 * LIMIT_SECONDS)
     if result.value is None:
         raise harness.StudyFailed(f"the machine could not be probed: {result.failure}")
@@ -83,7 +83,7 @@ def local_cluster() -> Cluster:
 
 
 def row_of(model: str, config: TrainConfig, number: int, outcome: Outcome) -> dict[str, Any]:
-    """What was measured in a round, in seconds a micro-step."""
+    """Return the row of one trial, in seconds per micro-step."""
     name = key(model, config, number)
     row = {"key": name, "model": model, "config": config.describe(), "round": number, **harness.provenance()}
     if isinstance(outcome, Failure):
@@ -98,7 +98,7 @@ def row_of(model: str, config: TrainConfig, number: int, outcome: Outcome) -> di
 
 
 def drawn(names: Sequence[str], rounds: Sequence[int]) -> Iterator[tuple[str, TrainConfig, int]]:
-    """Every trial of one round after the other, each round in an order of its own."""
+    """Yield the trials of all rounds, each round in a random order."""
     for number in rounds:
         trials = [(name, config, number) for name in names for config in configs(name)]
         random.Random(number).shuffle(trials)
@@ -106,7 +106,7 @@ def drawn(names: Sequence[str], rounds: Sequence[int]) -> Iterator[tuple[str, Tr
 
 
 def measure(names: Sequence[str], rounds: Sequence[int]) -> None:
-    """One row a trial, written as it comes. The machine is probed before its first round."""
+    """Measure, and write one row after each trial. The machine is probed before the first round."""
     trials = list(drawn(names, rounds))
     with harness.lab() as lab, Client() as client:
         if 1 in rounds or not PROFILE.exists():
@@ -116,12 +116,12 @@ def measure(names: Sequence[str], rounds: Sequence[int]) -> None:
         for at, (name, config, number) in enumerate(trials, 1):
             row = row_of(name, config, number, benches[name].measure(config, f"trial-{at}"))
             harness.write_rows(TABLE, [row], key="key")
-            told = row["error"].partition("\n")[0] or f"{row['measured'] * 1e3:.4g} ms"
-            print(f"{at}/{len(trials)} {row['key']}: {told}", flush=True)
+            result = row["error"].partition("\n")[0] or f"{row['measured'] * 1e3:.4g} ms"
+            print(f"{at}/{len(trials)} {row['key']}: {result}", flush=True)
 
 
 def predict(names: Sequence[str]) -> None:
-    """Adds what is predicted of every measured row, part by part, in seconds a micro-step."""
+    """Add the estimate to every measured row, part by part, in seconds per micro-step."""
     cluster, rows = local_cluster(), [row for row in summary.read(TABLE) if not row["error"]]
     with Client() as client:
         for name in names:
@@ -129,9 +129,9 @@ def predict(names: Sequence[str]) -> None:
             for config in configs(name):
                 own = [row for row in rows if (row["model"], row["config"]) == (name, config.describe())]
                 if own:
-                    told = predicted(bench, config, cluster)
-                    harness.write_rows(TABLE, [{**row, **told} for row in own], key="key")
-            print(f"predicted {name}", flush=True)
+                    estimated = predicted(bench, config, cluster)
+                    harness.write_rows(TABLE, [{**row, **estimated} for row in own], key="key")
+            print(f"estimated {name}", flush=True)
 
 
 def predicted(bench: Bench, config: TrainConfig, cluster: Cluster) -> dict[str, Any]:
@@ -146,9 +146,9 @@ def predicted(bench: Bench, config: TrainConfig, cluster: Cluster) -> dict[str, 
 def main() -> None:
     parser = harness.parser("studies.time_vs_this_cpu", __doc__)
     parser.add_argument("models", nargs="*")
-    parser.add_argument("--rounds", default="1,2,3", help="which to measure, by number: each is a random order")
-    parser.add_argument("--again", action="store_true", help="predict anew, measure nothing")
-    parser.add_argument("--summary", action="store_true", help="neither measure nor predict")
+    parser.add_argument("--rounds", default="1,2,3", help="numbers of the rounds to measure; each has a random order")
+    parser.add_argument("--again", action="store_true", help="estimate again, measure nothing")
+    parser.add_argument("--summary", action="store_true", help="print the tables, measure and estimate nothing")
     asked = parser.parse_args()
     names = harness.chosen(cases.FIRST | cases.LATER, asked.models)
     harness.header(QUESTION)

@@ -1,4 +1,4 @@
-"""Which models are measured, and the smallest batch of each."""
+"""The models to measure, and the smallest batch of each."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FIRST = {
     "embeddings": 256,
     "subclassed": 256,
 }
-"""Those in `models.py`, with nine configurations each."""
+"""Models in `models.py`, with nine configurations each."""
 LATER = {
     "inverted": 16,
     "textcnn": 16,
@@ -42,17 +42,17 @@ LATER = {
     "vgg": 8,
     "recommender": 512,
 }
-"""Those in `later_models.py`, with five configurations each."""
+"""Models in `later_models.py`, with five configurations each."""
 GROUPS = ("developed on", "held out", "later")
 
 
 def module_of(model: str) -> str:
-    """Return the module that builds the model, as `autoplan tune` takes it from the folder of the checkout."""
+    """Return the name of the module that builds the model, importable from the folder of the checkout."""
     return f"{__package__}.{'later_models' if model in LATER else 'models'}"
 
 
 def group(model: str) -> str:
-    """Held out are those of the first whose hash is odd: no constant was set with their measurements in it."""
+    """Return the group of a model. A held-out model has an odd hash, and no constant was set with its measurements."""
     if model in LATER:
         return "later"
     odd = int(hashlib.sha256(model.encode()).hexdigest(), 16) % 2 == 1

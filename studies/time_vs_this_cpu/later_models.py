@@ -1,4 +1,4 @@
-"""Models that came after the rules: each was predicted before it was measured, and what was far off was mended then."""
+"""Models that were added after the rules. Each was estimated before it was measured; large errors were fixed then."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def inverted() -> Any:
 
 
 def textcnn() -> Any:
-    """Convolutions of several lengths over words."""
+    """Convolutions of several lengths over word embeddings."""
     words = keras.Input((200,), dtype="int32")
     x = layers.Embedding(8000, 64)(words)
     found = [layers.GlobalMaxPooling1D()(layers.Conv1D(64, size, activation="relu")(x)) for size in (3, 4, 5)]
@@ -55,7 +55,7 @@ def bilstm() -> Any:
 
 
 def crossnet() -> Any:
-    """Products of features beside a dense net."""
+    """Products of features, in parallel with a dense network."""
     x = y = inputs = keras.Input((256,))
     for _ in range(3):
         x = layers.Add()([layers.Multiply()([inputs, layers.Dense(256)(x)]), x])
@@ -117,7 +117,7 @@ def convnext() -> Any:
 
 
 def gated_conv() -> Any:
-    """Group normalization, and channels weighed by their means."""
+    """Group normalization, and channels scaled by their means."""
     inputs = keras.Input((40, 40, 3))
     x = layers.Conv2D(24, 3, padding="same", activation="relu")(inputs)
     for filters in (32, 64):
@@ -141,7 +141,7 @@ def tcn() -> Any:
 
 
 def bert() -> Any:
-    """An encoder, norm last, with dropout everywhere."""
+    """An encoder with post-normalization and dropout after each layer."""
     words = keras.Input((64,), dtype="int32")
     x = layers.LayerNormalization()(layers.Embedding(6000, 128)(words))
     for _ in range(2):
@@ -154,7 +154,7 @@ def bert() -> Any:
 
 
 def convlstm() -> Any:
-    """Convolutions in a loop."""
+    """A convolutional LSTM: convolutions in a loop."""
     frames = keras.Input((6, 20, 20, 2))
     x = layers.ConvLSTM2D(12, 3, padding="same", return_sequences=True)(frames)
     x = layers.ConvLSTM2D(8, 3, padding="same")(x)
@@ -186,7 +186,7 @@ def vgg() -> Any:
 
 
 def recommender() -> Any:
-    """Large tables of which a few rows are read."""
+    """Large embedding tables of which few rows are read."""
     user, item = (keras.Input((1,), dtype="int32", name=name) for name in ("user", "item"))
     features = keras.Input((20,), name="features")
     one = layers.Flatten()(layers.Embedding(50000, 32)(user))

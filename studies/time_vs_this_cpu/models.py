@@ -1,4 +1,4 @@
-"""The models of the study: one function each, at sizes whose micro-steps take milliseconds on a processor."""
+"""The models of the study, one function each, with micro-steps of some milliseconds on a CPU."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def convolved(x: Any, filters: int, size: int = 3, strides: int = 1) -> Any:
 
 
 def attended(x: Any, width: int, heads: int, *, causal: bool, dropout: float = 0.0) -> Any:
-    """A block of a transformer, norm first."""
+    """A block of a transformer, with pre-normalization."""
     y = layers.LayerNormalization()(x)
     y = layers.MultiHeadAttention(heads, width // heads, dropout=dropout)(y, y, use_causal_mask=causal)
     x = layers.Add()([x, y])
@@ -146,7 +146,7 @@ def embeddings() -> Any:
 
 
 class Gated(keras.Model):
-    """Subclassed: two gated layers with a norm that somebody wrote."""
+    """A subclassed model: two gated layers with a custom normalization."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What the rows say: order and error of the predictions, from the probe alone and after three trials."""
+"""Tables of the rows: error and order of the estimates, from the probe alone and after three trials."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def read(table: Path) -> list[Row]:
 
 
 def whole(table: Path) -> list[Row]:
-    """A row a configuration that was measured and predicted, as numbers: the median over its rounds, with their range.
+    """Return one row per measured configuration, as numbers: the median over its rounds, with their range.
 
     `first` is its first round and `second` the median of the others.
     """
@@ -43,7 +43,7 @@ def whole(table: Path) -> list[Row]:
 
 
 def _over_rounds(rows: Sequence[Row]) -> Row:
-    """Processes differ by more than one's groups: the interval is from the fastest to the slowest of them."""
+    """Return the row of a configuration. Its interval is from the fastest to the slowest process."""
     times = [row["measured"] for row in rows]
     return {
         **rows[0],
@@ -57,7 +57,7 @@ def _over_rounds(rows: Sequence[Row]) -> Row:
 
 
 def cost(row: Row) -> TimeCost:
-    """The prediction of a row as a value of the cost models."""
+    """Return the estimate of a row as a value of the cost models."""
     parts = {f"{name}_seconds": row[f"predicted_{name}_seconds"] for name in PARTS}
     seconds = row["predicted_micro_step_seconds"]
     bound = max(PARTS, key=lambda name: parts[f"{name}_seconds"])
@@ -78,7 +78,7 @@ def measured(row: Row) -> float:
 
 
 def after(trials: Sequence[Row]) -> Seconds:
-    """Predictions as these trials correct them."""
+    """Return a function that estimates a row, corrected by these trials."""
     found = calibrate((TimePair(cost(row), row["measured"]) for row in trials), probed=True)
     return lambda row: found.time(cost(row)).micro_step_seconds
 
@@ -87,8 +87,8 @@ def miss(row: Row, seconds: float) -> float:
     return abs(seconds / measured(row) - 1)
 
 
-def telling_pairs(rows: Sequence[Row]) -> list[tuple[Row, Row]]:
-    """Pairs of one model whose seconds a sample are apart by more than both intervals together."""
+def separated_pairs(rows: Sequence[Row]) -> list[tuple[Row, Row]]:
+    """Return the pairs of one model's rows whose intervals, in seconds per sample, do not overlap."""
     pairs = []
     for one, other in itertools.combinations(rows, 2):
         apart = one["low"] / one["samples"] > other["high"] / other["samples"]
@@ -99,7 +99,7 @@ def telling_pairs(rows: Sequence[Row]) -> list[tuple[Row, Row]]:
 
 
 def tau(pairs: Iterable[tuple[Row, Row]], one: Seconds, other: Seconds) -> float:
-    """Kendall's: agreeing less disagreeing pairs over all, by seconds a sample."""
+    """Return Kendall's tau by seconds per sample: (concordant - discordant pairs) / all pairs."""
 
     def faster(seconds: Seconds, a: Row, b: Row) -> bool:
         return bool(seconds(a) / a["samples"] < seconds(b) / b["samples"])
@@ -109,18 +109,18 @@ def tau(pairs: Iterable[tuple[Row, Row]], one: Seconds, other: Seconds) -> float
 
 
 def of_same_model(rows: Sequence[Row]) -> tuple[list[float], list[float]]:
-    """(errors, tau) where any three configurations of a model were tried, over all that are left."""
+    """Return (errors, tau) of the other configurations of a model, after trials of any three."""
     misses, orders = [], []
     for trials in itertools.combinations(rows, TRIALS):
         corrected, rest = after(trials), [row for row in rows if row not in trials]
         misses += [miss(row, corrected(row)) for row in rest]
-        if pairs := telling_pairs(rest):
+        if pairs := separated_pairs(rest):
             orders.append(tau(pairs, corrected, measured))
     return misses, orders
 
 
 def of_other_models(rows: Sequence[Row]) -> list[float]:
-    """Errors where three trials of other models were made, drawn at random."""
+    """Return the errors after three trials of other models, drawn at random."""
     misses, draw = [], random.Random(0)
     for _ in range(DRAWS):
         row = draw.choice(rows)
@@ -130,7 +130,7 @@ def of_other_models(rows: Sequence[Row]) -> list[float]:
 
 
 def show_pages(rows: Sequence[Row]) -> None:
-    """Micro-steps with and without pages that are made anew."""
+    """Print micro-steps with and without `keep_freed_memory`."""
     by = {(row["model"], row["config"]): row for row in rows}
     print("\n| model | batch | paged, ms | freed memory kept, ms | ratio | predicted ratio |")
     print("|" + " --- |" * 6)
@@ -144,7 +144,7 @@ def show_pages(rows: Sequence[Row]) -> None:
 
 def show(table: Path) -> None:
     rows = whole(table)
-    print("| model | trials | predicted / measured | error | after 3 trials | telling pairs | tau | after 3 trials |")
+    print("| model | trials | predicted / measured | error | after 3 trials | separated pairs | tau | after 3 trials |")
     print("|" + " --- |" * 8)
     found: dict[str, tuple[list[float], list[float]]] = {}
     for model in dict.fromkeys(row["model"] for row in rows):
@@ -160,9 +160,9 @@ def show(table: Path) -> None:
         print(_line(name, [row for row in rows if row["model"] in chosen], misses, orders))
     repeated = [row for row in rows if row["rounds"] > 1]
     pairs = [pair for pair in itertools.combinations(repeated, 2) if pair[0]["model"] == pair[1]["model"]]
-    both = [tau(of, *(_of(name) for name in ("first", "second"))) for of in (telling_pairs(repeated), pairs)]
+    both = [tau(of, *(_of(name) for name in ("first", "second"))) for of in (separated_pairs(repeated), pairs)]
     apart = fmean(abs(row["first"] / row["second"] - 1) for row in repeated)
-    print(f"\ntau of the first round against the others: {both[0]:.2f} over telling pairs, {both[1]:.2f} over all")
+    print(f"\ntau of the first round against the others: {both[0]:.2f} over separated pairs, {both[1]:.2f} over all")
     print(f"the first round is {apart:.1%} from the others on average")
     if len({row["model"] for row in rows}) > 1:
         others = of_other_models(rows)
@@ -171,7 +171,7 @@ def show(table: Path) -> None:
 
 
 def _line(name: str, rows: Sequence[Row], later: Sequence[float], ordered: Sequence[float]) -> str:
-    pairs = telling_pairs(rows)
+    pairs = separated_pairs(rows)
     cells = [
         name,
         str(len(rows)),
