@@ -1,4 +1,4 @@
-"""Published rows -> what to predict, or why a row is left out: decided from the row alone, before predicting."""
+"""Reads published rows and decides, from a row alone, whether it is estimated or why it is left out."""
 
 from __future__ import annotations
 
@@ -56,23 +56,24 @@ DeepLearningExamples, PyTorch ConvNets, EfficientNet)."""
 
 @dataclass(frozen=True)
 class Case:
-    """One row to predict.
+    """A row to estimate.
 
-    layers    blocks of a transformer (traced with one and with two); 0 for other models
-    stack     "xla", "compiled" (another compiler that fuses), "layers": a library's kernel a layer and pass, as PyTorch
-              without one, or "operations": one kernel an operation, as TensorFlow without one
-    attention  which library runs attention as one kernel: "triton", "flash-2", "chip": the best there is; "": none
-    nchw      convolutions of 16 bits get channels first, which matrix units do not take
-    of_2020   its kernels are of about that year
-    bridged   pairs of cards are joined
-    biases_apart  PyTorch before 1.12 adds them in kernels of their own
-    overlaps  gradients are exchanged while the backward pass runs; a cluster of TensorFlow's XLA ends before they are
-    framework  of the row, with its version
-    gather_bytes, reduce_bytes   an element's bytes when weights are gathered and gradients are reduced
-    measured_seconds             of one micro-step
-    update                       None: one kernel a variable, as traced
-    exact_float32                PyTorch's own default: no TF32 in matrix products (NVIDIA's containers change it)
-    peak_bytes                   what the device held at most, by the row; 0 where it does not say
+    layers            blocks of a transformer (traced with one and with two); 0 for other models
+    stack             "xla"; "compiled" (another compiler that fuses); "layers" (one library kernel per layer and pass,
+                      as PyTorch without a compiler); "operations" (one kernel per operation, as TensorFlow without one)
+    attention         the library of a fused attention kernel: "triton", "flash-2", "chip" (the fastest known), or ""
+    nchw              whether 16-bit convolutions are channels-first, which matrix units do not support
+    of_2020           whether the kernels are from about 2020
+    bridged           whether bridges join pairs of cards
+    biases_apart      whether biases are added by separate kernels, as in PyTorch before 1.12
+    overlaps          whether gradients are exchanged during the backward pass; TensorFlow's XLA exchanges them after it
+    framework         the framework, with its version
+    gather_bytes      bytes per element when weights are gathered
+    reduce_bytes      bytes per element when gradients are reduced
+    measured_seconds  seconds of one micro-step
+    update            kernels of the optimizer; None: one kernel per variable, as traced
+    exact_float32     whether matrix products do not use TF32: PyTorch's default, which NVIDIA's containers change
+    peak_bytes        the published peak memory of a device; 0 if not published
     """
 
     row: str
@@ -106,7 +107,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Excluded:
-    """A row that is not predicted, and why."""
+    """A row that is not estimated, with the reason."""
 
     row: str
     source: str
@@ -114,7 +115,7 @@ class Excluded:
 
 
 def read() -> tuple[list[Case], list[Excluded]]:
-    """Every published row, sorted into those to predict and those left out."""
+    """Return the published rows to estimate and those left out."""
     cases, excluded = [], []
     for row in _rows():
         found = _sorted(row)
@@ -139,7 +140,7 @@ _NEVER = {
     "flax": "wall time with evaluation, checkpoints and compilation in it",
     "levanter": "the batch is not published",
     "habana-ascend": "no published figures of these chips are in the catalogue",
-    "litgpt": "throughput over texts of unknown lengths; the rows tell memory",
+    "litgpt": "throughput over texts of unknown lengths; the rows only have memory",
     "tpu-wiki": "a custom per-layer-embedding decoder with kernels of its own; its shape is not in the rows",
     "tpu-oom": "memory messages, no time",
     "mar": "a diffusion model whose shape is not in the rows",
@@ -190,7 +191,7 @@ def _timm(row: dict[str, Any], out: Any) -> Case | Excluded:
 
 
 def _plain(row: dict[str, Any], traced: Traced, family: str) -> Case:
-    """One device, nothing sharded, kernels of PyTorch without a compiler."""
+    """Return a case of one device with kernels of PyTorch without a compiler."""
     return Case(
         row["id"], row["source"], family, row["model"], traced, 0, _CHIPS.get(row.get("hw", ""), ""), 1, 1, 1, 1,
         shard_state=False, stack="layers", attention="", nchw=False, gather_bytes=4, reduce_bytes=4,
@@ -270,7 +271,7 @@ def _maxtext(row: dict[str, Any], out: Any) -> Case | Excluded:
 
 
 def _maxtext_flops(arch: dict[str, Any], length: int) -> float:
-    """FLOPs of a sample as that code counts: 6 a matrix parameter and token, 12 layers x width x length a token."""
+    """Return the FLOPs of a sample: per token 6 x matrix parameters + 12 x layers x width x length, as MaxText counts."""
     heads = arch["heads"] * arch.get("head_dim", arch["d_model"] // arch["heads"])
     kv = heads * arch.get("kv_heads", arch["heads"]) // arch["heads"]
     layer = 3 * arch["d_model"] * arch["ffn"] + arch["d_model"] * (2 * heads + 2 * kv)
@@ -344,7 +345,7 @@ def _encoder(size: str, length: int, policy: str, optimizer: str, head: str, *, 
 
 @cache
 def _steady() -> dict[str, float]:
-    """Seconds of a micro-step by row, where the logs behind the published table tell them (`logs.py`)."""
+    """Return the seconds of a micro-step by row, for rows with logs (`logs.py`)."""
     with (HERE / "steady.csv").open(newline="", encoding="utf-8") as file:
         return {row["id"]: float(row["seconds"]) for row in csv.DictReader(file)}
 

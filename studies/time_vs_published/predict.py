@@ -32,19 +32,19 @@ _TRANSFORMERS_OF_2020 = ("encoder", "electra")
 
 @dataclass(frozen=True)
 class Predicted:
-    """The prediction of a row."""
+    """The estimate of a row."""
 
     time: TimeCost
     model_flops: float
 
     @property
     def seconds(self) -> float:
-        """Of a micro-step; an update's share of it where gradients are accumulated."""
+        """Return the seconds of a micro-step, with its share of the update if gradients are accumulated."""
         return self.time.micro_step_seconds
 
     @property
     def exposed_seconds(self) -> float:
-        """Collectives that nothing hides, and waiting for the slowest device."""
+        """Return the seconds of collectives that do not overlap, and of waiting for the slowest device."""
         return self.time.communication_seconds
 
 

@@ -1,4 +1,4 @@
-"""Errors of the predictions by source and family: raw, with one factor, in order; beside a trivial predictor."""
+"""Tables of errors by source and family: raw, scaled by one factor, by order, and of a trivial estimate."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _CONFIGURATION = ("chip", "precision", "model", "size", "devices", "batch", "sta
 
 
 def ratio(row: Row) -> float:
-    """Predicted over measured seconds."""
+    """Return estimated / measured seconds."""
     return float(row["predicted_seconds"]) / float(row["measured_seconds"])
 
 
 def error(ratios: Sequence[float]) -> float:
-    """Mean absolute error in percent."""
+    """Return the mean absolute error in percent."""
     return 100 * statistics.mean(abs(one - 1) for one in ratios)
 
 
 def least(rows: Sequence[Row], *names: str) -> float:
-    """Mean absolute error in percent with the best constant for all rows that agree in these columns.
+    """Return the mean absolute error in percent with the best constant for all rows that agree in these columns.
 
-    With those of a whole configuration it is what no predictor that sees only configurations can be below.
+    With the columns of a configuration it is a lower bound for every estimate of configurations.
     """
     cells: dict[tuple[str, ...], list[float]] = defaultdict(list)
     for row in rows:
@@ -43,7 +43,7 @@ def least(rows: Sequence[Row], *names: str) -> float:
 
 
 def scaled(rows: Sequence[Row], of: Callable[[Row], float] = ratio) -> list[float]:
-    """Ratios after one factor from three rows, which are then left out: those whose names have the smallest hashes."""
+    """Return the ratios, scaled by a factor from the three rows with the smallest hashes, which are left out."""
     ordered = sorted(rows, key=lambda row: hashlib.sha256(row["row"].encode()).hexdigest())
     chosen, rest = ordered[:_LEFT_OUT], ordered[_LEFT_OUT:]
     factor = statistics.geometric_mean(map(of, chosen))
@@ -51,7 +51,7 @@ def scaled(rows: Sequence[Row], of: Callable[[Row], float] = ratio) -> list[floa
 
 
 def tau(rows: Sequence[Row]) -> float:
-    """Kendall's tau between measured and predicted seconds a sample."""
+    """Return Kendall's tau between measured and estimated seconds per sample."""
     measured, predicted = (
         np.array([float(row[f"{which}_seconds"]) / int(row["batch"]) for row in rows])
         for which in ("measured", "predicted")
@@ -61,7 +61,7 @@ def tau(rows: Sequence[Row]) -> float:
 
 
 def trivial(rows: Sequence[Row]) -> list[float]:
-    """Ratios of one constant MFU a source, chip and precision, fitted to these very rows (their median)."""
+    """Return the ratios for a constant MFU per source, chip and precision: the median of the same rows."""
     groups: dict[tuple[str, str], list[float]] = defaultdict(list)
     for row in rows:
         groups[row["chip"], row["precision"]].append(_at_full_rate(row) / float(row["measured_seconds"]))
@@ -74,7 +74,7 @@ def _at_full_rate(row: Row) -> float:
 
 
 def groups_of(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
-    """Rows by source and family; the memory layouts of timm apart, as two tables were published."""
+    """Return the rows by source and family. The memory layouts of timm are separate, as in its two tables."""
     groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in rows:
         source = row["source"] + (" (channels first)" if "first" in row["stack"] else "")
@@ -83,7 +83,7 @@ def groups_of(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
 
 
 def summary(rows: Sequence[Row]) -> None:
-    """The tables of README.md."""
+    """Print the tables of README.md."""
     print("| source | family | rows | raw MAPE | median ratio | with one factor | floor | tau | constant MFU, fitted |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for (source, family), chosen in groups_of(rows).items():
@@ -116,7 +116,7 @@ def _line(source: str, family: str, rows: Sequence[Row]) -> None:
 
 
 def _repeated(rows: Sequence[Row]) -> list[list[Row]]:
-    """Rows of one source and configuration, where there are several."""
+    """Return the configurations with several rows in one source."""
     cells: dict[tuple[str, ...], list[Row]] = defaultdict(list)
     for row in rows:
         cells[tuple(row[name] for name in ("source", *_CONFIGURATION))].append(row)
@@ -124,7 +124,7 @@ def _repeated(rows: Sequence[Row]) -> list[list[Row]]:
 
 
 def _limits(rows: Sequence[Row]) -> None:
-    """What is left when ever more of a configuration has a constant of its own, the best for these very rows."""
+    """Print the error that remains with the best constant for each value of more and more columns."""
     steps = {"one constant": (), "by GPU": ("chip",), "and precision": ("precision",)}
     steps |= {"and model, length, kernels": ("model", "size", "stack", "framework"), "and devices": ("devices",)}
     steps |= {"and batch: floor": ("batch",)}
@@ -137,7 +137,7 @@ def _limits(rows: Sequence[Row]) -> None:
 
 
 def _scaling(rows: Sequence[Row]) -> None:
-    """ResNet-50 on eight devices against one: throughput a device, predicted and published."""
+    """Print the throughput per device of ResNet-50 on eight devices relative to one, estimated and published."""
     print("\n| ResNet-50, 8 devices against 1 | published | predicted |\n| --- | --- | --- |")
     chosen = [row for row in rows if row["model"].startswith("resnet50") and row["source"] != "timm"]
     alike: dict[tuple[str, ...], dict[str, Row]] = defaultdict(dict)
@@ -155,8 +155,8 @@ def _scaling(rows: Sequence[Row]) -> None:
 
 
 def _repeats(rows: Sequence[Row]) -> None:
-    """What no predictor can tell apart: runs of one configuration, against the geometric mean of their seconds."""
-    print("\n| published more than once | rows | apart from their mean | no predictor below | farthest apart |")
+    """Print how far runs of one configuration deviate from the geometric mean of their seconds."""
+    print("\n| published more than once | rows | deviation from their mean | floor | largest ratio |")
     print("| --- | --- | --- | --- | --- |")
     for (source, family), chosen in groups_of(rows).items():
         if several := _repeated(chosen):
@@ -174,7 +174,7 @@ def _memory(rows: Sequence[Row]) -> None:
     known = [row for row in rows if row["measured_gib"]]
     if not known:
         return
-    print("\n| memory of | rows | MAPE | median ratio | said to fit |\n| --- | --- | --- | --- | --- |")
+    print("\n| memory of | rows | MAPE | median ratio | fit |\n| --- | --- | --- | --- | --- |")
     groups: dict[tuple[str, str, str], list[Row]] = defaultdict(list)
     for row in known:
         groups[row["source"], row["model"], row["precision"]].append(row)
@@ -185,8 +185,8 @@ def _memory(rows: Sequence[Row]) -> None:
 
 
 def _outliers(rows: Sequence[Row], worst: int = 12) -> None:
-    """Models whose predictions lie farthest from their source's middle."""
-    print("\n| far off | rows | ratio to the source's middle |\n| --- | --- | --- |")
+    """Print the models with the largest deviations from the median ratio of their source."""
+    print("\n| largest deviations | rows | ratio to the median of the source |\n| --- | --- | --- |")
     far: list[tuple[float, str, int]] = []
     for (source, _), chosen in groups_of(rows).items():
         middle = statistics.median(map(ratio, chosen))
@@ -199,7 +199,7 @@ def _outliers(rows: Sequence[Row], worst: int = 12) -> None:
 
 
 def figure(rows: Sequence[Row], place: Path) -> None:
-    """Predicted against measured seconds a micro-step, by source. Needs matplotlib."""
+    """Draw estimated against measured seconds per micro-step, by source. Needs matplotlib."""
     import matplotlib as mpl
 
     mpl.use("Agg")
