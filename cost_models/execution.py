@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from cost_models.config import Layout, TrainConfig
+from cost_models.config import Affects, TrainConfig
 from cost_models.errors import WorkloadError
 from cost_models.hardware.cluster import Cluster
 from cost_models.workload.workload import Workload
@@ -46,22 +47,13 @@ class Executor:
         return f"{self.backend} {'with' if self.jit_compile else 'without'} jit_compile"
 
 
-@dataclass(frozen=True)
-class ProgramKey:
-    """The identity of a compiled program up to the sizes of its arrays.
+def program_key(config: TrainConfig) -> tuple[Any, ...]:
+    """Return the key that all configurations share whose compiled programs have the same operations.
 
-    Batch, mesh and accumulation change sizes. `steps_per_execution` and `keep_freed_memory` change how a process runs
-    the program.
+    Batch, mesh and accumulation change sizes only. `steps_per_execution` and `keep_freed_memory` change how a process
+    runs the program. Each field of TrainConfig says what it affects.
     """
-
-    origin: Origin
-    executor: Executor
-    layout: Layout
-
-
-def program_key(config: TrainConfig) -> ProgramKey:
-    """Return the key that all configurations share whose programs have the same operations."""
-    return ProgramKey(Origin.of(config), Executor.of(config), config.layout)
+    return config.key(Affects.PROGRAM)
 
 
 def check(workload: Workload, config: TrainConfig) -> None:

@@ -28,7 +28,7 @@ from autoplan.jobs.client import Job, JobKind, JobResult, Observation, SourceSpe
 from autoplan.machine import compiler_packages, local_hardware, processes, tempdirs
 from autoplan.machine.tempdirs import HeldFolder
 from autoplan.plan.records import CompilerEvidence, Failure, FailureKind, Measurement, Outcome
-from cost_models.config import Layout, Mesh, TrainConfig
+from cost_models.config import Affects, Layout, Mesh, TrainConfig
 from cost_models.errors import AutoplanError
 from cost_models.hardware.cluster import Cluster
 from cost_models.hardware.compile_targets import compiler_target
@@ -204,8 +204,7 @@ class Bench:
         First without making its weights; some code looks at its weights while it builds, and then they are made.
         WorkloadError where JAX is not installed.
         """
-        same = {"backend": TRACED_ON, "jit_compile": True, "steps_per_execution": 1, "keep_freed_memory": False}
-        key = None if config is None else config.with_(**same)
+        key = None if config is None else config.reduced_to(Affects.OPERATIONS | Affects.SIZES)
         if key is not None and key in self.traced:
             return self.traced[key]
         result = self._tracing()._look_without_weights(JobKind.TRACE, config)
@@ -269,11 +268,12 @@ class Bench:
         target = compiler_target(self.cluster)
         versions = compiler_packages.versions(target)
         # The mesh is the compiler's; the model itself is built as it is on one device.
-        alone = config.with_(backend=TRACED_ON, mesh=Mesh(), layout=Layout(), steps_per_execution=1)
+        program = config.reduced_to(Affects.PROGRAM | Affects.SIZES).with_(backend=TRACED_ON)
+        alone = program.with_(mesh=Mesh(), layout=Layout())
         options = {
             "target": target.to_dict(),
             "cluster": self.cluster.to_dict(),
-            "lowered": config.with_(backend=TRACED_ON, steps_per_execution=1).to_dict(),
+            "lowered": program.to_dict(),
             "versions": versions,
             "model_flops": model_flops,
             "abstract": True,

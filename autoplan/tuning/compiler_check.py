@@ -24,7 +24,8 @@ from autoplan.tuning.space.legal_configs import Space
 from autoplan.tuning.space.prune import Forecast, distance, would_fit
 from autoplan.tuning.trials.storage import StudyPlace, study_name
 from autoplan.tuning.trials.study import Study, knob_choices
-from cost_models.config import TrainConfig
+from cost_models.config import Affects, TrainConfig
+from cost_models.execution import program_key
 from cost_models.hardware.compile_targets import compiler_target
 
 NOTHING_LEFT = "nothing that may fit is left to compile"
@@ -157,7 +158,7 @@ class Witness:
     def _legal(self, config: TrainConfig) -> bool:
         if config.backend != self.bench.backend or config not in self._space:  # nobody asks for another backend
             return False
-        if not config.jit_compile or config.steps_per_execution != self._grouped:
+        if not config.jit_compile or any(getattr(config, name) != value for name, value in self._same_program.items()):
             return False
         record = self.study.outcome(config)
         return record is None or record.failure is None
@@ -167,11 +168,15 @@ class Witness:
         return frozenset(self.findings.space.configs)
 
     @cached_property
-    def _grouped(self) -> int:
-        """One value of steps_per_execution, the baseline's where it may stand: the compiled program is the same."""
-        values = [config.steps_per_execution for config in self.findings.space.configs]
-        own = self.findings.space.baseline.steps_per_execution
-        return own if own in values else min(values, default=1)
+    def _same_program(self) -> dict[str, Any]:
+        """One value of each setting that leaves the program the same: the baseline's where it is legal."""
+        configs, own = self.findings.space.configs, self.findings.space.baseline
+        chosen = {}
+        for name in TrainConfig.settings():
+            if not TrainConfig.affects(name) & (Affects.PROGRAM | Affects.SIZES):
+                values = [getattr(config, name) for config in configs]
+                chosen[name] = getattr(own, name) if getattr(own, name) in values else min(values, default=None)
+        return chosen
 
     def _corrected(self, forecast: Forecast) -> Forecast:
         own = self._evidence(forecast.config)
@@ -379,13 +384,8 @@ def _needed_bytes(record: TrialRecord) -> int | None:
 
 
 def _alike(one: TrainConfig, other: TrainConfig) -> bool:
-    """Whether what the compiler says of one carries to the other: the same operations, on other sizes."""
-    return (one.precision, one.remat, one.layout, one.backend) == (
-        other.precision,
-        other.remat,
-        other.layout,
-        other.backend,
-    )
+    """Whether the compiled program of one has the operations of the other's, for other sizes."""
+    return program_key(one.with_(jit_compile=True)) == program_key(other.with_(jit_compile=True))
 
 
 def carried(forecast: Forecast, like: Forecast, compiled_bytes: int) -> float:

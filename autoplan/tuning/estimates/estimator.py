@@ -8,13 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import Self
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 from autoplan.errors import HardwareError, SourceError, WorkloadError
 from autoplan.jobs.client import Observation
 from autoplan.jobs.runner import Bench
-from autoplan.plan.knobs import changes
+from autoplan.plan.knobs import KNOBS, Knob, changes
 from autoplan.plan.records import Failure, FailureKind, Rejection
 from autoplan.tuning.objective import PlannedFit
 from autoplan.tuning.request import Candidate
@@ -28,7 +28,7 @@ from autoplan.tuning.space.prune import (
     rank,
     without_idle_accumulation,
 )
-from cost_models.config import Batch, Layout, Mesh, Remat, RematMode, TrainConfig
+from cost_models.config import Affects, Batch, Layout, Mesh, Remat, RematMode, TrainConfig
 from cost_models.estimate import estimate
 from cost_models.hardware.cluster import Cluster
 from cost_models.memory import MemoryCost
@@ -45,11 +45,18 @@ _LISTED_ARGUMENTS = re.compile(r"Arguments received by [\w.]+\(\):.*?(?=It began
 
 @dataclass(frozen=True)
 class Structure:
-    """What changes the operations of a training step. `local_batch` is 0 unless they change with the batch."""
+    """Everything that changes the operations of a training step.
 
-    precision: str
-    remat: str
+    operations    values of the settings that affect them
+    local_batch   0 unless they change with the batch
+    """
+
+    operations: tuple[Any, ...]
     local_batch: int = 0
+
+    @classmethod
+    def of(cls, config: TrainConfig, local_batch: int = 0) -> Structure:
+        return cls(config.key(Affects.OPERATIONS), local_batch)
 
 
 @dataclass(frozen=True)
@@ -120,7 +127,7 @@ def survey(
     legal = [forecaster.forecasts[config] for config in space.configs if config in forecaster.forecasts]
     if not legal:
         raise WorkloadError(f"no configuration can be traced: {'; '.join(r.reason for r in rejected)}")
-    legal, no_better = _worth_their_memory(space.baseline, legal)
+    legal, no_better = _decided_by_estimates(space.baseline, legal)
     fitting, too_large = feasible(legal, measurable=measurable)
     fitting, idle = without_idle_accumulation(space.baseline, fitting)
     kept, too_slow = rank(fitting, keep=[space.baseline, *(one.config for one in _best_of_each_mesh(fitting))])
@@ -216,7 +223,7 @@ class Tracer:
         local = structure.local_batch or self.local_batch or config.batch.local
         alone = config.with_(batch=Batch(local), mesh=Mesh(), layout=Layout())
         own = self.bench.baseline
-        as_it_is = own is not None and (config.precision, config.remat) == (own.precision, own.remat)
+        as_it_is = own is not None and Structure.of(config) == Structure.of(own)
         try:
             answer = self.bench.trace(alone)
         except (SourceError, WorkloadError) as error:
@@ -232,9 +239,8 @@ class Tracer:
     ) -> Iterator[tuple[Workload, Sequence[TrainConfig]]]:
         by_batch: dict[Structure, list[TrainConfig]] = {}
         for config in group:
-            key = Structure(structure.precision, structure.remat, config.batch.local)
-            by_batch.setdefault(key, []).append(config)
-        if own := by_batch.pop(Structure(structure.precision, structure.remat, first.local_batch), []):
+            by_batch.setdefault(Structure.of(config, config.batch.local), []).append(config)
+        if own := by_batch.pop(replace(structure, local_batch=first.local_batch), []):
             yield first, own
         affordable = dict(list(by_batch.items())[: LOCAL_BATCHES_TRACED - 1])
         for key, workload in self._traced(affordable).items():
@@ -293,7 +299,7 @@ class _Forecaster:
 def _by_structure(configs: Iterable[TrainConfig]) -> dict[Structure, list[TrainConfig]]:
     groups: dict[Structure, list[TrainConfig]] = {}
     for config in dict.fromkeys(configs):
-        groups.setdefault(Structure(config.precision.value, config.remat.mode.value), []).append(config)
+        groups.setdefault(Structure.of(config), []).append(config)
     return groups
 
 
@@ -322,32 +328,37 @@ def _where_it_is_needed(
     return wanted, [Rejection(config=spared[0].to_dict(), stage="slower", reason=reason, figures=figures)]
 
 
-def _worth_their_memory(baseline: TrainConfig, legal: Sequence[Forecast]) -> tuple[list[Forecast], list[Rejection]]:
-    """Of each two that differ in `keep_freed_memory` alone the faster one; the baseline and what has no twin stay.
+def _decided_by_estimates(baseline: TrainConfig, legal: Sequence[Forecast]) -> tuple[list[Forecast], list[Rejection]]:
+    """Drop, for each knob that estimates decide, all values but the fastest where all else is equal."""
+    left, rejected = list(legal), []
+    for knob in KNOBS:
+        if knob.slower_because:
+            left, slower = _fastest_values(knob, baseline, left)
+            rejected += slower
+    return left, rejected
 
-    It changes nothing but whether pages are made anew, so whoever is forecast to make none has no use for it, and
-    whoever makes some has none for doing without.
-    """
-    forecasts = {one.config: one for one in legal}
-    kept: list[Forecast] = []
-    left: dict[bool, list[TrainConfig]] = {False: [], True: []}
+
+def _fastest_values(
+    knob: Knob, baseline: TrainConfig, legal: Sequence[Forecast]
+) -> tuple[list[Forecast], list[Rejection]]:
+    """Drop what is slower than its equal with another value of this knob; the baseline stays, and of ties the least."""
+    groups: dict[TrainConfig, list[Forecast]] = {}
     for one in legal:
-        keeps = one.config.keep_freed_memory
-        twin = forecasts.get(one.config.with_(keep_freed_memory=not keeps))
-        slower = twin is not None and (one.update_seconds, keeps) > (twin.update_seconds, not keeps)
-        if slower and one.config != baseline:
-            left[keeps].append(one.config)
-        else:
-            kept.append(one)
-    reasons = {
-        False: "with freed memory kept they are forecast to be faster: no page is made anew",
-        True: "what a micro-step frees stays in the process without it, so it gains nothing",
+        groups.setdefault(knob.set(one.config, knob.value(baseline)), []).append(one)
+    fastest = {
+        min(group, key=lambda one: (one.update_seconds, knob.value(one.config))).config for group in groups.values()
     }
-    return kept, [
+    chosen = [one for one in legal if one.config in fastest or one.config == baseline]
+    dropped = [one.config for one in legal if one.config not in fastest and one.config != baseline]
+    by_value = {value: [one for one in dropped if knob.value(one) == value] for value in knob.slower_because}
+    return chosen, [
         Rejection(
-            config=configs[0].to_dict(), stage="slower", reason=reasons[keeps], figures={"configurations": len(configs)}
+            config=configs[0].to_dict(),
+            stage="slower",
+            reason=knob.slower_because[value],
+            figures={"configurations": len(configs)},
         )
-        for keeps, configs in left.items()
+        for value, configs in by_value.items()
         if configs
     ]
 

@@ -17,7 +17,8 @@ from autoplan.plan.knobs import changes
 from autoplan.plan.records import TrialRecord
 from autoplan.tuning.oom_rescue.change_order import least_first
 from autoplan.tuning.space.prune import Forecast
-from cost_models.config import Affects, Remat, RematMode, TrainConfig
+from cost_models.config import Remat, RematMode, TrainConfig
+from cost_models.execution import program_key
 
 SHRINK = (0.9, 0.8, 0.6, 0.4)
 """After the n-th failure (the baseline's is the first) the next guess needs at most the n-th share of the smallest need
@@ -75,7 +76,7 @@ def cannot_run(config: TrainConfig, failed: TrainConfig, needed: Mapping[TrainCo
     """Whether a configuration needs no less than one that ran out of memory, as far as estimates are reliable."""
     if config not in needed or failed not in needed:
         return False
-    same = config.key(Affects.PROGRAM) == failed.key(Affects.PROGRAM)
+    same = program_key(config) == program_key(failed)
     margin = 1.0 if same else OTHER_PROGRAM
     return needed[config].high >= margin * needed[failed].high
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from autoplan import formatting
-from autoplan.plan.knobs import changes
+from autoplan.errors import ConfigError
+from autoplan.plan.knobs import KNOBS, Tuning, changes, with_field_of
 from autoplan.plan.records import Evidence, TrialRecord
 from autoplan.tuning.estimates.estimator import Findings
-from cost_models.config import Batch, TrainConfig
+from cost_models.config import TrainConfig
 
 _FIXED = {"communication": "communication", "overhead": "launch overhead"}
 """Parts of a micro-step that do not grow with its batch."""
@@ -18,6 +19,8 @@ _NONE_LARGER = (
     "none of the configurations that may be tried uses more, for the global batch has to divide over the devices, and "
     "--fix and --only hold the mesh"
 )
+_ATTRIBUTED = (Tuning.CHOSEN_BEFORE, Tuning.FREE)
+"""Knobs of which an explanation says what each brings alone."""
 _AS_LONG = 1.01
 """Below this many times another's time, two are as long."""
 
@@ -48,7 +51,7 @@ def predicted_rates(findings: Findings) -> Rates:
 
 def contributions(baseline: TrainConfig, config: TrainConfig, tiers: Sequence[Rates]) -> list[str]:
     """What each change brings if it is made alone, from the best tier that knows it; [] for fewer than two changes."""
-    singles = [single for change in _CHANGES if (single := change(baseline, config)) != baseline]
+    singles = _single_changes(baseline, config)
     if len(singles) < 2:
         return []
     told = []
@@ -132,27 +135,14 @@ def _best_rate(rates: Rates, configs: Iterable[TrainConfig], devices: int) -> fl
     return 1 / min(seconds) if seconds else None
 
 
-def _other_batch(baseline: TrainConfig, config: TrainConfig) -> TrainConfig:
-    """The plan's global and effective batch on the baseline's mesh, where they divide over it."""
-    if config.batch.global_size % baseline.mesh.data:
-        return baseline
-    sizes = Batch.from_global(config.batch.global_size, data=baseline.mesh.data, accumulation=config.batch.accumulation)
-    return baseline.with_(batch=sizes)
-
-
-def _other_mesh(baseline: TrainConfig, config: TrainConfig) -> TrainConfig:
-    if baseline.batch.global_size % config.mesh.data:
-        return baseline
-    return baseline.with_(mesh=config.mesh)
-
-
-_CHANGES: tuple[Callable[[TrainConfig, TrainConfig], TrainConfig], ...] = (
-    lambda baseline, config: baseline.with_(backend=config.backend),
-    lambda baseline, config: baseline.with_(precision=config.precision),
-    _other_batch,
-    _other_mesh,
-    lambda baseline, config: baseline.with_(remat=config.remat),
-    lambda baseline, config: baseline.with_(steps_per_execution=config.steps_per_execution),
-    lambda baseline, config: baseline.with_(jit_compile=config.jit_compile),
-    lambda baseline, config: baseline.with_(keep_freed_memory=config.keep_freed_memory),
-)
+def _single_changes(baseline: TrainConfig, config: TrainConfig) -> list[TrainConfig]:
+    """Return the baseline with one field of the configuration at a time, where that changes it and can be."""
+    singles = []
+    for name in dict.fromkeys(knob.field for knob in KNOBS if knob.tuning in _ATTRIBUTED):
+        try:
+            single = with_field_of(baseline, name, config)
+        except ConfigError:  # a batch that does not divide over the other mesh
+            continue
+        if single != baseline:
+            singles.append(single)
+    return singles
