@@ -271,7 +271,7 @@ def _maxtext(row: dict[str, Any], out: Any) -> Case | Excluded:
 
 
 def _maxtext_flops(arch: dict[str, Any], length: int) -> float:
-    """Return the FLOPs of a sample: per token 6 x matrix parameters + 12 x layers x width x length, as MaxText counts."""
+    """Return the FLOPs of a sample as MaxText does: per token 6 x matrix parameters + 12 x layers x width x length."""
     heads = arch["heads"] * arch.get("head_dim", arch["d_model"] // arch["heads"])
     kv = heads * arch.get("kv_heads", arch["heads"]) // arch["heads"]
     layer = 3 * arch["d_model"] * arch["ffn"] + arch["d_model"] * (2 * heads + 2 * kv)
