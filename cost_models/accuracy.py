@@ -9,7 +9,7 @@ from typing import Any
 from cost_models.errors import ConfigError
 from cost_models.hardware.cluster import Cluster
 from cost_models.validation import Reader, number, raised_as, read_fields, text, whole
-from cost_models.xla.target import target_of
+from cost_models.xla.profiles.choice import compiler_profile
 
 SHARE = 0.9
 """Share of a study's rows that lie in its band; half of the others below and half above."""
@@ -69,6 +69,6 @@ def accuracy(cluster: Cluster) -> Accuracy | None:
     """
     chip = cluster.chip
     if cluster.local:
-        is_cpu = not target_of(chip.kind).host_apart
+        is_cpu = not compiler_profile(chip.kind).host_apart
         return PROCESSOR if is_cpu and not cluster.simulated else None
     return PUBLISHED if chip.compute_capability is not None else None

@@ -10,7 +10,8 @@ from cost_models.errors import WorkloadError
 from cost_models.hardware.cluster import Cluster
 from cost_models.workload.workload import Workload
 from cost_models.xla.buffers.liveness import Schedule, Updates, schedule
-from cost_models.xla.target import Target, target_of
+from cost_models.xla.profile import Profile
+from cost_models.xla.profiles.choice import compiler_profile
 
 
 @dataclass(frozen=True)
@@ -76,10 +77,10 @@ def check_origin(workload: Workload, config: TrainConfig) -> None:
     workload.check_batch(config.batch.local)
 
 
-def target_for(config: TrainConfig, cluster: Cluster) -> Target:
+def profile_for(config: TrainConfig, cluster: Cluster) -> Profile:
     """Return the compiler that turns this configuration into kernels on this cluster."""
     chip = cluster.chip
-    return target_of(chip.kind, config.jit_compile, config.backend, chip.compute_capability, chip.name)
+    return compiler_profile(chip.kind, config.jit_compile, config.backend, chip.compute_capability, chip.name)
 
 
 def updates_of(config: TrainConfig) -> Updates:
@@ -91,7 +92,7 @@ def updates_of(config: TrainConfig) -> Updates:
 
 def schedule_of(workload: Workload, config: TrainConfig, cluster: Cluster) -> Schedule:
     """Return the schedule of kernels that this configuration runs."""
-    return schedule(workload, target_for(config, cluster), updates_of(config), config.batch.local)
+    return schedule(workload, profile_for(config, cluster), updates_of(config), config.batch.local)
 
 
 def device_share(config: TrainConfig, cluster: Cluster) -> float:

@@ -16,12 +16,12 @@ import numpy.typing as npt
 
 from cost_models.config import TrainConfig
 from cost_models.errors import ConfigError
-from cost_models.execution import check, schedule_of, target_for, updates_of
+from cost_models.execution import check, profile_for, schedule_of, updates_of
 from cost_models.hardware.cluster import Cluster
 from cost_models.validation import raised_as, read_fields, whole
 from cost_models.workload.workload import Kind, Role, Workload
 from cost_models.xla.buffers.liveness import Purpose, Schedule, schedule
-from cost_models.xla.target import Target
+from cost_models.xla.profile import Profile
 from cost_models.xla.tiling import storage
 
 Bytes = TypeVar("Bytes", int, npt.NDArray[np.int64])
@@ -173,40 +173,40 @@ def memory(workload: Workload, config: TrainConfig, cluster: Cluster) -> MemoryC
     batch it does not hold for).
     """
     check(workload, config)
-    return _on_target(workload, config, target_for(config, cluster))
+    return memory_on(workload, config, profile_for(config, cluster))
 
 
 @lru_cache(maxsize=16384)
-def _on_target(workload: Workload, config: TrainConfig, target: Target) -> MemoryCost:
-    """Every chip of a kind takes the same: who compares many of them asks the same again."""
-    plan = schedule(workload, target, updates_of(config), config.batch.local)
-    components = _state(workload, target, config.batch.accumulation)
-    components["inputs"] = _inputs(workload, target, config.batch.local)
+def memory_on(workload: Workload, config: TrainConfig, profile: Profile) -> MemoryCost:
+    """Return the bytes per device under a profile. Chips of a kind share a profile, so that the answer is cached."""
+    plan = schedule(workload, profile, updates_of(config), config.batch.local)
+    components = _state(workload, profile, config.batch.accumulation)
+    components["inputs"] = _inputs(workload, profile, config.batch.local)
     temporary_bytes, at = plan.peak(config.batch.local)
     components |= _at_peak(plan, at, config.batch.local)
     on_chip = plan.on_chip_peak(config.batch.local) + sum(components[name] for name in _FETCHED)
-    beyond = max(0, min(on_chip, target.on_chip_bytes) - temporary_bytes)
+    beyond = max(0, min(on_chip, profile.on_chip_bytes) - temporary_bytes)
     temporary_bytes += beyond
     components["workspace"] += beyond
-    if target.fusible:
-        components["workspace"] += round((plan.packing - 1.0 + target.unseen) * temporary_bytes)
+    if profile.fusible:
+        components["workspace"] += round((plan.packing - 1.0 + profile.unseen) * temporary_bytes)
     components["collective_buffers"] = 0
     if config.layout.shard_state and config.mesh.data > 1:
         components = sharded(workload, components, config.mesh.data)
     total = sum(components.values())
-    below, above = (round(share * temporary_bytes) for share in _uncertainty(workload, target))
+    below, above = (round(share * temporary_bytes) for share in _uncertainty(workload, profile))
     there = plan.on_chip_at(config.batch.local, at)
-    below += round(_FILLED * max(0, min(target.on_chip_bytes, temporary_bytes) - there))
+    below += round(_FILLED * max(0, min(profile.on_chip_bytes, temporary_bytes) - there))
     return MemoryCost(**components, host=0, total=total, total_low=total - below, total_high=total + above + there)
 
 
 @lru_cache(maxsize=64)
-def _uncertainty(workload: Workload, target: Target) -> tuple[float, float]:
+def _uncertainty(workload: Workload, profile: Profile) -> tuple[float, float]:
     """(below, above) as shares of the temporaries; how well it is known what is kept depends on what a step is of."""
-    kinds = {op.kind for op in workload.ops}
+    kinds, uncertainty = {op.kind for op in workload.ops}, profile.uncertainty
     if Kind.LOOP in kinds:
-        return target.loop_uncertainty or target.uncertainty
-    return target.uncertainty if Kind.CONV in kinds else target.plain_uncertainty or target.uncertainty
+        return uncertainty.loops or uncertainty.convolutions
+    return uncertainty.convolutions if Kind.CONV in kinds else uncertainty.plain or uncertainty.convolutions
 
 
 def largest(workload: Workload, config: TrainConfig, cluster: Cluster, count: int = 10) -> tuple[LiveTensor, ...]:
@@ -231,23 +231,23 @@ def _describe(plan: Schedule, row: int, batch: int, size: int) -> LiveTensor:
 
 
 @lru_cache(maxsize=64)
-def _role_bytes(workload: Workload, target: Target, *roles: Role) -> int:
-    stored = storage(workload, target).at(workload.local_batch)
+def _role_bytes(workload: Workload, profile: Profile, *roles: Role) -> int:
+    stored = storage(workload, profile).at(workload.local_batch)
     return round(sum(float(stored[v.tensor]) for v in workload.variables if v.role in roles))
 
 
-def _state(workload: Workload, target: Target, accumulation: int) -> dict[str, int]:
-    parameters = _role_bytes(workload, target, Role.TRAINABLE)
+def _state(workload: Workload, profile: Profile, accumulation: int) -> dict[str, int]:
+    parameters = _role_bytes(workload, profile, Role.TRAINABLE)
     return {
         "parameters": parameters,
-        "non_trainable": _role_bytes(workload, target, Role.STATE, Role.SEED, Role.METRIC),
-        "optimizer": _role_bytes(workload, target, Role.SLOT, Role.EMA, Role.LOSS_SCALE),
+        "non_trainable": _role_bytes(workload, profile, Role.STATE, Role.SEED, Role.METRIC),
+        "optimizer": _role_bytes(workload, profile, Role.SLOT, Role.EMA, Role.LOSS_SCALE),
         "accumulators": parameters if accumulation > 1 else 0,
     }
 
 
-def _inputs(workload: Workload, target: Target, batch: int) -> int:
-    stored = storage(workload, target).at(batch)
+def _inputs(workload: Workload, profile: Profile, batch: int) -> int:
+    stored = storage(workload, profile).at(batch)
     return round(sum(float(stored[end]) for end in workload.inputs))
 
 

@@ -20,9 +20,8 @@ from cost_models.time.convolution import (
 )
 from cost_models.workload.workload import ITEM_BYTES, POOL_SCATTER, Kind, Op, Phase, Tensor, Workload
 from cost_models.xla.buffers.liveness import Updates, schedule
-from cost_models.xla.fusion.column_reduction import structure_batch
 from cost_models.xla.fusion.fusion import Kernel
-from cost_models.xla.target import Target
+from cost_models.xla.profile import Profile, structure_batch
 from cost_models.xla.tiling import Storage
 
 Floats = npt.NDArray[np.float64]
@@ -181,21 +180,21 @@ class KernelTable:
         return np.asarray(of_operands, np.float64), np.asarray(of_results, np.float64)
 
 
-def kernel_table(workload: Workload, target: Target, updates: Updates, batch: int | None = None) -> KernelTable:
+def kernel_table(workload: Workload, profile: Profile, updates: Updates, batch: int | None = None) -> KernelTable:
     """The kernels of a micro-step as rows, bodies of loops with how often they run.
 
     batch  at which they are found, where a library takes what is large (XLA:CPU); None is the batch of the trace
     """
     if batch is not None:
-        batch = structure_batch(workload, target, batch) if target.library_elements else None
-    return _kernel_table(workload, target, updates, batch)
+        batch = structure_batch(workload, profile, batch) if "ynnpack" in profile else None
+    return _kernel_table(workload, profile, updates, batch)
 
 
 @lru_cache(maxsize=256)
-def _kernel_table(workload: Workload, target: Target, updates: Updates, batch: int | None) -> KernelTable:
+def _kernel_table(workload: Workload, profile: Profile, updates: Updates, batch: int | None) -> KernelTable:
     rows: list[tuple[Kernel, float]] = []
     # As written, sums of one layer stand together; orders that save memory do not keep them so.
-    plan = schedule(workload, target, Updates.TOGETHER if target.memory_orders else updates, batch)
+    plan = schedule(workload, profile, Updates.TOGETHER if "memory-scheduler" in profile else updates, batch)
     _flatten(plan.kernels, 1.0, rows)
     shared = _shared_reads([kernel for kernel, _ in rows])
     moved = [

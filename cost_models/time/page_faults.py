@@ -13,7 +13,7 @@ from cost_models.hardware.cluster import Cluster
 from cost_models.hardware.efficiency import efficiency_of
 from cost_models.memory import memory
 from cost_models.workload.workload import Workload
-from cost_models.xla.target import target_of
+from cost_models.xla.profiles.choice import compiler_profile
 
 LARGEST_KEPT_BYTES = 2**25
 """glibc's DEFAULT_MMAP_THRESHOLD_MAX on 64-bit machines: larger pieces go back to the kernel when they are freed."""
@@ -26,7 +26,7 @@ def may_page(config: TrainConfig, cluster: Cluster) -> bool:
 
 def why_not_paging(config: TrainConfig, cluster: Cluster) -> str | None:
     """Why keeping freed memory is nothing to try there; None where it may be."""
-    if target_of(cluster.chip.kind).host_apart:
+    if compiler_profile(cluster.chip.kind).host_apart:
         return f"it speaks of a processor's memory, and {cluster.name} computes in its own"
     if config.backend != "jax":
         return f"compiled programs of JAX are known to give their memory back, and this training is on {config.backend}"

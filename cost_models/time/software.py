@@ -15,7 +15,7 @@ from cost_models.config import TrainConfig
 from cost_models.hardware.cluster import Cluster
 from cost_models.time.cost import Seconds
 from cost_models.time.exchange import Exchange, XlaExchange
-from cost_models.xla.target import target_of
+from cost_models.xla.profiles.choice import compiler_profile
 
 LOOP_SECONDS = 1.2e-4
 SECONDS_PER_VARIABLE = 3e-6
@@ -149,7 +149,7 @@ def overhead_seconds(
     loop, a_variable = chip.host_micro_step_seconds, chip.host_variable_seconds
     host = chip.dispatch_seconds + (LOOP_SECONDS if loop is None else loop)
     host += (SECONDS_PER_VARIABLE if a_variable is None else a_variable) * variables
-    if not target_of(chip.kind).host_apart:
+    if not compiler_profile(chip.kind).host_apart:
         return launching + host
     # The host prepares the next micro-step while the device works.
     return launching + np.maximum(chip.dispatch_seconds, host - device_seconds)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cost_models.config import TrainConfig
-from cost_models.execution import check, device_share, target_for, updates_of
+from cost_models.execution import check, device_share, profile_for, updates_of
 from cost_models.hardware.cluster import Cluster
 from cost_models.hardware.efficiency import Efficiency, efficiency_of
 from cost_models.parallel.collectives import slowest_of
@@ -23,7 +23,8 @@ from cost_models.time.roofline import kernel_seconds, peak_of, profile_of, row_s
 from cost_models.time.software import KERAS, Kernels, Software, overhead_seconds
 from cost_models.workload.workload import Kind, Workload
 from cost_models.xla.buffers.liveness import Updates
-from cost_models.xla.target import Target, library_target, target_of
+from cost_models.xla.profile import Profile
+from cost_models.xla.profiles.choice import compiler_profile, library_profile
 
 Bools = npt.NDArray[np.bool_]
 
@@ -191,7 +192,7 @@ def parts_of(
 
 def _program(
     workload: Workload, config: TrainConfig, cluster: Cluster, software: Software
-) -> tuple[Workload, Target, Updates]:
+) -> tuple[Workload, Profile, Updates]:
     """The operations that run, what fuses them, and when gradients become weights."""
     kernels, kind, updates = software.kernels, cluster.chip.kind, updates_of(config)
     if software.updates_once and updates is Updates.SELECTED:
@@ -199,11 +200,12 @@ def _program(
     if kernels is Kernels.BACKEND and config.backend == "torch" and not config.jit_compile:
         kernels = Kernels.LAYERS if profile_of(cluster.chip).layer_kernels else kernels
     if kernels is Kernels.LAYERS:
-        return library_kernels(workload, biases_apart=software.biases_apart), library_target(kind), updates
+        return library_kernels(workload, biases_apart=software.biases_apart), library_profile(kind), updates
     if kernels is Kernels.OPERATIONS:
-        target = replace(target_of(kind, jit_compile=False), fusible=frozenset({Kind.BROADCAST}))
+        one_by_one = compiler_profile(kind, jit_compile=False)
+        target = replace(one_by_one, fusible=frozenset({Kind.BROADCAST}), free_moves=frozenset({"pad"}))
         return library_kernels(workload, has_kernel_in_tensorflow), target, updates
-    return workload, target_for(config, cluster), updates
+    return workload, profile_for(config, cluster), updates
 
 
 def _update(

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from cost_models.workload.affine import Affine
 from cost_models.workload.workload import Kind, Tensor, Workload, walk
-from cost_models.xla.target import Target
+from cost_models.xla.profile import Profile
 
 Floats = npt.NDArray[np.float64]
 
@@ -132,7 +132,7 @@ class Storage:
 
 
 @lru_cache(maxsize=32)
-def storage(workload: Workload, target: Target) -> Storage:
+def storage(workload: Workload, profile: Profile) -> Storage:
     """How a target stores the tensors of a workload."""
     tensors = workload.tensors
     sizes = workload.sizes
@@ -153,10 +153,10 @@ def storage(workload: Workload, target: Target) -> Storage:
         rank=np.array([len(one.shape) for one in forms], np.int64),
         dims_fixed=np.array([[dim.fixed for dim in row] for row in dims]).reshape(len(forms), rank),
         dims_per_sample=np.array([[dim.per_sample for dim in row] for row in dims]).reshape(len(forms), rank),
-        allowed=_allowed(list(forms), rank) if target.tile_lanes else np.zeros((len(forms), 0, 0), np.bool_),
+        allowed=_allowed(list(forms), rank) if profile.tile_lanes else np.zeros((len(forms), 0, 0), np.bool_),
         least=np.array([one.least_rows for one in forms], np.float64),
-        rows=target.tile_rows,
-        lanes=target.tile_lanes,
+        rows=profile.tile_rows,
+        lanes=profile.tile_lanes,
     )
 
 

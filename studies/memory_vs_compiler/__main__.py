@@ -3,8 +3,10 @@
     python -m studies.memory_vs_compiler --compile [SECONDS] [--target NAME] [--model NAME]   # what is missing
     python -m studies.memory_vs_compiler --again [TRACES]    # estimates every compiled row anew, compiling nothing
     python -m studies.memory_vs_compiler --summary
+    python -m studies.memory_vs_compiler --without RULE [--traces TRACES]   # what one rule of cost_models.xla is worth
+    python -m studies.memory_vs_compiler --ledger [--traces TRACES]         # the same of every rule; writes ledger.csv
 
-TRACES is a folder outside of this one that keeps traces from one time to the next.
+TRACES is a folder outside of this one that keeps traces from one run to the next.
 """
 
 from __future__ import annotations
@@ -31,6 +33,9 @@ def main() -> None:
     parser.add_argument("--model", action="append", help="compile these alone")
     parser.add_argument("--again", nargs="?", const="", metavar="TRACES")
     parser.add_argument("--summary", action="store_true")
+    parser.add_argument("--without", action="append", metavar="RULE")
+    parser.add_argument("--ledger", action="store_true")
+    parser.add_argument("--traces", type=Path)
     asked = parser.parse_args()
     prepare()
     if asked.compile is not None:
@@ -43,6 +48,10 @@ def main() -> None:
         from studies.memory_vs_compiler import estimates
 
         estimates.write(Path(asked.again) if asked.again else None)
+    if asked.ledger or asked.without:
+        from studies.memory_vs_compiler import ledger
+
+        ledger.measure(asked.without or ledger.measurable(), asked.traces)
     if asked.summary or asked.again is not None:
         from studies.memory_vs_compiler import summary
 

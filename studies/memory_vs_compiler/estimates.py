@@ -30,7 +30,7 @@ def write(traces: Path | None) -> None:
     started, rows = time.monotonic(), []
     for truth in sorted(compiled(), key=lambda one: (*one.point.trace, one.point.target, *one.point.plain()[4:])):
         point = truth.point
-        workload = _workload(point.trace, traces)
+        workload = workload_of(point.trace, traces)
         config = TrainConfig(Batch(point.batch, accumulation=point.accumulation), precision=Precision(point.precision))
         cost = memory(workload, config, cluster(TARGETS[point.target])).to_dict()
         rows.append(
@@ -58,12 +58,12 @@ def _point(row: dict[str, str]) -> Point:
     return Point(*names, int(batch), int(accumulation))
 
 
-@lru_cache(maxsize=1)
-def _workload(trace: tuple[str, str, str], traces: Path | None) -> Any:
-    """The Workload of one micro-step, traced or read from where an earlier run left it."""
+@lru_cache(maxsize=128)
+def workload_of(trace: tuple[str, str, str], traces: Path | None) -> Any:
+    """Return the Workload of one micro-step, traced or read from where an earlier run kept it."""
     from cost_models.workload.workload import Workload
 
-    kept = None if traces is None else traces / f"{'-'.join(trace)}-{_trace_version()}.json.gz"
+    kept = None if traces is None else _kept_at(traces, "-".join(trace))
     if kept is not None and kept.exists():
         return Workload.from_dict(json.loads(gzip.decompress(kept.read_bytes())))
     workload = with_model(Point("", *trace, 0), _traced)
@@ -71,6 +71,12 @@ def _workload(trace: tuple[str, str, str], traces: Path | None) -> Any:
         kept.parent.mkdir(parents=True, exist_ok=True)
         kept.write_bytes(gzip.compress(json.dumps(workload.to_dict()).encode(), 1))
     return workload
+
+
+def _kept_at(traces: Path, name: str) -> Path:
+    """Return where a trace is kept. A file without a version in its name is used as it is."""
+    plain = traces / f"{name}.json.gz"
+    return plain if plain.exists() else traces / f"{name}-{_trace_version()}.json.gz"
 
 
 @lru_cache(maxsize=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass, replace
 
@@ -43,6 +44,11 @@ class Point:
 
     def plain(self) -> list[str]:
         return [str(value) for value in astuple(self)]
+
+
+def held_out(model: str) -> bool:
+    """Return whether no rule may be made with this model in view: the SHA-256 of its name is odd."""
+    return hashlib.sha256(model.encode()).digest()[-1] % 2 == 1
 
 
 def points() -> Iterator[Point]:

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from studies.memory_vs_compiler.estimates import read
-from studies.memory_vs_compiler.models import MODELS, held_out
-from studies.memory_vs_compiler.points import COMPILED_AT, TARGETS, Point
+from studies.memory_vs_compiler.models import MODELS
+from studies.memory_vs_compiler.points import COMPILED_AT, TARGETS, Point, held_out
 from studies.memory_vs_compiler.truths import compiled
 
 CAPACITIES = (0.8, 0.9, 1.0, 1.1, 1.25)

@@ -12,9 +12,9 @@ from cost_models.execution import (
     check,
     check_origin,
     device_share,
+    profile_for,
     program_key,
     schedule_of,
-    target_for,
     updates_of,
 )
 from cost_models.hardware.cluster import share
@@ -78,7 +78,7 @@ def test_the_schedule_is_that_of_the_target_at_the_local_batch():
     gpu = cluster("gpu", 8)
     plan = schedule_of(dense(64, 32), PLAIN, gpu)
     assert plan.kernels == schedule_of(dense(64, 32), PLAIN.with_(keep_freed_memory=True), gpu).kernels
-    assert target_for(PLAIN, gpu) != target_for(PLAIN.with_(jit_compile=False), gpu)
+    assert profile_for(PLAIN, gpu) != profile_for(PLAIN.with_(jit_compile=False), gpu)
 
 
 def test_simulated_devices_share_the_rates_of_one_processor():

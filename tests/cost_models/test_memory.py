@@ -9,7 +9,7 @@ from cost_models.errors import WorkloadError
 from cost_models.memory import MemoryCost, largest, memory
 from cost_models.workload.affine import Affine
 from cost_models.workload.workload import Kind, Op, Role, Tensor, Workload
-from cost_models.xla.target import target_of
+from cost_models.xla.profiles.choice import compiler_profile
 from tests.builders.workloads import B, Step, cluster, dense
 
 K, N = 1024, 512
@@ -154,7 +154,7 @@ def exp_of_sums(batch):
 def test_on_tpus_the_interval_also_holds_what_may_be_on_the_chip():
     """0.08 of the temporaries, and below also 0.4 of the room on the chip, of which nothing is taken."""
     batch = 2**22
-    cost, temporaries, room = exp_of_sums(batch), 2 * 4 * batch * N, target_of("tpu").on_chip_bytes
+    cost, temporaries, room = exp_of_sums(batch), 2 * 4 * batch * N, compiler_profile("tpu").on_chip_bytes
     assert cost.total - cost.total_low == round(0.08 * temporaries) + round(0.4 * room)
     assert cost.total_high - cost.total == round(0.08 * temporaries)
 
@@ -195,7 +195,7 @@ def test_on_gpus_the_interval_depends_on_what_a_step_is_made_of(kind, below, abo
     """Shares of the temporaries that are known: of convolutions most is above; products and loops are off both ways."""
     cost = memory(made_of(kind), TrainConfig(Batch(4096)), cluster("gpu"))
     temporaries = cost.gradients + cost.weight_copies + cost.activations
-    assert cost.workspace == round(target_of("gpu").unseen * temporaries)
+    assert cost.workspace == round(compiler_profile("gpu").unseen * temporaries)
     assert cost.total - cost.total_low == round(below * temporaries)
     assert cost.total_high - cost.total == round(above * temporaries)
 

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cost_models.xla.fusion.fusion import Kernel
+from cost_models.xla.rules import rule
 
 Floats = npt.NDArray[np.float64]
 
@@ -35,6 +36,7 @@ class Places:
     copies: int
 
 
+@rule("output-buffers", source="BufferAssigner: programs compiled for A100")
 def rooms(filled: Sequence[tuple[int, int]]) -> Places:
     """Places of new states that take no old one's: free from the start of the program until they are filled.
 
@@ -42,6 +44,12 @@ def rooms(filled: Sequence[tuple[int, int]]) -> Places:
     """
     tensor, closes = np.asarray(filled, np.int64).reshape(-1, 2).T
     return Places(tensor, np.full(len(filled), -1, np.int64), closes - 1, 0)
+
+
+@rule("lent-state-buffers", source="BufferAssigner and CopyInsertion of XLA:CPU")
+def lent_state_buffers(kernels: Sequence[Kernel], starts: Sequence[int]) -> StatePlaces:
+    """Return the collector of buffers of state that temporaries may use while the state waits for its new value."""
+    return StatePlaces(kernels, starts)
 
 
 class StatePlaces:

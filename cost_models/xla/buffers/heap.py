@@ -11,6 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from cost_models.xla.rules import rule
+
 Floats = npt.NDArray[np.float64]
 Whole = npt.NDArray[np.int64]
 
@@ -18,6 +20,7 @@ _COUNT = 600  # buffers that are placed: what is smaller fills gaps
 _SHARE = 1e-4  # of the peak: smaller buffers are not placed either
 
 
+@rule("heap-packing", source="GlobalDecreasingSizeBestFitHeap")
 def packing(sizes: Floats, birth: Whole, death: Whole) -> float:
     """Bytes of the heap over bytes alive at the peak, at least 1.
 

@@ -21,19 +21,17 @@ from cost_models.xla.buffers.buffer_reuse import Places, StatePlaces, in_places,
 from cost_models.xla.buffers.heap import packing
 from cost_models.xla.buffers.state_layout_copies import turned
 from cost_models.xla.buffers.vmem import on_chip
-from cost_models.xla.fusion import cpu_fusion, fusion
-from cost_models.xla.fusion.column_reduction import structure_batch
 from cost_models.xla.fusion.fusion import Kernel, in_update
 from cost_models.xla.passes.pipeline import lower
-from cost_models.xla.scheduling.memory_scheduler import orders as memory_orders
-from cost_models.xla.scheduling.orders import breadth_first_order, greedy_order, program_order
-from cost_models.xla.target import Target
+from cost_models.xla.profile import Profile, structure_batch
+from cost_models.xla.rules import rule
 from cost_models.xla.tiling import Storage, storage
 
 Floats = npt.NDArray[np.float64]
 
 _ITERATIONS = 5
 """As often XLA takes a loop to run where it weighs what stays on the chip, however long it is."""
+_CHOOSES_BY_MEMORY, _BREADTH_FIRST = "memory-scheduler", "breadth-first-scheduler"
 _FILLS = frozenset({"dynamic_update_slice"})
 _IN_PLACE = frozenset({Kind.SCATTER, Kind.CUMULATIVE, Kind.BRANCH, Kind.LOOP})
 _UPDATED = frozenset({Role.TRAINABLE, Role.SLOT})
@@ -102,12 +100,15 @@ class Schedule:
     on_chip_bytes: int = 0
     places: Places | None = field(default=None, repr=False)
     copied: frozenset[int] = frozenset()
+    packs: bool = True
     _known: dict[int, Floats] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
     def packing(self) -> float:
         """Bytes of the compiler's heap over bytes alive at once; gaps grow with the batch as buffers do."""
-        return packing(self.sizes(self.local_batch), self.temporaries.birth, self.temporaries.death)
+        if not self.packs:
+            return 1.0
+        return float(packing(self.sizes(self.local_batch), self.temporaries.birth, self.temporaries.death))
 
     def sizes(self, batch: int) -> Floats:
         """Bytes of every temporary in the device's memory at a local batch."""
@@ -126,7 +127,8 @@ class Schedule:
     def _on_chip(self, sizes: Floats, stored: Floats) -> npt.NDArray[np.bool_]:
         weights = stored[self.moved.tensor] * self.moved.runs
         moved = np.bincount(self.moved.place, weights, len(self.labels)).astype(np.float64)
-        return on_chip(sizes, self.temporaries.birth, self.temporaries.death, moved, self.on_chip_bytes)
+        columns = self.temporaries
+        return np.asarray(on_chip(sizes, columns.birth, columns.death, moved, self.on_chip_bytes), np.bool_)
 
     def live(self, batch: int) -> Floats:
         """Bytes of temporaries alive at each kernel."""
@@ -187,53 +189,39 @@ class Schedule:
 
 
 @lru_cache(maxsize=64)
-def compiled(workload: Workload, target: Target, batch: int) -> tuple[Workload, tuple[Kernel, ...]]:
+def compiled(workload: Workload, profile: Profile, batch: int) -> tuple[Workload, tuple[Kernel, ...]]:
     """The workload as lowered for the target, and its kernels in program order, as they are at a local batch."""
-    lowered = lower(workload, target, batch)
+    lowered = lower(workload, profile, batch)
     outputs = frozenset(v.result for v in lowered.variables) | frozenset(lowered.outputs)
-    kernels_of = cpu_fusion.kernels_of if target.recomputes else fusion.kernels_of
-    return lowered, tuple(kernels_of(lowered, lowered.ops, outputs, target, batch))
+    return lowered, tuple(profile.fusion(lowered, lowered.ops, outputs, profile, batch))
 
 
-def schedule(workload: Workload, target: Target, updates: Updates, batch: int | None = None) -> Schedule:
+def schedule(workload: Workload, profile: Profile, updates: Updates, batch: int | None = None) -> Schedule:
     """The micro-step on one device.
 
     batch  samples on it: some kernels are others at other batches; None is the batch of the trace
     """
-    alike = workload.local_batch if batch is None else structure_batch(workload, target, batch)
-    at = batch if batch is not None and target.memory_orders else alike
-    found = _schedules(workload, target, updates, alike)
+    alike = workload.local_batch if batch is None else structure_batch(workload, profile, batch)
+    at = batch if batch is not None and profile.scheduler.name == _CHOOSES_BY_MEMORY else alike
+    found = _schedules(workload, profile, updates, alike)
     return found[0] if len(found) == 1 else min(found, key=lambda candidate: candidate.ordered_peak(at))
 
 
 @lru_cache(maxsize=256)
-def _schedules(workload: Workload, target: Target, updates: Updates, batch: int) -> tuple[Schedule, ...]:
+def _schedules(workload: Workload, profile: Profile, updates: Updates, batch: int) -> tuple[Schedule, ...]:
     """One for each order that the compiler tries."""
-    workload, kernels = compiled(workload, target, batch)
-    orders = _orders(workload, target, updates, kernels, batch)
-    return tuple(_Liveness(workload, target, updates, order).schedule(batch) for order in orders)
-
-
-def _orders(
-    workload: Workload, target: Target, updates: Updates, kernels: Sequence[Kernel], batch: int
-) -> list[list[Kernel]]:
-    """Those that a compiler tries: it takes the one that needs least."""
-    if target.breadth_first:
-        order = breadth_first_order(workload, kernels)
-        return [order if updates is Updates.AT_ONCE else sorted(order, key=in_update)]
-    orders = [program_order(workload, kernels, together=updates is not Updates.AT_ONCE)]
-    if updates is Updates.AT_ONCE and target.memory_orders:
-        orders = list(memory_orders(workload, kernels, batch))
-    elif updates is Updates.AT_ONCE:
-        orders.append(greedy_order(workload, kernels, batch))
-    return orders
+    workload, kernels = compiled(workload, profile, batch)
+    orders = profile.scheduler(workload, kernels, updates is Updates.AT_ONCE, profile, batch)
+    return tuple(_Liveness(workload, profile, updates, order).schedule(batch) for order in orders)
 
 
 class _Liveness:
     """Births and deaths over a flat sequence of kernels: a loop's kernels stand where the loop is."""
 
-    def __init__(self, workload: Workload, target: Target, updates: Updates, kernels: Sequence[Kernel]) -> None:
-        self.workload, self.target, self.updates, self.kernels = workload, target, updates, kernels
+    def __init__(self, workload: Workload, profile: Profile, updates: Updates, kernels: Sequence[Kernel]) -> None:
+        self.workload, self.profile, self.updates, self.kernels = workload, profile, updates, kernels
+        self.by_memory = profile.scheduler.name == _CHOOSES_BY_MEMORY
+        self.breadth_first = profile.scheduler.name == _BREADTH_FIRST
         self.birth: dict[int, int] = {}
         self.death: dict[int, int] = {}
         self.scratch: list[tuple[int, int, int, int, str]] = []
@@ -255,19 +243,22 @@ class _Liveness:
         for kernel in self.kernels:
             self.spans.append(len(self.labels))
             self._run((kernel,))
-        if self.target.stacks_early and not (self.target.memory_orders and self.updates is Updates.AT_ONCE):
-            self._allocate_stacks()
+        if not (self.by_memory and self.updates is Updates.AT_ONCE):
+            self._apply("early-loop-stacks")
         self._keep_outputs()
         if self.updates is Updates.SELECTED:
-            self._average()
-        if self.target.turns_state and self.updates is Updates.AT_ONCE:
+            self._apply("gradient-averages")
+        if "state-layout-copies" in self.profile and self.updates is Updates.AT_ONCE:
             self.copies = turned(self.workload, self.flat)
-        places = self._lend() if self.target.lends_places and self.updates is Updates.AT_ONCE else None
+        places = self._lend() if "lent-state-buffers" in self.profile and self.updates is Updates.AT_ONCE else None
         if places is None:
             self._donate()
             places = rooms(self.rooms) if self.rooms else None
         self._share()
-        stored = storage(self.workload, self.target)
+        self._apply("dot-workspace")
+        if self.updates is Updates.SELECTED:
+            self._apply("sums-beside-choices")
+        stored = storage(self.workload, self.profile)
         return Schedule(
             tuple(self.kernels),
             self._temporaries(),
@@ -276,9 +267,10 @@ class _Liveness:
             stored,
             batch,
             self._moved(),
-            self.target.on_chip_bytes,
+            self.profile.on_chip_bytes,
             places,
             frozenset(self.copied),
+            "heap-packing" in self.profile,
         )
 
     def _run(self, kernels: Sequence[Kernel], runs: int = 1) -> None:
@@ -298,19 +290,12 @@ class _Liveness:
                 self.first_read.setdefault(read, start)
             for write in kernel.writes:
                 self.death[write] = max(self.death[write], end)
-            if kernel.op.kind is Kind.DOT and self.target.dot_workspace_bytes:
-                self._scratch(start, self.target.dot_workspace_bytes, Purpose.WORKSPACE)
 
-    def _scratch(self, place: int, size: int, purpose: Purpose) -> None:
-        self.scratch.append((-1, place, place, size, purpose.value))
+    def _apply(self, name: str) -> None:
+        if name in self.profile:
+            self.profile.rules[name](self)
 
-    def _average(self) -> None:
-        """Where accumulation chooses, gradients stand beside their average, and beside copies of the sums so far."""
-        first = next((place for place, kernel in enumerate(self.flat) if in_update(kernel)), None)
-        if first is not None and self.target.averages:
-            self._scratch(max(0, first - 1), self.target.averages * self._gradient_bytes(), Purpose.GRADIENTS)
-
-    def _gradient_bytes(self) -> int:
+    def gradient_bytes(self) -> int:
         """One set of gradients, each as its variable is."""
         trained = (v.tensor for v in self.workload.variables if v.role is Role.TRAINABLE)
         return round(sum(self.workload.tensors[tensor].bytes.fixed for tensor in trained))
@@ -319,16 +304,6 @@ class _Liveness:
         for write in kernel.writes:
             self.birth.setdefault(write, place)
             self.death.setdefault(write, place)
-
-    def _allocate_stacks(self) -> None:
-        """Arrays into which a loop writes an element an iteration are zeros first, which wait for nothing."""
-        early = frozenset(Phase) if self.target.breadth_first else {Phase.FORWARD}
-        loops = (kernel for kernel in self.flat if kernel.op.kind is Kind.LOOP and kernel.op.phase in early)
-        for kernel in loops:
-            for write in kernel.writes:
-                shape = self.workload.tensors[write].shape
-                if write in self.birth and shape and shape[0] == Affine(kernel.op.repeat):
-                    self.birth[write] = 0
 
     def _keep_outputs(self) -> None:
         last = len(self.labels) - 1
@@ -346,12 +321,12 @@ class _Liveness:
             if result in self.birth and self.updates is Updates.SELECTED and result not in self.metrics:
                 self.death[result] = last
             elif result in self.birth:
-                if self.target.lodges and old not in self.death:
+                if "output-buffers" in self.profile and old not in self.death:
                     self.rooms.append((result, self.birth[result]))
                 self.death[result] = self.death.get(old, -1) - 1
                 if self.death[result] < self.birth[result]:
                     del self.birth[result]
-                elif self.target.memory_orders and self.updates is Updates.AT_ONCE:
+                elif self.by_memory and self.updates is Updates.AT_ONCE:
                     self.copied[old] = (self.first_read[old], self.death[old])
                     del self.birth[result]
 
@@ -379,13 +354,13 @@ class _Liveness:
         """What this kernel's result may take the place of, once nobody reads it any more."""
         if kernel.op.kind in _IN_PLACE:
             return kernel.reads
-        stands = self.updates is Updates.SELECTED and in_update(kernel) and not self.target.breadth_first
+        stands = self.updates is Updates.SELECTED and in_update(kernel) and not self.breadth_first
         return () if stands else kernel.in_place
 
     def _take_place(self, write: int, match: int, place: int) -> None:
         """One buffer, or two of which one ends where the other begins."""
         self.death[match] = place - 1
-        if self.target.breadth_first:
+        if self.breadth_first:
             self.birth[write] = self.birth.pop(match)
 
     def _is_alike(self, tensor: int, made: Tensor) -> bool:
@@ -404,14 +379,6 @@ class _Liveness:
         columns = np.asarray(rows, np.int64).reshape(-1, 3)
         return Moved(columns[:, 0], columns[:, 1], columns[:, 2].astype(np.float64))
 
-    def _beside_choice(self) -> list[tuple[int, int, int, int, str]]:
-        """While loss scaling chooses, unscaled gradients and their new sums stand beside the old sums."""
-        if self.updates is not Updates.SELECTED or not self.target.sums_beside_choices:
-            return []
-        size = 2 * self._gradient_bytes()
-        chosen = (place for place, one in enumerate(self.flat) if one.op.kind is Kind.BRANCH and in_update(one))
-        return [(-1, place, len(self.labels) - 1, size, Purpose.GRADIENTS.value) for place in list(chosen)[:1]]
-
     def _temporaries(self) -> Temporaries:
         copies = Purpose.WEIGHT_COPIES.value
         rows: list[tuple[int, int, int, int, str]] = [(old, 0, end, 0, copies) for old, end in self.copies.items()]
@@ -421,7 +388,6 @@ class _Liveness:
                 purpose = self.purposes.get(tensor, Purpose.ACTIVATIONS)
                 rows.append((tensor, birth, self.death[tensor], 0, purpose.value))
         rows += self.scratch
-        rows += self._beside_choice()
         tensor_column, births, deaths, scratch, purposes = zip(*rows, strict=True) if rows else [()] * 5
         return Temporaries(
             tensor=np.asarray(tensor_column, np.int64),
@@ -430,6 +396,48 @@ class _Liveness:
             scratch=np.asarray(scratch, np.float64),
             purpose=np.asarray(purposes, np.str_),
         )
+
+
+@rule("early-loop-stacks", source="programs compiled for A100 and CPU")
+def early_loop_stacks(live: _Liveness) -> None:
+    """Allocate the arrays into which loops write an element an iteration when the program starts: they are zeros first.
+
+    Breadth-first order does so in the backward pass, too.
+    """
+    early = frozenset(Phase) if live.breadth_first else {Phase.FORWARD}
+    loops = (kernel for kernel in live.flat if kernel.op.kind is Kind.LOOP and kernel.op.phase in early)
+    for kernel in loops:
+        for write in kernel.writes:
+            shape = live.workload.tensors[write].shape
+            if write in live.birth and shape and shape[0] == Affine(kernel.op.repeat):
+                live.birth[write] = 0
+
+
+@rule("gradient-averages", source="programs compiled for A100 and CPU: Keras's gradient accumulation")
+def gradient_averages(live: _Liveness, *, sets: int) -> None:
+    """Add sets of gradients beside those that accumulation chooses from: their average, copies of the sums so far."""
+    first = next((place for place, kernel in enumerate(live.flat) if in_update(kernel)), None)
+    if first is not None:
+        place = max(0, first - 1)
+        live.scratch.append((-1, place, place, sets * live.gradient_bytes(), Purpose.GRADIENTS.value))
+
+
+@rule("sums-beside-choices", source="programs compiled for A100: loss scaling with gradient accumulation")
+def sums_beside_choices(live: _Liveness) -> None:
+    """Add unscaled gradients and their new sums beside the old sums while loss scaling chooses."""
+    chosen = (place for place, one in enumerate(live.flat) if one.op.kind is Kind.BRANCH and in_update(one))
+    first = next(chosen, None)
+    if first is not None:
+        size = 2 * live.gradient_bytes()
+        live.scratch.append((-1, first, len(live.labels) - 1, size, Purpose.GRADIENTS.value))
+
+
+@rule("dot-workspace", source="cuBLAS workspace of XLA:GPU before Ampere")
+def dot_workspace(live: _Liveness, *, size: int) -> None:
+    """Add the scratch of a library's matrix product."""
+    for place, kernel in enumerate(live.flat):
+        if kernel.op.kind is Kind.DOT:
+            live.scratch.append((-1, place, place, size, Purpose.WORKSPACE.value))
 
 
 def _purposes(workload: Workload) -> dict[int, Purpose]:

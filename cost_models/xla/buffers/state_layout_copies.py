@@ -11,10 +11,12 @@ from collections.abc import Mapping, Sequence
 
 from cost_models.workload.workload import CONVERT, Kind, Phase, Workload
 from cost_models.xla.fusion.fusion import Kernel, in_update
+from cost_models.xla.rules import rule
 
 _MATRIX = 2
 
 
+@rule("state-layout-copies", source="programs compiled for TPU v6e: dense layers with more outputs than inputs")
 def turned(workload: Workload, kernels: Sequence[Kernel]) -> dict[int, int]:
     """The last kernel that needs a copy, by the state that is copied."""
     old = {v.result: v.tensor for v in workload.variables}

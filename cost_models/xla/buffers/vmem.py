@@ -10,6 +10,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from cost_models.xla.rules import rule
+
 Floats = npt.NDArray[np.float64]
 Whole = npt.NDArray[np.int64]
 
@@ -21,6 +23,7 @@ _KEPT_FREE = 0.2
 _SHARE = 1e-3  # of the room: smaller values are not worth a decision
 
 
+@rule("vmem", source="memory-space assignment of XLA:TPU; programs compiled for TPU v5e")
 def on_chip(sizes: Floats, birth: Whole, death: Whole, moved: Floats, room: int) -> npt.NDArray[np.bool_]:
     """Which values are on the chip.
 

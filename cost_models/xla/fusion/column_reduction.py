@@ -8,32 +8,28 @@ it, by a kernel that does not: of narrow values, which are converted first, soon
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
 
 from cost_models.workload.affine import Affine
-from cost_models.workload.workload import ITEM_BYTES, Kind, Op, Phase, Workload, walk
-from cost_models.xla.passes.relu_mask_packing import MOST_SAMPLES
-from cost_models.xla.target import Target
-from cost_models.xla.tiling import convolutional_shapes, storage
+from cost_models.workload.workload import Kind, Op, Phase, Workload
+from cost_models.xla.dataflow import is_narrow
+from cost_models.xla.profile import Profile
+from cost_models.xla.tiling import convolutional_shapes
 
 _WIDTH = 32  # columns a block
 _UNSPLIT = 4096  # elements that one reduction sums (ReductionDimensionRaceFreeBound)
-_HALF_BYTES = 2
 _GROUPED = 2  # dimensions of sums of groups: samples and groups
 _WIDE_ROW = 128  # channels (A100, groups in half precision: of 16 samples 128 were computed apart, 96 were not)
 _LONG_COLUMN = 1536  # rows (A100, float32: columns of 1,024 rows were not computed apart, of 1,536 they were)
 _FEW_SAMPLES = 8  # the same: of 8 samples 64 channels were computed apart, of 16 they were not
-SHORT_REDUCTION = 32
-"""Elements that XLA:CPU reduces at once; longer reductions are split in two (TreeReductionRewriter)."""
+COLUMNS, CACHED_COLUMNS, GROUPED_COLUMNS = "column-reduction", "cached-column-reduction", "grouped-column-reduction"
 GATED = 2.0
 """By how much more a logistic function is to compute than what normalises (A100: 512 blocks were too few, 640 not)."""
-_BATCHES = tuple(2**power for power in range(13))  # looked at for one whose layouts are the same
 
 
 def leaves_idle(
-    workload: Workload, op: Op, target: Target, batch: int, times: float = 1.0, chained: bool = False
+    workload: Workload, op: Op, profile: Profile, batch: int, times: float = 1.0, chained: bool = False
 ) -> bool:
     """Whether this operation is a reduction over columns that does not fill the device at a local batch.
 
@@ -43,95 +39,48 @@ def leaves_idle(
     chained  whether more than one operation would be: in float32 then as many blocks are asked for as there are cores
     """
     if _sums_groups(workload, op):
-        return not chained and is_narrow(workload) and _is_held_apart(workload, op, target, batch)
+        return not chained and is_narrow(workload) and _is_held_apart(workload, op, profile, batch)
     if not _sums_columns(workload, op):
         return False
     if is_narrow(workload):
-        return _blocks(workload, op, batch) < times * target.column_blocks
+        return _blocks(workload, op, batch) < times * float(profile.setting(COLUMNS, "narrow_blocks"))
     images = workload.tensors[op.reads[0]].shape in _images(workload)  # cuDNN has their channels first in float32
     if images:
         return False
-    least = target.chained_column_blocks if chained else target.wide_column_blocks
+    least = float(profile.setting(COLUMNS, "chained_blocks" if chained else "wide_blocks"))
     return _blocks(workload, op, batch) < times * least
 
 
-def lies_in_caches(workload: Workload, op: Op, target: Target, batch: int) -> bool:
+def lies_in_caches(workload: Workload, op: Op, profile: Profile, batch: int) -> bool:
     """Whether this is a reduction over long columns in float32 that are few and lie in the cores' caches."""
     if not _sums_columns(workload, op) or is_narrow(workload):
         return False
     read, made = (workload.tensors[end] for end in (op.reads[0], op.writes[0]))
     rows = read.elements.at(batch) / max(made.elements.at(batch), 1.0)
-    cached = read.bytes.at(batch) < target.cached_column_bytes
-    return rows >= _LONG_COLUMN and cached and _blocks(workload, op, batch) <= target.cached_column_blocks
+    cached = read.bytes.at(batch) < float(profile.setting(CACHED_COLUMNS, "cache_bytes"))
+    return (
+        rows >= _LONG_COLUMN
+        and cached
+        and _blocks(workload, op, batch) <= float(profile.setting(CACHED_COLUMNS, "blocks"))
+    )
 
 
-@lru_cache(maxsize=4096)
-def structure_batch(workload: Workload, target: Target, batch: int) -> int:
-    """The batch nearest to that of the trace at which the same reductions leave the device idle as at `batch`.
+def column_batch(workload: Workload, profile: Profile, batch: int) -> int | None:
+    """Return the batch nearest to that of the trace at which the same reductions leave the device idle as at `batch`.
 
-    Kernels are found for that batch: they are the same at all batches with the same such reductions, and these become
-    fewer as the batch grows. Where images are joined by their features, layouts depend on the batch, and so kernels do.
+    These reductions become fewer as the batch grows.
     """
     own = workload.local_batch
-    if target.library_elements:
-        return _same_calls(workload, target.library_elements, batch)
-    if target.writes_joined and _joins_features(workload):
-        return _alike(workload, target, batch)
-    if target.tile_lanes and (own <= MOST_SAMPLES) != (batch <= MOST_SAMPLES):
-        return MOST_SAMPLES if batch <= MOST_SAMPLES else 2 * MOST_SAMPLES
-    if not target.column_blocks or batch == own or not _candidates(workload):
-        return own
-    wanted = _idle(workload, target, batch)
-    if _idle(workload, target, own) == wanted:
-        return own
+    if batch == own or not _candidates(workload):
+        return None
+    wanted = _idle(workload, profile, batch)
+    if _idle(workload, profile, own) == wanted:
+        return None
     near, far = own, batch
     while abs(far - near) > 1:  # `far` has the wanted ones, `near` has others
         middle = (near + far) // 2
-        near, far = (near, middle) if _idle(workload, target, middle) == wanted else (middle, far)
+        near, far = (near, middle) if _idle(workload, profile, middle) == wanted else (middle, far)
     return far
-
-
-def _same_calls(workload: Workload, least: int, batch: int) -> int:
-    """The batch nearest to that of the trace at which the same tensors have so many elements as at `batch`."""
-    reached = _reached(workload, least)
-    above = bisect_right(reached, batch)
-    first = reached[above - 1] if above else 1
-    last = reached[above] - 1 if above < len(reached) else max(batch, workload.local_batch)
-    return min(max(workload.local_batch, first), last)
-
-
-@lru_cache(maxsize=64)
-def _reached(workload: Workload, least: int) -> tuple[int, ...]:
-    """The batches at which tensors reach so many elements, or reductions become long, ascending."""
-    differences = {tensor.elements - Affine(least) for tensor in workload.tensors}
-    differences |= {_beyond_short(workload, op) for op in walk(workload.ops) if op.kind is Kind.REDUCE and op.reads}
-    return tuple(sorted({math.ceil(-by.fixed / by.per_sample) for by in differences if by.per_sample > 0}))
-
-
-def _beyond_short(workload: Workload, op: Op) -> Affine:
-    """By how many elements a reduction exceeds what is not split, less one."""
-    read, made = (workload.tensors[end].elements for end in (op.reads[0], op.writes[0]))
-    return read - made * SHORT_REDUCTION - Affine(1)
-
-
-@lru_cache(maxsize=64)
-def _joins_features(workload: Workload) -> bool:
-    """Whether a net with convolutions concatenates."""
-    convolutional = any(op.kind is Kind.CONV for op in workload.ops)
-    return convolutional and any(op.primitive == "concatenate" for op in workload.ops)
-
-
-def _alike(workload: Workload, target: Target, batch: int) -> int:
-    """A batch that lays out images as this one does: that of the trace, or a power of two."""
-    wanted = _features_in_lanes(workload, target, batch)
-    known = (workload.local_batch, *_BATCHES)
-    return next((one for one in known if _features_in_lanes(workload, target, one) == wanted), batch)
-
-
-@lru_cache(maxsize=1024)
-def _features_in_lanes(workload: Workload, target: Target, batch: int) -> bytes:
-    """Of everything that convolutions touch, whether its features lie across the lanes at this batch."""
-    return storage(workload, target).features_in_lanes(batch).tobytes()
 
 
 @lru_cache(maxsize=64)
@@ -145,25 +94,19 @@ def _images(workload: Workload) -> frozenset[tuple[Affine, ...]]:
     return frozenset(convolutional_shapes(workload))
 
 
-@lru_cache(maxsize=64)
-def is_narrow(workload: Workload) -> bool:
-    """Whether a step computes in half precision."""
-    return any(ITEM_BYTES.get(tensor.dtype, 0) == _HALF_BYTES for tensor in workload.tensors)
-
-
 _Case = tuple[int, float, bool]
 _CASES = ((1.0, False), (GATED, False), (1.0, True))
 
 
-def _idle(workload: Workload, target: Target, batch: int) -> frozenset[_Case]:
+def _idle(workload: Workload, profile: Profile, batch: int) -> frozenset[_Case]:
     candidates = tuple(enumerate(_candidates(workload)))
     idle = (
         (number, times, chained)
         for number, op in candidates
         for times, chained in _CASES
-        if leaves_idle(workload, op, target, batch, times, chained)
+        if leaves_idle(workload, op, profile, batch, times, chained)
     )
-    cached = ((number, 0.0, True) for number, op in candidates if lies_in_caches(workload, op, target, batch))
+    cached = ((number, 0.0, True) for number, op in candidates if lies_in_caches(workload, op, profile, batch))
     return frozenset((*idle, *cached))
 
 
@@ -186,12 +129,12 @@ def _sums_groups(workload: Workload, op: Op) -> bool:
     return len(made) == _GROUPED and len(source) > len(made) + 1 and made == (source[0], source[-2])
 
 
-def _is_held_apart(workload: Workload, op: Op, target: Target, batch: int) -> bool:
+def _is_held_apart(workload: Workload, op: Op, profile: Profile, batch: int) -> bool:
     """Whether what such a reduction would compute is computed before it: of many narrow samples the gradient does."""
     source = workload.tensors[op.reads[0]].shape
     samples, channels = source[0].at(batch), source[-1].at(batch) * source[-2].at(batch)
     few = channels >= _WIDE_ROW or samples <= _FEW_SAMPLES
-    return few and samples * math.ceil(channels / _WIDTH) < target.grouped_column_blocks
+    return few and samples * math.ceil(channels / _WIDTH) < float(profile.setting(GROUPED_COLUMNS, "blocks"))
 
 
 def _blocks(workload: Workload, op: Op, batch: int) -> float:

@@ -9,7 +9,44 @@ from collections.abc import Iterator, Sequence
 
 from cost_models.workload.workload import CONVERT, Kind, Op, Workload
 from cost_models.xla.dataflow import Graph
-from cost_models.xla.fusion.column_reduction import leaves_idle, lies_in_caches
+from cost_models.xla.fusion.column_reduction import (
+    CACHED_COLUMNS,
+    COLUMNS,
+    GROUPED_COLUMNS,
+    column_batch,
+    leaves_idle,
+    lies_in_caches,
+)
+from cost_models.xla.rules import rule
+
+
+@rule(COLUMNS, source="programs compiled for A100 and H100; TreeReductionRewriter", structure_batch=column_batch)
+def column_reduction(
+    workload: Workload,
+    graph: Graph,
+    batch: int,
+    fusible: Sequence[bool],
+    *,
+    narrow_blocks: int,
+    wide_blocks: int,
+    chained_blocks: int,
+) -> frozenset[int]:
+    """Return the tensors that are kept before reductions over columns, as far as nothing else decides.
+
+    Reductions that run on fewer blocks than these leave much of the device idle: of narrow values, of values in float32
+    that one operation makes, and of those that more operations make.
+    """
+    return BeforeColumns(workload, graph, batch, fusible).values()
+
+
+@rule(CACHED_COLUMNS, source="programs compiled for A100", structure_batch=column_batch)
+def cached_column_reduction(workload: Workload, op: Op, batch: int, *, blocks: int, cache_bytes: int) -> None:
+    """Chains count as such up to so many blocks though a part of them is written, if long columns fit the caches."""
+
+
+@rule(GROUPED_COLUMNS, source="programs compiled for A100", structure_batch=column_batch)
+def grouped_column_reduction(workload: Workload, op: Op, batch: int, *, blocks: int) -> None:
+    """Reductions of narrow images whose channels are summed in groups leave much of the device idle below this."""
 
 
 class BeforeColumns:
@@ -24,7 +61,7 @@ class BeforeColumns:
         """The tensors that are kept for that reason, as far as nothing else decides."""
         found: set[int] = set()
         for index, op in enumerate(self.graph.ops):
-            where = self.workload, op, self.graph.target, self.batch
+            where = self.workload, op, self.graph.profile, self.batch
             if leaves_idle(*where):
                 found.update(self._nearest_shared(index))
             elif leaves_idle(*where, chained=True):

@@ -16,13 +16,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from cost_models.workload.affine import Affine
 from cost_models.workload.workload import CONVERT, FLATTEN, UNEVEN_PAD, Kind, Op, Workload
 from cost_models.xla.dataflow import Graph
-from cost_models.xla.fusion.column_reduction import SHORT_REDUCTION
 from cost_models.xla.fusion.fusion import Kernel
-from cost_models.xla.fusion.ynnpack import library_calls
-from cost_models.xla.target import Target
+from cost_models.xla.fusion.ynnpack import SHORT_REDUCTION
+from cost_models.xla.profile import Profile
+from cost_models.xla.rules import rule
 
 _PICKS = frozenset({"gather", "slice", "dynamic_slice"})
 _COSTLY = frozenset({Kind.EXPENSIVE, Kind.GATHER, Kind.REDUCE})
+_COSTLY_PRIMITIVES = frozenset(
+    {"div", "exp", "exp2", "expm1", "log", "log1p", "logistic", "pow", "rem", "rsqrt", "sqrt", "cbrt", "tanh", "erf"}
+    | {"sin", "cos", "tan", "atan2", "sinh", "cosh"}
+)
 _MATRIX = 2  # dimensions
 _APART = frozenset({"concatenate", "pad", UNEVEN_PAD, "dynamic_update_slice"})
 """What XLA computes by blocks of code of their own."""
@@ -32,11 +36,12 @@ _REPEATING = frozenset({Kind.BROADCAST, Kind.GATHER})
 """Kinds that may read an element of their operand several times."""
 
 
+@rule("cpu-fusion", source="CpuInstructionFusion, InstructionFusion")
 def kernels_of(
-    workload: Workload, ops: Sequence[Op], outputs: frozenset[int], target: Target, batch: int
+    workload: Workload, ops: Sequence[Op], outputs: frozenset[int], profile: Profile, batch: int
 ) -> list[Kernel]:
-    """The kernels of these operations in program order; `outputs` exist whatever it costs."""
-    return Recomputing(workload, Graph(ops, outputs, target), batch).kernels()
+    """Return the kernels of these operations in program order; `outputs` exist whatever it costs."""
+    return Recomputing(workload, Graph(ops, outputs, profile), batch).kernels()
 
 
 class Recomputing:
@@ -49,9 +54,10 @@ class Recomputing:
     """
 
     def __init__(self, workload: Workload, graph: Graph, batch: int) -> None:
-        self.workload, self.graph, self.batch, self.target = workload, graph, batch, graph.target
+        self.workload, self.graph, self.batch, self.profile = workload, graph, batch, graph.profile
         self.reads = [tuple(dict.fromkeys(map(graph.of, op.reads))) for op in graph.ops]
-        self.calls = library_calls(workload, graph, batch)
+        library = self.profile.rules.get("ynnpack")
+        self.calls: dict[int, tuple[int, frozenset[int]]] = library(workload, graph, batch) if library else {}
         self.loose = [self._is_loose(index) for index in range(len(graph.ops))]
         self.above = self._above()
         self.exists = bytearray(b"\1") * len(workload.tensors)
@@ -86,7 +92,7 @@ class Recomputing:
         op = self.graph.ops[index]
         if index in self.calls:
             return False
-        return op.kind in self.target.fusible or (op.kind is Kind.REDUCE and self._is_short(op))
+        return op.kind in self.profile.fusible or (op.kind is Kind.REDUCE and self._is_short(op))
 
     def _is_short(self, op: Op) -> bool:
         """Whether a reduction is over few elements: others are split in two, of which the first is a kernel."""
@@ -158,7 +164,7 @@ class Recomputing:
         op = self.graph.ops[index]
         if op.primitive == CONVERT and self.workload.tensors[op.writes[0]].dtype == "bfloat16":
             return True  # rounding to it looks for NaN
-        return op.kind in _COSTLY or op.primitive in self.target.costly
+        return op.kind in _COSTLY or op.primitive in _COSTLY_PRIMITIVES
 
     def _unfusible(self) -> set[int]:
         """What is made of several large operands and cannot go into each of its readers by all ways."""
@@ -241,7 +247,7 @@ class Recomputing:
         op = self.graph.ops[index]
         body: tuple[Kernel, ...] = ()
         if op.body:
-            body = tuple(kernels_of(self.workload, op.body, frozenset(op.results), self.target, self.batch))
+            body = tuple(kernels_of(self.workload, op.body, frozenset(op.results), self.profile, self.batch))
         flops = Affine.sum(self.graph.ops[i].flops for i in inner)
         products = (self.graph.ops[i] for i in inner if self.graph.ops[i].kind.is_product)
         computing = (self.graph.ops[i] for i in inner if self.graph.ops[i].primitive != FLATTEN)

@@ -14,21 +14,18 @@ Sets of operations and tensors are Python integers used as bit sets: steps have 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from cost_models.workload.affine import Affine
-from cost_models.workload.workload import RELAYOUT, UNEVEN_PAD, Kind, Op, Phase, Workload
-from cost_models.xla.dataflow import Graph
-from cost_models.xla.fusion.column_reduction import is_narrow
-from cost_models.xla.fusion.column_reduction_inputs import BeforeColumns
+from cost_models.workload.workload import RELAYOUT, UNEVEN_PAD, Kind, Op, Phase, Tensor, Workload
+from cost_models.xla.dataflow import Graph, is_narrow
 from cost_models.xla.fusion.gemm_epilogue import Epilogues
-from cost_models.xla.fusion.materialization import kept
 from cost_models.xla.fusion.recompute_cost import Arithmetic, as_computed, members
-from cost_models.xla.fusion.row_maximum import differences
 from cost_models.xla.fusion.softmax_rows import Rows
-from cost_models.xla.target import Target
-from cost_models.xla.tiling import storage
+from cost_models.xla.profile import Profile
+from cost_models.xla.rules import rule
 
 _PICKS = frozenset({"gather", "slice", "dynamic_slice"})
 _LONG_CHAINS = frozenset({Kind.EXPENSIVE, Kind.RANDOM})
@@ -64,24 +61,28 @@ class Fusion:
     def __init__(self, workload: Workload, graph: Graph, batch: int) -> None:
         self.graph, self.workload = graph, workload
         self.batch = batch
-        self.target = graph.target
+        self.profile = graph.profile
         self.size = [size.at(batch) for size in workload.sizes]
         self.computed = as_computed(workload, graph, self.size)
-        self.arithmetic = Arithmetic(workload, graph, batch)
+        self.arithmetic: Arithmetic = self._rule("recompute-cost", Arithmetic)(workload, graph, batch)
         self.narrow = is_narrow(workload)
         self.small = _SMALL_SHARE * max(self.size, default=0.0)
         self.reads = [tuple(dict.fromkeys(map(graph.of, op.reads))) for op in graph.ops]
-        self.fusible = [op.kind in self.target.fusible for op in graph.ops]
+        self.fusible = [op.kind in self.profile.fusible for op in graph.ops]
         self.rows = Rows(workload, graph, batch)
-        self.joined_features = self._joined_features()
         self.must = self._must()
-        self.epilogues = Epilogues(workload, graph, self.size, self.must)
+        self.epilogues: Epilogues = self._rule("gemm-epilogue", Epilogues)(workload, graph, self.size, self.must)
         for index in self.epilogues.products:
             self.fusible[index] = True
-        self.before_columns = BeforeColumns(workload, graph, batch, self.fusible).values()
+        columns = self._rule("column-reduction", lambda *_: frozenset())
+        self.before_columns: frozenset[int] = columns(workload, graph, batch, self.fusible)
         self.exists = self._without_choice()
         for _ in range(2):  # readers depend on what is kept and the other way round: twice settles it
             self._settle()
+
+    def _rule(self, name: str, other: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a rule of the profile, the other callable if the rule is off."""
+        return self.profile.rules.get(name, other)
 
     def _without_choice(self) -> bytearray:
         """Flags by tensor: whether it is in memory at some time, as far as that is no choice."""
@@ -97,7 +98,7 @@ class Fusion:
             writes = tuple(write for write in op.writes if write in self.graph.producer and self.exists[write])
             if writes:
                 found.append(self._kernel(index, op, writes))
-        return self._joined(found) if self.target.fusible else found
+        return self._joined(found) if self.profile.fusible else found
 
     def _joined(self, kernels: Sequence[Kernel]) -> list[Kernel]:
         """Updates of one variable's state are one kernel with several results: they read the same gradient."""
@@ -136,10 +137,10 @@ class Fusion:
         leaves, inner, picked = self._upstream(index)
         body: tuple[Kernel, ...] = ()
         if op.body:
-            body = tuple(kernels_of(self.workload, op.body, frozenset(op.results), self.target, self.batch))
+            body = tuple(kernels_of(self.workload, op.body, frozenset(op.results), self.profile, self.batch))
         op = next((self.graph.ops[i] for i in inner if i in self.epilogues.products), op)
         flops = self.graph.ops[index].flops + Affine.sum(self.graph.ops[i].flops for i in inner)
-        in_place = self.rows.in_place(index, writes, self.exists) if self.target.elementwise_in_place else ()
+        in_place = self.rows.in_place(index, writes, self.exists) if "elementwise-in-place" in self.profile else ()
         return Kernel(op, tuple(leaves), writes, flops, 1 + len(inner), tuple(picked.items()), body, in_place)
 
     def _upstream(self, index: int) -> tuple[list[int], list[int], dict[int, int]]:
@@ -168,13 +169,11 @@ class Fusion:
         graph = self.graph
         must = set(graph.fenced) | set(graph.outputs)
         must.update(op.writes[0] for op in graph.ops if op.primitive == RELAYOUT)
-        must.update(self.rows.normalised() if self.target.elementwise_in_place else ())
-        must.update(kept(self.workload, graph, self.batch))
-        must.update(differences(self.workload, graph, self.batch))
+        for one in self.profile.materialized:
+            must.update(one(self.workload, graph, self.batch))
         for tensor, readers in graph.readers.items():
             refusing = [reader for reader in readers if not self._takes_producers(graph.ops[reader], tensor)]
-            taken = not refusing or (self.target.products_compute and self._is_computed_by(refusing, tensor))
-            if not taken or (len(readers) > 1 and tensor in self.joined_features):
+            if refusing and not ("gemm-operand-fusion" in self.profile and self._is_computed_by(refusing, tensor)):
                 must.add(self._before_activation(tensor, refusing))
         return must
 
@@ -184,7 +183,7 @@ class Fusion:
         Products compute one cheap operation themselves, and the gradient of a ReLU asks for what came in.
         """
         source = self.graph.producer.get(tensor)
-        if source is None or not self.target.products_compute or not self._are_plain(readers):
+        if source is None or "gemm-operand-fusion" not in self.profile or not self._are_plain(readers):
             return tensor
         op = self.graph.ops[source]
         if op.primitive not in ("max", "min") or not self.fusible[source]:
@@ -192,14 +191,6 @@ class Fusion:
         large = [read for read in self.reads[source] if not self._is_broadcast(read)]
         same = len(large) == 1 and self.workload.tensors[large[0]] == self.workload.tensors[tensor]
         return large[0] if same and len(self.graph.readers[large[0]]) > 1 else tensor
-
-    def _joined_features(self) -> frozenset[int]:
-        """Features that are joined where they lie across the lanes: what reads pieces of tiles is no kernel's part."""
-        if not self.target.writes_joined:
-            return frozenset()
-        in_lanes = storage(self.workload, self.target).features_in_lanes(self.batch)
-        joined = (op.writes[0] for op in self.graph.ops if op.primitive == "concatenate")
-        return frozenset(tensor for tensor in joined if in_lanes[tensor])
 
     def _is_computed_by(self, readers: Sequence[int], tensor: int) -> bool:
         """Whether all these readers are plain products, and the tensor a short chain of what is in memory anyway."""
@@ -233,13 +224,17 @@ class Fusion:
         return self.size[tensor] <= self.small or not self.workload.tensors[tensor].shape
 
     def _takes_producers(self, op: Op, tensor: int) -> bool:
-        if op.kind is Kind.SCATTER and self.target.scatters_compute:
+        if op.kind is Kind.SCATTER and "scatter-operand-fusion" in self.profile:
             return self.graph.of(op.reads[0]) != tensor  # what is scattered into is in memory
-        if op.kind is Kind.DOT and self.target.epilogues and self.graph.reads_turned_stack(op, tensor, self.workload):
+        if (
+            op.kind is Kind.DOT
+            and "gemm-epilogue" in self.profile
+            and self.graph.reads_turned_stack(op, tensor, self.workload)
+        ):
             return False
         if op.primitive == UNEVEN_PAD and len(op.writes) > 1:
             return False  # padded and put in another order by one kernel, which reads it in tiles
-        return op.kind in self.target.fusible or op.kind in self.target.absorbing
+        return op.kind in self.profile.fusible or op.kind in self.profile.absorbing
 
     def _settle(self) -> None:
         """One pass of decisions in program order, with the readers that the last pass's decisions give."""
@@ -286,16 +281,14 @@ class Fusion:
     def _keep(self, tensor: int, leaves: int, users: int, long: bool, dear: int) -> bool:
         readers = users.bit_count()
         direct = self.graph.readers.get(tensor, ())
-        if readers < 2 or not leaves or (self._is_mask(tensor) and not self.target.keeps_masks):
+        if readers < 2 or not leaves or (self._is_mask(tensor) and "comparison-masks" not in self.profile):
             return False
         if tensor in self.before_columns and (not self.narrow or self._made_of_narrow(tensor, leaves)):
             return True
-        if len(direct) < 2 and (long or not self.target.weighs_traffic or self._shrinks(tensor, direct)):
+        if len(direct) < 2 and (long or self._shrinks(tensor, direct)):
             return False  # better cut further down the chain
-        if (long and self.target.keeps_long_chains) or self._is_costly(tensor):
+        if long and "long-chains" in self.profile:
             return True
-        if not self.target.weighs_traffic:
-            return readers > self.target.copies
         below = sum(self.size[leaf] for leaf in members(leaves))
         if below <= self.small:
             return False
@@ -320,9 +313,6 @@ class Fusion:
             return False
         narrow = (leaf for leaf in members(leaves) if self.workload.tensors[leaf].item_bytes < made.item_bytes)
         return sum(self.size[leaf] for leaf in narrow) >= _NARROW_SHARE * self.size[tensor]
-
-    def _is_costly(self, tensor: int) -> bool:
-        return self.graph.ops[self.graph.producer[tensor]].primitive in self.target.costly
 
     def _shrinks(self, tensor: int, readers: Sequence[int]) -> bool:
         """Whether the one operation that reads this makes less of it."""
@@ -361,11 +351,37 @@ class Fusion:
         return users
 
 
+@rule("priority-fusion", source="PriorityFusion of XLA:GPU; programs compiled for TPUs")
 def kernels_of(
-    workload: Workload, ops: Sequence[Op], outputs: frozenset[int], target: Target, batch: int
+    workload: Workload, ops: Sequence[Op], outputs: frozenset[int], profile: Profile, batch: int
 ) -> list[Kernel]:
-    """The kernels of these operations in program order; `outputs` exist whatever it costs."""
-    return Fusion(workload, Graph(ops, outputs, target), batch).kernels()
+    """Return the kernels of these operations in program order; `outputs` exist whatever it costs."""
+    found: list[Kernel] = Fusion(workload, Graph(ops, outputs, profile), batch).kernels()
+    return found
+
+
+@rule("gemm-operand-fusion", source="GemmFusion of XLA:GPU: Triton products from Ampere on")
+def gemm_operand_fusion(fusion: Fusion, readers: Sequence[int], tensor: int) -> bool:
+    """Return whether products compute a short elementwise chain of one operand themselves."""
+    return fusion._is_computed_by(readers, tensor)
+
+
+@rule("scatter-operand-fusion", source="programs compiled for A100")
+def scatter_operand_fusion(graph: Graph, op: Op, tensor: int) -> bool:
+    """Return whether a scatter computes what it adds itself; what is scattered into is in memory."""
+    return graph.of(op.reads[0]) != tensor
+
+
+@rule("comparison-masks", source="programs compiled for A100")
+def comparison_masks(tensor: Tensor) -> bool:
+    """Return whether a comparison of the forward pass may be kept for the backward pass where it is smaller."""
+    return tensor.dtype == "bool"
+
+
+@rule("long-chains", source="programs compiled for A100: random bits, erfc")
+def long_chains(op: Op) -> bool:
+    """Return whether an operation is computed once when several kernels read it."""
+    return op.kind in _LONG_CHAINS
 
 
 def _together(one: Kernel, other: Kernel) -> Kernel:

@@ -10,8 +10,25 @@ from collections.abc import Collection, Sequence
 
 from cost_models.workload.workload import CONVERT, Kind, Workload
 from cost_models.xla.dataflow import Graph
+from cost_models.xla.rules import rule
 
 _MAX_VISITS = 64  # operations looked at downstream of one product before giving up: fused groups are smaller
+
+
+@rule("gemm-epilogue", source="programs compiled for TPU v4, v5e and v6e: output fusion of dots and convolutions")
+def gemm_epilogue(
+    workload: Workload,
+    graph: Graph,
+    sizes: Sequence[float],
+    must: Collection[int],
+    *,
+    leaves_to_products: bool = False,
+) -> Epilogues:
+    """Return the products whose kernels compute elementwise operations on their results.
+
+    leaves_to_products  results that only products read again are written, and these add the bias and round
+    """
+    return Epilogues(workload, graph, sizes, must, leaves_to_products)
 
 
 class Epilogues:
@@ -21,11 +38,19 @@ class Epilogues:
     between   by tensor inside of such a kernel that several operations read, the product's result
     """
 
-    def __init__(self, workload: Workload, graph: Graph, sizes: Sequence[float], must: Collection[int]) -> None:
+    def __init__(
+        self,
+        workload: Workload,
+        graph: Graph,
+        sizes: Sequence[float],
+        must: Collection[int],
+        leaves_to_products: bool = False,
+    ) -> None:
+        self.leaves_to_products = leaves_to_products
         self.workload, self.graph, self.size, self.must = workload, graph, sizes, frozenset(must)
         self.reads = [tuple(map(graph.of, op.reads)) for op in graph.ops]
         self.between: dict[int, int] = {}
-        self.products = self._products() if graph.target.epilogues else frozenset()
+        self.products = self._products() if "gemm-epilogue" in graph.profile else frozenset()
 
     def _products(self) -> frozenset[int]:
         """Products whose result goes on into one elementwise operation: they end where that chain ends."""
@@ -61,7 +86,7 @@ class Epilogues:
 
     def _is_left_to_products(self, tensor: int) -> bool:
         """Whether products read what is made of this and of little else, and round it: they compute that themselves."""
-        if not self.graph.target.wide_products_apart:
+        if not self.leaves_to_products:
             return False
         own = tensor
         while self.goes_on(tensor) and self._is_made_of_little_else(tensor):

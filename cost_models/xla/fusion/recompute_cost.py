@@ -7,11 +7,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from cost_models.workload.workload import CONVERT, ITEM_BYTES, Kind, Op, Workload
-from cost_models.xla.dataflow import Graph
-from cost_models.xla.passes.relu_mask_packing import MOST_SAMPLES
+from cost_models.xla.dataflow import MOST_SAMPLES, Graph, packed_batch
+from cost_models.xla.rules import rule
 
 _WIDE = "float32"
 _SEQUENCES = 3  # dimensions: samples, steps, features
+Costs = tuple[tuple[str, float], ...]
 _COMPUTES = frozenset({Kind.DOT, Kind.REDUCE})
 
 
@@ -28,7 +29,7 @@ def as_computed(workload: Workload, graph: Graph, sizes: Sequence[float]) -> Seq
 
     What convolutions read, too, is rounded where it is written.
     """
-    dtype = graph.target.product_dtype
+    dtype = graph.profile.product_dtype
     if not dtype:
         return sizes
     computed = list(sizes)
@@ -48,13 +49,24 @@ def _is_wide(workload: Workload, op: Op, size: float, sizes: Sequence[float]) ->
     return any(workload.tensors[read].dtype == _WIDE and sizes[read] >= size for read in op.reads)
 
 
+@rule("recompute-cost", source="programs compiled for TPU v4, v5e, v5p, v6e, v7x", structure_batch=packed_batch)
+def recompute_cost(
+    workload: Workload, graph: Graph, batch: int, *, always: Costs = (), unpacked: Costs = ()
+) -> Arithmetic:
+    """Return how long operations take, as bytes that could be moved meanwhile, by primitive and element.
+
+    unpacked  what is added for sequences of more samples than a word has bits, where no signs are packed
+    """
+    return Arithmetic(workload, graph, batch, always, unpacked)
+
+
 class Arithmetic:
     """How long operations take that are not for nothing."""
 
-    def __init__(self, workload: Workload, graph: Graph, batch: int) -> None:
+    def __init__(self, workload: Workload, graph: Graph, batch: int, always: Costs = (), unpacked: Costs = ()) -> None:
         self.workload, self.graph, self.batch = workload, graph, batch
-        self.always = dict(graph.target.arithmetic)
-        self.each = {**dict(graph.target.arithmetic_unpacked if batch > MOST_SAMPLES else ()), **self.always}
+        self.always = dict(always)
+        self.each = {**dict(unpacked if batch > MOST_SAMPLES else ()), **self.always}
 
     def weighs(self, op: Op) -> bool:
         """Whether this operation is one of them."""

@@ -12,21 +12,28 @@ from collections.abc import Iterator
 
 from cost_models.workload.workload import CONVERT, Kind, Op, Workload
 from cost_models.xla.dataflow import Graph
+from cost_models.xla.rules import rule
 
 _WIDE = "float32"
 _SHORT_CHAIN = 4  # operations between a maximum and what it is taken from: it is repeated, and compared with -inf
 
 
-def differences(workload: Workload, graph: Graph, batch: int) -> Iterator[int]:
-    """Rows less their maximum that are written beside what they are made of, at a local batch."""
-    if not graph.target.row_elements:
-        return
-    apart = graph.target.wide_products_apart and workload.precision == _WIDE
-    shortest = 1 if apart else graph.target.product_row_elements
+@rule("row-maximum", source="programs compiled for TPU v5e and v6e: reduce-window fusion of softmax")
+def row_maximum(
+    workload: Workload, graph: Graph, batch: int, *, longest: int, longest_of_product: int, wide_apart: bool = False
+) -> Iterator[int]:
+    """Yield rows less their maximum that are written beside the rows, at a local batch.
+
+    longest             elements of a row from which its maximum is taken in the kernel that finds it
+    longest_of_product  the same where a product that makes the row is part of that kernel
+    wide_apart          products of rows in float32 are never part of it
+    """
+    apart = wide_apart and workload.precision == _WIDE
+    shortest = 1 if apart else longest_of_product
     for op in graph.ops:
         if op.primitive == "sub" and len(op.reads) == 2 and _takes_maximum(workload, graph, op):
             elements = workload.tensors[op.reads[0]].shape[-1].at(batch)
-            if shortest < elements <= graph.target.row_elements:
+            if shortest < elements <= longest:
                 yield op.writes[0]
 
 

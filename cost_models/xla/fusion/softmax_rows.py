@@ -13,12 +13,25 @@ from functools import cached_property
 
 from cost_models.workload.workload import Kind, Op, Workload
 from cost_models.xla.dataflow import Graph
+from cost_models.xla.rules import rule
 
 ONE_BY_ONE = frozenset({Kind.ELEMENTWISE, Kind.EXPENSIVE})
 """What works element for element."""
 _IN_TUPLES = frozenset({Kind.CONV, Kind.LOOP, Kind.BRANCH})
 _LONGEST = 2**14  # elements of a row that a Triton kernel holds at once (16,000 were, 20,000 were not; jax 0.10.2)
 _SHORT_CHAIN = 4  # operations between a sum over rows and the sum of these sums
+
+
+@rule("elementwise-in-place", source="FusionCanShareBufferHint of XLA:GPU, HeapSimulator")
+def elementwise_in_place(rows: Rows, last: int, writes: Sequence[int], exists: Sequence[int]) -> tuple[int, ...]:
+    """Return the operands whose buffers the result of an elementwise kernel may reuse."""
+    return rows.in_place(last, writes, exists)
+
+
+@rule("normalised-rows", source="SoftmaxRewriterTriton and TreeReductionRewriter of XLA:GPU")
+def normalised_rows(workload: Workload, graph: Graph, batch: int) -> Iterator[int]:
+    """Yield rows that are normalised and then summed all together."""
+    return Rows(workload, graph, batch).normalised()
 
 
 class Rows:

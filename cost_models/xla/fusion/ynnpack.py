@@ -7,10 +7,16 @@ Sums over what is small are no calls. XLA does so with YNNPACK (LibraryRewriter,
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from dataclasses import dataclass, field
+from functools import lru_cache
 
-from cost_models.workload.workload import CONVERT, Kind, Op, Workload
+from cost_models.workload.affine import Affine
+from cost_models.workload.workload import CONVERT, Kind, Op, Workload, walk
 from cost_models.xla.dataflow import Graph
+from cost_models.xla.profile import Profile
+from cost_models.xla.rules import rule
 
 _DTYPES = frozenset({"float32", "float64", "bfloat16"})
 _UNARY = frozenset(
@@ -20,6 +26,8 @@ _UNARY = frozenset(
 _BINARY = frozenset({"add", "add_any", "div", "max", "min", "mul", "pow", "sub"})
 _MOVES = frozenset({"broadcast_in_dim", "transpose", "pad"})
 _REDUCTIONS = frozenset({"reduce_sum", "reduce_max", "reduce_min"})
+SHORT_REDUCTION = 32
+"""Elements that XLA:CPU reduces at once; longer reductions are split in two (TreeReductionRewriter)."""
 
 
 @dataclass
@@ -31,14 +39,25 @@ class _Call:
     visited: set[int] = field(default_factory=set)
 
 
-def library_calls(workload: Workload, graph: Graph, batch: int) -> dict[int, tuple[int, frozenset[int]]]:
-    """(the operation that ends the call, all of its operations), by each of its operations."""
-    return _Library(workload, graph, batch).calls()
+def library_batch(workload: Workload, profile: Profile, batch: int) -> int:
+    """Return the batch nearest to that of the trace at which the same tensors are large enough as at `batch`."""
+    return _same_calls(workload, profile.setting("ynnpack", "least_elements"), batch)
+
+
+@rule("ynnpack", source="LibraryRewriter and IsInstructionPreferredByYnn of XLA:CPU", structure_batch=library_batch)
+def library_calls(
+    workload: Workload, graph: Graph, batch: int, *, least_elements: int
+) -> dict[int, tuple[int, frozenset[int]]]:
+    """Return (the operation that ends the call, all of its operations) by each of its operations.
+
+    least_elements  of the largest operand or result, else the library is not called
+    """
+    return _Library(workload, graph, batch, least_elements).calls()
 
 
 class _Library:
-    def __init__(self, workload: Workload, graph: Graph, batch: int) -> None:
-        self.workload, self.graph, self.batch = workload, graph, batch
+    def __init__(self, workload: Workload, graph: Graph, batch: int, least_elements: int) -> None:
+        self.workload, self.graph, self.batch, self.least_elements = workload, graph, batch, least_elements
         self.taken: set[int] = set()
 
     def calls(self) -> dict[int, tuple[int, frozenset[int]]]:
@@ -111,7 +130,28 @@ class _Library:
 
     def _is_large(self, op: Op) -> bool:
         ends = (*op.reads, *op.writes)
-        return (
-            max(self.workload.tensors[end].elements.at(self.batch) for end in ends)
-            >= self.graph.target.library_elements
-        )
+        largest = max(self.workload.tensors[end].elements.at(self.batch) for end in ends)
+        return largest >= self.least_elements
+
+
+def _same_calls(workload: Workload, least: int, batch: int) -> int:
+    """The batch nearest to that of the trace at which the same tensors have so many elements as at `batch`."""
+    reached = _reached(workload, least)
+    above = bisect_right(reached, batch)
+    first = reached[above - 1] if above else 1
+    last = reached[above] - 1 if above < len(reached) else max(batch, workload.local_batch)
+    return min(max(workload.local_batch, first), last)
+
+
+@lru_cache(maxsize=64)
+def _reached(workload: Workload, least: int) -> tuple[int, ...]:
+    """The batches at which tensors reach so many elements, or reductions become long, ascending."""
+    differences = {tensor.elements - Affine(least) for tensor in workload.tensors}
+    differences |= {_beyond_short(workload, op) for op in walk(workload.ops) if op.kind is Kind.REDUCE and op.reads}
+    return tuple(sorted({math.ceil(-by.fixed / by.per_sample) for by in differences if by.per_sample > 0}))
+
+
+def _beyond_short(workload: Workload, op: Op) -> Affine:
+    """By how many elements a reduction exceeds what is not split, less one."""
+    read, made = (workload.tensors[end].elements for end in (op.reads[0], op.writes[0]))
+    return read - made * SHORT_REDUCTION - Affine(1)

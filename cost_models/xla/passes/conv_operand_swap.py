@@ -14,12 +14,15 @@ from dataclasses import replace
 
 from cost_models.workload.affine import Affine
 from cost_models.workload.workload import RELAYOUT, STRIDED_CONVOLUTION, UNEVEN_PAD, Kind, Op, Phase, Tensor, Workload
+from cost_models.xla.profile import Profile
+from cost_models.xla.rules import rule
 
 _LINE = 3  # dimensions of lines
 _Shape = tuple[Affine, ...]
 
 
-def with_swapped_operands(workload: Workload) -> Workload:
+@rule("conv-operand-swap", source="programs compiled for A100: gradients of weights of transposed convolutions")
+def conv_operand_swap(workload: Workload, profile: Profile, local_batch: int) -> Workload:
     """Copies of input and incoming gradient before each gradient of a transposed or dilated convolution's weights."""
     enlarged = _enlarged(workload)
     if not enlarged and not any(op.primitive == STRIDED_CONVOLUTION for op in workload.ops):

@@ -11,11 +11,14 @@ from dataclasses import replace
 
 from cost_models.workload.affine import Affine
 from cost_models.workload.workload import RELAYOUT, UNEVEN_PAD, Kind, Op, Phase, Workload
+from cost_models.xla.profile import Profile
+from cost_models.xla.rules import rule
 
 _LINE = 3  # dimensions of lines
 
 
-def with_gradients_own_padding(workload: Workload) -> Workload:
+@rule("conv-gradient-padding", source="ConvPaddingLegalization")
+def conv_gradient_padding(workload: Workload, profile: Profile, local_batch: int) -> Workload:
     """Gradients of weights read images that are padded for them anew, by what one end has more than the other.
 
     What one end has more in convolutions along lines that move by one is all of the padding (causal ones): such images
@@ -53,7 +56,8 @@ def _is_causal(workload: Workload, pad: Op) -> bool:
     return len(source) == _LINE and any(shape[1:-1] == source[1:-1] for shape in made)
 
 
-def without_cropping(workload: Workload) -> Workload:
+@rule("conv-crop-removal", source="programs compiled for A100: cuDNN takes the padding itself")
+def conv_crop_removal(workload: Workload, profile: Profile, local_batch: int) -> Workload:
     """The workload without copies that lack the last rows of an image, which a strided convolution does not reach.
 
     cuDNN works the gradient of such a convolution's weights out from the whole image: it takes the padding and the
@@ -74,7 +78,8 @@ def without_cropping(workload: Workload) -> Workload:
     return workload if ops == workload.ops else replace(workload, ops=ops)
 
 
-def with_shared_padding(workload: Workload) -> Workload:
+@rule("conv-padding-sharing", source="HloCSE")
+def conv_padding_sharing(workload: Workload, profile: Profile, local_batch: int) -> Workload:
     """The same image padded to the same shape is padded once: XLA merges equal operations."""
     first: dict[tuple[int, tuple[Affine, ...]], int] = {}
     same: dict[int, int] = {}
@@ -91,7 +96,8 @@ def with_shared_padding(workload: Workload) -> Workload:
     return replace(workload, ops=ops)
 
 
-def with_dilated_gradients(workload: Workload) -> Workload:
+@rule("grouped-gradient-dilation", source="programs compiled for A100: strided grouped convolutions")
+def grouped_gradient_dilation(workload: Workload, profile: Profile, local_batch: int) -> Workload:
     """The incoming gradients of strided grouped convolutions written out."""
     tensors = list(workload.tensors)
     ops: list[Op] = []

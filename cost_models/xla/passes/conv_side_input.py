@@ -10,13 +10,16 @@ from dataclasses import replace
 
 from cost_models.workload.affine import Affine
 from cost_models.workload.workload import Kind, Op, Phase, Workload
+from cost_models.xla.profile import Profile
+from cost_models.xla.rules import rule
 
 _ADDED = frozenset({"float32", "float16"})
 """What is added in the dtype of the convolution; bfloat16 is added in float32 by a kernel of its own."""
 _CHANNELS = 2  # dimensions of a kernel, read and written, behind those of its window
 
 
-def with_side_inputs(workload: Workload) -> Workload:
+@rule("conv-side-input", source="CudnnFusedConvRewriter")
+def conv_side_input(workload: Workload, profile: Profile, local_batch: int) -> Workload:
     """The workload with convolutions that read what is added to their results and write the sums."""
     readers: dict[int, int] = {}
     made_by: dict[int, int] = {}

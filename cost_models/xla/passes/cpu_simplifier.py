@@ -7,15 +7,17 @@ from dataclasses import replace
 
 from cost_models.workload.affine import Affine
 from cost_models.workload.workload import CONVERT, FLATTEN, Kind, Op, Phase, Tensor, Workload
-from cost_models.xla.passes.float_normalization import WIDE, is_part_of_convolution
-from cost_models.xla.passes.polynomial_expansion import LONG_CHAIN
+from cost_models.xla.dataflow import LONG_CHAIN, WIDE, is_part_of_convolution
+from cost_models.xla.profile import Profile
+from cost_models.xla.rules import rule
 
 _WORDS = 2
 """That threefry draws for a random number; both are kept, and the number is made of them wherever it is read."""
 _MATRIX = 2  # dimensions
 
 
-def rewritten(workload: Workload) -> Workload:
+@rule("cpu-simplifier", source="AlgebraicSimplifier, TransposeFolding and the ERFC expansion of XLA:CPU")
+def cpu_simplifier(workload: Workload, profile: Profile, local_batch: int) -> Workload:
     """With random words, the parts of erfc, selections in the place of products with masks, transposed operands."""
     made = _Rewriting(list(workload.tensors), workload.local_batch)
     ops = tuple(made.ops(workload.ops))

@@ -12,6 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from cost_models.workload.workload import FLATTEN, UNEVEN_PAD, Kind, Op, Tensor, Workload
+from cost_models.xla.profile import Profile
+from cost_models.xla.rules import rule
 
 _PADS = ("pad", UNEVEN_PAD)
 _UNARY = frozenset(
@@ -22,7 +24,8 @@ _ALIKE = frozenset({Kind.REDUCE, Kind.BROADCAST})
 _WITH_CONSTANTS = frozenset({Kind.ELEMENTWISE, Kind.EXPENSIVE})
 
 
-def without_repeats(workload: Workload) -> Workload:
+@rule("cse", source="HloCSE")
+def cse(workload: Workload, profile: Profile, local_batch: int) -> Workload:
     """The workload in which the second of two equal operations is a view of the first one's result."""
     return replace(workload, ops=_merged(workload.ops, workload.tensors))
 

@@ -17,10 +17,14 @@ from dataclasses import dataclass, field, replace
 
 from cost_models.workload.affine import Affine
 from cost_models.workload.workload import CONVERT, Kind, Op, Phase, Role, Tensor, Workload
+from cost_models.xla.profile import Profile
+from cost_models.xla.rules import rule
 
 
-def with_whole_rows(workload: Workload, lanes: int, rows: int, room: int) -> Workload:
-    """The workload with copies of narrow tables; tiles are of `rows` x `lanes` elements, `room` bytes on the chip."""
+@rule("embedding-layout", source="programs compiled for TPU v5e: tables of narrow rows")
+def embedding_layout(workload: Workload, profile: Profile, local_batch: int) -> Workload:
+    """Return the workload with copies of embedding tables whose rows are narrower than a tile."""
+    lanes, rows, room = profile.tile_lanes, profile.tile_rows, profile.on_chip_bytes
     narrow = {
         v.tensor: v.tensor
         for v in workload.variables

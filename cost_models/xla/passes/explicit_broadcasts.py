@@ -12,13 +12,16 @@ from dataclasses import replace
 
 from cost_models.workload.affine import Affine
 from cost_models.workload.workload import Kind, Op, Tensor, Workload
+from cost_models.xla.profile import Profile
+from cost_models.xla.rules import rule
 
 _ELEMENT_BY_ELEMENT = frozenset({Kind.ELEMENTWISE, Kind.EXPENSIVE})
 _BOUNDS = {"max": "lower", "gt": "lower", "ge": "lower", "min": "upper", "lt": "upper", "le": "upper"}
 """What bounds values from below or above, and what compares them with that bound afterwards: ReLU and its like."""
 
 
-def with_broadcasts(workload: Workload) -> Workload:
+@rule("explicit-broadcasts", source="StableHLO broadcasts operands explicitly; HloCSE merges them")
+def explicit_broadcasts(workload: Workload, profile: Profile, local_batch: int) -> Workload:
     """The workload with an operation for every broadcast; what only adds dimensions of one element is a view."""
     tensors = list(workload.tensors)
     ops = tuple(_Body(tensors).rewritten(workload.ops))

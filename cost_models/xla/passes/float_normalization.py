@@ -20,46 +20,40 @@ from cost_models.workload.workload import (
     CONVERT,
     FLATTEN,
     NARROW_SUM,
-    UNEVEN_PAD,
     Kind,
     Op,
     Tensor,
     Workload,
     walk,
 )
+from cost_models.xla.dataflow import WIDE, is_part_of_convolution
+from cost_models.xla.profile import Profile
+from cost_models.xla.rules import rule
 
-WIDE = "float32"
 _ARITHMETIC = frozenset({Kind.ELEMENTWISE, Kind.EXPENSIVE, Kind.REDUCE, Kind.POOL})
 _ORDERS = frozenset({"transpose", FLATTEN})
 _HALVES = frozenset({"bfloat16", "float16"})
 
 
-def widened(
-    workload: Workload,
-    narrow: frozenset[str],
-    native: frozenset[str],
-    products: bool = False,
-    rounds: bool = False,
+@rule("float-normalization", source="FloatNormalization, and SimplifyFPConversions with xla_allow_excess_precision")
+def float_normalization(
+    workload: Workload, profile: Profile, local_batch: int, *, products: bool = False, rounds: bool = False
 ) -> Workload:
-    """The workload with narrow arithmetic in float32, and conversions where narrow values are read.
+    """Return the workload with narrow arithmetic in float32, and conversions where narrow values are read.
 
-    narrow  dtypes in which only the primitives of `native` run; in other dtypes all do, but for long chains (erfc),
-            which are expanded in float32 whatever the dtype
+    In the profile's narrow dtypes only its native primitives run; in other dtypes all do, but for long chains (erfc),
+    which are expanded in float32 whatever the dtype.
+
     products  products and convolutions run in float32, too, and read float32 from memory
     rounds  every result is rounded
     """
     if not any(tensor.dtype in _HALVES for tensor in workload.tensors):
         return workload
-    widening = _Widening(workload, narrow, native, products, rounds)
+    widening = _Widening(workload, profile.narrow, profile.native, products, rounds)
     ops = tuple(widening.rewritten(workload.ops))
     lasting = {*workload.outputs, *(v.result for v in workload.variables)}
     idle = {CONVERT, *(_ORDERS if rounds else ())}
     return replace(workload, tensors=tuple(widening.tensors), ops=_without_idle(ops, idle, lasting))
-
-
-def is_part_of_convolution(op: Op) -> bool:
-    """Whether this is padding that a convolution asks for itself: it tells no value to pad with."""
-    return op.primitive in ("pad", UNEVEN_PAD) and len(op.reads) == 1
 
 
 class _Widening:

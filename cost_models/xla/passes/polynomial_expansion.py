@@ -11,12 +11,13 @@ from dataclasses import replace
 from math import gcd
 
 from cost_models.workload.workload import ACROSS, CONVERT, NARROW_SUM, Kind, Op, Tensor, Workload
+from cost_models.xla.dataflow import LONG_CHAIN
+from cost_models.xla.profile import Profile
+from cost_models.xla.rules import rule
 
 _FUNCTIONS = ("exp", "exp2", "expm1", "log", "log1p", "tanh", "logistic", "erf", "sin", "cos", "tan", "sinh", "cosh")
 _MULTIPLY_ADDS = {**dict.fromkeys(_FUNCTIONS, 33), "pow": 340}
 """tanh and logistic of 64 KiB, on one core, take 330 ps an element, of 1 MiB 180 on two; a power 1,700."""
-LONG_CHAIN = 5
-"""So often what a polynomial of 16 terms counts: GELU with erfc takes 400 ps longer than a copy on both cores."""
 _ROUNDING = 20
 """To 16 bits, by shifts and additions: a gate of tanh and logistic, which rounds five times, takes 1.0 to 1.5 ns longer
 in bfloat16 on one core, one of GELU 0.5 ns on two."""
@@ -30,7 +31,8 @@ _PAGE_BYTES = 4096
 _HALVES = frozenset({"bfloat16", "float16"})
 
 
-def as_polynomials(workload: Workload) -> Workload:
+@rule("polynomial-expansion", source="kernels timed on two x86-64 server cores; PolynomialApproximationsVectorization")
+def polynomial_expansion(workload: Workload, profile: Profile, local_batch: int) -> Workload:
     """The workload with FLOPs as a processor's vector units work them out."""
     return replace(workload, ops=_counted(workload.ops, workload.tensors))
 

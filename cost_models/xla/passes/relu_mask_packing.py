@@ -9,11 +9,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from cost_models.workload.workload import Kind, Op, Phase, Tensor, Workload
-from cost_models.xla.dataflow import Graph
-from cost_models.xla.target import Target
+from cost_models.xla.dataflow import MOST_SAMPLES, Graph, packed_batch
+from cost_models.xla.profile import Profile
+from cost_models.xla.rules import rule
 
-MOST_SAMPLES = 32
-"""Bits of a word. Of 16 and 32 samples signs were packed, of 64 they were not (jax 0.10.2)."""
 _WIDE = "float32"
 _CLIPS = frozenset({"max", "min"})
 _COMPARES = frozenset({"gt", "ge", "lt", "le"})
@@ -21,17 +20,19 @@ _FEATURES = 2  # dimensions beside the samples' own: a matrix of samples and fea
 _SHORT_CHAIN = 4  # operations from a product to the ReLU
 
 
-def with_packed_masks(workload: Workload, target: Target) -> Workload:
-    """What such a ReLU reads, in the dtype of products."""
-    if not target.product_dtype or target.wide_products_apart:
+@rule("relu-mask-packing", source="programs compiled for TPU v4, v5e and v5p", structure_batch=packed_batch)
+def relu_mask_packing(workload: Workload, profile: Profile, local_batch: int) -> Workload:
+    """Return the workload with the operands of packed ReLUs in the dtype of products."""
+    dtype = profile.product_dtype
+    if dtype is None or local_batch > MOST_SAMPLES:
         return workload
     lasting = {end for v in workload.variables for end in (v.tensor, v.result)} | {*workload.outputs}
-    graph = Graph(workload.ops, frozenset(lasting), target)
+    graph = Graph(workload.ops, frozenset(lasting), profile)
     found = set(_kept_for_signs(workload, graph))
     if not found:
         return workload
     tensors = (
-        replace(tensor, dtype=target.product_dtype) if graph.of(number) in found else tensor
+        replace(tensor, dtype=dtype) if graph.of(number) in found else tensor
         for number, tensor in enumerate(workload.tensors)
     )
     return replace(workload, tensors=tuple(tensors))

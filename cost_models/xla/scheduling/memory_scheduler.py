@@ -19,19 +19,33 @@ from dataclasses import dataclass, field, replace
 
 from cost_models.workload.affine import Affine
 from cost_models.workload.workload import Kind, Op, Phase, Tensor, Workload
+from cost_models.xla.dataflow import ZEROS_FOR_POOLING
 from cost_models.xla.fusion.fusion import Kernel, in_update
-from cost_models.xla.passes.pipeline import ZEROS_FOR_POOLING
+from cost_models.xla.profile import Profile
+from cost_models.xla.rules import rule
+from cost_models.xla.scheduling.orders import program_order
 from cost_models.xla.scheduling.reversed_kernels import waiting
-from cost_models.xla.scheduling.sibling_pooling import together
 
 _ZEROS = Op(Kind.BROADCAST, "broadcast_in_dim", (), (), layer="zeros")
 _Rank = Callable[[int], tuple[float, ...]]
 
 
-def orders(workload: Workload, kernels: Sequence[Kernel], batch: int) -> Iterator[list[Kernel]]:
-    """The kernels in each of the three orders: list, depth first, post-order."""
-    kernels = together(workload, _with_zeros(workload, kernels))
-    graph = _Graph(workload, kernels, batch)
+@rule("memory-scheduler", source="hlo_memory_scheduler.cc of XLA:GPU: ListMemoryScheduler, DFS, post-order")
+def memory_scheduler(
+    workload: Workload, kernels: Sequence[Kernel], at_once: bool, profile: Profile, batch: int
+) -> list[list[Kernel]]:
+    """Return the orders that XLA:GPU tries: three where updates come as soon as they can, else program order."""
+    if not at_once:
+        return [program_order(workload, kernels, together=True)]
+    return list(orders(workload, kernels, profile, batch))
+
+
+def orders(workload: Workload, kernels: Sequence[Kernel], profile: Profile, batch: int) -> Iterator[list[Kernel]]:
+    """Yield the kernels in each of the three orders: list, depth first, post-order."""
+    kernels = _with_zeros(workload, kernels)
+    if "sibling-pooling" in profile:
+        kernels = profile.rules["sibling-pooling"](workload, kernels)
+    graph = _Graph(workload, kernels, batch, waiting if "reversed-kernels" in profile else None)
     for order in (graph.by_list(), graph.depth_first(graph.by_weight()), graph.depth_first(None)):
         yield [kernels[place] for place in order]
 
@@ -68,6 +82,7 @@ class _Graph:
     workload: Workload
     kernels: Sequence[Kernel]
     batch: int
+    waiting: Callable[[Workload, Sequence[Kernel]], dict[int, int]] | None = None
     reads: list[list[int]] = field(default_factory=list)
     before: list[list[int]] = field(default_factory=list)
     users: list[int] = field(default_factory=list)
@@ -80,7 +95,8 @@ class _Graph:
             for write in kernel.writes:
                 writer.setdefault(write, []).append(place)
         self.users = [0] * len(self.kernels)
-        rates, updates = self._rates(), waiting(self.workload, self.kernels)
+        rates = self._rates()
+        updates = self.waiting(self.workload, self.kernels) if self.waiting else {}
         for place, kernel in enumerate(self.kernels):
             made = dict.fromkeys(one for read in _operands(kernel) for one in _before(writer.get(read, ()), place))
             made.update(dict.fromkeys(rates[read] for read in kernel.reads if rates.get(read, place) != place))

@@ -14,11 +14,31 @@ from collections.abc import Sequence
 
 from cost_models.workload.workload import CONVERT, PADDED_COPY, Kind, Phase, Workload
 from cost_models.xla.fusion.fusion import Kernel, in_update
+from cost_models.xla.profile import Profile
+from cost_models.xla.rules import rule
 
 _MATRIX = 2  # dimensions; what has more is viewed as one first
 _COMPUTING = frozenset({Kind.ELEMENTWISE, Kind.REDUCE})
 _AT_ONCE = frozenset({Kind.BROADCAST, Kind.COPY})
 """What waits for nothing or for a constant runs as soon as it can, though it frees nothing."""
+
+
+@rule("list-scheduler", source="ListMemoryScheduler; program order where updates wait for the end of the backward pass")
+def list_scheduler(
+    workload: Workload, kernels: Sequence[Kernel], at_once: bool, profile: Profile, batch: int
+) -> list[list[Kernel]]:
+    """Return program order and, where updates come as soon as they can, the greedy order."""
+    found = [program_order(workload, kernels, together=not at_once)]
+    return [*found, greedy_order(workload, kernels, batch)] if at_once else found
+
+
+@rule("breadth-first-scheduler", source="BFScheduler of XLA:CPU")
+def breadth_first_scheduler(
+    workload: Workload, kernels: Sequence[Kernel], at_once: bool, profile: Profile, batch: int
+) -> list[list[Kernel]]:
+    """Return the order in which kernels become ready, updates last unless they come as soon as they can."""
+    order = breadth_first_order(workload, kernels)
+    return [order if at_once else sorted(order, key=in_update)]
 
 
 def program_order(workload: Workload, kernels: Sequence[Kernel], *, together: bool) -> list[Kernel]:

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from cost_models.workload.workload import Kind, Phase, Workload
-from cost_models.xla.fusion.column_reduction import is_narrow
+from cost_models.xla.dataflow import is_narrow
 from cost_models.xla.fusion.fusion import Kernel, in_update
+from cost_models.xla.rules import rule
 
 _MOST_RESULTS = (
     2  # of the update: SGD, momentum, RMSprop. Adam's is made one kernel with it in some nets, not in others
@@ -19,6 +20,7 @@ _MOST_RESULTS = (
 _LARGEST_NARROW = 40_000  # elements (A100, bfloat16: 36,864 were reversed as they were converted, 41,472 were not)
 
 
+@rule("reversed-kernels", source="MultiOutputFusion of XLA:GPU; programs compiled for A100")
 def waiting(workload: Workload, kernels: Sequence[Kernel]) -> dict[int, int]:
     """The place of each update that a convolution waits for, by the place of that convolution."""
     convolutions = [place for place, kernel in enumerate(kernels) if kernel.op.kind is Kind.CONV]

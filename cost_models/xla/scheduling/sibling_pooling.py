@@ -12,12 +12,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from cost_models.workload.workload import Kind, Tensor, Workload
+from cost_models.xla.dataflow import ZEROS_FOR_POOLING
 from cost_models.xla.fusion.fusion import Kernel
-from cost_models.xla.passes.pipeline import ZEROS_FOR_POOLING
+from cost_models.xla.rules import rule
 
 _Likeness = tuple[int, tuple[Tensor, ...]]
 
 
+@rule("sibling-pooling", source="MultiOutputFusion of XLA:GPU")
 def together(workload: Workload, kernels: Sequence[Kernel]) -> list[Kernel]:
     """The kernels, those that are one in the place of the last of them."""
     zeros = {

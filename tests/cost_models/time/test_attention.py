@@ -5,12 +5,12 @@ import pytest
 from cost_models.time.attention import find_attention
 from cost_models.workload.workload import Kind
 from cost_models.xla.buffers.liveness import Updates, schedule
-from cost_models.xla.target import target_of
+from cost_models.xla.profiles.choice import compiler_profile
 from tests.builders.workloads import HEADS, B, Step, attention, dense
 
 
 def found(workload):
-    plan = schedule(workload, target_of("gpu"), Updates.AT_ONCE)
+    plan = schedule(workload, compiler_profile("gpu"), Updates.AT_ONCE)
     return find_attention(plan.kernels, plan.tensors, workload.ops), plan
 
 

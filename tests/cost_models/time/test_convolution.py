@@ -7,7 +7,7 @@ from cost_models.time.kernels import kernel_table
 from cost_models.workload.affine import Affine
 from cost_models.workload.workload import Kind
 from cost_models.xla.buffers.liveness import Updates
-from cost_models.xla.target import target_of
+from cost_models.xla.profiles.choice import compiler_profile
 from tests.builders.workloads import B, Step
 
 
@@ -55,7 +55,7 @@ def test_products_are_none():
 
 def test_operands_and_results_are_read_and_written_to_transpose_them():
     step, _, (_, _, y) = convolution()
-    table = kernel_table(step.workload(y), target_of("gpu"), Updates.TOGETHER)
+    table = kernel_table(step.workload(y), compiler_profile("gpu"), Updates.TOGETHER)
     operands, results = table.transposed_bytes(5)
     image, kernel, made = 5 * 8 * 8 * 16, 3 * 3 * 16 * 32, 5 * 8 * 8 * 32
     assert (operands.sum(), results.sum()) == (2 * 4 * (image + kernel), 2 * 4 * made)
@@ -63,9 +63,9 @@ def test_operands_and_results_are_read_and_written_to_transpose_them():
 
 def test_depthwise_convolutions_and_products_are_not_transposed():
     step, _, (_, _, y) = convolution(groups=16, channels=16, filters=16)
-    of_depthwise = kernel_table(step.workload(y), target_of("gpu"), Updates.TOGETHER)
+    of_depthwise = kernel_table(step.workload(y), compiler_profile("gpu"), Updates.TOGETHER)
     step = Step()
     step.dot(step.input(B, 9), step.weight("w", 9, 9), (B, 9), B, 9, 9)
-    of_product = kernel_table(step.workload(step.ops[-1].writes[0]), target_of("gpu"), Updates.TOGETHER)
+    of_product = kernel_table(step.workload(step.ops[-1].writes[0]), compiler_profile("gpu"), Updates.TOGETHER)
     for table in (of_depthwise, of_product):
         assert [moved.sum() for moved in table.transposed_bytes(5)] == [0, 0]

@@ -11,7 +11,7 @@ from cost_models.time.roofline import kernel_seconds
 from cost_models.workload.affine import Affine
 from cost_models.workload.workload import POOL_SCATTER, Kind, Op, Phase
 from cost_models.xla.buffers.liveness import Updates
-from cost_models.xla.target import target_of
+from cost_models.xla.profiles.choice import compiler_profile
 from tests.builders.workloads import B, Step, chip, cluster
 
 PEAK, BANDWIDTH, CORES, CACHE = 1e12, 1e11, 4, 2**25
@@ -29,7 +29,7 @@ GPU = cluster("gpu", local=True)
 
 def seconds(step, batch=64, machine=HERE):
     """(of arithmetic, of traffic) of the last kernel of a step."""
-    table = kernel_table(step.workload(*step.ops[-1].writes), target_of(machine.chip.kind), Updates.AT_ONCE)
+    table = kernel_table(step.workload(*step.ops[-1].writes), compiler_profile(machine.chip.kind), Updates.AT_ONCE)
     compute, traffic = kernel_seconds(table, TrainConfig(Batch(batch)), machine)
     return compute[-1], traffic[-1]
 
@@ -45,7 +45,7 @@ def product(m, n, k):
 
 def shared(step, batch=64):
     """What handing the last kernel of a step to several cores takes."""
-    table = kernel_table(step.workload(*step.ops[-1].writes), target_of("cpu"), Updates.AT_ONCE)
+    table = kernel_table(step.workload(*step.ops[-1].writes), compiler_profile("cpu"), Updates.AT_ONCE)
     return REACHED.fork_seconds * bool(table.bytes_at(batch)[-1] >= 2**19)
 
 
@@ -219,7 +219,7 @@ def test_numbers_are_drawn_and_pooling_is_sent_back_in_plain_loops():
         step = Step()
         drawn = step.op(kind, (step.input(*shape), step.input(*shape)), shape, flops=Affine(0, 50 * 64), **more)
         used = step.op(Kind.ELEMENTWISE, (drawn, step.input(*shape)), shape)
-        table = kernel_table(step.workload(used), target_of(machine.chip.kind), Updates.AT_ONCE)
+        table = kernel_table(step.workload(used), compiler_profile(machine.chip.kind), Updates.AT_ONCE)
         return kernel_seconds(table, TrainConfig(Batch(4096)), machine)[0].max()
 
     operations, slow = 50 * 64 * 4096, REACHED.slow_kernel_shares
@@ -252,7 +252,7 @@ TIMED_FORK = efficiency_of(TIMED_ON).fork_seconds
 
 def arithmetic_seconds(step, batch):
     """Return the seconds of the arithmetic of a step's only convolution."""
-    table = kernel_table(step.workload(step.ops[-1].writes[0]), target_of("cpu"), Updates.AT_ONCE, batch)
+    table = kernel_table(step.workload(step.ops[-1].writes[0]), compiler_profile("cpu"), Updates.AT_ONCE, batch)
     return kernel_seconds(table, TrainConfig(Batch(batch)), TIMED_ON)[0].max()
 
 

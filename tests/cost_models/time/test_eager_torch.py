@@ -9,7 +9,7 @@ from cost_models.time.kernels import kernel_table
 from cost_models.workload.affine import Affine
 from cost_models.workload.workload import Kind, Phase
 from cost_models.xla.buffers.liveness import Updates
-from cost_models.xla.target import target_of
+from cost_models.xla.profiles.choice import compiler_profile
 from tests.builders.workloads import B, Step, attention
 
 ROWS, COLUMNS = 64, 512
@@ -19,7 +19,7 @@ BIG, ROW = 8 * ROWS * COLUMNS, 8 * ROWS  # elements at a batch of 8
 def moved(workload, layer, phase=Phase.FORWARD):
     """Bytes of each kernel of a layer and pass."""
     found = library_kernels(workload)
-    table = kernel_table(found, target_of("gpu"), Updates.AT_ONCE)
+    table = kernel_table(found, compiler_profile("gpu"), Updates.AT_ONCE)
     owners = [(op.layer, op.phase) for op in found.ops if op.kind is not Kind.BARRIER]
     assert len(owners) == len(table.runs)
     sizes = table.bytes_at(8)
@@ -166,7 +166,7 @@ def test_causal_attention_is_still_found():
     around = tuple(op if op.kind is Kind.DOT else replace(op, layer="attention") for op in made.ops)
     found = library_kernels(replace(made, ops=around))
     assert [op.primitive for op in found.ops[:-1]] == [op.primitive for op in made.ops]
-    assert kernel_table(found, target_of("gpu"), Updates.AT_ONCE).attention.causal
+    assert kernel_table(found, compiler_profile("gpu"), Updates.AT_ONCE).attention.causal
 
 
 def biased_dense(step):

@@ -10,7 +10,7 @@ from cost_models.time.exchange import BUCKET_BYTES, BucketedExchange, state_of
 from cost_models.time.kernels import kernel_table
 from cost_models.time.step import step_time
 from cost_models.xla.buffers.liveness import Updates
-from cost_models.xla.target import target_of
+from cost_models.xla.profiles.choice import compiler_profile
 from tests.builders.timed_steps import K, N, config
 from tests.builders.workloads import cluster, dense
 
@@ -29,7 +29,7 @@ def test_data_parallelism_adds_the_all_reduces_that_the_backward_pass_does_not_h
     loss = all_reduce(4, machine, 8).seconds
     exposed = step_time(workload, asked, machine, overlap=0.0)
     assert exposed.communication_seconds == pytest.approx(gradients + loss + waiting(exposed, 8))
-    table = kernel_table(workload, target_of("gpu"), Updates.TOGETHER)
+    table = kernel_table(workload, compiler_profile("gpu"), Updates.TOGETHER)
     assert table.is_backward.sum() == 2
     hidden = step_time(workload, asked, machine, overlap=1.0)
     backward = exposed.communication_seconds - hidden.communication_seconds

@@ -13,7 +13,7 @@ from cost_models.time.step import step_time
 from cost_models.workload.affine import Affine
 from cost_models.workload.workload import Kind
 from cost_models.xla.buffers.liveness import Updates
-from cost_models.xla.target import target_of
+from cost_models.xla.profiles.choice import compiler_profile
 from tests.builders.timed_steps import LOCAL, config, one_product
 from tests.builders.workloads import HEAD, HEADS, B, Step, attention
 
@@ -45,7 +45,7 @@ def convolving(dtype):
 def test_float32_images_are_transposed_for_matrix_units_whose_kernels_write_the_results_as_they_were():
     def seconds(dtype, name):
         machine, asked = published(name), config(64)
-        table = kernel_table(convolving(dtype), target_of("gpu"), Updates.TOGETHER)
+        table = kernel_table(convolving(dtype), compiler_profile("gpu"), Updates.TOGETHER)
         row = table.is_convolution
         _, traffic = kernel_seconds(table, asked, machine)
         return traffic[row], table.bytes_at(64)[row] / (machine.chip.memory_bytes_per_second * 0.9)
@@ -61,7 +61,7 @@ def test_float32_images_are_transposed_for_matrix_units_whose_kernels_write_the_
 def test_minimal_filtering_spares_multiplications_where_matrix_units_take_no_float32():
     def flops_a_second(name):
         workload, asked = convolving("float32"), config(64)
-        table = kernel_table(workload, target_of("gpu"), Updates.TOGETHER)
+        table = kernel_table(workload, compiler_profile("gpu"), Updates.TOGETHER)
         compute, _ = kernel_seconds(table, asked, published(name))
         return workload.flops.at(64) / compute[table.is_convolution]
 
@@ -80,7 +80,7 @@ def test_pytorch_keeps_float32_products_off_the_tensor_units():
 
 def test_fused_attention_moves_no_scores_and_reaches_its_own_share_of_the_peak():
     length, batch, place = 4096, 2, published("gpu-a100-40gb")
-    table = kernel_table(attention(length, library=True), target_of("gpu"), Updates.AT_ONCE)
+    table = kernel_table(attention(length, library=True), compiler_profile("gpu"), Updates.AT_ONCE)
     half = config(batch, precision=Precision.MIXED_BFLOAT16)
     compute, traffic = kernel_seconds(table, half, place, software=Software(fused_attention=True))
     forward, _ = efficiency_of(place).attention.shares(np.array([length]), np.array([HEAD]), causal=False)
@@ -96,7 +96,7 @@ def test_fused_attention_multiplies_in_16_bits_whatever_its_weights_would_be_wri
     half, place = config(2, precision=Precision.MIXED_BFLOAT16), published("gpu-a100-40gb")
     narrow, wide = (
         kernel_seconds(
-            kernel_table(attention(4096, library=True, weights_dtype=dtype), target_of("gpu"), Updates.AT_ONCE),
+            kernel_table(attention(4096, library=True, weights_dtype=dtype), compiler_profile("gpu"), Updates.AT_ONCE),
             half,
             place,
             software=Software(fused_attention=True),

@@ -5,12 +5,12 @@ import numpy as np
 from cost_models.time.kernels import kernel_table
 from cost_models.workload.workload import Kind
 from cost_models.xla.buffers.liveness import Updates
-from cost_models.xla.target import target_of
+from cost_models.xla.profiles.choice import compiler_profile
 from tests.builders.workloads import B, Step, attention, dense
 
 
 def table_of(workload):
-    return kernel_table(workload, target_of("gpu"), Updates.AT_ONCE)
+    return kernel_table(workload, compiler_profile("gpu"), Updates.AT_ONCE)
 
 
 def test_the_table_has_a_row_a_kernel():
@@ -55,5 +55,5 @@ def test_kernels_of_a_processor_are_those_of_the_batch():
     total = step.op(Kind.REDUCE, (step.input(B, 8),), (8,))
     step.op(Kind.ELEMENTWISE, (total,), (8,))
     workload = step.workload(step.ops[-1].writes[0])
-    kernels = [len(kernel_table(workload, target_of("cpu"), Updates.AT_ONCE, batch).runs) for batch in (16, 64)]
+    kernels = [len(kernel_table(workload, compiler_profile("cpu"), Updates.AT_ONCE, batch).runs) for batch in (16, 64)]
     assert kernels == [1, 2]  # sums of more than 32 are split in two, and the first half is a kernel

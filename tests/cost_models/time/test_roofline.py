@@ -14,7 +14,7 @@ from cost_models.time.step import step_time
 from cost_models.workload.affine import Affine
 from cost_models.workload.workload import Kind
 from cost_models.xla.buffers.liveness import Updates
-from cost_models.xla.target import target_of
+from cost_models.xla.profiles.choice import compiler_profile
 from tests.builders.timed_steps import LOCAL, K, N, config
 from tests.builders.workloads import B, Step, attention, chip, dense
 
@@ -74,11 +74,11 @@ def test_float64_is_held_against_the_rate_at_which_its_backend_calculates(backen
 
 
 def test_attention_of_the_library_is_one_kernel_where_the_backend_has_one():
-    table = kernel_table(attention(4096, library=True), target_of("gpu"), Updates.AT_ONCE)
+    table = kernel_table(attention(4096, library=True), compiler_profile("gpu"), Updates.AT_ONCE)
     half = config(2, precision=Precision.MIXED_BFLOAT16)
     assert is_attention_fused(table, half, published("gpu-a100-40gb"))
     assert is_attention_fused(table, half, published("tpu-v4-8"))
     assert not is_attention_fused(table, half, published("gpu-v100-16gb"))
     assert not is_attention_fused(table, config(2), published("gpu-a100-40gb"))
-    own = kernel_table(attention(4096, library=False), target_of("gpu"), Updates.AT_ONCE)
+    own = kernel_table(attention(4096, library=False), compiler_profile("gpu"), Updates.AT_ONCE)
     assert not is_attention_fused(own, half, published("gpu-a100-40gb"))

@@ -7,11 +7,11 @@ import pytest
 from cost_models.workload.affine import Affine
 from cost_models.workload.workload import UNEVEN_PAD, Kind, Op
 from cost_models.xla.dataflow import Graph
-from cost_models.xla.target import target_of
+from cost_models.xla.profiles.choice import compiler_profile
 from tests.builders.workloads import B, Step
 
-GPU, TPU = target_of("gpu"), target_of("tpu")
-EAGER = target_of("gpu", jit_compile=False)
+GPU, TPU = compiler_profile("gpu"), compiler_profile("tpu")
+EAGER = compiler_profile("gpu", jit_compile=False)
 N = 16
 
 
@@ -65,7 +65,7 @@ def test_transposes_are_views_where_layouts_make_them_free(target):
     step = Step()
     x = step.input(N, B)
     turned = step.op(Kind.MOVE, (x,), (B, N), primitive="transpose")
-    assert graph_of(step, target=target).of(turned) == (x if target.free_transposes else turned)
+    assert graph_of(step, target=target).of(turned) == (x if "transpose" in target.free_moves else turned)
 
 
 @pytest.mark.parametrize(("reader", "absorbed"), [(Kind.CONV, True), (Kind.POOL, True), (Kind.ELEMENTWISE, False)])
@@ -94,7 +94,7 @@ def test_uneven_padding_is_part_of_a_convolution_where_its_library_pads_so():
     step.op(Kind.CONV, (padded,), (B, N))
     assert graph_of(step, target=TPU).of(padded) == x
     assert graph_of(step, target=GPU).of(padded) == padded
-    assert graph_of(step, target=replace(TPU, pads_unevenly=False)).of(padded) == padded
+    assert graph_of(step, target=replace(TPU, free_moves=TPU.free_moves - {UNEVEN_PAD})).of(padded) == padded
 
 
 def test_what_a_loop_stacks_up_is_turned_where_it_is_read_in_another_shape():

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from cost_models.workload.workload import ITEM_BYTES, Kind
-from cost_models.xla.target import target_of
+from cost_models.xla.profiles.choice import compiler_profile
 from cost_models.xla.tiling import Storage, storage
 from tests.builders.workloads import B, Step, dense
 
-GPU, TPU = target_of("gpu"), target_of("tpu")
+GPU, TPU = compiler_profile("gpu"), compiler_profile("tpu")
 
 
 def stored(step, tensor, batch, target=TPU):

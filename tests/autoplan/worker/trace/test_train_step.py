@@ -21,7 +21,7 @@ from cost_models.hardware.lookup import cluster as catalogued
 from cost_models.workload.affine import Affine
 from cost_models.workload.workload import STRIDED_CONVOLUTION, Kind, Phase, Role, Workload, walk
 from cost_models.xla.buffers.liveness import Updates, schedule
-from cost_models.xla.target import target_of
+from cost_models.xla.profiles.choice import compiler_profile
 from tests.builders.workloads import cluster
 from tests.models import zoo
 from tests.models.megatron import megatron
@@ -322,7 +322,7 @@ def test_a_transformer_layer_without_fusion_keeps_what_korthikanti_count():
     alive = []
     for count in (1, 2):
         workload = trace(megatron(count, length=length, width=width, heads=heads))
-        plan = schedule(workload, target_of("gpu", jit_compile=False), Updates.TOGETHER)
+        plan = schedule(workload, compiler_profile("gpu", jit_compile=False), Updates.TOGETHER)
         last = max(place for place, kernel in enumerate(plan.kernels) if kernel.op.phase is Phase.FORWARD)
         alive.append(plan.lines[1][last])
     row_sums = 2 * 2 * heads / width

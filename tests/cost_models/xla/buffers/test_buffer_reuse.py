@@ -5,10 +5,10 @@ import numpy as np
 from cost_models.workload.workload import Kind, Phase
 from cost_models.xla.buffers.buffer_reuse import Places, in_places, rooms
 from cost_models.xla.buffers.liveness import Purpose, Updates, schedule
-from cost_models.xla.target import target_of
+from cost_models.xla.profiles.choice import compiler_profile
 from tests.builders.workloads import B, Step
 
-CPU = target_of("cpu")
+CPU = compiler_profile("cpu")
 N = 64
 
 

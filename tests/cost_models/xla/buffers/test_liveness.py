@@ -1,16 +1,14 @@
 """Bytes alive at each kernel, against counting by hand."""
 
-from dataclasses import replace
-
 from cost_models.workload.workload import Kind, Op, Phase, Role
 from cost_models.xla.buffers.liveness import Purpose, Updates, schedule
-from cost_models.xla.target import target_of
+from cost_models.xla.profiles.choice import compiler_profile
 from tests.builders.workloads import B, Step, dense
 
-GPU, TPU, CPU = target_of("gpu"), target_of("tpu"), target_of("cpu")
-VOLTA = target_of("gpu", compute_capability=7.0)  # its products are a library's, which wants scratch
+GPU, TPU, CPU = compiler_profile("gpu"), compiler_profile("tpu"), compiler_profile("cpu")
+VOLTA = compiler_profile("gpu", compute_capability=7.0)  # its products are a library's, which wants scratch
 K, N = 512, 256
-SCRATCH = VOLTA.dot_workspace_bytes
+SCRATCH = VOLTA.setting("dot-workspace", "size")
 
 
 def test_one_dense_layer_by_hand():
@@ -53,10 +51,10 @@ def test_a_gradient_dies_in_its_update_or_waits_for_the_others():
         step.new_value(weight, step.op(Kind.ELEMENTWISE, (weight, gradient), (n, n), primitive="sub"))
     workload = step.workload()
     one = 4 * n * n
-    in_program_order = replace(GPU, memory_orders=False)
+    in_program_order = GPU.without("memory-scheduler")
     assert schedule(workload, in_program_order, Updates.AT_ONCE).peak(8)[0] == one
     assert schedule(workload, GPU, Updates.TOGETHER).peak(8)[0] == 3 * one
-    selected = schedule(workload, replace(GPU, averages=0), Updates.SELECTED)
+    selected = schedule(workload, GPU.without("gradient-averages"), Updates.SELECTED)
     assert selected.peak(8)[0] == 4 * one  # first all gradients and a new weight, last all new weights and a gradient
     # Keras averages all gradients before it chooses; XLA:CPU copies the sums so far besides.
     assert schedule(workload, GPU, Updates.SELECTED).peak(8)[0] == (3 + 3) * one
@@ -76,7 +74,7 @@ def test_an_elementwise_result_stands_beside_its_operand_and_on_gpus_and_process
     end = step.op(Kind.ELEMENTWISE, (a,), (B, N), primitive="exp")
     workload = step.workload(end)
     batch = 2**20  # too much for the chip of a TPU
-    for target in (TPU, replace(GPU, elementwise_in_place=False)):
+    for target in (TPU, GPU.without("elementwise-in-place")):
         assert schedule(workload, target, Updates.AT_ONCE).peak(batch)[0] == 2 * 4 * batch * N
     for target in (GPU, CPU):
         assert schedule(workload, target, Updates.AT_ONCE).peak(batch)[0] == 4 * batch * N
@@ -238,7 +236,7 @@ def test_while_loss_scaling_chooses_gradients_and_their_sums_stand_beside_the_ol
     step = scaled_update()
     one = 4 * N * N
     for updates, target, more in ((Updates.SELECTED, GPU, 2), (Updates.SELECTED, CPU, 0), (Updates.TOGETHER, GPU, 0)):
-        alone = replace(target, sums_beside_choices=False)
+        alone = target.without("sums-beside-choices")
         beside, plain = (schedule(step.workload(), which, updates).peak(8)[0] for which in (target, alone))
         assert beside - plain == more * one
 

@@ -8,10 +8,10 @@ from cost_models.workload.workload import Kind, Phase, Role
 from cost_models.xla.buffers.liveness import Updates, schedule
 from cost_models.xla.buffers.state_layout_copies import turned
 from cost_models.xla.fusion.fusion import kernels_of
-from cost_models.xla.target import target_of
+from cost_models.xla.profiles.choice import compiler_profile
 from tests.builders.workloads import B, Step, cluster
 
-V5E, V6E = (target_of("tpu", chip=f"tpu-{name}") for name in ("v5e", "v6e"))
+V5E, V6E = (compiler_profile("tpu", chip=f"tpu-{name}") for name in ("v5e", "v6e"))
 
 
 def layer(inputs, outputs, *, computed=False, dtype="float32"):

@@ -1,16 +1,15 @@
 """When a reduction over columns leaves a GPU idle, and what that changes."""
 
-from dataclasses import replace
-
 import pytest
 
 from cost_models.workload.workload import Kind
-from cost_models.xla.fusion.column_reduction import leaves_idle, structure_batch
+from cost_models.xla.fusion.column_reduction import leaves_idle
 from cost_models.xla.fusion.fusion import kernels_of
-from cost_models.xla.target import target_of
+from cost_models.xla.profile import structure_batch
+from cost_models.xla.profiles.choice import compiler_profile
 from tests.builders.workloads import B, Step
 
-GPU, TPU = target_of("gpu"), target_of("tpu")
+GPU, TPU = compiler_profile("gpu"), compiler_profile("tpu")
 SIDE, CHANNELS = 7, 256
 
 
@@ -81,10 +80,10 @@ def test_kernels_are_found_for_the_nearest_batch_with_the_same_reductions(batch,
 
 def test_where_no_reduction_leaves_the_device_idle_one_structure_serves_all():
     workload, _, _ = normalised("float32")
-    full = replace(GPU, wide_column_blocks=0, chained_column_blocks=0, cached_column_blocks=0)
+    full = GPU.without("column-reduction").without("cached-column-reduction")
     assert structure_batch(workload, full, 4096) == 32
     narrow, _, _ = normalised()
-    assert structure_batch(narrow, replace(GPU, column_blocks=0), 4096) == 32
+    assert structure_batch(narrow, GPU.without("column-reduction"), 4096) == 32
 
 
 @pytest.mark.parametrize(("batch", "found"), [(8, 8), (24, 8), (256, 64), (128, 64)])
@@ -105,7 +104,7 @@ def test_kernels_for_cpus_are_found_for_a_batch_at_which_the_same_tensors_are_la
     wide = step.op(Kind.REDUCE, (step.input(B, 2, 1024),), (B, 1024))
     end = step.op(Kind.REDUCE, (wide,), (B, 256))
     step.tensors[0] = step.tensors[1]  # so that no third size is there
-    assert structure_batch(step.workload(end, batch=3), target_of("cpu"), batch) == like
+    assert structure_batch(step.workload(end, batch=3), compiler_profile("cpu"), batch) == like
 
 
 @pytest.mark.parametrize(("columns", "relu", "kept"), [(40, True, True), (107, True, True), (108, True, False)])
@@ -154,7 +153,7 @@ def test_of_groups_of_narrow_channels_it_is_kept_as_the_compiler_kept_it(channel
     """Rows of what XLA compiled for an A100 (and for an H100 at a batch of 16): nets of such layers in float16."""
     workload, centred, end = grouped(channels)
     assert (centred in written(workload, end, batch)) is kept
-    assert centred not in written(workload, end, batch, replace(GPU, grouped_column_blocks=0))
+    assert centred not in written(workload, end, batch, GPU.without("grouped-column-reduction"))
 
 
 def test_in_float32_groups_are_rows():

@@ -1,15 +1,13 @@
 """What is computed before reductions over columns of float32, as whole nets compiled for an A100 show it."""
 
-from dataclasses import replace
-
 import pytest
 
 from cost_models.workload.workload import Kind
 from cost_models.xla.fusion.fusion import kernels_of
-from cost_models.xla.target import target_of
+from cost_models.xla.profiles.choice import compiler_profile
 from tests.builders.workloads import B, Step
 
-GPU = target_of("gpu")
+GPU = compiler_profile("gpu")
 
 
 def written(workload, end, batch, target=GPU):
@@ -37,8 +35,8 @@ def test_long_columns_of_float32_that_lie_in_caches_are_computed_before_their_su
     end = step.op(Kind.ELEMENTWISE, (centred, variance), (B, width), primitive="mul")
     workload = step.workload(end, batch=rows)
     assert (centred in written(workload, end, rows)) is kept
-    if width > GPU.wide_column_blocks * 32:
-        assert centred not in written(workload, end, rows, replace(GPU, cached_column_blocks=0))
+    if width > GPU.setting("column-reduction", "wide_blocks") * 32:
+        assert centred not in written(workload, end, rows, GPU.without("cached-column-reduction"))
 
 
 def test_a_bias_is_added_by_the_product_and_makes_no_chain():

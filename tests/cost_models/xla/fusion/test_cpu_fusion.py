@@ -3,11 +3,11 @@
 from cost_models.workload.affine import Affine
 from cost_models.workload.workload import CONVERT, FLATTEN, Kind, Phase
 from cost_models.xla.fusion.cpu_fusion import kernels_of
-from cost_models.xla.target import target_of
+from cost_models.xla.profiles.choice import compiler_profile
 from tests.builders.workloads import B, Step
 
 X = 1024
-CPU = target_of("cpu")
+CPU = compiler_profile("cpu")
 
 
 def kernels(step, *outputs, batch=64):

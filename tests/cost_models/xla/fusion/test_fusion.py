@@ -6,13 +6,14 @@ import pytest
 
 from cost_models.workload.affine import Affine
 from cost_models.workload.workload import RELAYOUT, UNEVEN_PAD, Kind, Op, Phase
-from cost_models.xla.fusion.fusion import kernels_of
-from cost_models.xla.target import target_of
+from cost_models.xla.fusion.fusion import comparison_masks, kernels_of
+from cost_models.xla.profiles.choice import compiler_profile
 from tests.builders.workloads import B, Step
 
 X = 1024
-GPU, TPU, CPU = target_of("gpu"), target_of("tpu"), target_of("cpu")
-EAGER = target_of("gpu", jit_compile=False)
+GPU, TPU, CPU = compiler_profile("gpu"), compiler_profile("tpu"), compiler_profile("cpu")
+EAGER = compiler_profile("gpu", jit_compile=False)
+TPU_WITH_MASKS = replace(TPU, fusion_rules=(*TPU.fusion_rules, comparison_masks))
 
 
 def kernels(step, *outputs, target=GPU, batch=64):
@@ -218,7 +219,7 @@ def test_products_compute_short_chains_of_their_operand_from_ampere_on():
     step, h, active, end = relu_between_products()
     assert active not in written(step, end)
     assert h in kernels(step, end)[-1].reads
-    assert active in written(step, end, target=target_of("gpu", compute_capability=7.5))
+    assert active in written(step, end, target=compiler_profile("gpu", compute_capability=7.5))
 
 
 @pytest.mark.parametrize(
@@ -261,9 +262,9 @@ def test_tpus_compare_again_in_the_backward_pass(keeps):
     gradient = step.op(Kind.ELEMENTWISE, (mask, incoming), (B, X), primitive="select_n")
     of_bias = step.op(Kind.REDUCE, (gradient,), (X,))
     of_weight = step.dot(x, gradient, (X, X), X, B, X)
-    found = written(step, of_bias, of_weight, target=replace(TPU, keeps_masks=keeps))
+    found = written(step, of_bias, of_weight, target=TPU_WITH_MASKS if keeps else TPU)
     assert (mask in found) is keeps
-    assert not TPU.keeps_masks
+    assert "comparison-masks" not in TPU
 
 
 @pytest.mark.parametrize(("batch", "exists"), [(8, True), (128, False)])

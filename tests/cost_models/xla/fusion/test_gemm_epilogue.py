@@ -4,10 +4,10 @@ import pytest
 
 from cost_models.workload.workload import Kind
 from cost_models.xla.fusion.fusion import kernels_of
-from cost_models.xla.target import target_of
+from cost_models.xla.profiles.choice import compiler_profile
 from tests.builders.workloads import B, Step
 
-V4, V5E, V6E = (target_of("tpu", chip=f"tpu-{name}") for name in ("v4", "v5e", "v6e"))
+V4, V5E, V6E = (compiler_profile("tpu", chip=f"tpu-{name}") for name in ("v4", "v5e", "v6e"))
 X, BATCH = 1024, 64
 
 

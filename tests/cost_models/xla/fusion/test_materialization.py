@@ -1,16 +1,14 @@
 """What is kept because it is long to compute."""
 
-from dataclasses import replace
-
 import pytest
 
 from cost_models.workload.workload import Kind, Phase
 from cost_models.xla.fusion.fusion import kernels_of
-from cost_models.xla.passes.float_normalization import widened
-from cost_models.xla.target import target_of
+from cost_models.xla.passes.float_normalization import float_normalization
+from cost_models.xla.profiles.choice import compiler_profile
 from tests.builders.workloads import B, Step
 
-GPU = target_of("gpu")
+GPU = compiler_profile("gpu")
 SIDE, CHANNELS = 10, 64
 
 
@@ -37,9 +35,9 @@ def gelu(dtype):
 def test_the_narrow_argument_of_a_long_chain_is_kept_where_arithmetic_is_narrow(dtype, kept):
     """An A100 computes in float16; bfloat16 is float32 there from the start, and nothing is converted up."""
     before, scaled = gelu(dtype)
-    workload = widened(before, GPU.narrow, GPU.native)
+    workload = float_normalization(before, GPU, 0)
     assert (scaled in written(workload)) is kept
-    assert scaled not in written(workload, replace(GPU, keeps_long_operands=False))
+    assert scaled not in written(workload, GPU.without("long-chain-operands"))
 
 
 def squeezed(dtype="float16"):
@@ -57,10 +55,10 @@ def squeezed(dtype="float16"):
 def test_swish_is_kept_where_the_sum_of_it_runs_on_few_blocks():
     workload, swish = squeezed()
     blocks = CHANNELS // 32  # of each image; twice 288 are asked for
-    last = (2 * GPU.column_blocks - 1) // blocks
+    last = (2 * GPU.setting("column-reduction", "narrow_blocks") - 1) // blocks
     assert swish in written(workload, batch=last)
     assert swish not in written(workload, batch=last + 1)
-    assert swish not in written(workload, replace(GPU, keeps_gated=False, column_blocks=0))
+    assert swish not in written(workload, GPU.without("gated-products").without("column-reduction"))
 
 
 def test_in_float32_swish_is_computed_again():
@@ -84,7 +82,7 @@ def test_joined_features_are_kept_where_their_channels_are_summed_over_short_row
     """As XLA did in two DenseNets for an A100, and in one of them for an H100."""
     workload, both = joined(side)
     assert (both in written(workload)) is kept
-    assert both not in written(workload, replace(GPU, keeps_joined=False))
+    assert both not in written(workload, GPU.without("joined-features"))
 
 
 def test_in_half_precision_channels_come_last_and_nothing_is_a_row():
@@ -110,4 +108,4 @@ def pooled(*primitives):
 def test_elu_before_pooling_is_kept_on_hopper(primitives, capability, kept):
     """As XLA did in a net of one-dimensional convolutions: on an H100 it wrote elu, on an A100 it did not."""
     workload, made = pooled(*primitives)
-    assert (made in written(workload, target_of("gpu", compute_capability=capability))) is kept
+    assert (made in written(workload, compiler_profile("gpu", compute_capability=capability))) is kept

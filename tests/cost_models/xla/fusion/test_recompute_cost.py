@@ -5,12 +5,12 @@ import pytest
 from cost_models.workload.workload import CONVERT, Kind
 from cost_models.xla.dataflow import Graph
 from cost_models.xla.fusion.fusion import kernels_of
-from cost_models.xla.fusion.recompute_cost import Arithmetic, as_computed, members
-from cost_models.xla.target import target_of
+from cost_models.xla.fusion.recompute_cost import as_computed, members
+from cost_models.xla.profiles.choice import compiler_profile
 from tests.builders.workloads import B, Step
 
 X, BATCH = 1024, 64
-V5E, V4 = target_of("tpu", chip="tpu-v5e"), target_of("tpu", chip="tpu-v4")
+V5E, V4 = compiler_profile("tpu", chip="tpu-v5e"), compiler_profile("tpu", chip="tpu-v4")
 
 
 def elementwise(step, primitive, *reads, dtype="bfloat16"):
@@ -139,9 +139,9 @@ def test_arithmetic_is_counted_once_however_often_it_is_named():
     step = Step()
     silu(step)
     workload = step.workload(batch=BATCH)
-    arithmetic = Arithmetic(workload, Graph(workload.ops, frozenset(), V4), BATCH)
+    arithmetic = V4.rules["recompute-cost"](workload, Graph(workload.ops, frozenset(), V4), BATCH)
     assert [arithmetic.weighs(op) for op in workload.ops] == [True, False]
-    assert arithmetic.bytes_of(0b1) == dict(V4.arithmetic)["logistic"] * BATCH * X
+    assert arithmetic.bytes_of(0b1) == dict(V4.setting("recompute-cost", "always"))["logistic"] * BATCH * X
     assert list(members(0b1011)) == [0, 1, 3]
 
 

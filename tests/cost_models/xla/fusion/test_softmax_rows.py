@@ -6,10 +6,10 @@ from cost_models.workload.workload import Kind
 from cost_models.xla.dataflow import Graph
 from cost_models.xla.fusion.fusion import kernels_of
 from cost_models.xla.fusion.softmax_rows import Rows
-from cost_models.xla.target import target_of
+from cost_models.xla.profiles.choice import compiler_profile
 from tests.builders.workloads import B, Step
 
-GPU, TPU = target_of("gpu"), target_of("tpu")
+GPU, TPU = compiler_profile("gpu"), compiler_profile("tpu")
 
 
 def softmax(width, then_summed=True):

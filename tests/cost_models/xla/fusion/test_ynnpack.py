@@ -5,16 +5,17 @@ import pytest
 from cost_models.workload.workload import Kind
 from cost_models.xla.fusion.fusion import Graph
 from cost_models.xla.fusion.ynnpack import library_calls
-from cost_models.xla.target import target_of
+from cost_models.xla.profiles.choice import compiler_profile
 from tests.builders.workloads import B, Step
 
+CPU = compiler_profile("cpu")
 X = 1024
 
 
 def calls(step, *outputs, batch=64):
     """The operations of each call, by the position of the last one."""
     workload = step.workload(*outputs, batch=batch)
-    found = library_calls(workload, Graph(workload.ops, frozenset(outputs), target_of("cpu")), batch)
+    found = CPU.rules[library_calls.name](workload, Graph(workload.ops, frozenset(outputs), CPU), batch)
     return {root: set(members) for root, members in found.values()}
 
 

@@ -4,12 +4,12 @@ import pytest
 
 from cost_models.workload.workload import RELAYOUT, STRIDED_CONVOLUTION, UNEVEN_PAD, Kind, Phase
 from cost_models.xla.fusion.fusion import kernels_of
-from cost_models.xla.passes.conv_operand_swap import with_swapped_operands
+from cost_models.xla.passes.conv_operand_swap import conv_operand_swap
 from cost_models.xla.passes.pipeline import lower
-from cost_models.xla.target import target_of
+from cost_models.xla.profiles.choice import compiler_profile
 from tests.builders.workloads import B, Step, dim
 
-GPU, TPU = target_of("gpu"), target_of("tpu")
+GPU, TPU = compiler_profile("gpu"), compiler_profile("tpu")
 SIDE, IN, OUT = 8, 32, 16
 
 
@@ -40,7 +40,7 @@ def shape(*sizes):
 
 def test_both_operands_are_written_anew():
     before, x, incoming, of_weights = step_of(2 * SIDE)
-    after = with_swapped_operands(before)
+    after = conv_operand_swap(before, GPU, 0)
     assert copies(after, of_weights) == [shape(B, SIDE, SIDE, IN), shape(B, 2 * SIDE, 2 * SIDE, OUT)]
     made = next(op for op in after.ops if of_weights in op.writes)
     assert {x, incoming}.isdisjoint(made.reads)
@@ -51,14 +51,14 @@ def test_both_operands_are_written_anew():
 def test_uneven_padding_is_written_into_them():
     before, _, _, of_weights = step_of(2 * SIDE, uneven=True)
     dilated, padded = 2 * (SIDE - 1) + 1, 2 * SIDE + 1
-    after = copies(with_swapped_operands(before), of_weights)
+    after = copies(conv_operand_swap(before, GPU, 0), of_weights)
     assert after == [shape(B, dilated, dilated, IN), shape(B, padded, padded, OUT)]
 
 
 @pytest.mark.parametrize("larger", [SIDE, SIDE // 2])
 def test_other_convolutions_are_left_alone(larger):
     before, _, _, _ = step_of(larger)
-    assert with_swapped_operands(before) is before
+    assert conv_operand_swap(before, GPU, 0) is before
 
 
 def test_it_is_done_on_gpus_alone():
@@ -70,7 +70,7 @@ def test_it_is_done_on_gpus_alone():
 
 def test_the_gradient_of_dilated_weights_skips_positions_and_reads_copies_of_both_operands():
     before, _, incoming, of_weights = step_of(SIDE, primitive=STRIDED_CONVOLUTION)
-    after = with_swapped_operands(before)
+    after = conv_operand_swap(before, GPU, 0)
     assert copies(after, of_weights) == [shape(B, SIDE, SIDE, IN), shape(B, SIDE, SIDE, OUT)]
     made = next(op for op in after.ops if of_weights in op.writes)
     assert incoming not in made.reads
@@ -81,7 +81,7 @@ def test_padding_that_the_copy_is_made_along_with_comes_before_what_reads_it():
     before, _, _, _ = step_of(2 * SIDE, uneven=True)
     there = {*before.inputs, *(v.tensor for v in before.variables)}
     order = []
-    for op in with_swapped_operands(before).ops:
+    for op in conv_operand_swap(before, GPU, 0).ops:
         assert there.issuperset(op.reads)
         there.update(op.writes)
         order.append(op.primitive)
@@ -90,7 +90,7 @@ def test_padding_that_the_copy_is_made_along_with_comes_before_what_reads_it():
 
 def test_what_is_padded_and_copied_at_once_is_in_memory():
     before, _, incoming, _ = step_of(2 * SIDE, uneven=True)
-    after = with_swapped_operands(before)
+    after = conv_operand_swap(before, GPU, 0)
     kernels = kernels_of(after, after.ops, frozenset(after.outputs), GPU, 8)
     assert incoming in {write for kernel in kernels for write in kernel.writes}
 
@@ -104,7 +104,7 @@ def test_what_several_gradients_read_of_one_image_is_copied_once():
     for _ in range(2):
         incoming = step.op(Kind.SORT, (x,), (B, SIDE, SIDE, OUT))
         gradients.append(step.op(Kind.CONV, (x, incoming), (3, 3, IN, OUT), primitive=STRIDED_CONVOLUTION))
-    after = with_swapped_operands(step.workload(*gradients))
+    after = conv_operand_swap(step.workload(*gradients), GPU, 0)
     read = [next(op for op in after.ops if gradient in op.writes).reads for gradient in gradients]
     assert read[0][0] == read[1][0]
     assert read[0][1] != read[1][1]
@@ -121,7 +121,7 @@ def test_a_line_is_written_with_zeros_between_and_around(kernel):
     incoming = step.op(Kind.ELEMENTWISE, (y,), (B, 512, OUT), primitive="mul")
     of_weights = step.op(Kind.CONV, (x, incoming), (kernel, IN, OUT))
     step.op(Kind.MOVE, (incoming,), (B, 513, OUT), primitive=UNEVEN_PAD)
-    after = with_swapped_operands(step.workload(of_weights))
+    after = conv_operand_swap(step.workload(of_weights), GPU, 0)
     assert copies(after, of_weights) == [shape(B, 511 + kernel, IN), shape(B, 512, OUT)]
     gradient = next(op for op in after.ops if of_weights in op.writes).reads[1]
     made = next(op for op in after.ops if gradient in op.writes)

@@ -6,14 +6,16 @@ from cost_models.workload.affine import Affine
 from cost_models.workload.workload import RELAYOUT, UNEVEN_PAD, Kind, Phase
 from cost_models.xla.dataflow import Graph
 from cost_models.xla.passes.conv_padding import (
-    with_dilated_gradients,
-    with_gradients_own_padding,
-    with_shared_padding,
-    without_cropping,
+    conv_crop_removal,
+    conv_gradient_padding,
+    conv_padding_sharing,
+    grouped_gradient_dilation,
 )
 from cost_models.xla.passes.pipeline import lower
-from cost_models.xla.target import target_of
+from cost_models.xla.profiles.choice import compiler_profile
 from tests.builders.workloads import B, Step, dim
+
+GPU = compiler_profile("gpu")
 
 SIDE, CHANNELS = 40, 16
 
@@ -47,7 +49,7 @@ def image(side):
 def test_a_convolution_reads_all_of_the_padding_and_the_gradient_of_its_weights_what_one_end_has_more(groups):
     """5 x 5, stride 2: XLA wrote images of 51 x 51 for the convolution and of 49 x 49 for the gradient, of 48 x 48."""
     before, padded, y, of_weights, _ = strided(5, groups=groups)
-    after = with_gradients_own_padding(before)
+    after = conv_gradient_padding(before, GPU, 0)
     anew = maker(after, of_weights).reads[0]
     assert maker(after, y).reads[0] == padded
     assert (shape_of(after, padded), shape_of(after, anew)) == (image(SIDE + 3), image(SIDE + 1))
@@ -56,7 +58,7 @@ def test_a_convolution_reads_all_of_the_padding_and_the_gradient_of_its_weights_
 
 def test_where_one_element_is_added_forward_and_backward_share_it():
     before, _, _, _, _ = strided(3, groups=CHANNELS)
-    assert with_gradients_own_padding(before) is before
+    assert conv_gradient_padding(before, GPU, 0) is before
 
 
 @pytest.mark.parametrize(("stride", "shared"), [(1, True), (2, False)])
@@ -68,18 +70,18 @@ def test_causal_lines_are_shared(stride, shared):
     y = step.op(Kind.CONV, (padded, w), (B, SIDE // stride, CHANNELS))
     step.phase = Phase.BACKWARD
     of_weights = step.op(Kind.CONV, (padded, y), (5, CHANNELS, CHANNELS))
-    after = with_gradients_own_padding(step.workload(of_weights))
+    after = conv_gradient_padding(step.workload(of_weights), GPU, 0)
     assert (maker(after, of_weights).reads[0] == padded) is shared
 
 
 def test_the_gradient_of_a_strided_grouped_convolutions_input_reads_zeros_between_and_around():
     before, _, y, _, of_input = strided(5, groups=CHANNELS)
-    after = with_dilated_gradients(before)
+    after = grouped_gradient_dilation(before, GPU, 0)
     read = maker(after, of_input).reads[0]
     assert shape_of(after, read) == image(SIDE + 5 - 1)
     assert (maker(after, read).primitive, maker(after, read).reads) == (RELAYOUT, (y,))
     alone, *_ = strided(5, groups=1)
-    assert with_dilated_gradients(alone) is alone
+    assert grouped_gradient_dilation(alone, GPU, 0) is alone
 
 
 def test_two_convolutions_that_pad_one_image_alike_share_what_is_padded():
@@ -89,10 +91,10 @@ def test_two_convolutions_that_pad_one_image_alike_share_what_is_padded():
     pads = [step.op(Kind.MOVE, (x,), (B, side, side, CHANNELS), primitive=UNEVEN_PAD) for side in sides]
     ends = [step.op(Kind.CONV, (pad, w), (B, SIDE, SIDE, CHANNELS)) for pad in pads]
     before = step.workload(*ends)
-    after = with_shared_padding(before)
+    after = conv_padding_sharing(before, GPU, 0)
     assert [maker(after, end).reads[0] for end in ends] == [pads[0], pads[0], pads[2]]
     assert len(after.ops) == len(before.ops) - 1
-    assert with_shared_padding(after) is after
+    assert conv_padding_sharing(after, GPU, 0) is after
 
 
 def cropped(other_reader=False, side=SIDE - 1):
@@ -110,7 +112,7 @@ def cropped(other_reader=False, side=SIDE - 1):
 
 def test_rows_that_a_strided_convolution_does_not_reach_are_not_copied_away():
     workload, whole, of_weights = cropped()
-    target = target_of("gpu")
+    target = compiler_profile("gpu")
     lowered = lower(workload, target)
     graph = Graph(lowered.ops, frozenset({of_weights}), target)
     assert graph.of(maker(lowered, of_weights).reads[0]) == whole
@@ -118,4 +120,4 @@ def test_rows_that_a_strided_convolution_does_not_reach_are_not_copied_away():
 
 def test_what_something_else_reads_or_what_is_larger_is_written():
     for workload in (cropped(other_reader=True)[0], cropped(side=SIDE + 1)[0]):
-        assert without_cropping(workload) == workload
+        assert conv_crop_removal(workload, GPU, 0) == workload

@@ -3,10 +3,12 @@
 import pytest
 
 from cost_models.workload.workload import Kind, Phase
-from cost_models.xla.passes.conv_side_input import with_side_inputs
+from cost_models.xla.passes.conv_side_input import conv_side_input
 from cost_models.xla.passes.pipeline import lower
-from cost_models.xla.target import library_target, target_of
+from cost_models.xla.profiles.choice import compiler_profile
 from tests.builders.workloads import B, Step
+
+GPU = compiler_profile("gpu")
 
 SIDE, CHANNELS = 16, 32
 
@@ -28,7 +30,7 @@ def branches(window=1, smaller=SIDE, dtype="float32", read_again=False, phase=Ph
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_a_convolution_of_one_element_writes_the_sum(dtype):
     before, own, other, total = branches(dtype=dtype)
-    after = with_side_inputs(before)
+    after = conv_side_input(before, GPU, 0)
     made = next(op for op in after.ops if total in op.writes)
     assert (made.kind, made.reads[-1]) == (Kind.CONV, other)
     assert not any(own in op.writes for op in after.ops)
@@ -40,16 +42,10 @@ def test_a_convolution_of_one_element_writes_the_sum(dtype):
 )
 def test_other_sums_are_kernels_of_their_own(options):
     before, *_ = branches(**options)
-    assert with_side_inputs(before) is before
+    assert conv_side_input(before, GPU, 0) is before
 
 
 def test_it_is_done_on_gpus_alone():
     before, own, _, _ = branches()
     for target, there in (("gpu", False), ("tpu", True), ("cpu", True)):
-        assert any(own in op.writes for op in lower(before, target_of(target)).ops) is there
-
-
-def test_libraries_without_a_compiler_add_gradients_by_a_kernel_of_their_own():
-    assert target_of("gpu").adds_beside
-    assert not library_target("gpu").adds_beside
-    assert not target_of("gpu", jit_compile=False).adds_beside
+        assert any(own in op.writes for op in lower(before, compiler_profile(target)).ops) is there

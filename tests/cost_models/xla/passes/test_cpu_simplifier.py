@@ -2,8 +2,11 @@ import pytest
 
 from cost_models.workload.affine import Affine
 from cost_models.workload.workload import CONVERT, UNEVEN_PAD, Kind, Phase
-from cost_models.xla.passes.cpu_simplifier import rewritten
+from cost_models.xla.passes.cpu_simplifier import cpu_simplifier
+from cost_models.xla.profiles.choice import compiler_profile
 from tests.builders.workloads import B, Step
+
+CPU = compiler_profile("cpu")
 
 X = 8
 
@@ -15,7 +18,7 @@ def named(workload):
 def test_a_random_number_is_made_of_two_words():
     step = Step()
     bits = step.op(Kind.RANDOM, (step.input(2, dtype="uint32"),), (B, X), dtype="uint32", primitive="random_bits")
-    drawn, made = (workload := rewritten(step.workload(bits))).ops
+    drawn, made = (workload := cpu_simplifier(step.workload(bits), CPU, 0)).ops
     assert drawn.writes == made.reads
     assert [workload.tensors[word] for word in drawn.writes] == [step.tensors[bits]] * 2
     assert made.writes == (bits,)
@@ -26,7 +29,7 @@ def test_erfc_has_an_exponential_and_two_quotients_in_float32(dtype):
     step = Step()
     x = step.input(B, X, dtype=dtype)
     end = step.op(Kind.EXPENSIVE, (x,), (B, X), dtype=dtype, primitive="erfc", flops=Affine(0, 16 * X))
-    workload = rewritten(step.workload(end))
+    workload = cpu_simplifier(step.workload(end), CPU, 0)
     up, down = ([CONVERT], CONVERT) if dtype == "bfloat16" else ([], "copy")
     assert [op.primitive for op in workload.ops] == [*up, "square", "neg", "exp", "div", "abs", "div", "select_n", down]
     assert {workload.tensors[op.writes[0]].dtype for op in workload.ops[:-1]} == {"float32"}
@@ -39,7 +42,7 @@ def test_a_product_with_a_converted_mask_is_a_selection():
     mask, x = step.input(B, X, dtype="bool"), step.input(B, X)
     number = step.op(Kind.ELEMENTWISE, (mask,), (B, X), primitive=CONVERT)
     step.op(Kind.ELEMENTWISE, (number, x), (B, X), primitive="mul")
-    last = rewritten(step.workload()).ops[-1]
+    last = cpu_simplifier(step.workload(), CPU, 0).ops[-1]
     assert (last.primitive, last.reads) == ("select_n", (mask, x))
 
 
@@ -47,7 +50,7 @@ def test_the_larger_of_a_maximum_and_a_constant_is_the_maximum():
     step = Step()
     largest = step.op(Kind.REDUCE, (step.input(B, X),), (B,), primitive="reduce_max")
     step.op(Kind.ELEMENTWISE, (largest,), (B,), primitive="max")
-    assert named(rewritten(step.workload()))[-1] == (Kind.VIEW, "max")
+    assert named(cpu_simplifier(step.workload(), CPU, 0))[-1] == (Kind.VIEW, "max")
 
 
 def test_products_of_groups_read_transposed_copies_unless_the_groups_come_first():
@@ -55,7 +58,7 @@ def test_products_of_groups_read_transposed_copies_unless_the_groups_come_first(
     first, behind = step.input(B, 4, 16, X), step.input(B, 16, 4, X)
     gemm = (Affine(0, 4), Affine(16), Affine(16), Affine(X))
     step.op(Kind.DOT, (first, behind), (B, 4, 16, 16), gemm=gemm)
-    moved, product = rewritten(step.workload()).ops
+    moved, product = cpu_simplifier(step.workload(), CPU, 0).ops
     assert (moved.kind, moved.reads) == (Kind.MOVE, (behind,))
     assert product.reads == (first, *moved.writes)
 
@@ -68,7 +71,7 @@ def test_gradients_of_weights_read_transposed_copies():
     step.op(Kind.CONV, (x, dy), (3, X, X))
     step.op(Kind.CONV, (dy, weight), (B, 16, X))
     step.op(Kind.DOT, (dy, x), (X, X), gemm=(Affine(1), Affine(X), Affine(0, 16), Affine(X)))
-    read = [list(op.reads) for op in rewritten(step.workload()).ops if op.primitive == "transpose"]
+    read = [list(op.reads) for op in cpu_simplifier(step.workload(), CPU, 0).ops if op.primitive == "transpose"]
     assert read == [[x], [dy], [dy]]
 
 
@@ -76,7 +79,7 @@ def test_transposing_a_matrix_is_free_and_transposing_more_is_not():
     step = Step()
     step.op(Kind.MOVE, (step.input(B, X),), (X, B), primitive="transpose")
     step.op(Kind.MOVE, (step.input(B, 4, X),), (B, X, 4), primitive="transpose")
-    assert [kind for kind, _ in named(rewritten(step.workload()))] == [Kind.VIEW, Kind.MOVE]
+    assert [kind for kind, _ in named(cpu_simplifier(step.workload(), CPU, 0))] == [Kind.VIEW, Kind.MOVE]
 
 
 def test_between_two_constants_is_one_operation_in_float32():
@@ -85,7 +88,7 @@ def test_between_two_constants_is_one_operation_in_float32():
         x = step.input(B, X, dtype=dtype)
         lower = step.op(Kind.ELEMENTWISE, (x,), (B, X), dtype=dtype, primitive="max")
         step.op(Kind.ELEMENTWISE, (lower,), (B, X), dtype=dtype, primitive="min")
-        assert named(rewritten(step.workload()))[-1] == (Kind.ELEMENTWISE, last)
+        assert named(cpu_simplifier(step.workload(), CPU, 0))[-1] == (Kind.ELEMENTWISE, last)
 
 
 def test_what_a_convolution_pads_by_itself_is_transposed_before():
@@ -94,7 +97,7 @@ def test_what_a_convolution_pads_by_itself_is_transposed_before():
     padded = step.op(Kind.MOVE, (x,), (B, 17, X), primitive=UNEVEN_PAD)
     step.phase = Phase.BACKWARD
     step.op(Kind.CONV, (padded, dy), (2, X, X))
-    _, moved, padding, _, gradient = (workload := rewritten(step.workload())).ops
+    _, moved, padding, _, gradient = (workload := cpu_simplifier(step.workload(), CPU, 0)).ops
     assert (moved.primitive, moved.reads) == ("transpose", (x,))
     assert (padding.primitive, padding.reads) == (UNEVEN_PAD, moved.writes)
     assert gradient.reads[0] == padding.writes[0]
@@ -108,7 +111,7 @@ def test_weights_of_more_than_two_dimensions_are_transposed_for_the_backward_pas
     step.op(Kind.DOT, (x, kernel), (B, 16, 4, 2), gemm=gemm)
     step.phase = Phase.BACKWARD
     step.op(Kind.DOT, (dy, kernel), (B, 16, X), gemm=gemm)
-    ops = rewritten(step.workload()).ops
+    ops = cpu_simplifier(step.workload(), CPU, 0).ops
     assert [(op.primitive, op.reads[0]) for op in ops if op.kind is Kind.MOVE] == [
         *(("flatten", x), ("flatten", kernel)),
         *(("flatten", dy), ("transpose", kernel)),
@@ -120,7 +123,7 @@ def test_the_gradient_of_a_convolution_by_groups_is_made_for_all_channels(inner,
     step = Step()
     step.phase = Phase.BACKWARD
     end = step.op(Kind.CONV, (step.input(B, 16, X), step.input(B, 16, X)), (3, inner, X))
-    workload = rewritten(step.workload(end))
+    workload = cpu_simplifier(step.workload(end), CPU, 0)
     product, *rest = [op for op in workload.ops if op.kind is not Kind.MOVE]
     assert workload.tensors[product.writes[0]].shape == (Affine(3), Affine(X), Affine(X))
     assert [op.primitive for op in rest] == (["select_n", "reduce"] if made else [])

@@ -1,14 +1,17 @@
 import pytest
 
 from cost_models.workload.workload import Kind
-from cost_models.xla.passes.cse import without_repeats
+from cost_models.xla.passes.cse import cse
+from cost_models.xla.profiles.choice import compiler_profile
 from tests.builders.workloads import B, Step
+
+CPU = compiler_profile("cpu")
 
 X = 8
 
 
 def kinds(step):
-    return [op.kind for op in without_repeats(step.workload()).ops]
+    return [op.kind for op in cse(step.workload(), CPU, 0).ops]
 
 
 def test_the_second_of_two_equal_operations_is_a_view():
@@ -16,7 +19,7 @@ def test_the_second_of_two_equal_operations_is_a_view():
     x, y = step.input(B, X), step.input(B, X)
     first, _ = (step.op(Kind.ELEMENTWISE, (x, y), (B, X), primitive="mul") for _ in range(2))
     assert kinds(step) == [Kind.ELEMENTWISE, Kind.VIEW]
-    assert without_repeats(step.workload()).ops[1].reads == (first,)
+    assert cse(step.workload(), CPU, 0).ops[1].reads == (first,)
 
 
 def test_what_follows_from_equal_values_is_equal():
@@ -68,4 +71,4 @@ def test_what_reads_the_second_of_two_equal_values_reads_the_first():
     x = step.input(B, X)
     first, second = (step.op(Kind.ELEMENTWISE, (x,), (B, X), primitive="exp") for _ in range(2))
     step.op(Kind.ELEMENTWISE, (second,), (B, X), primitive="mul")
-    assert without_repeats(step.workload()).ops[-1].reads == (first,)
+    assert cse(step.workload(), CPU, 0).ops[-1].reads == (first,)

@@ -1,14 +1,22 @@
 """Tables of narrow rows: what is copied into whole rows, and what is copied back."""
 
+from dataclasses import replace
+
 import pytest
 
 from cost_models.workload.affine import Affine
 from cost_models.workload.workload import Kind, Phase
-from cost_models.xla.passes.embedding_layout import with_whole_rows
+from cost_models.xla.buffers.vmem import on_chip
+from cost_models.xla.passes.embedding_layout import embedding_layout
+from cost_models.xla.profiles.choice import compiler_profile
 from tests.builders.workloads import B, Step
 
 LANES, ROWS, COUNT = 128, 8, 8192
 ROOM = 4 * COUNT * LANES
+
+
+def profile(room):
+    return replace(compiler_profile("tpu"), buffer_rules=(on_chip.using(room=room),))
 
 
 def embedding(width, *, factored=False, gathered="float32"):
@@ -34,13 +42,13 @@ def made(workload):
 
 def test_rows_that_fill_tiles_stay_as_they_are():
     workload = embedding(128)
-    assert with_whole_rows(workload, LANES, ROWS, ROOM) is workload
+    assert embedding_layout(workload, profile(ROOM), 0) is workload
 
 
 def test_a_table_whose_copy_has_no_room_on_the_chip_stays_as_it_is():
     wide, narrow = embedding(16), embedding(16, gathered="bfloat16")
-    assert Affine(128) not in {width for _, _, width in made(with_whole_rows(wide, LANES, ROWS, ROOM - 1))}
-    assert Affine(128) in {width for _, _, width in made(with_whole_rows(narrow, LANES, ROWS, ROOM - 1))}
+    assert Affine(128) not in {width for _, _, width in made(embedding_layout(wide, profile(ROOM - 1), 0))}
+    assert Affine(128) in {width for _, _, width in made(embedding_layout(narrow, profile(ROOM - 1), 0))}
 
 
 @pytest.mark.parametrize(("length", "width", "laid"), [(50, 32, (128, 32)), (8, 16, (8, 128))])
@@ -52,14 +60,14 @@ def test_what_is_scattered_into_such_a_table_was_laid_out_otherwise(length, widt
     step.phase = Phase.BACKWARD
     zeros = step.op(Kind.BROADCAST, (), (COUNT, width))
     step.op(Kind.SCATTER, (zeros, indices, rows), (COUNT, width))
-    found = with_whole_rows(step.workload(), LANES, ROWS, ROOM - 1)
+    found = embedding_layout(step.workload(), profile(ROOM - 1), 0)
     *_, copy, scatter = found.ops
     assert [round(dim.fixed) for dim in found.tensors[copy.reads[0]].shape[1:]] == list(laid)
     assert [round(dim.fixed) for dim in found.tensors[scatter.reads[-1]].shape[1:]] == [length, width]
 
 
 def test_a_narrow_table_is_copied_as_it_is_gathered_and_its_gradient_copied_back():
-    found = made(with_whole_rows(embedding(16, gathered="bfloat16"), LANES, ROWS, ROOM))
+    found = made(embedding_layout(embedding(16, gathered="bfloat16"), profile(ROOM), 0))
     assert found == [
         (Kind.COPY, "bfloat16", Affine(128)),  # of the table
         (Kind.GATHER, "bfloat16", Affine(16)),
@@ -72,13 +80,13 @@ def test_a_narrow_table_is_copied_as_it_is_gathered_and_its_gradient_copied_back
 
 
 def test_zeros_to_scatter_into_are_not_there_before():
-    ops = with_whole_rows(embedding(16), LANES, ROWS, ROOM).ops
+    ops = embedding_layout(embedding(16), profile(ROOM), 0).ops
     zeros = next(op.writes[0] for op in ops if op.kind is Kind.BROADCAST)
     assert all(zeros not in op.reads for op in ops)
 
 
 def test_an_update_that_sums_rows_works_on_whole_rows():
-    workload = with_whole_rows(embedding(16, factored=True), LANES, ROWS, ROOM)
+    workload = embedding_layout(embedding(16, factored=True), profile(ROOM), 0)
     assert made(workload)[-3:] == [
         (Kind.REDUCE, "float32", Affine(COUNT)),
         (Kind.ELEMENTWISE, "float32", Affine(128)),

@@ -1,12 +1,15 @@
 from cost_models.workload.workload import Kind
-from cost_models.xla.passes.explicit_broadcasts import with_broadcasts
+from cost_models.xla.passes.explicit_broadcasts import explicit_broadcasts
+from cost_models.xla.profiles.choice import compiler_profile
 from tests.builders.workloads import B, Step
+
+CPU = compiler_profile("cpu")
 
 X = 8
 
 
 def ops(step):
-    return [(op.kind, op.reads, op.writes) for op in with_broadcasts(step.workload()).ops]
+    return [(op.kind, op.reads, op.writes) for op in explicit_broadcasts(step.workload(), CPU, 0).ops]
 
 
 def test_a_smaller_operand_is_broadcast_first():
@@ -15,7 +18,7 @@ def test_a_smaller_operand_is_broadcast_first():
     end = step.op(Kind.ELEMENTWISE, (x, scale), (B, X), primitive="mul")
     wide = end + 1
     assert ops(step) == [(Kind.BROADCAST, (scale,), (wide,)), (Kind.ELEMENTWISE, (x, wide), (end,))]
-    assert with_broadcasts(step.workload()).tensors[wide] == step.tensors[x]
+    assert explicit_broadcasts(step.workload(), CPU, 0).tensors[wide] == step.tensors[x]
 
 
 def test_what_is_broadcast_twice_to_one_shape_is_one_value():

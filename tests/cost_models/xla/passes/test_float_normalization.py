@@ -1,15 +1,19 @@
 """Which values XLA keeps in float32 of a step in a narrow dtype, on chains with one answer each."""
 
+from dataclasses import replace
+
 import pytest
 
 from cost_models.workload.workload import ACROSS, NARROW_SUM, UNEVEN_PAD, Kind, Op
-from cost_models.xla.passes.float_normalization import widened
-from cost_models.xla.target import target_of
+from cost_models.xla.passes.float_normalization import float_normalization
+from cost_models.xla.profiles.choice import compiler_profile
 from tests.builders.workloads import B, Step
 
 X = 256
 NARROW = frozenset({"bfloat16"})
-NATIVE = target_of("gpu").native
+PROFILE = replace(compiler_profile("gpu"), narrow=NARROW)
+WITHOUT_NATIVE, ALL_NATIVE = replace(PROFILE, native=frozenset()), replace(PROFILE, narrow=frozenset())
+ON_CPU = float_normalization.using(products=True, rounds=True)
 
 
 def elementwise(step, reads, primitive, dtype="bfloat16"):
@@ -25,7 +29,7 @@ def test_a_chain_carries_float32_and_only_what_a_product_reads_is_rounded():
     x, w = step.input(B, X, dtype="bfloat16"), step.weight("w", X, X, dtype="bfloat16")
     y = elementwise(step, (elementwise(step, (x, x), "mul"),), "tanh")
     end = step.op(Kind.DOT, (y, w), (B, X), dtype="bfloat16", primitive="dot_general")
-    assert told(widened(step.workload(end), NARROW, NATIVE)) == [
+    assert told(float_normalization(step.workload(end), PROFILE, 0)) == [
         ("mul", "bfloat16", "bfloat16", "float32"),
         ("tanh", "float32", "float32"),
         ("convert_element_type", "float32", "bfloat16"),
@@ -39,7 +43,7 @@ def test_down_and_up_again_is_the_value_that_was_there_before():
     down = elementwise(step, (x,), "convert_element_type")
     up = elementwise(step, (down,), "convert_element_type", dtype="float32")
     end = elementwise(step, (up,), "neg", dtype="float32")
-    view, negated = widened(step.workload(end), NARROW, NATIVE).ops  # nobody reads the rounded one
+    view, negated = float_normalization(step.workload(end), PROFILE, 0).ops  # nobody reads the rounded one
     assert (view.kind, view.reads, negated.reads) == (Kind.VIEW, (x,), (up,))
 
 
@@ -47,7 +51,7 @@ def test_what_the_device_has_units_for_stays_narrow():
     step = Step()
     end = elementwise(step, (x := step.input(B, X, dtype="bfloat16"), x), "max")
     workload = step.workload(end)
-    assert widened(workload, NARROW, NATIVE) == workload
+    assert float_normalization(workload, PROFILE, 0) == workload
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -55,7 +59,7 @@ def test_long_chains_are_expanded_in_float32_whatever_the_dtype(dtype):
     step = Step()
     x = step.input(B, X, dtype=dtype)
     end = step.op(Kind.EXPENSIVE, (x,), (B, X), dtype=dtype, primitive="erfc")
-    assert told(widened(step.workload(end), NARROW, NATIVE)) == [
+    assert told(float_normalization(step.workload(end), PROFILE, 0)) == [
         ("erfc", dtype, "float32"),
         ("convert_element_type", "float32", dtype),
     ]
@@ -65,7 +69,7 @@ def test_float16_has_arithmetic_of_its_own():
     step = Step()
     end = elementwise(step, (x := step.input(B, X, dtype="float16"), x), "add", dtype="float16")
     workload = step.workload(end)
-    assert widened(workload, NARROW, NATIVE) == workload
+    assert float_normalization(workload, PROFILE, 0) == workload
 
 
 def test_comparisons_of_narrow_values_read_what_their_operands_are_the_rounding_of():
@@ -73,7 +77,7 @@ def test_comparisons_of_narrow_values_read_what_their_operands_are_the_rounding_
     x = step.input(B, X, dtype="bfloat16")
     y = elementwise(step, (x, x), "mul")
     end = elementwise(step, (y,), "is_finite", dtype="bool")
-    product, finite = widened(step.workload(end), NARROW, NATIVE).ops
+    product, finite = float_normalization(step.workload(end), PROFILE, 0).ops
     assert finite.reads == product.writes
 
 
@@ -81,7 +85,7 @@ def test_where_products_run_in_float32_they_read_it():
     step = Step()
     x, w = step.input(B, X, dtype="float16"), step.weight("w", X, X, dtype="float16")
     end = step.op(Kind.DOT, (x, w), (B, X), dtype="float16", primitive="dot_general")
-    assert told(widened(step.workload(end), frozenset(), frozenset(), products=True)) == [
+    assert told(float_normalization.using(products=True)(step.workload(end), ALL_NATIVE, 0)) == [
         ("convert_element_type", "float16", "float32"),
         ("convert_element_type", "float16", "float32"),
         ("dot_general", "float32", "float32", "float32"),
@@ -95,7 +99,7 @@ def test_bodies_of_loops_are_widened_too():
     end = elementwise(step, (x, x), "mul")
     body = tuple(step.ops)
     step.ops = [Op(Kind.LOOP, "scan", (x,), (end,), repeat=3, body=body, results=(end,))]
-    (found,) = widened(step.workload(end), NARROW, NATIVE).ops
+    (found,) = float_normalization(step.workload(end), PROFILE, 0).ops
     assert [op.primitive for op in found.body] == ["mul", "convert_element_type"]
 
 
@@ -105,7 +109,7 @@ def test_where_every_result_is_rounded_each_reader_converts_it_up_again():
     y = elementwise(step, (elementwise(step, (x,), "exp"),), "tanh")
     end = step.op(Kind.DOT, (y, w), (B, X), dtype="bfloat16", primitive="dot_general")
     up, down = ("convert_element_type", "bfloat16", "float32"), ("convert_element_type", "float32", "bfloat16")
-    assert told(widened(step.workload(end), NARROW, frozenset(), products=True, rounds=True)) == [
+    assert told(ON_CPU(step.workload(end), replace(PROFILE, native=frozenset()), 0)) == [
         *(up, ("exp", "float32", "float32"), down),
         *(up, ("tanh", "float32", "float32"), down),
         *(up, up, ("dot_general", "float32", "float32", "float32"), down),
@@ -117,7 +121,7 @@ def test_what_the_step_itself_converts_up_of_a_product_is_the_product():
     x, w = step.input(B, X, dtype="bfloat16"), step.weight("w", X, X, dtype="bfloat16")
     y = step.op(Kind.DOT, (x, w), (B, X), dtype="bfloat16", primitive="dot_general")
     up = elementwise(step, (y,), "convert_element_type", dtype="float32")
-    ops = widened(step.workload(up), NARROW, frozenset(), products=True, rounds=True).ops
+    ops = ON_CPU(step.workload(up), replace(PROFILE, native=frozenset()), 0).ops
     product = next(op for op in ops if op.kind is Kind.DOT)
     assert (ops[-1].kind, ops[-1].reads) == (Kind.VIEW, product.writes)
 
@@ -135,7 +139,7 @@ def test_a_product_in_another_order_is_read_across_by_what_reads_it_in_float32()
 
 
 def cpu(step, *outputs):
-    return widened(step.workload(*outputs), NARROW, frozenset(), products=True, rounds=True)
+    return ON_CPU(step.workload(*outputs), replace(PROFILE, native=frozenset()), 0)
 
 
 def test_what_a_convolution_pads_by_itself_is_converted_before():

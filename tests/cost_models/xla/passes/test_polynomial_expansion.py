@@ -2,15 +2,18 @@ import pytest
 
 from cost_models.workload.affine import Affine
 from cost_models.workload.workload import ACROSS, CONVERT, NARROW_SUM, Kind, Op
-from cost_models.xla.passes.polynomial_expansion import as_polynomials
+from cost_models.xla.passes.polynomial_expansion import polynomial_expansion
+from cost_models.xla.profiles.choice import compiler_profile
 from tests.builders.workloads import B, Step
+
+CPU = compiler_profile("cpu")
 
 
 def times(kind, primitive, dtype="float32"):
     """How often an element counts what it counted before."""
     step = Step()
     step.op(kind, (step.input(B, 8),), (B, 8), primitive=primitive, dtype=dtype, flops=Affine(0, 8))
-    (op,) = as_polynomials(step.workload()).ops
+    (op,) = polynomial_expansion(step.workload(), CPU, 0).ops
     return op.flops.per_sample / 8
 
 
@@ -38,7 +41,7 @@ def test_rounding_takes_shifts_and_additions_and_widening_does_not(dtype, expect
 def test_sums_of_narrow_numbers_slide_a_window_down_columns_slower_than_along_rows(kept, expected):
     step = Step()
     step.op(Kind.REDUCE, (step.input(B, 4, 8),), kept, primitive=NARROW_SUM, flops=Affine(0, 32))
-    (op,) = as_polynomials(step.workload()).ops
+    (op,) = polynomial_expansion(step.workload(), CPU, 0).ops
     assert op.flops.per_sample / 32 == expected
 
 
@@ -49,7 +52,7 @@ def test_sums_of_narrow_numbers_slide_a_window_down_columns_slower_than_along_ro
 def test_a_matrix_read_across_takes_longest_where_its_rows_are_whole_pages(row, dtype, expected):
     step = Step()
     step.op(Kind.ELEMENTWISE, (step.input(100, row, dtype=dtype),), (row, 100), primitive=ACROSS, flops=Affine(1))
-    (op,) = as_polynomials(step.workload()).ops
+    (op,) = polynomial_expansion(step.workload(), CPU, 0).ops
     assert op.flops.fixed == expected
 
 
@@ -58,5 +61,5 @@ def test_bodies_of_loops_too():
     x = inner.input(B, 8)
     y = inner.op(Kind.ELEMENTWISE, (x,), (B, 8), primitive="tanh", flops=Affine(0, 8))
     inner.ops = [Op(Kind.LOOP, "scan", (x,), (y,), repeat=3, body=tuple(inner.ops), results=(y,))]
-    (loop,) = as_polynomials(inner.workload()).ops
+    (loop,) = polynomial_expansion(inner.workload(), CPU, 0).ops
     assert loop.total_flops == Affine(0, 3 * 8 * 33)

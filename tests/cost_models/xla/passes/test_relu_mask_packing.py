@@ -3,13 +3,13 @@
 import pytest
 
 from cost_models.workload.workload import Kind, Phase
-from cost_models.xla.fusion.column_reduction import structure_batch
 from cost_models.xla.fusion.fusion import kernels_of
 from cost_models.xla.passes.pipeline import lower
-from cost_models.xla.target import target_of
+from cost_models.xla.profile import structure_batch
+from cost_models.xla.profiles.choice import compiler_profile
 from tests.builders.workloads import B, Step
 
-V4, V5E, V6E = (target_of("tpu", chip=f"tpu-{name}") for name in ("v4", "v5e", "v6e"))
+V4, V5E, V6E = (compiler_profile("tpu", chip=f"tpu-{name}") for name in ("v4", "v5e", "v6e"))
 LENGTH, X = 256, 4096
 
 

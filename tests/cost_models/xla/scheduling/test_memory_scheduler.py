@@ -4,19 +4,19 @@ import pytest
 
 from cost_models.workload.workload import Kind, Op, Phase, Role
 from cost_models.xla.fusion.fusion import kernels_of
+from cost_models.xla.profiles.choice import compiler_profile
 from cost_models.xla.scheduling.memory_scheduler import orders
-from cost_models.xla.target import target_of
 from tests.builders.workloads import B, Step
 from tests.cost_models.xla.scheduling.test_orders import named, two_layers
 
-GPU = target_of("gpu")
+GPU = compiler_profile("gpu")
 N = 256
 
 
 def of(workload):
     outputs = frozenset(v.result for v in workload.variables) | frozenset(workload.outputs)
     kernels = kernels_of(workload, workload.ops, outputs, GPU, workload.local_batch)
-    return [list(order) for order in orders(workload, kernels, workload.local_batch)]
+    return [list(order) for order in orders(workload, kernels, GPU, workload.local_batch)]
 
 
 @pytest.mark.parametrize("which", range(3))

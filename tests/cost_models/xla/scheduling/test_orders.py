@@ -2,11 +2,11 @@
 
 from cost_models.workload.workload import Kind, Phase
 from cost_models.xla.fusion.fusion import kernels_of
+from cost_models.xla.profiles.choice import compiler_profile
 from cost_models.xla.scheduling.orders import breadth_first_order, greedy_order, program_order
-from cost_models.xla.target import target_of
 from tests.builders.workloads import B, Step
 
-GPU = target_of("gpu")
+GPU = compiler_profile("gpu")
 N = 256
 
 

@@ -4,12 +4,12 @@ import pytest
 
 from cost_models.workload.workload import Kind, Phase, Role
 from cost_models.xla.fusion.fusion import kernels_of
+from cost_models.xla.profiles.choice import compiler_profile
 from cost_models.xla.scheduling.memory_scheduler import orders
 from cost_models.xla.scheduling.reversed_kernels import waiting
-from cost_models.xla.target import target_of
 from tests.builders.workloads import B, Step
 
-GPU = target_of("gpu")
+GPU = compiler_profile("gpu")
 SIDE = 8
 
 
@@ -74,6 +74,6 @@ def test_large_weights_in_half_precision_are_converted_first_and_reversed_apart(
 
 def test_in_every_order_the_gradient_of_the_weights_comes_first():
     workload, kernels, (of_input, of_weights) = decoder()
-    for order in orders(workload, kernels, 8):
+    for order in orders(workload, kernels, GPU, 8):
         place = {write: at for at, kernel in enumerate(order) for write in kernel.writes}
         assert place[of_weights] < place[workload.variables[0].result] < place[of_input]

@@ -5,12 +5,12 @@ import pytest
 from cost_models.workload.workload import Kind, Phase
 from cost_models.xla.fusion.fusion import kernels_of
 from cost_models.xla.passes.pipeline import lower
+from cost_models.xla.profiles.choice import compiler_profile
 from cost_models.xla.scheduling.memory_scheduler import orders
 from cost_models.xla.scheduling.sibling_pooling import together
-from cost_models.xla.target import target_of
 from tests.builders.workloads import B, Step
 
-GPU = target_of("gpu")
+GPU = compiler_profile("gpu")
 SIDE, POOLED, C = 8, 4, 16
 
 
@@ -59,7 +59,7 @@ def test_other_pools_are_kernels_of_their_own(options):
 
 def test_in_every_order_what_they_read_comes_first():
     workload, kernels = towers()
-    for order in orders(workload, kernels, 8):
+    for order in orders(workload, kernels, GPU, 8):
         there = {*(v.tensor for v in workload.variables), *workload.inputs}
         for kernel in order:
             assert there.issuperset(kernel.reads)

@@ -1,0 +1,29 @@
+import pytest
+
+from cost_models.xla.profiles import cpu, gpu, tpu
+from cost_models.xla.rules import Rule, registered, rule
+
+PROFILES = (gpu.AMPERE, gpu.HOPPER, gpu.VOLTA, cpu.CPU, tpu.V5E, *tpu.BY_CHIP.values())
+
+
+def test_a_name_is_registered_once():
+    with pytest.raises(ValueError, match="a rule named 'float-normalization' is registered already"):
+        rule("float-normalization", source="nowhere")(lambda: None)
+
+
+def test_every_rule_names_its_source_and_every_profile_lists_registered_rules():
+    assert all(one.source for one in registered().values())
+    for profile in PROFILES:
+        for name, listed in profile.rules.items():
+            assert listed.function is registered()[name].function
+
+
+def test_every_registered_rule_is_in_some_profile():
+    assert registered().keys() == {name for profile in PROFILES for name in profile.rules} | {"list-scheduler"}
+
+
+def test_settings_are_bound_by_name_and_make_another_rule():
+    plain = Rule("sum", "arithmetic", lambda x, *, y=0: x + y)
+    assert plain(1) == 1
+    assert plain.using(y=2)(1) == 3
+    assert plain.using(y=2) == plain.using(y=1).using(y=2) != plain
