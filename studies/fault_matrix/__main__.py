@@ -84,8 +84,10 @@ def sent(number: signal.Signals, *, to: str = "parent") -> Callable[[RunningComm
 
     def act(tune: RunningCommand) -> None:
         tune.wait_for(r"trial 1 starts")
-        who = {"parent": lambda: tune.process, "server": tune.server, "worker": tune.worker}[to]()
-        who.send_signal(number)
+        find: dict[str, Callable[[], Any]] = {
+            "parent": lambda: tune.process, "server": tune.server, "worker": tune.worker
+        }  # fmt: skip
+        find[to]().send_signal(number)
 
     return act
 

@@ -130,7 +130,9 @@ def plan_rows(runs: Sequence[Run], cases: Sequence[str]) -> list[dict[str, Any]]
 
     The second configuration of the plan is the next case.
     """
-    rows, hits, widths = [], [], []
+    rows: list[dict[str, Any]] = []
+    hits: list[bool] = []
+    widths: list[float] = []
     ordered = {case: sorted((r for r in runs if r["case"] == case), key=lambda r: float(r["at"])) for case in cases}
     for case, other in zip(cases, [*cases[1:], cases[0]], strict=True):
         known = [timed(run) for name in (case, other) for run in ordered[name][:PLAN_RUNS]]

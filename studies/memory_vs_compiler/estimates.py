@@ -54,8 +54,7 @@ def read() -> dict[Point, dict[str, int]]:
 
 
 def _point(row: dict[str, str]) -> Point:
-    *names, batch, accumulation = (row[name] for name in _POINT)
-    return Point(*names, int(batch), int(accumulation))
+    return Point.read([row[name] for name in _POINT])
 
 
 @lru_cache(maxsize=128)

@@ -10,6 +10,7 @@ import ast
 import csv
 import inspect
 import statistics
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
@@ -177,7 +178,7 @@ def _entry(name: str, group: str, rows: int, with_it: Accuracy, without: Accurac
 def lines_of(name: str) -> int:
     """Return the lines of a rule: its function and the functions, classes and constants of its module that it uses."""
     function = registered()[name].function
-    tree = ast.parse(inspect.getsource(inspect.getmodule(function)))
+    tree = ast.parse(inspect.getsource(sys.modules[function.__module__]))
     defined = {bound: node for node in tree.body for bound in _bound(node)}
     pending, used = [function.__name__], set[str]()
     while pending:

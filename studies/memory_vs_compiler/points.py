@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 
 TARGETS = {
@@ -15,6 +15,8 @@ TARGETS = {
     "CPU": "cpu",
 }
 """Each as the catalogue names it; one device of it is used."""
+_QUICK: tuple[str, ...]
+_SLOW: tuple[str, ...]
 _QUICK, _SLOW = ("A100", "CPU"), ("TPU v5e",)  # XLA:TPU compiles for a minute where the others take seconds
 _FIRST, _SECOND = (*_QUICK, *_SLOW), ("H100", "TPU v4", "TPU v6e")
 PRECISIONS = ("float32", "mixed_bfloat16", "mixed_float16")
@@ -32,6 +34,12 @@ class Point:
     optimizer: str
     batch: int
     accumulation: int = 1
+
+    @classmethod
+    def read(cls, texts: Sequence[str]) -> Point:
+        """Return the point of the six texts of a table."""
+        target, model, precision, optimizer, batch, accumulation = texts
+        return cls(target, model, precision, optimizer, int(batch), int(accumulation))
 
     @property
     def trace(self) -> tuple[str, str, str]:

@@ -74,8 +74,7 @@ def compile_missing(asked: Iterable[Point], seconds: float) -> None:
 
 
 def _read(line: list[str]) -> Truth:
-    point = Point(*line[:4], int(line[4]), int(line[5]))
-    return Truth(point, int(line[6]) if line[6] else None, tuple(line[6:]))
+    return Truth(Point.read(line[:6]), int(line[6]) if line[6] else None, tuple(line[6:]))
 
 
 def _append(row: list[str]) -> None:

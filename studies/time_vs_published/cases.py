@@ -116,11 +116,8 @@ class Excluded:
 
 def read() -> tuple[list[Case], list[Excluded]]:
     """Return the published rows to estimate and those left out."""
-    cases, excluded = [], []
-    for row in _rows():
-        found = _sorted(row)
-        (excluded if isinstance(found, Excluded) else cases).append(found)
-    return cases, excluded
+    found = [_sorted(row) for row in _rows()]
+    return [one for one in found if isinstance(one, Case)], [one for one in found if isinstance(one, Excluded)]
 
 
 def _rows() -> Iterator[dict[str, Any]]:
@@ -334,8 +331,8 @@ def _nv_traced(row: dict[str, Any], model: str, policy: str) -> Traced:
         "efficientnet-b4": ("efficientnet", {"version": "b4"}, "rmsprop"),
         "efficientnetv2-s": ("application", {"of": "EfficientNetV2S"}, "rmsprop"),
     }
-    kind, options, optimizer = kinds[model.removesuffix("(keras)")]
-    return Traced(kind, image, policy, optimizer, json.dumps(options), 8)
+    kind, settings, optimizer = kinds[model.removesuffix("(keras)")]
+    return Traced(kind, image, policy, optimizer, json.dumps(settings), 8)
 
 
 def _encoder(size: str, length: int, policy: str, optimizer: str, head: str, *, plain: bool = False) -> Traced:

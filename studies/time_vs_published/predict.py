@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from cost_models import Batch, Layout, MemoryCost, Mesh, Precision, Remat, RematMode, TrainConfig, Workload
 from cost_models.hardware.cluster import Cluster
@@ -52,7 +53,7 @@ def predict(case: Case, folder: Path, without: frozenset[str] = frozenset()) -> 
     """Predict a row. `without` names rules that are switched off."""
     place = chips.machine(case.chip, case.devices, case.devices_per_host, bridged=case.bridged)
     config = config_of(case)
-    options = {"software": software_of(case, place, without), "efficiency": efficiency_of(case, place)}
+    options: dict[str, Any] = {"software": software_of(case, place, without), "efficiency": efficiency_of(case, place)}
     if not case.layers:
         model = loaded(case.traced, folder)
         return Predicted(step_time(model, config, place, **options), model.model_flops.at(case.batch))

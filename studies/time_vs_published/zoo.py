@@ -6,6 +6,7 @@ Nothing is computed, since variables are abstract while a model is built and tra
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -65,20 +66,20 @@ def _electra(length: int, *, arch: dict[str, Any], words: str) -> Any:
     return keras.Model(tokens, [scores, replaced])
 
 
-_BUILDERS = {
+_BUILDERS: dict[str, Callable[..., Any]] = {
     "application": _application,
     "efficientnet": _efficientnet,
     "convnext": _convnext,
     "resnet": lambda image, **options: convnets.resnet(options.pop("depth"), image, **options),
     "regnet": lambda image, *, name: convnets.regnet(name, image),
     "vgg": lambda image, *, stages, norm: convnets.vgg(tuple(stages), image, norm=norm),
-    "vit": lambda image, *, shape, patch, **_: transformers.vit(*shape, patch, image),
+    "vit": lambda image, *, shape, patch, **_: transformers.vit(shape[0], shape[1], shape[2], patch, image),
     "mixer": lambda image, **_: transformers.mixer(768, 12, 16, image),
     "decoder": lambda length, *, arch, remat: transformers.decoder(arch, length, remat=remat),
     "encoder": lambda length, *, arch, head: transformers.encoder(arch, length, head=head),
     "electra": _electra,
 }
-_OPTIMIZERS = {
+_OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "sgd": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
     "nesterov": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
     "adam": lambda: keras.optimizers.Adam(1e-4),

@@ -80,7 +80,15 @@ def _movielens(path: Path) -> None:
     _zipped(path, **{name: _bytes_of(lambda part, t=table: _table(part, *t), path) for name, table in parts.items()})
 
 
-_WEATHER = ("p (mbar)", "T (degC)", "Tpot (K)", "Tdew (degC)", "rh (%)", "VPmax (mbar)", "VPact (mbar)")
+_WEATHER: tuple[str, ...] = (
+    "p (mbar)",
+    "T (degC)",
+    "Tpot (K)",
+    "Tdew (degC)",
+    "rh (%)",
+    "VPmax (mbar)",
+    "VPact (mbar)",
+)
 _WEATHER += ("VPdef (mbar)", "sh (g/kg)", "H2OC (mmol/mol)", "rho (g/m**3)", "wv (m/s)", "max. wv (m/s)", "wd (deg)")
 
 
