@@ -6,10 +6,11 @@ import math
 from collections.abc import Iterator
 
 from autoplan.errors import ConfigError, PlanError
-from autoplan.machine.processes import KEEP_FREED_MEMORY
+from autoplan.machine import process_settings
+from autoplan.plan import knobs
 from autoplan.plan.file import first_line
 from autoplan.plan.records import Plan
-from cost_models.config import Precision, RematMode, TrainConfig
+from cost_models.config import RematMode, TrainConfig
 
 TARGETS = ("python",)
 
@@ -97,21 +98,8 @@ def _imports(config: TrainConfig) -> str:
     return (
         "import contextlib\nimport os\n\n"
         f'os.environ["KERAS_BACKEND"] = "{config.backend}"  # read when Keras is imported\n'
-        f"{_memory(config)}\n"
+        f"{process_settings.statements(config)}\n"
         "import keras  # noqa: E402\n"
-    )
-
-
-def _memory(config: TrainConfig) -> str:
-    """glibc is told before a backend starts its threads; where there is another C library, nothing is."""
-    if not config.keep_freed_memory:
-        return ""
-    calls = "".join(f"    libc.mallopt({name}, {value})  # {why}\n" for name, value, why in KEEP_FREED_MEMORY)
-    return (
-        "\nimport ctypes  # noqa: E402\nimport sys  # noqa: E402\n\n"
-        'libc = ctypes.CDLL(None) if sys.platform.startswith("linux") else None\n'
-        'if hasattr(libc, "mallopt"):  # glibc: it keeps freed memory for the next micro-step\n'
-        f"{calls}"
     )
 
 
@@ -128,18 +116,29 @@ def _constants(config: TrainConfig, baseline: TrainConfig) -> str:
         ]
     lines += [
         "",
-        f'COMPILE = {{"jit_compile": {config.jit_compile}, "steps_per_execution": {config.steps_per_execution}}}',
+        f"COMPILE = {{{_compile_arguments(config)}}}",
         'FIT = {"batch_size": GLOBAL_BATCH}',
         "",
     ]
     return "\n".join(lines)
 
 
+def _compile_arguments(config: TrainConfig) -> str:
+    """Return the arguments of `model.compile` that are knobs, as the items of a dictionary."""
+    rows = sorted((knob for knob in knobs.KNOBS if knob.compile_argument), key=lambda knob: knob.name)
+    return ", ".join(f'"{knob.name}": {knob.value(config)!r}' for knob in rows)
+
+
+def _statements(config: TrainConfig) -> Iterator[str]:
+    """Yield one statement for each knob that a plain Keras call sets; none for a value that nothing can set."""
+    for knob in knobs.KNOBS:
+        if knob.keras_statement and knob.can_be_set(config):
+            yield knob.keras_statement.format(value=knob.value(config))
+
+
 def _process(config: TrainConfig, baseline: TrainConfig) -> str:
-    """What must be set before the model is built."""
-    lines = []
-    if config.precision is not Precision.OTHER:
-        lines.append(f'keras.config.set_dtype_policy("{config.precision}")')
+    """Return the statements that must run before the model is built."""
+    lines = list(_statements(config))
     if config.mesh.devices > 1:
         lines += [
             f"devices = keras.distribution.list_devices()[:{config.mesh.data}]",

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any
 
 from autoplan import formatting
 from autoplan._version import __version__
 from autoplan.errors import SourceError
-from autoplan.machine import processes
-from autoplan.plan import file
+from autoplan.machine import process_settings
+from autoplan.plan import file, knobs
 from autoplan.plan.records import Environment, HardwareRecord, Plan, SourceRecord
+from cost_models.config import TrainConfig
 from cost_models.hardware.cluster import Cluster
 
 _DISTRIBUTIONS = {
@@ -32,14 +33,14 @@ _CAPACITY_TOLERANCE = 0.05
 class Here:
     """What a plan would meet now. `source_sha256` is None where the source cannot be looked at; `why` then says so.
 
-    keeps_freed_memory   whether the C library can be told to keep what a process frees
+    missing_settings   process settings that this system lacks, with what it has instead
     """
 
     environment: Environment
     hardware: HardwareRecord
     source_sha256: str | None
     why: str = ""
-    keeps_freed_memory: bool = True
+    missing_settings: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -97,8 +98,9 @@ def check(plan: Plan, here: Here) -> Iterator[Difference]:
         yield Difference("source", f"sha256 {plan.source.sha256[:12]}", told, True)
     for key, planned, able in file.unsupported(plan):
         yield Difference(key, planned, f"only {able}", True)
-    if plan.config["keep_freed_memory"] and not here.keeps_freed_memory:
-        yield Difference("config.keep_freed_memory", "true", "a C library that has no setting for it", True)
+    for name, value in process_settings.wanted(TrainConfig.from_dict(plan.config)).items():
+        if name in here.missing_settings:
+            yield Difference(f"config.{name}", knobs.formatted(value), here.missing_settings[name], True)
     yield from _versions(plan.environment, here.environment)
     yield from _hardware(plan.hardware, here.hardware)
 
@@ -106,8 +108,8 @@ def check(plan: Plan, here: Here) -> Iterator[Difference]:
 def here(plan: Plan) -> Here:
     """What the plan would meet on this machine. Imports no framework; asks for installed versions and hardware."""
     digest, why = _source_digest(plan.source)
-    keeps = processes.can_keep_freed_memory()
-    return Here(_environment(plan.environment.backend), _local_hardware(plan), digest, why, keeps)
+    missing = process_settings.missing_here()
+    return Here(_environment(plan.environment.backend), _local_hardware(plan), digest, why, missing)
 
 
 def _versions(planned: Environment, found: Environment) -> Iterator[Difference]:

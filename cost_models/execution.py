@@ -51,8 +51,8 @@ class Executor:
 def program_key(config: TrainConfig) -> tuple[Any, ...]:
     """Return the key that all configurations share whose compiled programs have the same operations.
 
-    Batch, mesh and accumulation change sizes only. `steps_per_execution` and `keep_freed_memory` change how a process
-    runs the program. Each field of TrainConfig says what it affects.
+    Batch, mesh and accumulation change sizes only. Other settings change how a process runs the
+    program. Each field of TrainConfig says what it affects.
     """
     return config.key(Affects.PROGRAM)
 

@@ -128,7 +128,7 @@ class Knob:
     slower_because    value -> why a configuration with it is not tried where its estimate is slower than that of
                       another value and all else is equal. Empty: estimates do not decide
     compile_argument  whether it is an argument of `model.compile`
-    keras_statement   the statement, with `{value!r}`, that sets it before the model is built; "": export has its own
+    keras_statement   the statement, with `{value}`, that sets it before the model is built; "": export has its own
     """
 
     path: tuple[str, ...]
@@ -172,6 +172,14 @@ class Knob:
             found = getattr(found, self.attribute)
         return found.value if isinstance(found, StrEnum) else found
 
+    def can_be_set(self, config: TrainConfig) -> bool:
+        """Whether the value in a configuration is one that can be set at all."""
+        try:
+            self.kind.parse(formatted(self.value(config)))
+        except ValueError:
+            return False
+        return True
+
     def set(self, config: TrainConfig, value: Any) -> TrainConfig:
         """Return the configuration with another value. Parts of the batch and the mesh change only together."""
         if isinstance(self.kind.type, type) and issubclass(self.kind.type, StrEnum):
@@ -194,7 +202,7 @@ KNOBS: tuple[Knob, ...] = (
         "a Keras dtype policy",
         tradeoff=Tradeoff.PRECISION,
         in_every_plan=True,
-        keras_statement="keras.config.set_dtype_policy({value!r})",
+        keras_statement='keras.config.set_dtype_policy("{value}")',
     ),
     Knob(
         ("batch", "local"),

@@ -20,6 +20,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from autoplan.errors import SourceError
+from autoplan.plan import knobs
 from autoplan.plan.records import DEFAULT_FUNCTION, Value
 from autoplan.sources import pickling
 
@@ -98,7 +99,7 @@ def from_callable(builder: Callable[[], Any], data: Any = None) -> SourceSpec:
         payload=parcel.payload,
         sha256=parcel.sha256,
         directory=str(Path.cwd()),
-        held={"keep_freed_memory": BEGUN},
+        held=dict.fromkeys(knobs.process_fields(), BEGUN),
     )
 
 

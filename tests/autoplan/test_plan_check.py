@@ -89,15 +89,16 @@ def test_settings_that_cannot_be_applied(changes, difference):
 def test_memory_that_cannot_be_kept_matters_to_a_plan_that_keeps_it():
     keeping = plans.plan(config=plans.config(keep_freed_memory=True))
     assert differences(plan=keeping) == []
-    assert differences(keeps_freed_memory=False) == []
-    told = Difference("config.keep_freed_memory", "true", "a C library that has no setting for it", True)
-    assert differences(plan=keeping, keeps_freed_memory=False) == [told]
+    lacking = {"keep_freed_memory": "a C library that has no setting for it"}
+    assert differences(missing_settings=lacking) == []
+    found = Difference("config.keep_freed_memory", "true", "a C library that has no setting for it", True)
+    assert differences(plan=keeping, missing_settings=lacking) == [found]
 
 
 @pytest.mark.parametrize("can", [True, False])
 def test_here_asks_the_c_library(can, monkeypatch):
-    monkeypatch.setattr(plan_check.processes, "can_keep_freed_memory", lambda: can)
-    assert plan_check.here(PLAN).keeps_freed_memory is can
+    monkeypatch.setattr("autoplan.machine.processes.can_keep_freed_memory", lambda: can)
+    assert ("keep_freed_memory" in plan_check.here(PLAN).missing_settings) is not can
 
 
 def test_a_changed_and_a_missing_source():
