@@ -25,8 +25,9 @@ from cost_models.parallel.collectives import (
     collective_permute,
     reduce_scatter,
 )
+from cost_models.time.convolution import ConvolutionTable
 from cost_models.time.cost import TimeCost, TimeParts
-from cost_models.time.kernels import KernelTable
+from cost_models.time.kernels import KernelTable, TrafficTable, gemm_table
 from cost_models.time.roofline import kernel_seconds, peak_of
 from cost_models.time.software import overhead_seconds
 from cost_models.time.step import assemble
@@ -114,31 +115,28 @@ def _table(workload: Workload) -> KernelTable:
     rows = _rows(workload)
     count = len(rows)
     moved = [op.compiled.moved_bytes if op.compiled else 0 for op, _ in rows]
-    gemm, dtypes_of = np.zeros((count, 4)), [_arithmetic_dtype(op) for op, _ in rows]
-    for row, (op, _) in enumerate(rows):
-        if op.gemm:
-            gemm[row] = [size.fixed for size in op.gemm]
-    dtypes = tuple(sorted(set(dtypes_of)))
+    ops = [op for op, _ in rows]
+    arithmetic = [_arithmetic_dtype(op) for op in ops]
+    dtypes = tuple(sorted(set(arithmetic)))
+    no = np.zeros(count, np.bool_)
     return KernelTable(
-        flops_fixed=np.array([op.flops.fixed for op, _ in rows], np.float64),
+        flops_fixed=np.array([op.flops.fixed for op in ops], np.float64),
         flops_per_sample=np.zeros(count),
-        moved_by=np.arange(count),
-        moved_tensor=np.arange(count),
-        moved_times=np.ones(count),
-        stored=Storage.exact(np.array(moved, np.float64)),
         runs=np.array([runs for _, runs in rows], np.float64),
-        gemm_fixed=gemm,
-        gemm_per_sample=np.zeros((count, 4)),
-        is_gemm=np.array([bool(op.gemm) for op, _ in rows], np.bool_),
-        is_grouped=np.array([_is_grouped(op) for op, _ in rows], np.bool_),
-        is_backward=np.array([op.phase is Phase.BACKWARD for op, _ in rows], np.bool_),
-        dtype=np.array([dtypes.index(name) for name in dtypes_of], np.int64),
+        is_backward=np.array([op.phase is Phase.BACKWARD for op in ops], np.bool_),
+        is_update=no,
+        dtype=np.array([dtypes.index(name) for name in arithmetic], np.int64),
         dtypes=dtypes,
+        traffic=TrafficTable(
+            moved_by=np.arange(count),
+            moved_tensor=np.arange(count),
+            moved_times=np.ones(count),
+            stored=Storage.exact(np.array(moved, np.float64)),
+            is_strided=no,
+        ),
+        gemm=gemm_table(ops),
+        convolution=ConvolutionTable.unknown(count),
     )
-
-
-def _is_grouped(op: Op) -> bool:
-    return op.kind is Kind.CONV and bool(op.gemm) and op.gemm[0].fixed > 1
 
 
 def _arithmetic_dtype(op: Op) -> str:

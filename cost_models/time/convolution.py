@@ -4,14 +4,59 @@ window has, and which gradients belong to transposed convolutions."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import prod
+
+import numpy as np
+import numpy.typing as npt
 
 from cost_models.workload.affine import Affine
 from cost_models.workload.workload import Kind, Op, Tensor
 
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
 _WINDOW = 3.0
 _LINE = 3  # dimensions of a batch of lines, and of their kernel
 _CHANNELS = 2  # dimensions of a kernel, read and written, behind those of its window
+
+
+@dataclass(frozen=True)
+class ConvolutionTable:
+    """Convolutions of kernels, a row each.
+
+    is_minimal  windows of 3 x 3 that move by one: libraries have minimal filtering for them (Winograd)
+    is_line     along one dimension
+    window      positions of the window that moves over images; 0 for other rows
+    dimensions  along how many dimensions the window moves; 0 for other rows
+    enlarged    times as many positions are made as are read; 1 for other rows
+    """
+
+    is_convolution: Bools
+    is_minimal: Bools
+    is_line: Bools
+    window: Floats
+    dimensions: Ints
+    enlarged: Floats
+
+    @classmethod
+    def unknown(cls, rows: int) -> ConvolutionTable:
+        """Return the table of rows of which only GEMMs are known."""
+        no, zeros = np.zeros(rows, np.bool_), np.zeros(rows)
+        return cls(no, no, no, zeros, np.zeros(rows, np.int64), np.ones(rows))
+
+
+def convolution_table(tensors: Sequence[Tensor], ops: Sequence[Op]) -> ConvolutionTable:
+    """Return the convolutions of these operations."""
+    return ConvolutionTable(
+        is_convolution=np.array([op.kind is Kind.CONV for op in ops], np.bool_),
+        is_minimal=np.array([moves_by_one(tensors, op) for op in ops], np.bool_),
+        is_line=np.array([is_along_a_line(tensors, op) for op in ops], np.bool_),
+        window=np.array([window_of(tensors, op) for op in ops], np.float64),
+        dimensions=np.array([dimensions_of(tensors, op) for op in ops], np.int64),
+        enlarged=np.array([enlargement_of(tensors, op) for op in ops], np.float64),
+    )
 
 
 def moves_by_one(tensors: Sequence[Tensor], op: Op) -> bool:

@@ -45,16 +45,16 @@ def cpu_seconds(
     peaks  FLOP/s of products in each row's dtype
     """
     applies = software.applies
-    flops = (table.flops_fixed + batch * table.flops_per_sample) * table.runs
-    gemm = table.gemm_at(batch)
+    flops = table.flops_at(batch)
+    gemm = table.gemm.at(batch)
     scalar, each = chip.peak_flops_per_second["float32"], moved / table.runs
     cores = np.full(len(each), float(_cores(chip)))
     if applies("cpu_loops_by_core"):
         cores = np.clip(np.floor(each / _BYTES_PER_CORE), 1, _cores(chip))
     rates = scalar * efficiency.vector_share * cores / _cores(chip)
     peaks = peaks * efficiency.gemm_share
-    rates = np.where(table.is_gemm, peaks * _gemm_share(table, gemm, chip, efficiency, software), rates)
-    rates = np.where(table.is_convolution, peaks * _convolution_share(table, efficiency, software), rates)
+    rates = np.where(table.gemm.is_gemm, peaks * _gemm_share(table, gemm, chip, efficiency, software), rates)
+    rates = np.where(table.convolution.is_convolution, peaks * _convolution_share(table, efficiency, software), rates)
     for kind, rows in table.slow.items():
         if kind in efficiency.slow_kernel_shares and applies(f"cpu_{kind}"):
             rates[rows] = scalar * efficiency.slow_kernel_shares[kind]
@@ -89,9 +89,9 @@ def _convolution_share(table: KernelTable, efficiency: Efficiency, software: Sof
     """Along one dimension convolutions are nearly GEMMs; gradients of kernels sum over positions."""
     own, lines = efficiency.conv_share, efficiency.conv1d_shares
     of_images = efficiency.conv_weight_gradient_share if software.applies("cpu_conv_weight_gradients") else own
-    is_line = table.is_line if software.applies("cpu_conv1d") else np.zeros(len(table.runs), np.bool_)
+    is_line = table.convolution.is_line if software.applies("cpu_conv1d") else np.zeros(len(table.runs), np.bool_)
     gradients = np.where(is_line, lines[1], of_images)
-    return np.where(table.sums_batch, gradients, np.where(is_line, lines[0], own))
+    return np.where(table.gemm.sums_batch, gradients, np.where(is_line, lines[0], own))
 
 
 def _gathering_seconds(
@@ -103,13 +103,15 @@ def _gathering_seconds(
     """
     times = np.ones(len(gemm))
     if software.applies("cpu_odd_channels"):
-        channels, features = gemm[:, 3] / np.maximum(table.window, 1.0), gemm[:, 2]
+        channels, features = gemm[:, 3] / np.maximum(table.convolution.window, 1.0), gemm[:, 2]
         three, more, wider = efficiency.odd_channel_slowdown
         odd = (channels > 1) & (channels % 2 == 1)
         few = odd & (features > _FEW) & (features <= _SOME)
         times = np.where(few, np.where(channels == _COLOURS, three, more), times)
         times = np.where(odd & (features > _SOME) & (features <= _MANY), wider, times)
-    return np.asarray(gemm[:, 1] * table.window * table.runs * times / (scalar * efficiency.im2col_share), np.float64)
+    return np.asarray(
+        gemm[:, 1] * table.convolution.window * table.runs * times / (scalar * efficiency.im2col_share), np.float64
+    )
 
 
 def _between(part: Floats, known: Sequence[tuple[float, float]]) -> Floats:
@@ -131,7 +133,7 @@ def _bandwidth_share(
         straight = np.full(len(each), efficiency.cache_curve[-1][1])
     share = np.where(table.runs > 1, looping if software.applies("cpu_loop_caches") else straight, straight)
     strided = efficiency.strided_share if software.applies("cpu_strided_reads") else 1.0
-    return share * np.where(table.is_across, strided, 1.0)
+    return share * np.where(table.traffic.is_strided, strided, 1.0)
 
 
 def loop_seconds(
@@ -142,32 +144,34 @@ def loop_seconds(
     multiplied   seconds that the row's multiply-adds would take a library's convolution
     peak         FLOP/s of float32 products
     """
-    gemm = table.gemm_at(batch)
-    grouped, volumes = table.is_grouped, _volumes(table)
-    gradients = table.sums_batch
+    gemm = table.gemm.at(batch)
+    grouped, volumes = table.gemm.is_grouped, _volumes(table)
+    gradients = table.gemm.sums_batch
     operations = np.zeros(len(table.runs))
     for rows, of in (
-        (grouped & ~gradients, _groups(gemm, table.enlarged, figures)),
+        (grouped & ~gradients, _groups(gemm, table.convolution.enlarged, figures)),
         (grouped & gradients, _group_gradients(gemm, figures)),
-        (volumes & ~gradients, _picked(gemm, table.window, figures)),
+        (volumes & ~gradients, _picked(gemm, table.convolution.window, figures)),
         (volumes & gradients, _picked_for_gradients(gemm, batch, figures)),
     ):
         operations = np.where(rows, of, operations)
     found = operations * table.runs / peak + np.where(volumes, multiplied, 0.0)
-    flops = (table.flops_fixed + batch * table.flops_per_sample) * table.runs
-    dilated = volumes & ~gradients & (table.enlarged > 1)
-    return np.asarray(np.where(dilated, flops * table.enlarged * figures["volume_plain"] / peak, found), np.float64)
+    flops = table.flops_at(batch)
+    dilated = volumes & ~gradients & (table.convolution.enlarged > 1)
+    return np.asarray(
+        np.where(dilated, flops * table.convolution.enlarged * figures["volume_plain"] / peak, found), np.float64
+    )
 
 
 def is_looped(table: KernelTable) -> Bools:
     """Return the rows that `loop_seconds` is for: convolutions over volumes, and by groups of channels."""
-    return table.is_grouped | _volumes(table)
+    return table.gemm.is_grouped | _volumes(table)
 
 
 def _volumes(table: KernelTable) -> Bools:
     """Convolutions over three dimensions; windows of one position are products."""
-    windows = table.sums_batch | (table.window > 1)
-    return np.asarray((table.dimensions == _VOLUME) & ~table.is_grouped & windows, np.bool_)
+    windows = table.gemm.sums_batch | (table.convolution.window > 1)
+    return np.asarray((table.convolution.dimensions == _VOLUME) & ~table.gemm.is_grouped & windows, np.bool_)
 
 
 def _groups(gemm: Floats, enlarged: Floats, figures: Mapping[str, float]) -> Floats:

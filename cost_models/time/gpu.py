@@ -35,7 +35,7 @@ def peaks_of_exact_products(peaks: Floats, table: KernelTable, efficiency: Effic
     """
     if not efficiency.cores:
         return peaks
-    exact = table.is_gemm & ~table.is_convolution & (table.item_bytes == 4)
+    exact = table.gemm.is_gemm & ~table.convolution.is_convolution & (table.item_bytes == 4)
     return np.where(exact, np.minimum(peaks, 2 * efficiency.vector_operations_per_second), peaks)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
@@ -10,14 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cost_models.time.attention import Attention, find_attention
-from cost_models.time.convolution import (
-    dimensions_of,
-    enlargement_of,
-    is_along_a_line,
-    is_transposed_kernel_gradient,
-    moves_by_one,
-    window_of,
-)
+from cost_models.time.convolution import ConvolutionTable, convolution_table, is_transposed_kernel_gradient
 from cost_models.workload.workload import ITEM_BYTES, POOL_SCATTER, Kind, Op, Phase, Tensor, Workload
 from cost_models.xla.buffers.liveness import Updates, schedule
 from cost_models.xla.fusion.fusion import Kernel
@@ -25,10 +18,13 @@ from cost_models.xla.profile import Profile, structure_batch
 from cost_models.xla.tiling import Storage
 
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 
 _BATCH_LENGTH_CHANNELS = 3
 _ROWS_OF_ROWS = 3  # dimensions
+_IMAGES = 2  # dimensions of pooling
 
 
 @dataclass(frozen=True)
@@ -38,142 +34,119 @@ class AttentionRows:
     fusible   the library's attention without dropout: what a backend can run as one kernel
     """
 
-    forward: npt.NDArray[np.bool_]
-    backward: npt.NDArray[np.bool_]
-    vector: npt.NDArray[np.bool_]
-    moved_scores: npt.NDArray[np.bool_]
+    forward: Bools
+    backward: Bools
+    vector: Bools
+    moved_scores: Bools
     causal: bool
     fusible: bool
+
+
+@dataclass(frozen=True)
+class TrafficTable:
+    """Memory traffic of kernels: an entry for each tensor that a row reads or writes.
+
+    moved_by, moved_tensor, moved_times   that row moves that tensor's bytes so often
+    stored                                bytes of every tensor
+    is_strided                            (rows,) transposes that do not read whole rows one after the other
+    """
+
+    moved_by: Ints
+    moved_tensor: Ints
+    moved_times: Floats
+    stored: Storage
+    is_strided: Bools
+
+    def bytes_at(self, batch: int, *, without: Bools | None = None) -> Floats:
+        """Return the bytes that each row reads and writes at a local batch, padding included.
+
+        without  entries that are not moved
+        """
+        sizes = self.stored.at(batch)[self.moved_tensor] * self.moved_times
+        if without is not None:
+            sizes = np.where(without, 0.0, sizes)
+        return np.asarray(np.bincount(self.moved_by, sizes, len(self.is_strided)), np.float64)
+
+
+@dataclass(frozen=True)
+class GemmTable:
+    """Products of kernels: (groups, m, n, k) of each row is fixed + batch x per_sample, zeros where it is none.
+
+    is_grouped  convolutions with several groups
+    """
+
+    fixed: Floats
+    per_sample: Floats
+    is_gemm: Bools
+    is_grouped: Bools
+
+    def at(self, batch: int) -> Floats:
+        """Return (groups, m, n, k) of each row at a local batch."""
+        return self.fixed + batch * self.per_sample
+
+    @property
+    def sums_batch(self) -> Bools:
+        """Products and convolutions that sum over the batch: gradients of weights."""
+        return self.per_sample[:, 3] > 0
 
 
 @dataclass(frozen=True)
 class KernelTable:
     """Every kernel as a row of numbers: FLOPs are fixed + batch x per_sample, in `dtypes[dtype]`.
 
-    moved_by, moved_tensor, moved_times   that row moves that tensor's bytes so often
-    slow                                  rows that some compilers run in plain loops, by the name of their rate in
-                                          `Efficiency.slow_kernel_shares`
-    windows                               of convolutions that move windows over images: positions of one
-    minimal                               convolutions of windows of 3 x 3 that move by one: libraries have minimal
-                                          filtering for them (Winograd)
-    attention                             None where there is none, or where the compiler decided about it already
+    runs        how often a row runs in a micro-step
+    slow        rows that some compilers run in plain loops, by the name of their rate in
+                `Efficiency.slow_kernel_shares`
+    attention   None where there is none, or where the compiler decided about it already
     """
 
     flops_fixed: Floats
     flops_per_sample: Floats
-    moved_by: npt.NDArray[np.int64]
-    moved_tensor: npt.NDArray[np.int64]
-    moved_times: Floats
-    stored: Storage
     runs: Floats
-    gemm_fixed: Floats
-    gemm_per_sample: Floats
-    is_gemm: npt.NDArray[np.bool_]
-    is_grouped: npt.NDArray[np.bool_]
-    is_backward: npt.NDArray[np.bool_]
-    dtype: npt.NDArray[np.int64]
+    is_backward: Bools
+    is_update: Bools
+    dtype: Ints
     dtypes: tuple[str, ...]
+    traffic: TrafficTable
+    gemm: GemmTable
+    convolution: ConvolutionTable
     attention: AttentionRows | None = None
-    minimal: npt.NDArray[np.bool_] | None = None
-    convolutions: npt.NDArray[np.bool_] | None = None
-    updates: npt.NDArray[np.bool_] | None = None
-    transposes: npt.NDArray[np.bool_] | None = None
-    across: npt.NDArray[np.bool_] | None = None
-    lines: npt.NDArray[np.bool_] | None = None
-    windows: Floats | None = None
-    dimensionality: npt.NDArray[np.int64] | None = None
-    enlargements: Floats | None = None
-    slow: Mapping[str, npt.NDArray[np.bool_]] = field(default_factory=dict)
-
-    @property
-    def is_convolution(self) -> npt.NDArray[np.bool_]:
-        """Rows that are convolutions, as far as that is known."""
-        return self._flags(self.convolutions)
-
-    @property
-    def sums_batch(self) -> npt.NDArray[np.bool_]:
-        """Products and convolutions that sum over the batch: gradients of weights."""
-        return self.gemm_per_sample[:, 3] > 0
-
-    @property
-    def is_transpose(self) -> npt.NDArray[np.bool_]:
-        """Rows that write in another order than they read, as far as that is known."""
-        return self._flags(self.transposes)
-
-    @property
-    def is_across(self) -> npt.NDArray[np.bool_]:
-        """Transposes that read no whole rows one after the other, as far as that is known."""
-        return self._flags(self.across)
-
-    @property
-    def is_line(self) -> npt.NDArray[np.bool_]:
-        """Convolutions along one dimension, as far as that is known."""
-        return self._flags(self.lines)
-
-    @property
-    def window(self) -> Floats:
-        """Positions of the windows that convolutions move over images; 0 for other rows, or where that is not known."""
-        return np.zeros(len(self.runs)) if self.windows is None else self.windows
-
-    @property
-    def dimensions(self) -> npt.NDArray[np.int64]:
-        """Along how many dimensions convolutions move; 0 for other rows, or where that is not known."""
-        return np.zeros(len(self.runs), np.int64) if self.dimensionality is None else self.dimensionality
-
-    @property
-    def enlarged(self) -> Floats:
-        """How many times as many positions convolutions make as they read, 1 where that is not known."""
-        return np.ones(len(self.runs)) if self.enlargements is None else self.enlargements
-
-    @property
-    def is_minimal(self) -> npt.NDArray[np.bool_]:
-        """Rows that minimal filtering can work out, as far as that is known."""
-        return self._flags(self.minimal)
-
-    @property
-    def is_update(self) -> npt.NDArray[np.bool_]:
-        """Rows that belong to the optimizer and the metrics, as far as that is known."""
-        return self._flags(self.updates)
+    slow: Mapping[str, Bools] = field(default_factory=dict)
 
     @cached_property
-    def products(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """(the first row of each product that differs from the others, which of these each product's row is like).
+    def distinct_gemms(self) -> tuple[Ints, Ints]:
+        """(the first row of each product that differs from the others, the index of each product's first row).
 
         Layers repeat, and their products have one shape at every batch.
         """
-        rows = np.flatnonzero(self.is_gemm)
-        marks = self.dtype, self.is_convolution, self.is_minimal
-        kinds = np.column_stack([self.gemm_fixed, self.gemm_per_sample, *marks])[rows]
+        rows = np.flatnonzero(self.gemm.is_gemm)
+        marks = self.dtype, self.convolution.is_convolution, self.convolution.is_minimal
+        kinds = np.column_stack([self.gemm.fixed, self.gemm.per_sample, *marks])[rows]
         _, first, like = np.unique(kinds, axis=0, return_index=True, return_inverse=True)
         return rows[first], np.asarray(like, np.int64).reshape(-1)
-
-    def _flags(self, known: npt.NDArray[np.bool_] | None) -> npt.NDArray[np.bool_]:
-        return np.zeros(len(self.runs), np.bool_) if known is None else known
 
     @property
     def item_bytes(self) -> Floats:
         """Bytes of an element of what each row calculates with."""
         return np.array([ITEM_BYTES[name] for name in self.dtypes])[self.dtype]
 
-    def gemm_at(self, batch: int) -> Floats:
-        """(groups, m, n, k) of each row's product at a local batch; zeros where it is none."""
-        return self.gemm_fixed + batch * self.gemm_per_sample
+    def flops_at(self, batch: int) -> Floats:
+        """Return the FLOPs of each row at a local batch, however often it runs."""
+        return (self.flops_fixed + batch * self.flops_per_sample) * self.runs
 
     def bytes_at(self, batch: int, *, fused_attention: bool = False) -> Floats:
-        """Bytes read and written by each kernel at a local batch, padding included."""
-        sizes = self.stored.at(batch)[self.moved_tensor] * self.moved_times
-        if fused_attention and self.attention is not None:
-            sizes = np.where(self.attention.moved_scores, 0.0, sizes)
-        return np.asarray(np.bincount(self.moved_by, sizes, len(self.runs)), np.float64)
+        """Return the bytes that one run of each row reads and writes at a local batch, padding included."""
+        scores = self.attention.moved_scores if fused_attention and self.attention is not None else None
+        return self.traffic.bytes_at(batch, without=scores)
 
     def transposed_bytes(self, batch: int) -> tuple[Floats, Floats]:
-        """Bytes read and written, of each row, to bring operands and results of convolutions into the other layout.
+        """Return the bytes of each row to bring (operands, results) of convolutions into the other layout.
 
         Matrix units take convolutions with channels last. Where images have them first a library's kernels transpose
         what is read, and what is written unless the kernel writes it so. Depthwise ones do without matrix units.
         """
-        gemm = self.gemm_at(batch)
-        transposed = self.is_convolution & ~(self.is_grouped & (gemm[:, 2] <= 1))
+        gemm = self.gemm.at(batch)
+        transposed = self.convolution.is_convolution & ~(self.gemm.is_grouped & (gemm[:, 2] <= 1))
         results = gemm[:, 0] * gemm[:, 1] * gemm[:, 2] * self.item_bytes
         operands = np.maximum(self.bytes_at(batch) - results, 0.0)
         of_operands, of_results = (np.where(transposed, 2 * moved * self.runs, 0.0) for moved in (operands, results))
@@ -203,50 +176,57 @@ def _kernel_table(workload: Workload, profile: Profile, updates: Updates, batch:
         for tensor, times in _traffic(plan.tensors, kernel)
         if (row, tensor) not in shared
     ]
-    gemm = np.zeros((len(rows), 4)), np.zeros((len(rows), 4))
-    for row, (kernel, _) in enumerate(rows):
-        for column, size in enumerate(kernel.op.gemm):
-            gemm[0][row, column], gemm[1][row, column] = size.fixed, size.per_sample
-    attention = find_attention([kernel for kernel, _ in rows], plan.tensors, workload.ops)
-    arithmetic = [_rate_dtype(plan.tensors, kernel) for kernel, _ in rows]
+    kernels = [kernel for kernel, _ in rows]
+    ops = [kernel.op for kernel in kernels]
+    attention = find_attention(kernels, plan.tensors, workload.ops)
+    arithmetic = [_rate_dtype(plan.tensors, kernel) for kernel in kernels]
     dtypes = tuple(sorted(set(arithmetic)))
     return KernelTable(
-        flops_fixed=np.array([kernel.flops.fixed for kernel, _ in rows], np.float64),
-        flops_per_sample=np.array([kernel.flops.per_sample for kernel, _ in rows], np.float64),
-        moved_by=np.array([row for row, _, _ in moved], np.int64),
-        moved_tensor=np.array([tensor for _, tensor, _ in moved], np.int64),
-        moved_times=np.array([times for _, _, times in moved], np.float64),
-        stored=plan.stored,
+        flops_fixed=np.array([kernel.flops.fixed for kernel in kernels], np.float64),
+        flops_per_sample=np.array([kernel.flops.per_sample for kernel in kernels], np.float64),
         runs=np.array([runs for _, runs in rows], np.float64),
-        gemm_fixed=gemm[0],
-        gemm_per_sample=gemm[1],
-        is_gemm=np.array([bool(kernel.op.gemm) for kernel, _ in rows], np.bool_),
-        is_grouped=np.array([kernel.op.kind is Kind.CONV and _groups(kernel) > 1 for kernel, _ in rows], np.bool_),
-        is_backward=np.array([kernel.op.phase is Phase.BACKWARD for kernel, _ in rows], np.bool_),
+        is_backward=_flags(op.phase is Phase.BACKWARD for op in ops),
+        is_update=_flags(op.phase is Phase.UPDATE for op in ops),
         dtype=np.array([dtypes.index(name) for name in arithmetic], np.int64),
         dtypes=dtypes,
+        traffic=TrafficTable(
+            moved_by=np.array([row for row, _, _ in moved], np.int64),
+            moved_tensor=np.array([tensor for _, tensor, _ in moved], np.int64),
+            moved_times=np.array([times for _, _, times in moved], np.float64),
+            stored=plan.stored,
+            is_strided=_flags(_reads_across(plan.tensors, op) for op in ops),
+        ),
+        gemm=gemm_table(ops),
+        convolution=convolution_table(plan.tensors, ops),
         attention=_attention_rows(attention, rows, moved),
-        minimal=np.array([moves_by_one(plan.tensors, kernel.op) for kernel, _ in rows], np.bool_),
-        convolutions=np.array([kernel.op.kind is Kind.CONV for kernel, _ in rows], np.bool_),
-        updates=np.array([kernel.op.phase is Phase.UPDATE for kernel, _ in rows], np.bool_),
-        transposes=np.array([kernel.op.primitive == "transpose" for kernel, _ in rows], np.bool_),
-        across=np.array([_reads_across(plan.tensors, kernel.op) for kernel, _ in rows], np.bool_),
-        lines=np.array([is_along_a_line(plan.tensors, kernel.op) for kernel, _ in rows], np.bool_),
-        dimensionality=np.array([dimensions_of(plan.tensors, kernel.op) for kernel, _ in rows], np.int64),
-        enlargements=np.array([enlargement_of(plan.tensors, kernel.op) for kernel, _ in rows], np.float64),
-        windows=np.array([window_of(plan.tensors, kernel.op) for kernel, _ in rows], np.float64),
-        slow={
-            "transposed_kernel_gradient": np.array(
-                [is_transposed_kernel_gradient(plan.tensors, kernel.op) for kernel, _ in rows], np.bool_
-            ),
-            "looped_gradient": np.array([_is_looped_gradient(kernel, runs) for kernel, runs in rows], np.bool_),
-            "random": np.array([kernel.op.kind is Kind.RANDOM for kernel, _ in rows], np.bool_),
-            "pool_gradient": np.array([_is_pool_gradient(kernel, plan.tensors) == 2 for kernel, _ in rows], np.bool_),
-            "pool_gradient_1d": np.array(
-                [_is_pool_gradient(kernel, plan.tensors) == 1 for kernel, _ in rows], np.bool_
-            ),
-        },
+        slow=_slow_rows(plan.tensors, rows),
     )
+
+
+def gemm_table(ops: Sequence[Op]) -> GemmTable:
+    """Return the products of these operations, a row each."""
+    fixed, per_sample = np.zeros((len(ops), 4)), np.zeros((len(ops), 4))
+    for row, op in enumerate(ops):
+        for column, size in enumerate(op.gemm):
+            fixed[row, column], per_sample[row, column] = size.fixed, size.per_sample
+    grouped = (op.kind is Kind.CONV and bool(op.gemm) and op.gemm[0].fixed > 1 for op in ops)
+    return GemmTable(fixed, per_sample, _flags(bool(op.gemm) for op in ops), _flags(grouped))
+
+
+def _flags(values: Iterable[bool]) -> Bools:
+    return np.array(list(values), np.bool_)
+
+
+def _slow_rows(tensors: Sequence[Tensor], rows: Sequence[tuple[Kernel, float]]) -> dict[str, Bools]:
+    """Rows that some compilers run in plain loops, by the name of their rate."""
+    pools = [_is_pool_gradient(kernel, tensors) for kernel, _ in rows]
+    return {
+        "transposed_kernel_gradient": _flags(is_transposed_kernel_gradient(tensors, one.op) for one, _ in rows),
+        "looped_gradient": _flags(_is_looped_gradient(kernel, runs) for kernel, runs in rows),
+        "random": _flags(kernel.op.kind is Kind.RANDOM for kernel, _ in rows),
+        "pool_gradient": _flags(dimensions == _IMAGES for dimensions in pools),
+        "pool_gradient_1d": _flags(dimensions == 1 for dimensions in pools),
+    }
 
 
 def _is_looped_gradient(kernel: Kernel, runs: float) -> bool:
@@ -303,10 +283,6 @@ def _is_pool_gradient(kernel: Kernel, tensors: Sequence[Tensor]) -> int:
     if kernel.op.kind is not Kind.POOL_GRADIENT and kernel.op.primitive != POOL_SCATTER:
         return 0
     return 1 if len(tensors[kernel.writes[0]].shape) <= _BATCH_LENGTH_CHANNELS else 2
-
-
-def _groups(kernel: Kernel) -> float:
-    return kernel.op.gemm[0].fixed if kernel.op.gemm else 1.0
 
 
 def _flatten(kernels: Sequence[Kernel], runs: float, rows: list[tuple[Kernel, float]]) -> None:

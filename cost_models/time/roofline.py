@@ -97,7 +97,7 @@ def kernel_seconds(
         efficiency=efficiency,
         software=software,
         moved_bytes=table.bytes_at(batch, fused_attention=fuses) * table.runs,
-        flops=(table.flops_fixed + batch * table.flops_per_sample) * table.runs,
+        flops=table.flops_at(batch),
         peaks=peaks_of_exact_products(peaks, table, efficiency) if exact else peaks,
         fuses=fuses,
     )
@@ -172,9 +172,9 @@ def _on_gpu(kernels: KernelWork) -> tuple[Floats, Floats]:
     table, chip, applies = kernels.table, kernels.chip, kernels.software.applies
     rates = _rates(kernels)
     if not takes_float32(chip) and applies("minimal_filtering"):
-        rates[table.is_minimal & (table.item_bytes == 4)] *= MINIMAL_FILTERING
+        rates[table.convolution.is_minimal & (table.item_bytes == 4)] *= MINIMAL_FILTERING
     compute, traffic = _with_rates(kernels, rates)
-    if takes_float32(chip) and table.is_convolution.any() and applies("tf32_transposes"):
+    if takes_float32(chip) and table.convolution.is_convolution.any() and applies("tf32_transposes"):
         stream = chip.memory_bytes_per_second * kernels.efficiency.stream_share
         transposing = transposing_seconds(table, kernels.batch, stream)
         compute, traffic = compute + transposing, traffic + transposing
@@ -184,12 +184,12 @@ def _on_gpu(kernels: KernelWork) -> tuple[Floats, Floats]:
 def _rates(kernels: KernelWork) -> Floats:
     """FLOP/s of each row: GEMMs by their shape, everything else on vector units."""
     table, peaks, efficiency, chip = kernels.table, kernels.peaks, kernels.efficiency, kernels.chip
-    gemm = table.gemm_at(kernels.batch)
+    gemm = table.gemm.at(kernels.batch)
     vector = efficiency.vector_operations_per_second or peak_rate(chip, "float32") * efficiency.vector_share
     rates = np.full(len(kernels.flops), vector)
-    at, like = table.products
+    at, like = table.distinct_gemms
     shares = product_flops_share(gemm[at], peaks[at], table.item_bytes[at], chip.memory_bytes_per_second, efficiency)
-    rates[table.is_gemm] = (peaks[at] * shares)[like]
+    rates[table.gemm.is_gemm] = (peaks[at] * shares)[like]
     return rates
 
 
@@ -198,16 +198,16 @@ def _with_rates(kernels: KernelWork, rates: Floats) -> tuple[Floats, Floats]:
     table, peaks, efficiency, applies = kernels.table, kernels.peaks, kernels.efficiency, kernels.software.applies
     flops = kernels.flops
     if applies("narrow_grouped_convolutions"):
-        narrow = table.is_grouped & (table.gemm_fixed[:, 2] < efficiency.min_matrix_unit_channels)
+        narrow = table.gemm.is_grouped & (table.gemm.fixed[:, 2] < efficiency.min_matrix_unit_channels)
         rates[narrow] = efficiency.grouped_conv_flops_per_second(
-            peaks[narrow], table.item_bytes[narrow], table.gemm_fixed[narrow, 2], table.is_backward[narrow]
+            peaks[narrow], table.item_bytes[narrow], table.gemm.fixed[narrow, 2], table.is_backward[narrow]
         )
     if kernels.fuses and table.attention is not None:
-        gemm = table.gemm_at(kernels.batch)
+        gemm = table.gemm.at(kernels.batch)
         flops, rates = fused_attention(table.attention, gemm, flops, rates, peaks, efficiency)
     traffic = kernels.moved_bytes / (kernels.chip.memory_bytes_per_second * efficiency.stream_share)
     slowdown = kernels.software.memory_bound_slowdown
-    return flops / rates, np.where(table.is_gemm, traffic, traffic * slowdown)
+    return flops / rates, np.where(table.gemm.is_gemm, traffic, traffic * slowdown)
 
 
 def _never(chip: Chip, dtype: str) -> bool:

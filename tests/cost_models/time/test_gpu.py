@@ -46,7 +46,7 @@ def test_float32_images_are_transposed_for_matrix_units_whose_kernels_write_the_
     def seconds(dtype, name):
         machine, asked = published(name), config(64)
         table = kernel_table(convolving(dtype), compiler_profile("gpu"), Updates.TOGETHER)
-        row = table.is_convolution
+        row = table.convolution.is_convolution
         _, traffic = kernel_seconds(table, asked, machine)
         return traffic[row], table.bytes_at(64)[row] / (machine.chip.memory_bytes_per_second * 0.9)
 
@@ -63,7 +63,7 @@ def test_minimal_filtering_spares_multiplications_where_matrix_units_take_no_flo
         workload, asked = convolving("float32"), config(64)
         table = kernel_table(workload, compiler_profile("gpu"), Updates.TOGETHER)
         compute, _ = kernel_seconds(table, asked, published(name))
-        return workload.flops.at(64) / compute[table.is_convolution]
+        return workload.flops.at(64) / compute[table.convolution.is_convolution]
 
     v100 = efficiency_of(published("gpu-v100-16gb"))
     assert flops_a_second("gpu-v100-16gb") > 2.25 * 0.5 * v100.float32_gemm_share * 15.7e12
