@@ -415,9 +415,12 @@ def test_ctrl_c_on_the_real_thing_writes_a_plan_and_leaves_no_process(quick, tmp
     code = f"""
 import sys
 from pathlib import Path
-from autoplan import evidence, planner, source, trials
+from autoplan import planner
+from autoplan.sources import source
 from autoplan.tuning.request import TuneRequest
-trials.MEASURED = evidence.LONGER = {QUICK}
+from autoplan.tuning.trials import runner
+from autoplan.tuning.verification import verifier
+runner.MEASURED = verifier.LONGER = {QUICK}
 def watch(event):
     print(event.kind, event.number, flush=True)
 request = TuneRequest(source=source.resolve("train.py", ["16"]), only=("batch",), trials=50, output=Path("plan.yaml"))

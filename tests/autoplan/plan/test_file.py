@@ -137,14 +137,14 @@ def test_an_older_plan_stays_until_the_new_one_is_whole(folder):
     Path("plan.yaml").write_text("old")
     limited = (
         "import resource, signal, sys\n"
-        "from autoplan import planfile\n"
+        "from autoplan.plan import file\n"
         "from autoplan.errors import OutputError\n"
         "from tests.builders import plans\n"
         "plan = plans.plan()\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
         "try:\n"
-        "    planfile.write(plan, 'plan.yaml')\n"
+        "    file.write(plan, 'plan.yaml')\n"
         "except OutputError as error:\n"
         "    sys.stdout.write(str(error))\n"
     )
@@ -229,12 +229,12 @@ def test_folders_and_devices_are_refused(folder):
 def test_a_full_disk_is_found_before_the_study(folder):
     script = (
         "import resource, signal, sys\n"
-        "from autoplan import planfile\n"
+        "from autoplan.plan import file\n"
         "from autoplan.errors import OutputError\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
         "try:\n"
-        "    planfile.ensure_writable('plan.yaml')\n"
+        "    file.ensure_writable('plan.yaml')\n"
         "except OutputError as error:\n"
         "    sys.stdout.write(str(error))\n"
     )
