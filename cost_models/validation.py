@@ -6,10 +6,13 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from cost_models.errors import AutoplanError, SchemaError
 
+Value = TypeVar("Value")
 Reader = Callable[[Any, str], Any]
 """Takes a value and the dotted place it stands at; returns it checked, or raises SchemaError."""
 
@@ -38,6 +41,21 @@ def quoted(value: object) -> str:
     except ValueError:  # Python prints no whole numbers of more than 4,300 digits
         return "a number too large to print"
     return text if len(text) <= _LONGEST_QUOTE else f"{text[:_LONGEST_QUOTE]}..."
+
+
+def converted(data: object, kind: type[Value], where: str) -> Value:
+    """Return `data` as a value of `kind`, which msgspec checks.
+
+    Raises:
+        SchemaError: the path of the first value that is wrong, beginning with `where`, and what was expected.
+    """
+    try:
+        return msgspec.convert(data, kind)
+    except RecursionError:
+        raise SchemaError(f"{where} is nested too deeply") from None
+    except msgspec.ValidationError as wrong:
+        expected, _, path = str(wrong).partition(" - at `$")
+        raise SchemaError(f"{where}{path.removesuffix('`')}: {expected[0].lower()}{expected[1:]}") from None
 
 
 def read_mapping(

@@ -32,6 +32,7 @@ from cost_models.config import Affects, Layout, Mesh, TrainConfig
 from cost_models.errors import AutoplanError
 from cost_models.hardware.cluster import Cluster
 from cost_models.hardware.compile_targets import compiler_target
+from cost_models.workload.serialization import workload_from_dict
 from cost_models.workload.workload import Workload
 
 TRACED_ON = "jax"
@@ -211,7 +212,7 @@ class Bench:
         if result.failure is not None:
             return result.failure
         value = _value(result)
-        answer = Observation.model_validate(value["observation"]), Workload.from_dict(value["workload"])
+        answer = Observation.model_validate(value["observation"]), workload_from_dict(value["workload"])
         if key is not None:
             self.traced[key] = answer
         return answer

@@ -45,6 +45,6 @@ class Compiled:
     covers: int = 0
     launches: int = 1
 
-    def to_plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Plain values, for job messages and files."""
         return asdict(self)

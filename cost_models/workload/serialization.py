@@ -1,251 +1,336 @@
-"""What a workload file may say: plain values -> a Workload, every value checked once, where it comes in.
+"""Serialization of workloads: plain values, as JSON has them, to and from `Workload`.
 
-Pricing looks values up by position, so what a trace never writes (an operation without a result, a product of a matrix
-and nothing, an operation that reads what a later one makes) is refused here rather than met there.
+msgspec checks plain values (types, required and unknown keys, counts) and converts them to the records below. The other
+checks are those that types cannot express. Cost models index values by position, so a workload that no trace writes (an
+operation without a result, a GEMM with one operand, an operation that reads a later result) is refused here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from enum import StrEnum
-from typing import Any, TypeVar
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Annotated, Any, Literal
+
+from msgspec import UNSET, Meta, Struct, UnsetType, structs
 
 from cost_models.errors import SchemaError, WorkloadError
-from cost_models.validation import Reader, flag, optional, quoted, raised_as, read_mapping, several, text
-from cost_models.workload.affine import Affine
+from cost_models.validation import converted, quoted, raised_as
+from cost_models.workload.affine import LARGEST, Affine
 from cost_models.workload.compiled_op import Compiled, Exchange
-from cost_models.workload.workload import SCHEMA, Kind, Op, Phase, Role, Tensor, UnknownOp, Variable, Workload, walk
+from cost_models.workload.workload import Kind, Op, Phase, Role, Tensor, UnknownOp, Variable, Workload
 
-LARGEST_COUNT = 2**53
-"""Whole numbers from here on are no numbers of anything in a training step."""
+SCHEMA = 1
 LARGEST_BYTES = 2**60
 LARGEST_FLOPS = 1e27
 DEEPEST = 32
 """Bodies within bodies."""
 
-Member = TypeVar("Member", bound=StrEnum)
+Count = Annotated[int, Meta(ge=0, lt=2**53)]
+Positive = Annotated[int, Meta(ge=1, lt=2**53)]
+Size = int | float | tuple[int | float, int | float]
+"""A number where the local batch does not matter, else (fixed, per_sample)."""
 
-_GEMM = 4
-_SAME_RANK = frozenset({"pad", "pad_unevenly", "rev", "slice"})
-_LEAST_READS: Mapping[Kind, int] = {
-    **dict.fromkeys((Kind.DOT, Kind.CONV, Kind.GATHER, Kind.POOL_GRADIENT), 2),
+_GEMM_SIZES = 4
+_MIN_READS: Mapping[Kind, int] = {
+    **dict.fromkeys(Kind, 0),
     **dict.fromkeys((Kind.POOL, Kind.SCATTER, Kind.SORT, Kind.CUMULATIVE, Kind.MOVE, Kind.VIEW, Kind.COPY), 1),
+    **dict.fromkeys((Kind.DOT, Kind.CONV, Kind.GATHER, Kind.POOL_GRADIENT), 2),
 }
+_EQUAL_RANK_KINDS: Mapping[Kind, int] = {Kind.CONV: 2, Kind.POOL_GRADIENT: 2, Kind.POOL: 1}
+_EQUAL_RANK_PRIMITIVES: Mapping[str, int] = {"pad": 1, "pad_unevenly": 1, "rev": 1, "slice": 1}
+"""Operations whose results and first operands have equally many dimensions: the number of those operands."""
 
 
-def read(data: object) -> Workload:
-    """The inverse of `Workload.to_dict`. WorkloadError for anything that it does not write."""
+class _Record(Struct, forbid_unknown_fields=True):
+    """Plain values under keys, as they are stored."""
+
+
+class _ExchangeRecord(_Record):
+    kind: str
+    axis: str
+    devices: Positive
+    stride: Positive
+    payload_bytes: Count
+    arrays: Positive
+
+
+class _CompiledRecord(_Record):
+    moved_bytes: Count
+    product_flops: Count
+    dtype: str
+    exchange: _ExchangeRecord | None
+    covers: Count
+    launches: Count
+
+
+class _OpRecord(_Record):
+    kind: Kind
+    primitive: str
+    phase: Phase
+    reads: tuple[Count, ...]
+    writes: tuple[Count, ...]
+    flops: Size = 0
+    gemm: tuple[Size, ...] = ()
+    repeat: Positive = 1
+    results: tuple[Count, ...] = ()
+    body: tuple[_OpRecord, ...] = ()
+    layer: str = ""
+    region: Count = 0
+    compiled: _CompiledRecord | UnsetType = UNSET
+
+
+class _UnknownOpRecord(_Record):
+    primitive: str
+    count: Count
+    reason: str = UnknownOp.reason
+
+
+class _WorkloadRecord(_Record):
+    schema: Literal[1]
+    local_batch: Positive
+    batch_exact: bool
+    precision: str
+    remat: str
+    backend: str
+    dispatches: Count
+    optimizer: str
+    tensors: tuple[tuple[str, tuple[Size, ...]], ...]
+    ops: tuple[_OpRecord, ...]
+    variables: tuple[tuple[str, Role, Count, Count], ...]
+    inputs: tuple[Count, ...]
+    outputs: tuple[Count, ...]
+    unknown_ops: tuple[_UnknownOpRecord, ...]
+    notes: tuple[str, ...]
+
+
+def workload_from_dict(data: object) -> Workload:
+    """Return the workload that `workload_to_dict` wrote.
+
+    Raises:
+        WorkloadError: another schema, a missing or unknown key, or values that `workload_to_dict` never writes. The
+            message names the path of the value.
+    """
     if not isinstance(data, Mapping):
         raise WorkloadError(f"a workload is a mapping, and this is {quoted(data)}; trace the model again")
     if isinstance(data.get("schema"), bool) or data.get("schema") != SCHEMA:
         raise WorkloadError(f"a workload of schema {quoted(data.get('schema'))}; this version reads schema {SCHEMA}")
     with raised_as(WorkloadError, "a workload that cannot be read: ", "; trace the model again"):
-        values = read_mapping(data, "workload", _WORKLOAD, required=tuple(_WORKLOAD))
-        del values["schema"]
-        workload = Workload(**values)
-        _check_tensors(workload)
-        _check_references(workload)
-        _check_ops(workload, workload.ops)
-        _check_work(workload)
+        record = converted(data, _WorkloadRecord, "workload")
+        _check_references(record)
+        reader = _Reader(record.local_batch)
+        tensors = reader.tensors(record.tensors)
+        workload = Workload(
+            local_batch=record.local_batch,
+            precision=record.precision,
+            remat=record.remat,
+            backend=record.backend,
+            tensors=tensors,
+            ops=reader.ops(record.ops, [len(tensor.shape) for tensor in tensors]),
+            variables=tuple(Variable(*row) for row in record.variables),
+            inputs=record.inputs,
+            outputs=record.outputs,
+            dispatches=record.dispatches,
+            batch_exact=record.batch_exact,
+            optimizer=record.optimizer,
+            unknown_ops=tuple(UnknownOp(op.primitive, op.count, op.reason) for op in record.unknown_ops),
+            notes=record.notes,
+        )
+        _check_totals(workload)
     return workload
 
 
-def count(value: object, where: str) -> int:
-    """How many of something: a whole number that is written as one."""
-    if type(value) is not int or not 0 <= value < LARGEST_COUNT:
-        raise SchemaError(f"{where} is {quoted(value)}; expected a whole number")
-    return value
+def workload_to_dict(workload: Workload) -> dict[str, Any]:
+    """Return a workload as plain values, for files and for messages between processes."""
+    return {
+        "schema": SCHEMA,
+        "local_batch": workload.local_batch,
+        "batch_exact": workload.batch_exact,
+        "precision": workload.precision,
+        "remat": workload.remat,
+        "backend": workload.backend,
+        "dispatches": workload.dispatches,
+        "optimizer": workload.optimizer,
+        "tensors": [[tensor.dtype, [dim.to_plain() for dim in tensor.shape]] for tensor in workload.tensors],
+        "ops": [_op_to_dict(op) for op in workload.ops],
+        "variables": [[v.path, v.role.value, v.tensor, v.result] for v in workload.variables],
+        "inputs": list(workload.inputs),
+        "outputs": list(workload.outputs),
+        "unknown_ops": [op.to_dict() for op in workload.unknown_ops],
+        "notes": list(workload.notes),
+    }
 
 
-def _counted(value: object, where: str) -> int:
-    if count(value, where) < 1:
-        raise SchemaError(f"{where} is {value}; expected a whole number of at least 1")
-    return count(value, where)
+def workload_digest(workload: Workload) -> str:
+    """Return the SHA-256 of the canonical JSON, in hexadecimal: the same for equal workloads in every process."""
+    text = json.dumps(workload_to_dict(workload), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _size(value: object, where: str) -> Affine:
-    try:
-        return Affine.from_plain(value)
-    except WorkloadError:
-        raise SchemaError(f"{where} is {quoted(value)}; expected a number, or [fixed, per_sample]") from None
+def _op_to_dict(op: Op) -> dict[str, Any]:
+    """Leave defaults out: a training step has thousands of operations."""
+    plain: dict[str, Any] = {"kind": op.kind.value, "primitive": op.primitive, "phase": op.phase.value}
+    plain |= {"reads": list(op.reads), "writes": list(op.writes)}
+    if op.flops != Affine():
+        plain["flops"] = op.flops.to_plain()
+    if op.gemm:
+        plain["gemm"] = [part.to_plain() for part in op.gemm]
+    if op.body:
+        plain |= {"repeat": op.repeat, "results": list(op.results), "body": [_op_to_dict(inner) for inner in op.body]}
+    if op.layer:
+        plain["layer"] = op.layer
+    if op.region:
+        plain["region"] = op.region
+    if op.compiled is not None:
+        plain["compiled"] = op.compiled.to_dict()
+    return plain
 
 
-def _member(kind: type[Member]) -> Callable[[object, str], Member]:
-    """A reader of the words of an enumeration."""
-    known = {one.value: one for one in kind}
+class _Reader:
+    """Builds tensors and operations from records.
 
-    def read_member(value: object, where: str) -> Member:
-        found = known.get(value) if isinstance(value, str) else None
-        if found is None:
-            raise SchemaError(f"{where} is {quoted(value)}; expected one of {', '.join(known)}")
-        return found
+    A training step repeats its sizes and shapes, so each distinct one is built and checked once.
+    """
 
-    return read_member
+    def __init__(self, local_batch: int) -> None:
+        self.local_batch = local_batch
+        self._sizes: dict[Size, Affine] = {}
+        self._amounts: dict[Size, Affine] = {}
 
+    def tensors(self, records: Sequence[tuple[str, tuple[Size, ...]]]) -> tuple[Tensor, ...]:
+        distinct: dict[tuple[str, tuple[Size, ...]], Tensor] = {}
+        for number, record in enumerate(records):
+            if record not in distinct:
+                with raised_as(SchemaError, f"workload.tensors[{number}] "):
+                    distinct[record] = self._tensor(*record)
+        return tuple(distinct[record] for record in records)
 
-def _row(*readers: Reader) -> Callable[[object, str], tuple[Any, ...]]:
-    """A reader of lists that have one value for each of these readers."""
+    def ops(self, records: Sequence[_OpRecord], ranks: Sequence[int], depth: int = 0) -> tuple[Op, ...]:
+        """Build the operations of one body; `ranks` counts the dimensions of every tensor."""
+        if depth > DEEPEST:
+            raise SchemaError(f"an operation lies in more than {DEEPEST} bodies; expected fewer")
+        _check_order(records)
+        return tuple([self._op(record, ranks, depth) for record in records])
 
-    def read_row(value: object, where: str) -> tuple[Any, ...]:
-        if not isinstance(value, (list, tuple)) or len(value) != len(readers):
-            raise SchemaError(f"{where} is {quoted(value)}; expected a list of {len(readers)}")
-        return tuple(
-            reader(item, f"{where}[{at}]") for at, (reader, item) in enumerate(zip(readers, value, strict=True))
+    def _op(self, record: _OpRecord, ranks: Sequence[int], depth: int) -> Op:
+        compiled = None
+        if isinstance(record.compiled, UnsetType):
+            _check_operands(record, ranks)
+        else:
+            compiled = _compiled(record.compiled)
+        return Op(
+            record.kind,
+            record.primitive,
+            record.reads,
+            record.writes,
+            self._amounts.get(record.flops) or self._amount(record.flops, record),
+            tuple([self._amount(size, record) for size in record.gemm]) if record.gemm else (),
+            record.repeat,
+            self.ops(record.body, ranks, depth + 1) if record.body else (),
+            record.results,
+            record.phase,
+            record.layer,
+            record.region,
+            compiled,
         )
 
-    return read_row
-
-
-def _tensor(value: object, where: str) -> Tensor:
-    return Tensor(*_row(text, several(_size))(value, where))
-
-
-def _variable(value: object, where: str) -> Variable:
-    return Variable(*_row(text, _member(Role), count, count)(value, where))
-
-
-def _unknown_op(value: object, where: str) -> UnknownOp:
-    readers: dict[str, Reader] = {"primitive": text, "count": count, "reason": text}
-    return UnknownOp(**read_mapping(value, where, readers, required=("primitive", "count")))
-
-
-def _exchange(value: object, where: str) -> Exchange:
-    return Exchange(**read_mapping(value, where, _EXCHANGE, required=tuple(_EXCHANGE)))
-
-
-def _compiled(value: object, where: str) -> Compiled:
-    return Compiled(**read_mapping(value, where, _COMPILED, required=tuple(_COMPILED)))
-
-
-def _op(value: object, where: str) -> Op:
-    if where.count(".body") > DEEPEST:
-        raise SchemaError(f"{where} lies in more than {DEEPEST} bodies; expected fewer")
-    return Op(**read_mapping(value, where, _OP, required=("kind", "primitive", "phase", "reads", "writes")))
-
-
-_EXCHANGE: dict[str, Reader] = {
-    "kind": text,
-    "axis": text,
-    "devices": _counted,
-    "stride": _counted,
-    "payload_bytes": count,
-    "arrays": _counted,
-}
-_COMPILED: dict[str, Reader] = {
-    "moved_bytes": count,
-    "product_flops": count,
-    "dtype": text,
-    "exchange": optional(_exchange),
-    "covers": count,
-    "launches": count,
-}
-_OP: dict[str, Reader] = {
-    "kind": _member(Kind),
-    "primitive": text,
-    "phase": _member(Phase),
-    "reads": several(count),
-    "writes": several(count),
-    "flops": _size,
-    "gemm": several(_size),
-    "repeat": _counted,
-    "results": several(count),
-    "body": several(_op),
-    "layer": text,
-    "region": count,
-    "compiled": _compiled,
-}
-_WORKLOAD: dict[str, Reader] = {
-    "schema": count,
-    "local_batch": _counted,
-    "batch_exact": flag,
-    "precision": text,
-    "remat": text,
-    "backend": text,
-    "dispatches": count,
-    "optimizer": text,
-    "tensors": several(_tensor),
-    "ops": several(_op),
-    "variables": several(_variable),
-    "inputs": several(count),
-    "outputs": several(count),
-    "unknown_ops": several(_unknown_op),
-    "notes": several(text),
-}
-
-
-def _check_tensors(workload: Workload) -> None:
-    """Dimensions are whole and not negative at the batch of the trace, and all of them together could be somewhere."""
-    batch, total = workload.local_batch, 0.0
-    for number, tensor in enumerate(workload.tensors):
-        if any(size < 0 or size != round(size) for size in (round(dim.at(batch), 6) for dim in tensor.shape)):
+    def _tensor(self, dtype: str, dims: tuple[Size, ...]) -> Tensor:
+        tensor = Tensor(dtype, tuple([self._size(dim) for dim in dims]))
+        at_batch = [round(dim.at(self.local_batch), 6) for dim in tensor.shape]
+        if any(size < 0 or size != round(size) for size in at_batch):
             shape = ", ".join(str(dim.to_plain()) for dim in tensor.shape)
-            raise SchemaError(
-                f"tensors[{number}] has the shape ({shape}); expected whole numbers at a local batch of {batch}"
-            )
-        total += tensor.bytes.at(batch)
-    if not total < LARGEST_BYTES:
-        raise SchemaError(f"its tensors take {total:.3g} bytes; expected less than {LARGEST_BYTES:.3g}")
+            raise SchemaError(f"has the shape ({shape}); expected whole numbers at a local batch of {self.local_batch}")
+        return tensor
+
+    def _size(self, plain: Size) -> Affine:
+        found = self._sizes.get(plain)
+        if found is None:
+            parts = plain if isinstance(plain, tuple) else (plain,)
+            if not all(abs(part) < LARGEST for part in parts):
+                raise SchemaError(f"has the size {quoted(plain)}; expected a number, or [fixed, per_sample]")
+            found = self._sizes[plain] = Affine(*parts)
+        return found
+
+    def _amount(self, plain: Size, op: _OpRecord) -> Affine:
+        """A size that is not negative at the batch of the trace."""
+        found = self._amounts.get(plain)
+        if found is None:
+            with raised_as(SchemaError, f"{_named(op)} "):
+                found = self._size(plain)
+            if found.at(self.local_batch) < 0:
+                raise SchemaError(f"{_named(op)} does a negative number of operations; expected none or more")
+            self._amounts[plain] = found
+        return found
 
 
-def _check_references(workload: Workload) -> None:
-    known = len(workload.tensors)
-    used = [*workload.inputs, *workload.outputs, *(end for v in workload.variables for end in (v.tensor, v.result))]
-    used += [end for op in walk(workload.ops) for end in (*op.reads, *op.writes, *op.results)]
-    if used and max(used) >= known:
-        raise SchemaError(f"it names tensor {max(used)}, but has {known}")
+def _compiled(record: _CompiledRecord) -> Compiled:
+    sent = record.exchange
+    exchange = None if sent is None else Exchange(**structs.asdict(sent))
+    return Compiled(**structs.asdict(record) | {"exchange": exchange})
 
 
-def _check_ops(workload: Workload, ops: Iterable[Op]) -> None:
-    """Every operation of a body has what its kind needs, and reads nothing that itself or a later one makes."""
+def _check_order(records: Sequence[_OpRecord]) -> None:
+    """Every operation reads what operations before it made."""
     made_at: dict[int, int] = {}
-    for at, op in enumerate(ops):
+    for index, op in enumerate(records):
         for write in op.writes:
-            made_at.setdefault(write, at)
-    for at, op in enumerate(ops):
-        late = next((read for read in op.reads if made_at.get(read, -1) >= at), None)
-        if late is not None:
-            raise SchemaError(f"{_named(op)} reads tensor {late}, which is made later; expected the program's order")
-        if op.compiled is None:
-            _check_operands(workload, op)
-        _check_ops(workload, op.body)
+            made_at.setdefault(write, index)
+    for index, op in enumerate(records):
+        for read in op.reads:
+            if made_at.get(read, -1) >= index:
+                raise SchemaError(
+                    f"{_named(op)} reads tensor {read}, which is made later; expected the program's order"
+                )
 
 
-def _check_operands(workload: Workload, op: Op) -> None:
-    least = _LEAST_READS.get(op.kind, 0)
+def _check_references(record: _WorkloadRecord) -> None:
+    """Every position is one of a tensor."""
+    ops = _all(record.ops)
+    columns: list[Callable[[_OpRecord], tuple[int, ...]]] = [lambda op: op.reads, lambda op: op.writes]
+    columns.append(lambda op: op.results)
+    largest = [max(chain.from_iterable(map(column, ops)), default=-1) for column in columns]
+    largest += [max(positions, default=-1) for positions in (record.inputs, record.outputs)]
+    largest += [max(tensor, result) for _, _, tensor, result in record.variables]
+    if max(largest) >= len(record.tensors):
+        raise SchemaError(f"it names tensor {max(largest)}, but has {len(record.tensors)}")
+
+
+def _all(records: Iterable[_OpRecord]) -> list[_OpRecord]:
+    found = list(records)
+    for record in found:  # which grows
+        if record.body:
+            found.extend(record.body)
+    return found
+
+
+def _check_operands(op: _OpRecord, ranks: Sequence[int]) -> None:
+    kind, least = op.kind, _MIN_READS[op.kind]
     if len(op.reads) < least or not op.writes:
         raise SchemaError(
             f"{_named(op)} reads {len(op.reads)} tensors and writes {len(op.writes)}; expected at least {least} and 1"
         )
-    if len(op.gemm) != _GEMM * op.kind.is_product:
-        raise SchemaError(
-            f"{_named(op)} has {len(op.gemm)} sizes of a matrix product; expected {_GEMM * op.kind.is_product}"
-        )
-    ends = _of_one_rank(op)
-    if len({len(workload.tensors[end].shape) for end in ends}) > 1:
-        shapes = " and ".join(str(len(workload.tensors[end].shape)) for end in ends)
-        raise SchemaError(f"{_named(op)} has operands of {shapes} dimensions; expected as many in each")
+    sizes = _GEMM_SIZES if kind is Kind.DOT or kind is Kind.CONV else 0
+    if len(op.gemm) != sizes:
+        raise SchemaError(f"{_named(op)} has {len(op.gemm)} sizes of a matrix product; expected {sizes}")
+    operands = _EQUAL_RANK_KINDS.get(kind) or _EQUAL_RANK_PRIMITIVES.get(op.primitive)
+    if operands:
+        found = [ranks[end] for end in (*op.reads[:operands], *op.writes)]
+        if len(set(found)) > 1:
+            dimensions = " and ".join(map(str, found))
+            raise SchemaError(f"{_named(op)} has operands of {dimensions} dimensions; expected as many in each")
 
 
-def _of_one_rank(op: Op) -> tuple[int, ...]:
-    """The operands and results of an operation that have equally many dimensions."""
-    if op.kind in (Kind.CONV, Kind.POOL_GRADIENT):
-        return (*op.reads[:2], *op.writes)
-    if op.kind is Kind.POOL or op.primitive in _SAME_RANK:
-        return (*op.reads[:1], *op.writes)
-    return ()
-
-
-def _check_work(workload: Workload) -> None:
-    """Work is not negative at the batch of the trace, and a machine could do it."""
+def _check_totals(workload: Workload) -> None:
+    """Bytes and FLOPs at the batch of the trace are less than any machine has."""
     batch = workload.local_batch
-    for op in walk(workload.ops):
-        if min((size.at(batch) for size in (op.flops, *op.gemm)), default=0) < 0:
-            raise SchemaError(f"{_named(op)} does a negative number of operations; expected none or more")
-    if not workload.flops.at(batch) < LARGEST_FLOPS:
-        raise SchemaError(
-            f"it takes {workload.flops.at(batch):.3g} floating-point operations; expected less than {LARGEST_FLOPS:g}"
-        )
+    total = sum(size.at(batch) for size in workload.sizes)
+    if not total < LARGEST_BYTES:
+        raise SchemaError(f"its tensors take {total:.3g} bytes; expected less than {LARGEST_BYTES:.3g}")
+    flops = workload.flops.at(batch)
+    if not flops < LARGEST_FLOPS:
+        raise SchemaError(f"it takes {flops:.3g} floating-point operations; expected less than {LARGEST_FLOPS:g}")
 
 
-def _named(op: Op) -> str:
+def _named(op: _OpRecord) -> str:
     return f"{op.primitive} of {op.layer}" if op.layer else op.primitive

@@ -6,8 +6,6 @@ A micro-step is what Keras's `fit` runs for one batch: forward, loss, backward, 
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -18,8 +16,6 @@ from typing import Any
 from cost_models.errors import WorkloadError
 from cost_models.workload.affine import Affine
 from cost_models.workload.compiled_op import Compiled
-
-SCHEMA = 1
 
 ITEM_BYTES: Mapping[str, float] = {
     "bool": 1, "int1": 0.125, "uint1": 0.125, "int2": 0.25, "uint2": 0.25, "int4": 0.5, "uint4": 0.5, "int8": 1,
@@ -168,6 +164,8 @@ class Op:
     @property
     def total_flops(self) -> Affine:
         """FLOPs with bodies counted as often as they run."""
+        if not self.body:
+            return self.flops
         inner = Affine.sum(op.total_flops for op in self.body) * self.repeat
         return self.flops + inner
 
@@ -243,7 +241,9 @@ class Workload:
     @cached_property
     def sizes(self) -> tuple[Affine, ...]:
         """Bytes of every tensor without padding."""
-        return tuple(tensor.bytes for tensor in self.tensors)
+        distinct = {id(tensor): tensor for tensor in self.tensors}  # a step has few: its layers repeat
+        sizes = {key: tensor.bytes for key, tensor in distinct.items()}
+        return tuple([sizes[id(tensor)] for tensor in self.tensors])
 
     @cached_property
     def _bytes_by_role(self) -> Mapping[Role, float]:
@@ -279,38 +279,6 @@ class Workload:
         scopes = frozenset(v.path.partition("/")[0] for v in self.variables if v.role in _OF_OPTIMIZERS)
         return Affine.sum(_model_flops(op, scopes, lines=not self.batch_exact) for op in self.ops)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for job messages and files."""
-        return {
-            "schema": SCHEMA,
-            "local_batch": self.local_batch,
-            "batch_exact": self.batch_exact,
-            "precision": self.precision,
-            "remat": self.remat,
-            "backend": self.backend,
-            "dispatches": self.dispatches,
-            "optimizer": self.optimizer,
-            "tensors": [[t.dtype, [dim.to_plain() for dim in t.shape]] for t in self.tensors],
-            "ops": [_op_to_plain(op) for op in self.ops],
-            "variables": [[v.path, v.role.value, v.tensor, v.result] for v in self.variables],
-            "inputs": list(self.inputs),
-            "outputs": list(self.outputs),
-            "unknown_ops": [op.to_dict() for op in self.unknown_ops],
-            "notes": list(self.notes),
-        }
-
-    def digest(self) -> str:
-        """SHA-256 of the canonical JSON form, in hexadecimal: equal workloads have equal digests, in every process."""
-        text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"), allow_nan=False)
-        return hashlib.sha256(text.encode()).hexdigest()
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Workload:
-        """The inverse of `to_dict`. WorkloadError for another schema, a missing key or a value that does not add up."""
-        from cost_models.workload.serialization import read  # which reads the values that are defined here
-
-        return read(data)
-
 
 def walk(ops: tuple[Op, ...]) -> list[Op]:
     """Every operation, bodies included, in program order."""
@@ -332,22 +300,3 @@ def _model_flops(op: Op, optimizers: frozenset[str], *, lines: bool) -> Affine:
         own = Affine()
     inner = Affine.sum(_model_flops(one, optimizers, lines=lines) for one in op.body)
     return own + inner * op.repeat
-
-
-def _op_to_plain(op: Op) -> dict[str, Any]:
-    """Only what differs from the defaults: a step has thousands of operations."""
-    plain: dict[str, Any] = {"kind": op.kind.value, "primitive": op.primitive, "phase": op.phase.value}
-    plain |= {"reads": list(op.reads), "writes": list(op.writes)}
-    if op.flops != Affine():
-        plain["flops"] = op.flops.to_plain()
-    if op.gemm:
-        plain["gemm"] = [part.to_plain() for part in op.gemm]
-    if op.body:
-        plain |= {"repeat": op.repeat, "results": list(op.results), "body": [_op_to_plain(inner) for inner in op.body]}
-    if op.layer:
-        plain["layer"] = op.layer
-    if op.region:
-        plain["region"] = op.region
-    if op.compiled is not None:
-        plain["compiled"] = op.compiled.to_plain()
-    return plain

@@ -39,6 +39,7 @@ from cost_models import (
     step_time,
 )
 from cost_models.hardware.lookup import cluster
+from cost_models.workload.serialization import workload_from_dict
 from studies import harness
 
 HERE = Path(__file__).resolve().parent
@@ -57,7 +58,7 @@ def trace(size: str, kinds: Sequence[str], folder: Path) -> tuple[float, dict[st
     out = folder / "workloads.json"
     command = [sys.executable, "-m", f"{__package__}.trace", str(out), *kinds]
     seconds, _, answer = harness.timed_command(command, folder, {"SIZE": size})
-    return seconds, json.loads(answer), [Workload.from_dict(one) for one in json.loads(out.read_text())]
+    return seconds, json.loads(answer), [workload_from_dict(one) for one in json.loads(out.read_text())]
 
 
 def traced_row() -> dict[str, Any]:

@@ -21,6 +21,7 @@ import keras
 from autoplan.worker.synthetic_data import synthetic_specs
 from autoplan.worker.trace.abstract_variables import abstract_variables
 from autoplan.worker.trace.train_step import trace_train_step
+from cost_models.workload.serialization import workload_to_dict
 from cost_models.workload.workload import Workload
 from studies.cost_model_speed import decoder
 
@@ -40,7 +41,7 @@ def main(out: Path, *kinds: str) -> None:
     began = time.perf_counter()
     workloads = [traced(kind) for kind in kinds]
     finished = time.perf_counter()
-    out.write_text(json.dumps([workload.to_dict() for workload in workloads]))
+    out.write_text(json.dumps([workload_to_dict(workload) for workload in workloads]))
     found = {
         "parameters": workloads[0].parameters,
         "operations": len(workloads[0].ops),

@@ -60,15 +60,15 @@ def _point(row: dict[str, str]) -> Point:
 @lru_cache(maxsize=128)
 def workload_of(trace: tuple[str, str, str], traces: Path | None) -> Any:
     """Return the Workload of one micro-step, traced or read from where an earlier run kept it."""
-    from cost_models.workload.workload import Workload
+    from cost_models.workload.serialization import workload_from_dict, workload_to_dict
 
     kept = None if traces is None else _kept_at(traces, "-".join(trace))
     if kept is not None and kept.exists():
-        return Workload.from_dict(json.loads(gzip.decompress(kept.read_bytes())))
+        return workload_from_dict(json.loads(gzip.decompress(kept.read_bytes())))
     workload = with_model(Point("", *trace, 0), _traced)
     if kept is not None:
         kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.write_bytes(gzip.compress(json.dumps(workload.to_dict()).encode(), 1))
+        kept.write_bytes(gzip.compress(json.dumps(workload_to_dict(workload)).encode(), 1))
     return workload
 
 

@@ -11,7 +11,7 @@ from autoplan.plan import file
 from autoplan.plan.records import Measurement, Plan
 from autoplan.sources import source
 from cost_models.config import TrainConfig
-from cost_models.workload.workload import Workload
+from cost_models.workload.serialization import workload_from_dict
 from tests.builders.plans import plain_plan
 
 QUICK = {"groups": 3, "group_seconds": 0.05, "max_seconds": 20}
@@ -88,7 +88,7 @@ def with_batch(own, size, accumulation):
 
 def observed(client, spec):
     value = answered(client, JobKind.TRACE, spec)
-    assert Workload.from_dict(value["workload"]).ops
+    assert workload_from_dict(value["workload"]).ops
     return Observation.model_validate(value["observation"])
 
 

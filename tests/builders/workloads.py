@@ -5,7 +5,7 @@ B stands for the batch dimension.
 
 from cost_models.hardware.cluster import Chip, Cluster, Link
 from cost_models.workload.affine import Affine
-from cost_models.workload.workload import Kind, Op, Phase, Role, Tensor, Variable, Workload
+from cost_models.workload.workload import Kind, Op, Phase, Role, Tensor, UnknownOp, Variable, Workload
 
 B = "B"
 GIB = 2**30
@@ -137,3 +137,13 @@ def attention(length, *, library, causal=False, dropout=False, weights_dtype="bf
     gemm = (groups, Affine(length), Affine(HEAD), Affine(length))
     shape = (B, HEADS, length, HEAD)
     return step.workload(step.op(Kind.DOT, (weights, value), shape, dtype="bfloat16", flops=flops, gemm=gemm))
+
+
+def looping(width=96):
+    """A workload with a loop of three iterations."""
+    step = Step()
+    x = step.input(B, width)
+    inner = step.tensor(B, width)
+    body = (Op(Kind.ELEMENTWISE, "tanh", (x,), (inner,), flops=Affine(0, width)),)
+    out = step.op(Kind.LOOP, (x,), (B, width), primitive="scan", repeat=3, body=body, results=(inner,))
+    return step.workload(out, unknown_ops=(UnknownOp("while", 1, "trip count"),), notes=("a note",))

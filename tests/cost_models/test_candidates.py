@@ -18,6 +18,7 @@ from cost_models import (
     step_time,
 )
 from cost_models.candidates import Candidates, price
+from cost_models.workload.serialization import workload_from_dict, workload_to_dict
 from tests.builders.workloads import cluster, dense
 
 WORKLOAD = dense(48, 40, slots=2)
@@ -115,4 +116,4 @@ def test_columns_that_make_no_candidates_are_refused(columns, message):
 
 
 def _under(workload, **origin):
-    return type(workload).from_dict(workload.to_dict() | origin)
+    return workload_from_dict(workload_to_dict(workload) | origin)

@@ -11,7 +11,6 @@ from cost_models import (
     Estimate,
     Mesh,
     TrainConfig,
-    Workload,
     WorkloadError,
     estimate,
     estimate_many,
@@ -20,6 +19,7 @@ from cost_models import (
 from cost_models.hardware.cluster import share
 from cost_models.hardware.lookup import cluster as catalogued
 from cost_models.memory import DEFAULT_HEADROOM, Capacity
+from cost_models.workload.serialization import workload_from_dict, workload_to_dict
 from cost_models.workload.workload import UnknownOp
 from tests.builders.workloads import GIB, cluster, dense
 
@@ -140,7 +140,7 @@ def test_many_candidates_are_the_same_answers_in_order():
 
 def test_a_workload_from_a_file_gives_the_same_answer():
     workload = dense(K, N, slots=2)
-    again = Workload.from_dict(json.loads(json.dumps(workload.to_dict())))
+    again = workload_from_dict(json.loads(json.dumps(workload_to_dict(workload))))
     assert estimate(again, config(), GPU).to_dict() == estimate(workload, config(), GPU).to_dict()
 
 

@@ -8,7 +8,8 @@ from cost_models.config import Batch, Layout, Mesh, Precision, Remat, RematMode,
 from cost_models.errors import WorkloadError
 from cost_models.memory import MemoryCost, largest, memory
 from cost_models.workload.affine import Affine
-from cost_models.workload.workload import Kind, Op, Role, Tensor, Workload
+from cost_models.workload.serialization import workload_from_dict, workload_to_dict
+from cost_models.workload.workload import Kind, Op, Role, Tensor
 from cost_models.xla.profiles.choice import compiler_profile
 from tests.builders.workloads import B, Step, cluster, dense
 
@@ -119,7 +120,7 @@ def test_what_the_workload_says_nothing_about_is_an_error_not_a_guess(asked, mes
 
 
 def test_a_workload_of_one_batch_answers_for_that_batch_alone():
-    workload = Workload.from_dict(dense(K, N, batch=8).to_dict() | {"batch_exact": True})
+    workload = workload_from_dict(workload_to_dict(dense(K, N, batch=8)) | {"batch_exact": True})
     memory(workload, config(8), GPU)
     with pytest.raises(WorkloadError, match="local batch of 8"):
         memory(workload, config(9), GPU)

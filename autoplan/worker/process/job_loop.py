@@ -33,6 +33,7 @@ from autoplan.worker.measure import measure
 from autoplan.worker.observe import observe
 from autoplan.worker.seeds import BASE_SEED, in_another_order, move_random_seed
 from cost_models.config import TrainConfig
+from cost_models.workload.serialization import workload_to_dict
 
 _LOOKS = (JobKind.OBSERVE, JobKind.TRACE)
 _TRAINS_NOTHING = (*_LOOKS, JobKind.LOWER)
@@ -209,7 +210,7 @@ class Session:
         self.channel.phase("trace")
         built_with = self.job.config or observation["config"]
         workload = trace_near(call.model, call.arguments, facts, int(built_with["batch"]["local"]), built_with)
-        return {"observation": observation, "workload": workload.to_dict()}
+        return {"observation": observation, "workload": workload_to_dict(workload)}
 
     def _lower(self, call: FitCall, facts: DataFacts) -> dict[str, Any]:
         from autoplan.worker import compile_job

@@ -19,7 +19,8 @@ from cost_models.config import Precision, TrainConfig
 from cost_models.estimate import estimate
 from cost_models.hardware.catalogue import rows
 from cost_models.hardware.lookup import cluster
-from cost_models.workload.workload import Tensor, Workload
+from cost_models.workload.serialization import workload_from_dict, workload_to_dict
+from cost_models.workload.workload import Tensor
 from tests.builders import workloads
 from tests.builders.fake_client import FakeClient, failure
 from tests.builders.observations import cluster as machine
@@ -40,7 +41,9 @@ def training(width=64, own=OWN, plant=lambda job: None, **facts):
         asked = TrainConfig.from_dict(job.config)
         workload = computed_in(asked.precision.compute_dtype, workloads.dense(width, width, asked.batch.local, slots=2))
         workload = dataclasses.replace(workload, precision=asked.precision.value, remat=asked.remat.mode.value)
-        return JobResult({"observation": client._observed(job.backend), "workload": workload.to_dict()}, None, 1.0)
+        return JobResult(
+            {"observation": client._observed(job.backend), "workload": workload_to_dict(workload)}, None, 1.0
+        )
 
     client.plant = answer
     return client
@@ -89,7 +92,7 @@ def test_a_rows_figures_are_those_of_an_estimate_and_the_best_of_the_space(compa
     client = training(1024)
     (row,) = compare(client, "gpu-h100-80gb-x8").rows
     traced = next(job for job in client.jobs if job.config and job.config["precision"] == row.config.precision.value)
-    workload = Workload.from_dict(client.plant(traced).value["workload"])
+    workload = workload_from_dict(client.plant(traced).value["workload"])
     there = cluster("gpu-h100-80gb-x8")
     told = estimate(workload, row.config, there, headroom=0.08)
     assert (row.needed_bytes, row.capacity_bytes) == (told.memory.total_high, told.capacity_bytes)

@@ -9,7 +9,8 @@ import pytest
 
 from cost_models.errors import WorkloadError
 from cost_models.hlo.reader import CollectiveCount, collectives, estimated_cycles, workload_of
-from cost_models.workload.workload import Kind, Phase, Workload, walk
+from cost_models.workload.serialization import workload_from_dict, workload_to_dict
+from cost_models.workload.workload import Kind, Phase, walk
 from tests.builders.hlo_texts import DEVICES, only, program, read, real
 
 LOCAL = 8
@@ -175,7 +176,7 @@ def test_where_the_compiler_states_no_cycles_none_are_known(name):
 
 def test_a_workload_of_compiled_text_comes_back_whole_from_plain_values():
     workload = read(real("v5e_sharded"), axes={"data": 4})
-    again = Workload.from_dict(json.loads(json.dumps(workload.to_dict())))
+    again = workload_from_dict(json.loads(json.dumps(workload_to_dict(workload))))
     assert again == workload
     assert again.ops == workload.ops
     assert again.batch_exact

@@ -12,7 +12,7 @@ from autoplan.plan.records import FailureKind
 from autoplan.tuning.estimates.estimator import LOCAL_BATCHES_TRACED, LONGEST_REASON, Tracer, survey, without_forecasts
 from autoplan.tuning.space.legal_configs import legal_configs
 from cost_models.estimate import estimate
-from cost_models.workload.workload import Workload
+from cost_models.workload.serialization import workload_from_dict, workload_to_dict
 from tests.builders.fake_client import FakeClient, failure
 from tests.builders.observations import VERSIONS, cluster, config, observation
 
@@ -34,8 +34,8 @@ def answering(change):
         if job.kind is not JobKind.TRACE:
             return None
         value = client._answer(job)
-        workload = change(Workload.from_dict(value["workload"]))
-        return JobResult(value | {"workload": workload.to_dict()}, None, 1.0)
+        workload = change(workload_from_dict(value["workload"]))
+        return JobResult(value | {"workload": workload_to_dict(workload)}, None, 1.0)
 
     client.plant = plant
     return client
@@ -87,7 +87,7 @@ def test_memory_of_a_host_is_not_a_devices():
 def test_forecasts_are_the_cost_models_estimates():
     client = FakeClient()
     found = surveyed(client, only=["batch"])
-    workload = Workload.from_dict(client._answer(client.jobs[0])["workload"])
+    workload = workload_from_dict(client._answer(client.jobs[0])["workload"])
     for own, forecast in found.forecasts.items():
         assert forecast.estimate == estimate(workload, own, cluster(), headroom=0.08).to_dict()
 

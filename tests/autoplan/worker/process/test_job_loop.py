@@ -10,7 +10,8 @@ from autoplan.jobs.client import Client, Job, JobKind, Observation
 from autoplan.plan.records import FailureKind, Measurement
 from autoplan.sources import source
 from cost_models.config import TrainConfig
-from cost_models.workload.workload import Kind, Workload
+from cost_models.workload.serialization import workload_from_dict
+from cost_models.workload.workload import Kind
 
 FEATURES = 24  # of what `contrastive.py` compares
 QUICK = {"groups": 3, "group_seconds": 0.05, "max_seconds": 20}
@@ -83,7 +84,7 @@ def test_writers_are_named(ask):
 def test_a_training_step_is_traced_with_or_without_weights(ask, script, abstract):
     result = ask(JobKind.TRACE, script, abstract=abstract)
     assert result.failure is None
-    assert Workload.from_dict(result.value["workload"]).ops
+    assert workload_from_dict(result.value["workload"]).ops
 
 
 @pytest.mark.parametrize("size", [16, 32])
@@ -93,7 +94,7 @@ def test_a_training_step_is_traced_at_the_batch_that_is_asked_about(ask, size):
     assert own["batch"]["local"] == 16
     result = ask(JobKind.TRACE, "contrastive.py", changes={"batch": (size, 1)}, baseline=own)
     assert result.failure is None, result.failure
-    workload = Workload.from_dict(result.value["workload"])
+    workload = workload_from_dict(result.value["workload"])
     assert (workload.batch_exact, workload.local_batch) == (True, size)
     products = [op for op in workload.ops if op.kind is Kind.DOT]
     assert 2 * size * size * FEATURES in [op.flops.at(size) for op in products]
@@ -103,7 +104,7 @@ def test_a_batch_beyond_all_indices_is_told_by_lines(ask):
     own = observed(ask(JobKind.OBSERVE, "mlp.py")).config
     result = ask(JobKind.TRACE, "mlp.py", changes={"batch": (2**40, 1)}, baseline=own)
     assert result.failure is None, result.failure
-    workload = Workload.from_dict(result.value["workload"])
+    workload = workload_from_dict(result.value["workload"])
     assert (workload.batch_exact, workload.local_batch) == (False, own["batch"]["local"])
 
 

@@ -19,7 +19,8 @@ from cost_models import Batch, Mesh, TrainConfig, estimate, memory
 from cost_models.errors import WorkloadError
 from cost_models.hardware.lookup import cluster as catalogued
 from cost_models.workload.affine import Affine
-from cost_models.workload.workload import STRIDED_CONVOLUTION, Kind, Phase, Role, Workload, walk
+from cost_models.workload.serialization import workload_digest, workload_from_dict, workload_to_dict
+from cost_models.workload.workload import STRIDED_CONVOLUTION, Kind, Phase, Role, walk
 from cost_models.xla.buffers.liveness import Updates, schedule
 from cost_models.xla.profiles.choice import compiler_profile
 from tests.builders.workloads import cluster
@@ -430,36 +431,38 @@ def test_a_model_without_an_optimizer_has_no_training_step():
 
 def test_the_workload_survives_its_journey_to_the_planner():
     workload = traced(zoo.decoder)
-    assert Workload.from_dict(workload.to_dict()) == workload
+    assert workload_from_dict(workload_to_dict(workload)) == workload
 
 
 def test_a_stored_workload_is_estimated_where_no_framework_can_be_imported(tmp_path):
     workload = traced(zoo.decoder)
     stored = tmp_path / "workload.json"
-    stored.write_text(json.dumps(workload.to_dict()))
+    stored.write_text(json.dumps(workload_to_dict(workload)))
     code = f"""
 import sys
 sys.modules.update(dict.fromkeys(("keras", "jax", "jaxlib", "tensorflow", "torch", "optuna", "pydantic", "psutil")))
 import json
-from cost_models import Batch, TrainConfig, Workload, estimate
+from cost_models import Batch, TrainConfig, estimate
 from cost_models.hardware.lookup import cluster
-workload = Workload.from_dict(json.load(open({str(stored)!r})))
+from cost_models.workload.serialization import workload_digest, workload_from_dict
+workload = workload_from_dict(json.load(open({str(stored)!r})))
 found = estimate(workload, TrainConfig(Batch(32)), cluster("gpu-a100-80gb"))
-print(json.dumps([workload.digest(), found.memory.total, found.time.micro_step_seconds]))
+print(json.dumps([workload_digest(workload), found.memory.total, found.time.micro_step_seconds]))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     here = estimate(workload, TrainConfig(Batch(32)), catalogued("gpu-a100-80gb"))
-    assert json.loads(done.stdout) == [workload.digest(), here.memory.total, here.time.micro_step_seconds]
+    assert json.loads(done.stdout) == [workload_digest(workload), here.memory.total, here.time.micro_step_seconds]
 
 
 TRACE = """
 import keras
 from autoplan.worker.synthetic_data import synthetic_specs
 from autoplan.worker.trace.train_step import trace_train_step
+from cost_models.workload.serialization import workload_digest
 from tests.models import zoo
 model = zoo.image_classifier()
-print(trace_train_step(model, synthetic_specs(model, 4), local_batch=4).digest())
+print(workload_digest(trace_train_step(model, synthetic_specs(model, 4), local_batch=4)))
 """
 
 
