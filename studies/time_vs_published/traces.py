@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cost_models import Workload
+from cost_models.workload.serialization import workload_from_dict, workload_to_dict
 
 _BATCH = 2  # at which transformers are traced; sizes are lines in the batch
 
@@ -40,10 +41,10 @@ def workload(what: Traced, folder: Path) -> Workload:
     """Return the workload, from the folder or traced now. Nothing is computed and no variable has a value."""
     place = folder / f"{what.name}.json.gz"
     if place.exists():
-        return Workload.from_dict(json.loads(gzip.decompress(place.read_bytes())))
+        return workload_from_dict(json.loads(gzip.decompress(place.read_bytes())))
     traced = _trace(what)
     folder.mkdir(parents=True, exist_ok=True)
-    place.write_bytes(gzip.compress(json.dumps(traced.to_dict()).encode(), mtime=0))
+    place.write_bytes(gzip.compress(json.dumps(workload_to_dict(traced)).encode(), mtime=0))
     return traced
 
 

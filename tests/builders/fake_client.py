@@ -14,6 +14,7 @@ from typing import Any
 from autoplan.jobs.client import Job, JobKind, JobResult, Observation
 from autoplan.plan.records import Failure, FailureKind
 from cost_models.config import TrainConfig
+from cost_models.workload.serialization import workload_to_dict
 from tests.builders import plans
 from tests.builders.observations import observation
 from tests.builders.workloads import dense
@@ -100,7 +101,7 @@ class FakeClient:
 def _workload(config: TrainConfig) -> dict[str, Any]:
     made = dense(64, 64, batch=config.batch.local)
     changed = {"precision": config.precision.value, "remat": config.remat.mode.value, "backend": config.backend}
-    return dataclasses.replace(made, **changed).to_dict()
+    return workload_to_dict(dataclasses.replace(made, **changed))
 
 
 def compiled(total_bytes: int, micro_step_seconds: float | None = None, accumulation: int = 1) -> dict[str, Any]:
