@@ -24,7 +24,6 @@ from autoplan.tuning.estimates.estimator import Findings, survey, versions_of, w
 from autoplan.tuning.request import Candidate, CompareRequest, EstimateRequest, Event, TuneRequest, TuneResult, Watch
 from autoplan.tuning.result.build_plan import analytic_plan, compiled_plan, measured_plan
 from autoplan.tuning.result.notes import limit_note
-from autoplan.tuning.space.assumed import assumed, estimated_config
 from autoplan.tuning.space.legal_configs import Space, legal_configs
 from autoplan.tuning.trials.identity import identity, known_at_once, stem
 from autoplan.tuning.trials.runner import Reference, Runner, Tried
@@ -125,7 +124,7 @@ def estimate(request: EstimateRequest, watch: Watch = silent) -> dict[str, Any]:
         bench = Bench(workers[backend], request.source, backend, cluster, Clock.start(None), logs=looks)
         observation = bench.observe(abstract=True)
         baseline = TrainConfig.from_dict(observation.config)
-        config, notes = estimated_config(request, baseline, cluster), assumed(request, baseline, cluster)
+        config, notes = request.config(baseline, cluster), request.assumptions(baseline, cluster)
         traced = bench.with_(baseline=baseline).trace(config.with_(batch=Batch(config.batch.local), mesh=Mesh()))
         if isinstance(traced, Failure):
             raise ConfigError(f"the training step cannot be built under {config.describe()}: {traced.message}")

@@ -214,16 +214,19 @@ def estimate(
     from cost_models.config import Precision, RematMode
 
     precisions = [known.value for known in Precision if known is not Precision.OTHER]
+    settings = {
+        "global": batch_size,
+        "accumulation": accumulation,
+        "precision": None if precision is None else parsing.choice("--precision", precision, precisions),
+        "remat": None if remat is None else parsing.choice("--remat", remat, list(RematMode)),
+        "steps_per_execution": steps_per_execution,
+        "shard_state": shard_state or None,
+    }
     request = EstimateRequest(
         source=_resolve(source, source_arguments(context), fit),
         hardware=hardware,
-        batch_size=batch_size,
-        accumulation=accumulation,
-        precision=None if precision is None else parsing.choice("--precision", precision, precisions),
-        remat=None if remat is None else parsing.choice("--remat", remat, list(RematMode)),
-        steps_per_execution=steps_per_execution,
+        settings={name: value for name, value in settings.items() if value is not None},
         mesh=None if mesh is None else parsing.mesh_axes(mesh),
-        shard_state=shard_state,
         headroom=parsing.share(headroom),
         explain=explain,
         compile=parsing.choice("--evidence", evidence, ["analytic", "compiled"]) == "compiled",

@@ -7,8 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from autoplan.errors import ConfigError
 from autoplan.jobs.client import SourceSpec
+from autoplan.plan import knobs
 from autoplan.plan.records import CompilerEvidence, Failure, Measurement, Plan, Rejection
+from cost_models.config import Batch, Mesh, TrainConfig
+from cost_models.hardware.cluster import Cluster
 
 WITNESSES = 5
 """So many configurations are compiled unless told otherwise."""
@@ -51,21 +55,50 @@ class TuneRequest:
 
 @dataclass(frozen=True)
 class EstimateRequest:
-    """What `autoplan estimate` was asked: one configuration on one hardware. None means "as the source has it"."""
+    """The request of `autoplan estimate`: one configuration on one hardware.
+
+    settings   values of knobs under their flat names; the source's own values hold for all others
+    mesh       devices by axis; None splits the batch over all devices of the hardware
+    headroom   fraction of the capacity that stays free
+    """
 
     source: SourceSpec
     hardware: str = "local"
-    batch_size: int | None = None
-    accumulation: int | None = None
-    precision: str | None = None
-    remat: str | None = None
-    steps_per_execution: int | None = None
-    jit_compile: bool | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
     mesh: Mapping[str, int] | None = None
-    shard_state: bool = False
     headroom: float = 0.08
     explain: bool = False
     compile: bool = False
+
+    def config(self, baseline: TrainConfig, cluster: Cluster) -> TrainConfig:
+        """Return the configuration to estimate. ConfigError where mesh and hardware or batch do not match."""
+        axes = self.mesh or {"data": cluster.devices}
+        mesh = Mesh(axes.get("data", 1), axes.get("model", 1))
+        if mesh.devices > cluster.devices:
+            raise ConfigError(f"a mesh of {mesh.devices} devices is more than the {cluster.devices} of {cluster.name}")
+        own = baseline.batch
+        batch = Batch.from_global(
+            self.settings.get("global", own.global_size),
+            data=mesh.data,
+            accumulation=self.settings.get("accumulation", own.accumulation),
+        )
+        config = baseline.with_(batch=batch, mesh=mesh)
+        for knob in knobs.KNOBS:
+            if knob.name in self.settings and knob.field != "batch":
+                config = knob.set(config, self.settings[knob.name])
+        return config
+
+    def assumptions(self, baseline: TrainConfig, cluster: Cluster) -> list[str]:
+        """Return notes on what an estimate assumes that a reader would not guess."""
+        notes = []
+        if self.mesh is None and cluster.devices > baseline.mesh.devices:
+            notes.append(
+                f"no --mesh was given, so the batch is split over all {cluster.devices} devices; `tune` starts from "
+                f"the script's own mesh (--mesh data={baseline.mesh.devices})"
+            )
+        if cluster.local and cluster.chip.kind == "cpu":
+            notes.append("the memory is that of the training alone, without the interpreter, libraries and data")
+        return notes
 
 
 @dataclass(frozen=True)

@@ -327,7 +327,9 @@ def test_an_estimate_is_of_all_devices_on_data_unless_a_mesh_is_given(tune, monk
     tune(client, dry_run=True)
     monkeypatch.setattr(planner, "_cluster", lambda *_: local_hardware.resolve("tpu-v5e-8"))
     spec = client.jobs[0].source
-    estimated = planner.estimate(EstimateRequest(source=spec, hardware="tpu-v5e-8", batch_size=512, accumulation=2))
+    estimated = planner.estimate(
+        EstimateRequest(source=spec, hardware="tpu-v5e-8", settings={"global": 512, "accumulation": 2})
+    )
     assert estimated["config"]["batch"] == {"local": 64, "global": 512, "accumulation": 2, "effective": 1024}
     assert estimated["config"]["mesh"] == {"data": 8, "model": 1}
     assert estimated["evidence"] == "analytic"
@@ -337,7 +339,7 @@ def test_an_estimate_is_of_all_devices_on_data_unless_a_mesh_is_given(tune, monk
     assert estimated["notes"] == []
     assert estimated["config"]["batch"] == {"local": 16, "global": 32, "accumulation": 8, "effective": 256}
     with pytest.raises(ConfigError, match="a global batch of 12 does not divide over 8 devices"):
-        planner.estimate(EstimateRequest(source=spec, hardware="tpu-v5e-8", batch_size=12))
+        planner.estimate(EstimateRequest(source=spec, hardware="tpu-v5e-8", settings={"global": 12}))
     with pytest.raises(ConfigError, match="a mesh of 16 devices is more than the 8 of"):
         planner.estimate(EstimateRequest(source=spec, hardware="tpu-v5e-8", mesh={"data": 16}))
 
@@ -451,7 +453,9 @@ sys.exit(130 if planner.tune(request, watch).interrupted else 0)
 def test_a_real_estimate_for_hardware_that_is_not_here(quick):
     estimated = planner.estimate(
         EstimateRequest(
-            source=source.resolve(str(quick), ["2"]), hardware="tpu-v5e-8", batch_size=1024, precision="mixed_bfloat16"
+            source=source.resolve(str(quick), ["2"]),
+            hardware="tpu-v5e-8",
+            settings={"global": 1024, "precision": "mixed_bfloat16"},
         )
     )
     assert estimated["hardware"] == "tpu-v5e-8"

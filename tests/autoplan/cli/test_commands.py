@@ -273,13 +273,15 @@ def test_estimate_prints_the_document_and_nothing_else(folder, monkeypatch):
     assert request == EstimateRequest(
         source=request.source,
         hardware="tpu-v4-8",
-        batch_size=512,
-        accumulation=2,
-        precision="mixed_bfloat16",
-        remat="activations",
-        steps_per_execution=4,
+        settings={
+            "global": 512,
+            "accumulation": 2,
+            "precision": "mixed_bfloat16",
+            "remat": "activations",
+            "steps_per_execution": 4,
+            "shard_state": True,
+        },
         mesh={"data": 4, "model": 2},
-        shard_state=True,
         explain=False,
     )
 
