@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import pytest
+
+from autoplan.errors import ConfigError
+from autoplan.plan import knobs
+from autoplan.plan.knobs import KNOBS, Tuning
+from autoplan.tuning.space.legal_values import Situation, choices, independent_knobs, legal, legal_values
+from tests.builders.observations import cluster, config, observation
+
+ROWS = knobs.by_name()
+ALL = frozenset(knobs.tunable_fields())
+
+
+def situation(own=None, there=None, **facts):
+    own = own or config()
+    return Situation(observation(own, **facts), own, there or cluster())
+
+
+def test_every_knob_that_is_tuned_by_itself_has_legal_values():
+    together = {"batch", "mesh"}
+    assert {knob.name for knob in independent_knobs()} == {
+        knob.name for knob in KNOBS if knob.tuning is Tuning.FREE and knob.field not in together
+    }
+
+
+def test_legal_values_are_registered_once():
+    with pytest.raises(ValueError, match="the legal values of precision are listed twice"):
+        legal_values("precision")(lambda situation: legal(ROWS["precision"], situation))
+
+
+@pytest.mark.parametrize(
+    ("name", "listed"),
+    [
+        ("precision", ["float32", "mixed_bfloat16", "mixed_float16"]),
+        ("remat", ["none", "activations"]),
+        ("steps_per_execution", [1, 8, 32]),
+        ("jit_compile", [True, False]),
+    ],
+)
+def test_the_scripts_own_value_comes_first(name, listed):
+    assert choices(ROWS[name], situation(), {}, ALL)[0] == listed
+    held = choices(ROWS[name], situation(), {}, ALL - {ROWS[name].field})[0]
+    assert held == listed[:1]
+    fixed = choices(ROWS[name], situation(), {name: listed[-1]}, ALL)[0]
+    assert fixed == listed[-1:]
+
+
+def test_a_mixture_of_policies_stays():
+    mixed = situation(config(precision="other"))
+    assert choices(ROWS["precision"], mixed, {}, ALL)[0] == ["other"]
+    with pytest.raises(ConfigError, match=r"--fix precision=float32: the script mixes dtype policies by hand, .*leave"):
+        choices(ROWS["precision"], mixed, {"precision": "float32"}, ALL)
+
+
+@pytest.mark.parametrize(
+    ("executions", "size", "chosen", "holds"), [(8, 64, False, True), (32, 64, False, False), (32, 64, True, True)]
+)
+def test_an_execution_is_no_longer_than_an_epoch_unless_it_was_chosen(executions, size, chosen, holds):
+    rule = legal(ROWS["steps_per_execution"], situation()).holds
+    assert rule(config(size, steps_per_execution=executions), chosen) is holds
+
+
+def test_counted_micro_steps_come_in_whole_executions():
+    rule = legal(ROWS["steps_per_execution"], situation(explicit_steps_per_epoch=True, steps_per_epoch=12)).holds
+    assert rule(config(64, steps_per_execution=4), True)
+    assert not rule(config(64, steps_per_execution=8), True)
+
+
+def test_freed_memory_matters_where_pages_cost_something():
+    assert choices(ROWS["keep_freed_memory"], situation(), {}, ALL)[0] == [False]
+    assert choices(ROWS["keep_freed_memory"], situation(there=cluster(pages=4e9)), {}, ALL)[0] == [False, True]
+    there = cluster(kind="gpu")
+    with pytest.raises(ConfigError, match=r"--fix keep_freed_memory=true: .*; leave it out"):
+        choices(ROWS["keep_freed_memory"], situation(there=there), {"keep_freed_memory": True}, ALL)
