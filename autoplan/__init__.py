@@ -308,7 +308,7 @@ def _is_live_model(value: Any) -> bool:
 def _runtime(plan: Plan, module: str = "api") -> Any:
     """Return a module that imports Keras. Keras uses the plan's backend if no backend is set yet."""
     if "keras" not in sys.modules and "KERAS_BACKEND" not in os.environ:
-        os.environ["KERAS_BACKEND"] = plan.config["backend"]
+        os.environ["KERAS_BACKEND"] = plan.config.backend
     return importlib.import_module(f"autoplan.runtime.{module}")
 
 

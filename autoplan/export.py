@@ -52,7 +52,7 @@ def exported(plan: Plan, to: str = "python") -> str:
     """
     if to not in TARGETS:
         raise ConfigError(f"--to {to}: cannot export to that; choose from {', '.join(TARGETS)}")
-    config, baseline = TrainConfig.from_dict(plan.config), TrainConfig.from_dict(plan.baseline.config)
+    config, baseline = plan.config, plan.baseline.config
     _refuse(config)
     parts = [_head(plan, config), _imports(config), _constants(config, baseline)]
     parts += [_process(config, baseline), _ACCUMULATION]

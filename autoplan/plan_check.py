@@ -15,7 +15,6 @@ from autoplan.errors import SourceError
 from autoplan.machine import process_settings
 from autoplan.plan import file, knobs
 from autoplan.plan.records import Environment, HardwareRecord, Plan, SourceRecord
-from cost_models.config import TrainConfig
 from cost_models.hardware.cluster import Cluster
 
 _DISTRIBUTIONS = {
@@ -98,7 +97,7 @@ def check(plan: Plan, here: Here) -> Iterator[Difference]:
         yield Difference("source", f"sha256 {plan.source.sha256[:12]}", told, True)
     for key, planned, able in file.unsupported(plan):
         yield Difference(key, planned, f"only {able}", True)
-    for name, value in process_settings.wanted(TrainConfig.from_dict(plan.config)).items():
+    for name, value in process_settings.wanted(plan.config).items():
         if name in here.missing_settings:
             yield Difference(f"config.{name}", knobs.formatted(value), here.missing_settings[name], True)
     yield from _versions(plan.environment, here.environment)

@@ -31,7 +31,7 @@ from autoplan.tuning.trials.storage import StudyPlace, study_name
 from autoplan.tuning.trials.study import PREDICTED_FIRST, Study, knob_choices, refuse_unusable
 from autoplan.tuning.verification.statistics import Timed, exactness_expected
 from autoplan.tuning.verification.verifier import MOST_PAIRS, PAIRS, Verified, Verifier, verification_seconds
-from cost_models.config import BACKENDS_WITH_DISTRIBUTION, Batch, Mesh, TrainConfig
+from cost_models.config import BACKENDS_WITH_DISTRIBUTION, Batch, Mesh
 from cost_models.estimate import estimate as estimate_workload
 from cost_models.estimate import explain
 from cost_models.hardware.cluster import Cluster, limited
@@ -123,7 +123,7 @@ def estimate(request: EstimateRequest, watch: Watch = silent) -> dict[str, Any]:
         cluster = _cluster(workers, request.hardware, backend, None, watch)
         bench = Bench(workers[backend], request.source, backend, cluster, Clock.start(None), logs=looks)
         observation = bench.observe(abstract=True)
-        baseline = TrainConfig.from_dict(observation.config)
+        baseline = observation.config
         config, notes = request.config(baseline, cluster), request.assumptions(baseline, cluster)
         traced = bench.with_(baseline=baseline).trace(config.with_(batch=Batch(config.batch.local), mesh=Mesh()))
         if isinstance(traced, Failure):
@@ -466,7 +466,7 @@ def _verify(runner: Runner, tried: Tried, watch: Watch) -> tuple[list[Verified] 
         most_pairs=PAIRS if tried.interrupted else MOST_PAIRS,
     )
     attempts = 1 if tried.interrupted else VERIFICATION_ATTEMPTS
-    reference, first = TrainConfig.from_dict(tried.reference.config), tried.reference.measurement
+    reference, first = tried.reference.config, tried.reference.measurement
     try:
         verified = verifier.verify_best(reference, better[:attempts])
         repeats = [run for one in verified for run in one.runs]

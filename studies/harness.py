@@ -243,13 +243,11 @@ def others_measured(plan: Plan) -> int:
 
 def plan_row(plan: Plan) -> dict[str, Any]:
     """Return the columns that describe a plan."""
-    from cost_models.config import TrainConfig
-
     checked = plan.verification
     return {
         "evidence": plan.evidence.value,
-        "baseline": TrainConfig.from_dict(plan.baseline.config).describe(),
-        "plan": TrainConfig.from_dict(plan.config).describe(),
+        "baseline": plan.baseline.config.describe(),
+        "plan": plan.config.describe(),
         "others measured": others_measured(plan),
         "failed trials": sum(trial.outcome == "failed" for trial in plan.trials),
         "speed-up": checked.speedup if checked else None,

@@ -83,7 +83,7 @@ def compared(
     """
     watch(Event("stage", f"looking at the training up to its fit, on {bench.backend}"))
     observation = bench.observe(abstract=True)
-    baseline = TrainConfig.from_dict(observation.config)
+    baseline = observation.config
     bench = bench.with_(baseline=baseline)
     watch(Event("stage", f"forecasting for {formatting.counted(len(wanted), 'kind')} of hardware"))
     with Tracer(bench, local_batch=baseline.batch.local) as tracer:
@@ -133,7 +133,7 @@ class _Training:
         self._trace_ahead(remat=False)
 
     def _trace_ahead(self, *, remat: bool) -> None:
-        precisions = self._precisions - {Precision(one.config["precision"]) for one in self.tracer.rejected}
+        precisions = self._precisions - {one.config.precision for one in self.tracer.rejected}
         ahead = (config for space in self._spaces.values() for config in space.configs)
         wanted = (one for one in ahead if one.precision in precisions and _rematerializes(one) == remat)
         self.tracer.start(wanted)
@@ -330,7 +330,7 @@ def _refined(look: Look, bench: Bench, ask: Ask, watch: Watch) -> Row:
         raise KeyboardInterrupt
     row = replace(row, notes=(*row.notes, *said.notes))
     if said.winner is not None and said.winner.compiled is not None:
-        config = TrainConfig.from_dict(said.winner.config)
+        config = said.winner.config
         return _compiled(row, look.findings.forecasts[config], said.winner.compiled)
     if not said.rejected:
         return row
@@ -339,7 +339,7 @@ def _refined(look: Look, bench: Bench, ask: Ask, watch: Watch) -> Row:
         row,
         verdict=Verdict.TOO_LARGE if said.ended == NOTHING_LEFT else Verdict.UNCERTAIN,
         evidence=Evidence.COMPILED,
-        config=TrainConfig.from_dict(least.config),
+        config=least.config,
         needed_bytes=least.figures["needed_bytes"],
         least_bytes=least.figures["needed_bytes"],
         samples_per_second=None,

@@ -131,7 +131,7 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """What `compare --format json` prints."""
-        baseline = TrainConfig.from_dict(self.observation.config)
+        baseline = self.observation.config
         return {
             "schema": SCHEMA,
             "source": {"kind": self.source.kind, "path": self.source.path, "sha256": self.source.sha256},

@@ -34,6 +34,7 @@ from autoplan.jobs.exit_status import Ending, Watched
 from autoplan.jobs.output import JobOutput
 from autoplan.machine import processes
 from autoplan.machine.tempdirs import HeldFolder
+from autoplan.plan.fields import Config
 from autoplan.plan.records import Failure, FailureKind, Value
 from autoplan.sources.source import SourceSpec as SourceSpec  # what a job is about; its home is below this module
 
@@ -66,13 +67,13 @@ class JobKind(StrEnum):
 
 
 class Job(Value):
-    """One question to one process. `config` is TrainConfig.to_dict(), or None for "as the script has it"."""
+    """One question to one process. `config` None means "as the script has it"."""
 
     kind: JobKind
     source: SourceSpec | None = None
     backend: str = "jax"
-    config: dict[str, Any] | None = None
-    baseline: dict[str, Any] | None = Field(None, description="the script's own configuration, once observed")
+    config: Config | None = None
+    baseline: Config | None = Field(None, description="the script's own configuration, once observed")
     devices: int | None = Field(None, description="simulated CPU devices; None leaves the machine as it is")
     options: dict[str, Any] = {}
 
@@ -87,7 +88,7 @@ class Job(Value):
 class Observation(Value):
     """What the chosen `fit` said about itself, before a single micro-step."""
 
-    config: dict[str, Any] = Field(description="the script's own TrainConfig")
+    config: Config = Field(description="the script's own configuration")
     structure: str
     parameters: int
     samples: int | None

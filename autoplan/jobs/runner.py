@@ -336,8 +336,8 @@ class Bench:
             kind=kind,
             source=self.source,
             backend=self.backend,
-            config=None if config is None else config.to_dict(),
-            baseline=None if self.baseline is None else self.baseline.to_dict(),
+            config=config,
+            baseline=self.baseline,
             devices=self.cluster.devices if self.cluster.simulated else None,
             options={**self._folders(kind), **options},
         )

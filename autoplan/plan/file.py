@@ -14,7 +14,7 @@ from typing import Any
 from autoplan.errors import OutputError, PlanError
 from autoplan.plan import next_commands, schema, yaml_positions
 from autoplan.plan.records import Evidence, Plan, to_plain
-from cost_models.config import BACKENDS_WITH_DISTRIBUTION, Precision, TrainConfig
+from cost_models.config import BACKENDS_WITH_DISTRIBUTION, Precision
 
 LARGEST_BYTES = 16 * 2**20
 _MOST_FAULTS_SHOWN = 5
@@ -37,7 +37,7 @@ def read(path: Path | str) -> Plan:
     plan = schema.plan_from(document.value)
     if isinstance(plan, list):
         raise PlanError(_faulty(path, document, plan))
-    return plan.model_copy(update={"config": TrainConfig.from_dict(plan.config).to_dict()})
+    return plan
 
 
 load_plan = read
@@ -90,7 +90,7 @@ def to_yaml(plan: Plan, path: Path | str = "plan.yaml") -> str:
 
 def unsupported(plan: Plan) -> list[tuple[str, str, str]]:
     """Settings that a training cannot apply yet: key, the value in the plan, and what can be applied."""
-    config, own = TrainConfig.from_dict(plan.config), TrainConfig.from_dict(plan.baseline.config)
+    config, own = plan.config, plan.baseline.config
     found = []
     if config.mesh.model > 1:
         found.append(("config.mesh.model", str(config.mesh.model), "1"))

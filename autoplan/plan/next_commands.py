@@ -26,7 +26,7 @@ def train_lines(plan: Plan, path: Path | str) -> list[str]:
         return ["import autoplan", load, "model = autoplan.rebuild(plan, model)", fit]
     imports, call = _builder(source)
     if source.kind == "builder":  # a process of its own, where nothing has imported Keras yet
-        backend = plan.config["backend"]
+        backend = plan.config.backend
         imports = ["import os", f"os.environ['KERAS_BACKEND'] = {backend!r}", "import autoplan", *imports]
     else:
         imports = ["import autoplan"]

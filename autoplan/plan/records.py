@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from cost_models.config import TrainConfig
+from autoplan.plan.fields import Config
 
 SCHEMA_VERSION = 1
 DEFAULT_FUNCTION = "build_model"
@@ -202,7 +202,7 @@ class Environment(Value):
 class BaselineRecord(Value):
     """The user's own configuration and what became of it."""
 
-    config: dict[str, Any]
+    config: Config
     measured: Measurement | None = None
     predicted: dict[str, Any] | None = None
     failure: Failure | None = None
@@ -246,7 +246,7 @@ class WholeFit(Value):
 class Rejection(Value):
     """A candidate that was never run, and why."""
 
-    config: dict[str, Any]
+    config: Config
     stage: Literal["infeasible", "slower", "known_issue", "held"]
     reason: str
     figures: dict[str, Any] = {}
@@ -257,7 +257,7 @@ class TrialRecord(Value):
     """One configuration that was run, or compiled, and what became of it."""
 
     number: int
-    config: dict[str, Any]
+    config: Config
     predicted_update_seconds: float | None = None
     outcome: Literal["measured", "compiled", "failed"]
     measurement: Measurement | None = None
@@ -269,7 +269,7 @@ class TrialRecord(Value):
 class Rung(Value):
     """One change that was considered while a baseline that runs out of memory was rescued."""
 
-    config: dict[str, Any]
+    config: Config
     changed: list[str] = Field(description="what it changes of the baseline, in words")
     outcome: Literal["runs", "out_of_memory", "failed", "passed_over"]
     evidence: Evidence = Field(description="measured where it was tried, analytic where a forecast ruled it out")
@@ -280,7 +280,7 @@ class Rung(Value):
 class Rescue(Value):
     """The least change to a baseline that runs out of memory with which it runs, and what was not enough."""
 
-    config: dict[str, Any]
+    config: Config
     changed: list[str] = Field(description="what it changes of the baseline, in words")
     because: str = Field(description="why this change and no smaller one")
     baseline_bytes: int | None = Field(None, description="the baseline needs at least so much: what it held at its end")
@@ -289,14 +289,14 @@ class Rescue(Value):
 
 
 class Plan(Value):
-    """The answer with its evidence. `config` has the keys of `cost_models.TrainConfig.to_dict()`."""
+    """The answer with its evidence. `config` is read and written under the keys of `cost_models.TrainConfig`."""
 
     schema_version: int = Field(SCHEMA_VERSION, alias="schema")
     evidence: Evidence
     source: SourceRecord
     hardware: HardwareRecord
     environment: Environment
-    config: dict[str, Any]
+    config: Config
     baseline: BaselineRecord
     predicted: dict[str, Any] | None = None
     compiled: CompilerEvidence | None = None
@@ -313,8 +313,8 @@ class Plan(Value):
     def __str__(self) -> str:
         """One line for people; `to_plain` and `autoplan explain` have the rest."""
         chosen, own = (
-            TrainConfig.from_dict(self.config).describe(),
-            TrainConfig.from_dict(self.baseline.config).describe(),
+            self.config.describe(),
+            self.baseline.config.describe(),
         )
         if self.config == self.baseline.config:
             came = "the baseline itself"

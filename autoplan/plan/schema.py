@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.fields import FieldInfo
 
 from autoplan.plan import knobs
+from autoplan.plan.fields import UNREADABLE
 from autoplan.plan.knobs import Knob, Tuning
 from autoplan.plan.records import SCHEMA_VERSION, Evidence, Plan
 from cost_models.config import Batch, TrainConfig
@@ -143,14 +144,17 @@ def plan_from(value: Any) -> Plan | list[Fault]:
         # JSON mode: strict about kinds of values, yet words are taken for members of an enumeration.
         plan = Plan.model_validate_json(json.dumps(value), strict=True)
     except ValidationError as error:
-        return _explained(error, Plan)
-    for path, config in _configs(value):
-        faults.extend(config_faults(config, path))
+        return _explained(error, Plan) or _all_config_faults(value)
+    faults = _all_config_faults(value)
     for path, part, shape in _forecasts(value):
         faults.extend(_shape_faults(part, shape, path))
     if plan.evidence is Evidence.MEASURED and plan.measured is None:
         faults.append(Fault(("evidence",), "measured, but the plan has no section `measured`; expected its figures"))
     return faults or plan
+
+
+def _all_config_faults(value: Mapping[str, Any]) -> list[Fault]:
+    return [fault for path, config in _configs(value) for fault in config_faults(config, path)]
 
 
 def config_faults(config: Any, path: KeyPath = ()) -> list[Fault]:
@@ -223,7 +227,8 @@ def _forecasts(value: Mapping[str, Any]) -> Iterator[tuple[KeyPath, Any, type[Ba
 
 def _explained(error: ValidationError, root: type[BaseModel], prefix: KeyPath = ()) -> list[Fault]:
     """Each of pydantic's complaints once: a key that was only misspelled is not missing as well."""
-    faults = [_explain(detail, root, prefix) for detail in error.errors(include_url=False)]
+    details = (detail for detail in error.errors(include_url=False) if detail["type"] != UNREADABLE)
+    faults = [_explain(detail, root, prefix) for detail in details]
     misspelled = {fault.meant for fault in faults}
     return [fault for fault in faults if fault.path not in misspelled]
 

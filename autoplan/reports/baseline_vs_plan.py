@@ -88,16 +88,16 @@ def rows(plan: Plan) -> list[Row]:
     if plan.baseline.failure is not None and plan.baseline.measured is None:
         baseline = _failed_column(plan.baseline)
     whole = [] if plan.whole_fit is None else [_whole_fit_row(plan.whole_fit)]
-    own_batch, batch = (TrainConfig.from_dict(config).batch for config in (own.config, plan.config))
+    own_batch, batch = own.config.batch, plan.config.batch
     if own_batch.global_size != batch.global_size or own_batch.accumulation == batch.accumulation == 1:
         del chosen["micro-step"]
     names = {"update": _update_of(own_batch, batch)}
     return [*(Row(names.get(name, name), baseline[name], chosen[name]) for name in chosen), *whole]
 
 
-def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Difference]:
+def differences(before: TrainConfig, after: TrainConfig) -> list[Difference]:
     """The keys on which two configurations differ, nested ones as `batch.global`."""
-    old, new = _flat(before), _flat(after)
+    old, new = _flat(before.to_dict()), _flat(after.to_dict())
     keys = [key for key in new if old.get(key) != new[key]]
     return [Difference(key, _spoken(old.get(key)), _spoken(new[key])) for key in keys]
 
@@ -151,13 +151,13 @@ def _predicted(plan: Plan) -> str:
     own, chosen = rates
     if not own or not chosen:
         return ""
-    used, uses = (TrainConfig.from_dict(one).mesh.devices for one in (plan.baseline.config, plan.config))
+    used, uses = plan.baseline.config.mesh.devices, plan.config.mesh.devices
     on = "" if used == uses else f", which uses {formatting.counted(used, 'device')} where the plan uses {uses}"
     ratio = formatting.significant(chosen / own)
     return f"\nPredicted: {ratio} times as fast as your own configuration{on} ({tier})."
 
 
-def _compiled_rate(plan: Plan, config: Mapping[str, Any]) -> float | None:
+def _compiled_rate(plan: Plan, config: TrainConfig) -> float | None:
     """Samples a second of a compiled program under the roofline; None where it was not compiled or priced."""
     found = [trial.compiled for trial in plan.trials if trial.config == config and trial.compiled is not None]
     return _rate({"time": found[-1].time}) if found else None
@@ -194,7 +194,7 @@ def numerics(plan: Plan) -> str | None:
         return None
     if plan.rescue is not None and plan.verification.numerics == "not_compared":
         return "Whether it trains as your own configuration does cannot be compared: that does not run."
-    moved = plan.config["backend"] != plan.baseline.config["backend"]
+    moved = plan.config.backend != plan.baseline.config.backend
     compared = "baseline and plan" if plan.rescue is None else "the least change that runs and of the plan"
     told = {
         "exact": f"It trains the same: the losses of {compared} are equal within {'1e-3' if moved else '1e-5'}",
@@ -210,7 +210,7 @@ def numerics(plan: Plan) -> str | None:
 class _Side:
     """What is known of one configuration. `probed`: the hardware's peak is what was measured here, no data sheet's."""
 
-    config: Mapping[str, Any]
+    config: TrainConfig
     measured: Measurement | None
     predicted: Mapping[str, Any] | None
     simulated: bool
@@ -241,7 +241,7 @@ class _Side:
 def _column(side: _Side) -> dict[str, Cell]:
     return {
         "samples/s": _samples_per_second(side),
-        "update": _seconds(side, TrainConfig.from_dict(side.config).batch.accumulation),
+        "update": _seconds(side, side.config.batch.accumulation),
         "micro-step": _seconds(side, 1),
         "peak memory a device": _memory(side),
         "MFU": _mfu(side),
@@ -277,7 +277,7 @@ def _samples_per_second(side: _Side) -> Cell:
     """The interval is that of the micro-step."""
     measured = side.measured
     if measured is None:
-        seconds, samples = side.forecast("time", "micro_step_seconds"), TrainConfig.from_dict(side.config).batch
+        seconds, samples = side.forecast("time", "micro_step_seconds"), side.config.batch
         return Cell(formatting.rate(samples.global_size / seconds if seconds else None), side.tier)
     amount = measured.samples_per_micro_step
     low, high = amount / measured.micro_step_seconds_high, amount / measured.micro_step_seconds_low
@@ -307,7 +307,7 @@ def _mfu(side: _Side) -> Cell:
         return Cell(formatting.NOT_KNOWN)
     if side.measured is None:
         return Cell(formatting.percent(mfu), f"{side.tier}, probed peak" if side.probed else side.tier)
-    whole = TrainConfig.from_dict(side.config).batch.global_size
+    whole = side.config.batch.global_size
     achieved = mfu * predicted_seconds / whole * side.measured.samples_per_second
     if achieved > 1:  # this machine's peak is itself a measurement, and was taken at a worse time than this one
         return Cell(formatting.NOT_KNOWN, "faster than the probed peak")
@@ -337,7 +337,7 @@ def _rescued(plan: Plan, rescue: Rescue) -> str:
     if rescue.baseline_bytes is not None:
         there = "" if rescue.usable_bytes is None else f", and there is {formatting.size(rescue.usable_bytes)}"
         needs = f" (it needs at least {formatting.size(rescue.baseline_bytes)}{there})"
-    baseline, least = (TrainConfig.from_dict(config) for config in (plan.baseline.config, rescue.config))
+    baseline, least = plan.baseline.config, rescue.config
     words = f"Your own configuration runs out of memory{needs}; the least change that runs"
     changed = f"{words}: {described_changes(baseline, least)}."
     return changed if plan.config == rescue.config else f"{changed} The plan is faster than that."

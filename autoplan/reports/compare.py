@@ -11,7 +11,7 @@ from autoplan import formatting
 from autoplan.comparison.result import Comparison, Row, Verdict
 from autoplan.plan.records import Evidence
 from autoplan.reports.plan_table import heading, open_table, to_know
-from cost_models.config import Batch, Mesh, TrainConfig
+from cost_models.config import Batch, Mesh
 
 _GIB = 2**30
 _SHOWN_GIB = 0.01
@@ -34,7 +34,7 @@ def compared(found: Comparison) -> RenderableType:
 
 
 def _headline(found: Comparison) -> str:
-    baseline = TrainConfig.from_dict(found.observation.config)
+    baseline = found.observation.config
     trains = sum(row.verdict is Verdict.TRAINS for row in found.rows)
     kinds = formatting.counted(len(found.rows), "kind")
     return (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,6 @@ from autoplan.plan.records import (
 )
 from autoplan.reports import baseline_vs_plan
 from autoplan.tuning.request import Candidate, TuneResult
-from cost_models.config import TrainConfig
 
 _SHOWN_OF_A_GROUP = 8
 _SHOWN_FIRST = 5
@@ -95,7 +94,7 @@ def shortlist(result: TuneResult, *, everything: bool = False) -> RenderableType
     shown, left = (list(enumerate(result.shortlist)), 0) if everything else _first(result.shortlist)
     table = open_table("", "configuration", "samples/s", "memory a device", "why")
     for number, candidate in shown:
-        table.add_row(str(number), describe(candidate.config), *_forecast(candidate), candidate.reason)
+        table.add_row(str(number), candidate.config.describe(), *_forecast(candidate), candidate.reason)
     parts: list[RenderableType] = [
         "Nothing was measured: a dry run lists what tuning would try, the most promising first; figures are analytic.",
         table,
@@ -132,16 +131,12 @@ def shortlist_document(result: TuneResult) -> dict[str, Any]:
         "schema": 1,
         "evidence": "analytic",
         "shortlist": [
-            {"config": dict(item.config), "estimate": item.estimate, "reason": item.reason} for item in result.shortlist
+            {"config": item.config.to_dict(), "estimate": item.estimate, "reason": item.reason}
+            for item in result.shortlist
         ],
         "rejected": [to_plain(item) for item in result.rejected],
         "forecast_seconds": result.forecast_seconds,
     }
-
-
-def describe(config: Mapping[str, Any]) -> str:
-    """A configuration in a few words."""
-    return TrainConfig.from_dict(config).describe()
 
 
 def print_to(console: Console, report: RenderableType) -> None:
@@ -284,7 +279,7 @@ def _trials_table(trials: Sequence[TrialRecord], columns: Sequence[str]) -> Tabl
         forecast = trial.predicted_update_seconds
         shown["predicted update"] = "—" if forecast is None else formatting.seconds(forecast)
         cells = [shown[name] for name in (*predicted, *columns)]
-        table.add_row(str(trial.number), describe(trial.config), *cells, _outcome(trial))
+        table.add_row(str(trial.number), trial.config.describe(), *cells, _outcome(trial))
     return table
 
 
@@ -360,7 +355,7 @@ def _tiers(group: Sequence[Rejection]) -> str:
 def _rejection_group(group: Sequence[Rejection]) -> list[RenderableType]:
     table = open_table("configuration", "reason", "what would do")
     for rejection in group[:_SHOWN_OF_A_GROUP]:
-        table.add_row(describe(rejection.config), rejection.reason, rejection.nearest or "—")
+        table.add_row(rejection.config.describe(), rejection.reason, rejection.nearest or "—")
     left = len(group) - _SHOWN_OF_A_GROUP
     return [table, *([f"and {left:,} more; --format json lists all"] if left > 0 else [])]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TextIO, cast
 
@@ -16,8 +16,9 @@ from rich.text import Text
 from autoplan import formatting
 from autoplan.plan.records import CompilerEvidence, Failure, Measurement
 from autoplan.reports.baseline_vs_plan import FAILURES
-from autoplan.reports.plan_table import ByWidth, describe, open_console, open_table, outcome_cells, stacked
+from autoplan.reports.plan_table import ByWidth, open_console, open_table, outcome_cells, stacked
 from autoplan.tuning.request import Event, Watch
+from cost_models.config import TrainConfig
 
 _ROWS_SHOWN = 15
 _REFRESHES_PER_SECOND = 4
@@ -90,7 +91,7 @@ class Trial:
     """A row of the live table."""
 
     number: int
-    config: Mapping[str, Any]
+    config: TrainConfig
     phase: str
     started: float
     outcome: Measurement | CompilerEvidence | Failure | None = None
@@ -140,7 +141,7 @@ class Board:
             style = "bold green" if trial.number == self.best_number else None
             cells = trial.cells()
             shown = [cells[name] for name in columns]
-            table.add_row(str(trial.number), describe(trial.config), *shown, self._state(trial), style=style)
+            table.add_row(str(trial.number), trial.config.describe(), *shown, self._state(trial), style=style)
         return table
 
     def _tell_trial(self, event: Event, number: int) -> None:
@@ -177,7 +178,7 @@ class Board:
 
 def _told(event: Event) -> str:
     if event.kind == "trial_started" and event.number is not None:
-        config = f": {describe(event.config)}" if event.config else ""
+        config = f": {event.config.describe()}" if event.config else ""
         return f"trial {event.number} starts{config}"
     if event.kind != "trial_finished" or event.number is None or event.outcome is None:
         return event.text

@@ -26,9 +26,9 @@ def main(arguments: list[str]) -> int:
         plan = file.read(parsed.plan)
         file.refuse_what_cannot_run(plan)
         spec = source.resolve(parsed.source, script_arguments, parsed.fit)
-        os.environ["KERAS_BACKEND"] = plan.config["backend"]
+        os.environ["KERAS_BACKEND"] = plan.config.backend
         # Before a backend starts its threads.
-        kept = not plan.config["keep_freed_memory"] or processes.keep_freed_memory()
+        kept = not plan.config.keep_freed_memory or processes.keep_freed_memory()
         from autoplan.runtime.run_source import run_source
         from autoplan.runtime.train import Training, say
 

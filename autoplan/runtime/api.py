@@ -114,7 +114,7 @@ def _bound(given: Any, more: tuple[Any, ...], arguments: dict[str, Any]) -> dict
 def change_to(plan: Plan) -> Change:
     """From the plan's baseline to its configuration. PlanError where Keras runs on another backend."""
     file.refuse_what_cannot_run(plan)
-    wanted = TrainConfig.from_dict(plan.config)
+    wanted = plan.config
     if wanted.backend != keras.backend.backend():
         raise PlanError(
             f"the plan is for the {wanted.backend} backend and Keras runs on {keras.backend.backend()}; "
@@ -123,7 +123,7 @@ def change_to(plan: Plan) -> Change:
     # Of less use once a backend has started its threads: `autoplan train` is earlier.
     if wanted.keep_freed_memory and not processes.keep_freed_memory():
         warnings.warn(f"{processes.NOT_KEPT}; the rest of the plan is applied", stacklevel=2)
-    return Change(TrainConfig.from_dict(plan.baseline.config), wanted)
+    return Change(plan.baseline.config, wanted)
 
 
 def _settings(plan: Plan, change: Change) -> ProcessSettings:

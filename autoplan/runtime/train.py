@@ -15,7 +15,6 @@ from autoplan.runtime.data.data_facts import DataFacts
 from autoplan.runtime.fit import ensure_built, fit_arguments, looks_at_weights_only
 from autoplan.runtime.intercept import FitCall, Interception
 from autoplan.sources.source import SourceSpec
-from cost_models.config import TrainConfig
 
 
 class Training:
@@ -23,7 +22,7 @@ class Training:
 
     def __init__(self, plan: Plan, source: SourceSpec) -> None:
         self.plan, self.source = plan, source
-        self.change = Change(TrainConfig.from_dict(plan.baseline.config), TrainConfig.from_dict(plan.config))
+        self.change = Change(plan.baseline.config, plan.config)
         self.backend = backends.get(self.change.wanted.backend)
         if plan.hardware.simulated:
             self.backend.configure_devices(plan.hardware.devices)

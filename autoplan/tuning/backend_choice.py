@@ -50,7 +50,7 @@ def widened(bench: Bench, own: Findings, places: Mapping[str, Place]) -> tuple[B
 
 def _left_out(own: Findings, backend: str, why: str) -> Rejection:
     return Rejection(
-        config=own.space.baseline.with_(backend=backend).to_dict(),
+        config=own.space.baseline.with_(backend=backend),
         stage="known_issue",
         reason=f"the training does not run on {backend}: {why}",
         figures={"evidence": "measured"},
@@ -60,7 +60,7 @@ def _left_out(own: Findings, backend: str, why: str) -> Rejection:
 def _merged(own: Findings, found: Mapping[str, Findings], refused: Sequence[Rejection]) -> Findings:
     every = (own, *found.values())
     forecasts = {config: one for findings in every for config, one in findings.forecasts.items()}
-    left_out = [f"not tried on {rejection.config['backend']}: {rejection.reason}" for rejection in refused]
+    left_out = [f"not tried on {rejection.config.backend}: {rejection.reason}" for rejection in refused]
     notes = dict.fromkeys((*(note for findings in every for note in findings.notes), *left_out))
     return replace(
         own,

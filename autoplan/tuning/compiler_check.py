@@ -61,7 +61,7 @@ class Witnessed:
         """What the compiler could not be asked, and why: neither for nor against a configuration."""
         failed = [one for one in self.records if one.failure is not None and not one.failure.out_of_memory]
         return [
-            f"{TrainConfig.from_dict(one.config).describe()} could not be compiled "
+            f"{one.config.describe()} could not be compiled "
             f"({one.failure.kind.value}: {_first_line(one.failure.message)})"
             for one in failed
             if one.failure is not None
@@ -213,7 +213,7 @@ class Witness:
     def _known(self) -> dict[TrainConfig, tuple[int, float | None]]:
         known: dict[TrainConfig, tuple[int, float | None]] = {}
         for record in self.study.records:
-            config = TrainConfig.from_dict(record.config)
+            config = record.config
             if record.compiled is not None:
                 known[config] = record.compiled.memory.must_fit_bytes, _update_seconds(record.compiled)
             elif record.failure is not None and record.failure.needed_bytes is not None:
@@ -229,7 +229,7 @@ class Witness:
         try:
             for number, config in enumerate(configs, first):
                 self.study.begin(config)
-                self.watch(Event("trial_started", config.describe(), number=number, config=config.to_dict()))
+                self.watch(Event("trial_started", config.describe(), number=number, config=config))
         except StudyError as error:
             self._without_study(error)
             return
@@ -298,7 +298,7 @@ class Witness:
         fitting = self._ranked()
         found = []
         for record in self.study.records:
-            config = TrainConfig.from_dict(record.config)
+            config = record.config
             forecast = self.findings.forecasts.get(config)
             needed = _needed_bytes(record)
             if forecast is None or not _is_too_large(record, forecast):

@@ -26,7 +26,7 @@ class PlannedFit:
         """From the data, or from the micro-steps that the script counts."""
         samples = observation.samples
         if observation.steps_per_epoch is not None and (samples is None or observation.explicit_steps_per_epoch):
-            samples = observation.steps_per_epoch * TrainConfig.from_dict(observation.config).batch.global_size
+            samples = observation.steps_per_epoch * observation.config.batch.global_size
         return cls(samples or None, observation.epochs)
 
     def micro_steps(self, global_batch: int) -> int | None:

@@ -137,7 +137,7 @@ class Event:
     kind: str
     text: str
     number: int | None = None
-    config: Mapping[str, Any] | None = None
+    config: TrainConfig | None = None
     outcome: Measurement | CompilerEvidence | Failure | None = None
     whole_fit_seconds: float | None = None
     whole_fit_known: bool = False
@@ -149,7 +149,7 @@ class Event:
 class Candidate:
     """A configuration on the shortlist with what is forecast for it. `baseline`: it is the script's own."""
 
-    config: Mapping[str, Any]
+    config: TrainConfig
     estimate: Mapping[str, Any] | None
     reason: str
     baseline: bool = False

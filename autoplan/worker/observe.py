@@ -24,7 +24,7 @@ def observe(call: FitCall, facts: DataFacts, seen: Seen, backend: Backend) -> Ob
     ensure_built(model, arguments, facts)
     devices, kind, memory_bytes = backend.devices()
     return Observation(
-        config=script_config(model, facts, seen, backend).to_dict(),
+        config=script_config(model, facts, seen, backend),
         structure=model_facts.structure(model),
         parameters=model_facts.parameters(model),
         samples=facts.samples,

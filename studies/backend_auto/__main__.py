@@ -32,7 +32,7 @@ def best_rates(plan: Plan) -> dict[str, float]:
     rates: dict[str, float] = {}
     for trial in plan.trials:
         if trial.measurement is not None:
-            name = trial.config["backend"]
+            name = trial.config.backend
             rates[name] = max(rates.get(name, 0.0), trial.measurement.samples_per_second)
     return rates
 
@@ -59,8 +59,7 @@ def study(name: str, trials: int, own: str) -> dict[str, Any]:
         "two best within": ordered[0] / ordered[1] if len(ordered) > 1 else None,
         "losses differ by": differ,
         "fastest backend": fastest,
-        "passes": plan.config["backend"] == fastest
-        and (fastest == own or (differ is not None and differ <= TOLERANCE)),
+        "passes": plan.config.backend == fastest and (fastest == own or (differ is not None and differ <= TOLERANCE)),
         "error": "",
         **origin,
     }

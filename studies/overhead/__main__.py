@@ -99,7 +99,7 @@ class Recorder:
 
 def measure(bench: Bench, recorder: Recorder, trials: int) -> list[dict[str, Any]]:
     """Run the trials of one script as tuning does. Returns one row per trial."""
-    baseline = TrainConfig.from_dict(bench.observe().config)
+    baseline = bench.observe().config
     bench = bench.with_(baseline=baseline)
     rows = []
     for number, config in enumerate(variants(baseline)[:trials]):

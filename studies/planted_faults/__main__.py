@@ -41,24 +41,24 @@ class Case:
 
 def compiled(plan: Plan) -> bool:
     """Return whether the plan compiles."""
-    return bool(plan.config["jit_compile"])
+    return bool(plan.config.jit_compile)
 
 
 def larger_micro_batches(plan: Plan) -> bool:
     """Return whether the plan has fewer and larger micro-batches per update, with the same effective batch."""
-    before, after = plan.baseline.config["batch"], plan.config["batch"]
-    return bool(after["accumulation"] < before["accumulation"] and after["effective"] == before["effective"])
+    before, after = plan.baseline.config.batch, plan.config.batch
+    return bool(after.accumulation < before.accumulation and after.effective == before.effective)
 
 
 def larger_batch(plan: Plan) -> bool:
     """Return whether the plan has a larger global batch."""
-    return bool(plan.config["batch"]["global"] > plan.baseline.config["batch"]["global"])
+    return bool(plan.config.batch.global_size > plan.baseline.config.batch.global_size)
 
 
 def pages_stay(plan: Plan) -> bool:
     """Return whether the plan keeps freed memory, or has micro-batches too small to free any."""
-    before, after = plan.baseline.config["batch"], plan.config["batch"]
-    return bool(plan.config["keep_freed_memory"] or after["global"] < before["global"])
+    before, after = plan.baseline.config.batch, plan.config.batch
+    return bool(plan.config.keep_freed_memory or after.global_size < before.global_size)
 
 
 FREED = ("--effective-batch", "8..256")
@@ -108,7 +108,7 @@ def planted(case: Case, folder: Path) -> str:
 
 def expected_updates(plan: Plan, own: int) -> int:
     """Return the updates of the script, scaled by the change of the effective batch (which divides the epoch here)."""
-    before, after = plan.baseline.config["batch"]["effective"], plan.config["batch"]["effective"]
+    before, after = plan.baseline.config.batch.effective, plan.config.batch.effective
     return own * before // after
 
 

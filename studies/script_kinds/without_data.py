@@ -29,7 +29,7 @@ if __name__ == "__main__":
     import autoplan
 
     plan = autoplan.load_plan(sys.argv[1])
-    effective = plan.baseline.config["batch"]["effective"]
+    effective = plan.baseline.config.batch.effective
     rng = np.random.default_rng(22)
     x = rng.normal(size=(BATCHES * effective, 16, 16, 3)).astype("float32")
     y = np.eye(5, dtype="float32")[rng.integers(5, size=len(x))]

@@ -66,7 +66,7 @@ def bench_of(model: str, client: Client, cluster: Cluster, logs: Path | None = N
     """Return the bench that tuning uses, for one model and its baseline."""
     spec = source.resolve(f"{cases.module_of(model)}:{model}")
     bench = Bench(client, spec, "jax", cluster, Clock.start(None), logs=logs, limit_seconds=LIMIT_SECONDS)
-    return bench.with_(baseline=TrainConfig.from_dict(bench.observe().config))
+    return bench.with_(baseline=bench.observe().config)
 
 
 def probed(client: Client) -> dict[str, Any]:

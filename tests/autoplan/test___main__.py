@@ -15,7 +15,6 @@ import pytest
 import autoplan
 from autoplan.plan import file
 from autoplan.plan.records import Plan
-from autoplan.reports import plan_table
 from tests.builders import plans
 
 ROOT = Path(__file__).parents[2]
@@ -132,7 +131,7 @@ def test_from_a_script_to_a_plan_to_its_training(folder):
     assert Path("plan.yaml").read_text().startswith("# Nothing was run for this plan: ")
     trained = process("train", "mlp.py", "--plan", "plan.yaml", settings=settings)
     assert trained.returncode == 0, trained.stderr
-    assert f"fit 1: {plan_table.describe(plan.config)}; {plan.source.fit.updates} updates" in trained.stderr
+    assert f"fit 1: {plan.config.describe()}; {plan.source.fit.updates} updates" in trained.stderr
 
 
 def test_a_script_is_compared_on_real_hardware_of_the_catalogue(folder):

@@ -17,7 +17,7 @@ from autoplan.plan import file
 from autoplan.plan.records import Evidence, FailureKind
 from autoplan.sources import keras_backend, source
 from autoplan.tuning.request import EstimateRequest, TuneRequest
-from cost_models.config import TrainConfig
+from cost_models.config import Batch
 from tests.builders.fake_client import failure, micro_step_seconds
 from tests.builders.observations import cluster, config
 from tests.builders.tune_requests import BEST, OWN, fake, tried
@@ -38,10 +38,10 @@ def slower_than(fastest, factor=3.0):
 def test_the_backend_is_tuned_where_that_is_asked(tune, every_backend):
     client = fake(seconds=slower_than("torch"))
     plan = tune(client, backend="auto", trials=12).plan
-    assert plan.config["backend"] == "torch"
-    assert plan.baseline.config["backend"] == "jax"
+    assert plan.config.backend == "torch"
+    assert plan.baseline.config.backend == "jax"
     assert plan.environment.backend == "torch"
-    assert {trial.config["backend"] for trial in plan.trials} == {"jax", "tensorflow", "torch"}
+    assert {trial.config.backend for trial in plan.trials} == {"jax", "tensorflow", "torch"}
     assert plan.verification.faster
     assert plan.verification.numerics == "exact"
     assert any(note.startswith("moving from jax to torch: set KERAS_BACKEND=torch") for note in plan.notes)
@@ -59,7 +59,7 @@ def test_a_backend_is_left_alone_unless_asked(tune, every_backend):
     client = fake(seconds=slower_than("torch"))
     plan = tune(client).plan
     assert {job.backend for job in client.jobs} == {"jax"}
-    assert plan.config["backend"] == "jax"
+    assert plan.config.backend == "jax"
 
 
 def test_a_backend_that_cannot_run_the_training_is_left_out_with_its_reason(tune, every_backend):
@@ -73,7 +73,7 @@ def test_a_backend_that_cannot_run_the_training_is_left_out_with_its_reason(tune
     assert len(told) == 1
     assert "it calls jax.numpy" in told[0].reason
     assert any(note.startswith("not tried on tensorflow: ") for note in plan.notes)
-    assert {trial.config["backend"] for trial in plan.trials} == {"jax", "torch"}
+    assert {trial.config.backend for trial in plan.trials} == {"jax", "torch"}
 
 
 def test_a_step_is_traced_on_jax_whatever_it_trains_on(tune, every_backend):
@@ -81,7 +81,7 @@ def test_a_step_is_traced_on_jax_whatever_it_trains_on(tune, every_backend):
     plan = tune(client, backend="torch").plan
     assert {job.backend for job in client.jobs if job.kind is JobKind.TRACE} == {"jax"}
     assert {job.backend for job in client.jobs if job.kind is JobKind.MEASURE} == {"torch"}
-    assert plan.config["backend"] == plan.baseline.config["backend"] == "torch"
+    assert plan.config.backend == plan.baseline.config.backend == "torch"
     assert plan.predicted["config"]["backend"] == "torch"
 
 
@@ -89,13 +89,13 @@ def test_without_jax_trials_go_without_forecasts_and_that_is_said(tune, monkeypa
     monkeypatch.setattr(keras_backend, "installed", lambda name: name == "torch")
     plan = tune(fake(), backend="torch").plan
     assert plan.predicted is None
-    assert TrainConfig.from_dict(plan.config) == BEST.with_(backend="torch")
+    assert plan.config == BEST.with_(backend="torch")
     assert any("tracing it on JAX, which is not installed here" in note for note in plan.notes)
 
 
 def test_a_backend_pinned_like_a_knob_is_the_backend(tune, every_backend):
     client = fake()
-    assert tune(client, fix={"backend": "torch"}).plan.config["backend"] == "torch"
+    assert tune(client, fix={"backend": "torch"}).plan.config.backend == "torch"
     with pytest.raises(ConfigError, match="--backend jax and --fix backend=torch: keep one of them"):
         tune(client, backend="jax", fix={"backend": "torch"})
 
@@ -104,7 +104,7 @@ def test_a_planted_fault_is_undone_and_the_plan_is_verified(tune, tmp_path):
     client = fake()
     result = tune(client)
     plan = result.plan
-    assert TrainConfig.from_dict(plan.config) == BEST
+    assert plan.config == BEST
     assert plan.evidence is Evidence.MEASURED
     assert plan.baseline.measured.micro_step_seconds == micro_step_seconds(OWN)
     assert plan.measured.micro_step_seconds == micro_step_seconds(BEST)
@@ -142,27 +142,27 @@ def test_the_number_of_trials_is_kept(tune):
 
 
 def test_a_failure_ends_a_trial_and_not_the_study(tune):
-    client = fake(plant=lambda job: failure() if job.kind is JobKind.MEASURE and job.config == BEST.to_dict() else None)
+    client = fake(plant=lambda job: failure() if job.kind is JobKind.MEASURE and job.config == BEST else None)
     result = tune(client)
-    assert TrainConfig.from_dict(result.plan.config) == config(128, 2)
+    assert result.plan.config == config(128, 2)
     failed = [record for record in result.plan.trials if record.outcome == "failed"]
-    assert [(record.config, record.failure.kind) for record in failed] == [(BEST.to_dict(), FailureKind.OOM)]
+    assert [(record.config, record.failure.kind) for record in failed] == [(BEST, FailureKind.OOM)]
 
 
 def test_a_winner_that_trains_otherwise_is_refused_and_the_next_is_tried(tune):
     losses = lambda one, seed, updates: [2.0 if one == BEST else 1.0] * updates  # noqa: E731
     plan = tune(fake(losses=losses)).plan
-    assert TrainConfig.from_dict(plan.config) == config(128, 2)
+    assert plan.config == config(128, 2)
     assert plan.verification.numerics == "exact"
 
 
 def test_a_winner_that_dies_in_verification_leaves_the_next(tune):
     def plant(job):
         verifying = job.kind is JobKind.MEASURE and "cache_dir" in job.options
-        return failure(FailureKind.CRASH) if verifying and job.config == BEST.to_dict() else None
+        return failure(FailureKind.CRASH) if verifying and job.config == BEST else None
 
     plan = tune(fake(plant=plant)).plan
-    assert TrainConfig.from_dict(plan.config) == config(128, 2)
+    assert plan.config == config(128, 2)
 
 
 def test_random_layers_are_judged_by_five_seeds_of_the_baseline(tune):
@@ -176,7 +176,7 @@ def test_random_layers_are_judged_by_five_seeds_of_the_baseline(tune):
 def test_another_effective_batch_is_not_compared_and_comes_with_its_rule(tune):
     own = config(8)
     plan = tune(fake(own), effective_batch=(64, 1024)).plan
-    assert plan.config["batch"]["effective"] == 1024
+    assert plan.config.batch.effective == 1024
     assert plan.verification.numerics == "not_compared"
     rule = "square root rule for Adam: multiply the learning rate by 11.3"
     assert any(rule in note for note in plan.notes)
@@ -184,7 +184,7 @@ def test_another_effective_batch_is_not_compared_and_comes_with_its_rule(tune):
 
 def test_pins_hold_even_where_the_baseline_breaks_them(tune):
     plan = tune(fake(BEST), fix={"accumulation": "8"}, only=()).plan
-    assert TrainConfig.from_dict(plan.config).batch == config(32, 8).batch
+    assert plan.config.batch == config(32, 8).batch
     assert "what was asked for leaves the baseline out, so the plan is the best of the rest" in plan.notes[0]
     assert plan.verification.faster is False
 
@@ -223,7 +223,7 @@ def test_a_dry_run_lists_and_measures_nothing(tune, tmp_path):
     result = tune(client, dry_run=True, output=None)
     assert result.plan is None
     assert {job.kind for job in client.jobs} == {JobKind.OBSERVE, JobKind.TRACE}
-    assert TrainConfig.from_dict(result.shortlist[0].config) == BEST
+    assert result.shortlist[0].config == BEST
     assert result.shortlist[0].reason == "predicted 1.00 times the time of the best"
     assert [one.baseline for one in result.shortlist].count(True) == 1
     own = next(one for one in result.shortlist if one.baseline)
@@ -240,7 +240,7 @@ def test_for_hardware_that_is_not_here_a_default_yields_to_jax_unless_the_source
     monkeypatch.delenv("KERAS_BACKEND")
     there = cluster(4, kind="tpu", local=False)
     plan = tune(fake(), here=there, hardware="tpu-v5e-4", only=()).plan
-    assert plan.config["backend"] == "jax"
+    assert plan.config.backend == "jax"
     assert any("nobody chose a backend, so the plan is for jax" in note for note in plan.notes)
 
     def needs_tensorflow(job):
@@ -249,7 +249,7 @@ def test_for_hardware_that_is_not_here_a_default_yields_to_jax_unless_the_source
         )
 
     plan = tune(fake(plant=needs_tensorflow), here=there, hardware="tpu-v5e-4", only=()).plan
-    assert plan.config["backend"] == "tensorflow"
+    assert plan.config.backend == "tensorflow"
 
 
 def test_hardware_that_is_not_here_gives_an_analytic_plan(tune):
@@ -277,7 +277,7 @@ def untraceable(job):
 
 def test_a_training_step_that_cannot_be_traced_is_measured_by_least_change(tune):
     plan = tune(fake(plant=untraceable)).plan
-    assert TrainConfig.from_dict(plan.config) == BEST
+    assert plan.config == BEST
     assert plan.predicted is None
     assert all(record.predicted_update_seconds is None for record in plan.trials)
     told = (
@@ -391,13 +391,13 @@ def test_a_real_script_is_tuned_from_end_to_end(quick, tmp_path):
     result = planner.tune(request, events.append)
     plan = file.read(result.written_to)
     assert plan.evidence is Evidence.MEASURED
-    assert plan.baseline.config["batch"] == {"local": 8, "global": 8, "accumulation": 16, "effective": 128}
+    assert plan.baseline.config.batch == Batch(8, accumulation=16)
     # How fast a machine is while others use it is not a test's to say; that the plan follows from what was shown is.
     shown = plan.verification
     assert shown.numerics == "exact"
     assert shown.checkpoint_saved
     assert shown.faster == (shown.speedup_low > 1)
-    assert (plan.config["batch"]["accumulation"] < 16) == shown.faster
+    assert (plan.config.batch.accumulation < 16) == shown.faster
     assert shown.faster or "not shown to be faster" in plan.notes[0]
     assert [record.outcome for record in plan.trials] == ["measured"] * 6
     assert plan.source.args == ["16"]

@@ -10,7 +10,7 @@ from autoplan.jobs.client import Client, Job, JobKind, Observation
 from autoplan.plan import file
 from autoplan.plan.records import Measurement, Plan
 from autoplan.sources import source
-from cost_models.config import TrainConfig
+from cost_models.config import Batch
 from cost_models.workload.serialization import workload_from_dict
 from tests.builders.plans import plain_plan
 
@@ -82,8 +82,7 @@ def answered(client, kind, spec, **more):
 
 
 def with_batch(own, size, accumulation):
-    batch = {"local": size, "global": size, "accumulation": accumulation, "effective": size * accumulation}
-    return TrainConfig.from_dict({**own, "batch": batch}).to_dict()
+    return own.with_(batch=Batch(size, accumulation=accumulation))
 
 
 def observed(client, spec):
@@ -98,7 +97,7 @@ def test_a_script_is_traced_and_measured_with_another_batch(client, spec, observ
     seen = observations[shape] = observed(client, spec(script, fit))
     assert {key: getattr(seen, key) for key in expected} == expected
     changed = with_batch(seen.config, *batch)
-    assert changed["batch"]["effective"] == seen.config["batch"]["effective"]
+    assert changed.batch.effective == seen.config.batch.effective
     value = answered(client, JobKind.MEASURE, spec(script, fit), config=changed, baseline=seen.config, options=THOROUGH)
     found = Measurement.model_validate(value)
     remainder = [] if shape == "generator" else ["remainder"]  # which says no end of an epoch

@@ -67,10 +67,10 @@ class FakeClient:
 
     def of_kind(self, kind: JobKind) -> list[TrainConfig]:
         """The configurations of the jobs of one kind, in order."""
-        return [TrainConfig.from_dict(job.config) for job in self.jobs if job.kind is kind and job.config]
+        return [job.config for job in self.jobs if job.kind is kind and job.config]
 
     def _answer(self, job: Job) -> dict[str, Any]:
-        config = TrainConfig.from_dict(job.config or self.facts.config)
+        config = job.config or self.facts.config
         match job.kind:
             case JobKind.OBSERVE:
                 return self._observed(job.backend)

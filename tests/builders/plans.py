@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from autoplan.plan.records import Plan
+from cost_models.config import TrainConfig
 
 GIB = 2**30
 MIB = 2**20
@@ -17,6 +18,11 @@ def short(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: short(item) for key, item in value.items()}
     return [short(item) for item in value] if isinstance(value, list) else value
+
+
+def train_config(**changes: Any) -> TrainConfig:
+    """The configuration of `config`, as records hold it."""
+    return TrainConfig.from_dict(config(**changes))
 
 
 def config(**changes: Any) -> dict[str, Any]:

@@ -27,7 +27,7 @@ def ran(own: TrainConfig, number: int = 0) -> TrialRecord:
     """A configuration that was measured."""
     figures = plans.measurement(size=own.batch.global_size, accumulation=own.batch.accumulation)
     measured = Measurement.model_validate(figures)
-    return TrialRecord(number=number, config=own.to_dict(), outcome="measured", measurement=measured)
+    return TrialRecord(number=number, config=own, outcome="measured", measurement=measured)
 
 
 def failed(
@@ -35,4 +35,4 @@ def failed(
 ) -> TrialRecord:
     """A configuration that failed; `held` in GiB."""
     failure = Failure(kind=kind, message="too large", held_bytes=None if held is None else int(held * GIB))
-    return TrialRecord(number=number, config=own.to_dict(), outcome="failed", failure=failure)
+    return TrialRecord(number=number, config=own, outcome="failed", failure=failure)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from autoplan.jobs.client import JobKind
-from cost_models.config import TrainConfig
 from tests.builders.fake_client import FakeClient
 from tests.builders.observations import config, observation
 
@@ -17,7 +16,7 @@ def fake(own=OWN, **changes):
 
 
 def tried(result):
-    return [TrainConfig.from_dict(record.config) for record in result.plan.trials]
+    return [record.config for record in result.plan.trials]
 
 
 def interrupting(after, *, kind=JobKind.MEASURE, times=1):

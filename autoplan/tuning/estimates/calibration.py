@@ -53,7 +53,7 @@ def factors(records: Iterable[TrialRecord]) -> dict[Execution, float]:
     for record in records:
         if record.measurement is not None and record.predicted_update_seconds:
             ratio = record.measurement.update_seconds / record.predicted_update_seconds
-            ratios.setdefault(Execution.of(TrainConfig.from_dict(record.config)), []).append(ratio)
+            ratios.setdefault(Execution.of(record.config), []).append(ratio)
     return {execution: median(found) for execution, found in ratios.items()}
 
 
@@ -63,7 +63,7 @@ def calibrations(
     """Factors of the parts of a micro-step, for each kind of execution of which enough was measured and forecast."""
     pairs: dict[Execution, list[TimePair]] = {}
     for record in records:
-        config = TrainConfig.from_dict(record.config)
+        config = record.config
         predicted = _parts(forecasts.get(config))
         if record.measurement is not None and predicted is not None:
             observed = record.measurement.micro_step_seconds

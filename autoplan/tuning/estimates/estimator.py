@@ -89,11 +89,11 @@ class Findings:
         forecast, own = self.forecasts.get(config), config == self.space.baseline
         if forecast is None:
             words = ", ".join(changes(self.space.baseline, config)) or "your own configuration"
-            return Candidate(config.to_dict(), None, f"no forecast; {words}", own)
+            return Candidate(config, None, f"no forecast; {words}", own)
         best = min(one.seconds_per_sample for one in self.forecasts.values() if one.config in self.shortlist)
         ratio = forecast.seconds_per_sample / best
         told = f"{'your own configuration; ' if own else ''}predicted {ratio:.2f} times the time of the best"
-        return Candidate(config.to_dict(), forecast.estimate, told, own)
+        return Candidate(config, forecast.estimate, told, own)
 
 
 def versions_of(observation: Observation, cluster: Cluster) -> Versions:
@@ -306,7 +306,7 @@ def _by_structure(configs: Iterable[TrainConfig]) -> dict[Structure, list[TrainC
 def _unforeseen(group: Sequence[TrainConfig], reason: str) -> Rejection:
     """One Rejection for configurations of which nothing can be forecast."""
     figures = {"configurations": len(group)}
-    return Rejection(config=group[0].to_dict(), stage="known_issue", reason=reason, figures=figures)
+    return Rejection(config=group[0], stage="known_issue", reason=reason, figures=figures)
 
 
 def _where_it_is_needed(
@@ -325,7 +325,7 @@ def _where_it_is_needed(
         return wanted, []
     reason = "rematerialization adds work and saves memory; these fit without it"
     figures = {"configurations": len(spared)}
-    return wanted, [Rejection(config=spared[0].to_dict(), stage="slower", reason=reason, figures=figures)]
+    return wanted, [Rejection(config=spared[0], stage="slower", reason=reason, figures=figures)]
 
 
 def _decided_by_estimates(baseline: TrainConfig, legal: Sequence[Forecast]) -> tuple[list[Forecast], list[Rejection]]:
@@ -353,7 +353,7 @@ def _fastest_values(
     by_value = {value: [one for one in dropped if knob.value(one) == value] for value in knob.slower_because}
     return chosen, [
         Rejection(
-            config=configs[0].to_dict(),
+            config=configs[0],
             stage="slower",
             reason=knob.slower_because[value],
             figures={"configurations": len(configs)},

@@ -32,7 +32,7 @@ def rescue(
     tried = [_tried(search.baseline, record) for record in search.records]
     passed_over = [_passed_over(search, config, forecasts.get(config)) for config in _best_of_each_kind(search, least)]
     return Rescue(
-        config=least.to_dict(),
+        config=least,
         changed=changes(search.baseline, least),
         because=_because(search, least, batch_norm=batch_norm),
         baseline_bytes=_held(baseline.failure),
@@ -82,7 +82,7 @@ def _because(search: RescueSearch, least: TrainConfig, *, batch_norm: bool) -> s
     parts += [f"no other {NAMES[kind]} is legal here" for kind in _illegal(search, kinds)]
     smaller = _smaller(search, least)
     if smaller:
-        tried = [r for r in search.records if TrainConfig.from_dict(r.config) in smaller and r.failure is not None]
+        tried = [r for r in search.records if r.config in smaller and r.failure is not None]
         failed = formatting.listed([f"{_changed(baseline, r)} {_ended(r.failure, None)}" for r in tried])
         over = len(smaller) - len(tried)
         passed = f"{over} more are estimated not to run or were passed over" if over else ""
@@ -112,7 +112,7 @@ def _smaller(search: RescueSearch, least: TrainConfig) -> list[TrainConfig]:
 
 def _best_of_each_kind(search: RescueSearch, least: TrainConfig) -> list[TrainConfig]:
     """Return, for each set of kinds of change smaller than `least`, the untried configuration that needs least."""
-    tried = {TrainConfig.from_dict(record.config) for record in search.records}
+    tried = {record.config for record in search.records}
     best: dict[tuple[Tradeoff, ...], TrainConfig] = {}
     for config in search.order[: search.order.index(least)]:
         kinds = kinds_of_change(search.baseline, config)
@@ -129,7 +129,7 @@ def _tried(baseline: TrainConfig, record: TrialRecord) -> Rung:
         outcome = "out_of_memory" if failure.out_of_memory else "failed"
     return Rung(
         config=record.config,
-        changed=changes(baseline, TrainConfig.from_dict(record.config)),
+        changed=changes(baseline, record.config),
         outcome=outcome,
         evidence=Evidence.MEASURED,
         reason="" if failure is None else next(iter(failure.message.splitlines()), ""),
@@ -139,7 +139,7 @@ def _tried(baseline: TrainConfig, record: TrialRecord) -> Rung:
 
 def _passed_over(search: RescueSearch, config: TrainConfig, forecast: Forecast | None) -> Rung:
     return Rung(
-        config=config.to_dict(),
+        config=config,
         changed=changes(search.baseline, config),
         outcome="passed_over",
         evidence=Evidence.ANALYTIC,
@@ -149,7 +149,7 @@ def _passed_over(search: RescueSearch, config: TrainConfig, forecast: Forecast |
 
 
 def _changed(baseline: TrainConfig, record: TrialRecord) -> str:
-    return ", ".join(changes(baseline, TrainConfig.from_dict(record.config))) or "no change"
+    return ", ".join(changes(baseline, record.config)) or "no change"
 
 
 def _ended(failure: Failure | None, usable_bytes: int | None) -> str:

@@ -109,7 +109,7 @@ class RescueSearch:
 
     def add(self, record: TrialRecord) -> None:
         """Take the record of a configuration that was tried."""
-        config = TrainConfig.from_dict(record.config)
+        config = record.config
         self.records.append(record)
         if record.measurement is not None:
             if self.least is None or self.order.index(config) < self.order.index(self.least):
@@ -134,7 +134,7 @@ class RescueSearch:
         """Return the configurations that may still run or have run, the least change first."""
         if self._hopeless:
             return []
-        done = {TrainConfig.from_dict(record.config) for record in self.records if record.measurement is None}
+        done = {record.config for record in self.records if record.measurement is None}
         return [config for config in self.order if config not in done and not self._ruled_out(config)]
 
     def _ruled_out(self, config: TrainConfig) -> bool:

@@ -92,7 +92,7 @@ def compiled_plan(request: TuneRequest, findings: Findings, witnessed: Witnessed
     NoFeasibleConfiguration where it found everything too large.
     """
     winner = witnessed.winner
-    best = witnessed.instead if winner is None else TrainConfig.from_dict(winner.config)
+    best = witnessed.instead if winner is None else winner.config
     if best is None:
         raise NoFeasibleConfiguration(_all_too_large(witnessed))
     compiled = [record for record in witnessed.records if record.compiled is not None]
@@ -143,7 +143,7 @@ def _all_too_large(witnessed: Witnessed) -> str:
     """The least that the compiler found needed, of those whose need it told."""
     told = [one for one in witnessed.rejected if one.figures["needed_bytes"] is not None]
     least = min(told, key=lambda one: int(one.figures["needed_bytes"] or 0), default=None)
-    what = "" if least is None else f", the least {TrainConfig.from_dict(least.config).describe()}: {least.reason}"
+    what = "" if least is None else f", the least {least.config.describe()}: {least.reason}"
     return (
         f"none of the configurations that the compiler was asked about fits ({len(witnessed.rejected)} are too large"
         f"{what}), and nothing else may. What would fit: larger devices or more of them, a smaller --effective-batch, "
@@ -209,7 +209,7 @@ def _trial_runs(tried: Tried, repeats: Sequence[Timed]) -> list[Timed]:
     """The trials of the configurations that ran again."""
     repeated = {run.config for run in repeats}
     seen = {id(run.measurement) for run in repeats}
-    runs = [Timed(TrainConfig.from_dict(r.config), r.measurement) for r in tried.records if r.measurement is not None]
+    runs = [Timed(r.config, r.measurement) for r in tried.records if r.measurement is not None]
     return [run for run in runs if run.config in repeated and id(run.measurement) not in seen]
 
 
@@ -224,7 +224,7 @@ def _with_clean_run(record: TrialRecord, runs: Sequence[Timed]) -> TrialRecord:
     """The middle one of a configuration's verification runs in place of its trial; compile time stays the trial's."""
     if record.measurement is None:
         return record
-    config = TrainConfig.from_dict(record.config)
+    config = record.config
     own = sorted((run.measurement for run in runs if run.config == config), key=lambda one: one.micro_step_seconds)
     if not own:
         return record
@@ -248,7 +248,7 @@ def _with_interval(record: TrialRecord, between: Spread | None) -> TrialRecord:
 def _choose(
     findings: Findings, tried: Tried, verified: Sequence[Verified] | None, ranked: Sequence[TrialRecord]
 ) -> Choice:
-    reference = TrainConfig.from_dict(tried.reference.config)
+    reference = tried.reference.config
     baseline_runs = tried.baseline.measurement is not None
     named = "the baseline" if baseline_runs else "the least change that runs"
     last = verified[-1] if verified else None
@@ -257,23 +257,22 @@ def _choose(
         words = ", ".join(changes(findings.space.baseline, last.config)) or "no change"
         why = f"{words}: shown faster than {named} in {last.verification.pairs} pairs of clean processes"
         return Choice(last.config, _of_its_trial(last.config, ranked), verification, why)
-    others = any(TrainConfig.from_dict(one.config) != reference for one in ranked)
+    others = any(one.config != reference for one in ranked)
     why = _why_not(last, named, interrupted=verified is None, others=others)
     if reference in findings.space.configs or not ranked:
         return Choice(reference, tried.reference.measurement, unverified(why), f"{why}: the plan is {named}")
     refused = {one.config.describe() for one in verified or () if one.verification.numerics == "outside"}
-    sound = [one for one in ranked if TrainConfig.from_dict(one.config).describe() not in refused]
+    sound = [one for one in ranked if one.config.describe() not in refused]
     best = (sound or ranked)[0]
-    of_best = [one.verification for one in verified or () if one.config.to_dict() == best.config]
+    of_best = [one.verification for one in verified or () if one.config == best.config]
     verification = of_best[-1] if of_best and baseline_runs else unverified(why)
     why = f"{why}; what was asked for leaves {named} out, so the plan is the best of the rest"
-    return Choice(TrainConfig.from_dict(best.config), best.measurement, verification, why)
+    return Choice(best.config, best.measurement, verification, why)
 
 
 def _of_its_trial(config: TrainConfig, ranked: Sequence[TrialRecord]) -> Measurement | None:
     """The trial's figures, taken like the baseline's: nothing compiled before. Verification runs found a warm cache."""
-    wanted = config.to_dict()
-    return next((record.measurement for record in ranked if record.config == wanted), None)
+    return next((record.measurement for record in ranked if record.config == config), None)
 
 
 def _why_not(last: Verified | None, named: str, *, interrupted: bool, others: bool) -> str:
@@ -324,7 +323,7 @@ def _whole_fit(findings: Findings, tried: Tried, choice: Choice) -> WholeFit | N
 def _with_whole_fit(record: TrialRecord, findings: Findings, records: Sequence[TrialRecord]) -> TrialRecord:
     if record.measurement is None:
         return record
-    planned, config = PlannedFit.of(findings.observation), TrainConfig.from_dict(record.config)
+    planned, config = PlannedFit.of(findings.observation), record.config
     compiling = settled_compile_seconds(record.measurement, records)
     return record.model_copy(update={"whole_fit_seconds": planned.seconds(config, record.measurement, compiling)})
 
@@ -371,7 +370,7 @@ def _notes(findings: Findings, config: TrainConfig) -> list[str]:
 def _baseline(findings: Findings, record: TrialRecord | None) -> BaselineRecord:
     forecast = findings.forecasts.get(findings.space.baseline)
     return BaselineRecord(
-        config=findings.space.baseline.to_dict(),
+        config=findings.space.baseline,
         measured=record.measurement if record else None,
         failure=record.failure if record else None,
         predicted=dict(forecast.estimate) if forecast else None,
@@ -402,7 +401,7 @@ def _plan(
         source=_source(request, findings.observation),
         hardware=_hardware(findings.cluster, request.memory_limit_bytes),
         environment=Environment(**findings.of(config).observation.environment),
-        config=config.to_dict(),
+        config=config,
         baseline=baseline,
         predicted=dict(forecast.estimate) if forecast else None,
         compiled=compiled,
@@ -418,7 +417,7 @@ def _plan(
 
 def _source(request: TuneRequest, observation: Observation) -> SourceRecord:
     spec = request.source
-    batch = TrainConfig.from_dict(observation.config).batch
+    batch = observation.config.batch
     updates = None
     if observation.steps_per_epoch is not None:
         updates = observation.steps_per_epoch * observation.epochs // batch.accumulation

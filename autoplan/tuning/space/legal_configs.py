@@ -52,7 +52,7 @@ def legal_configs(
 
     ConfigError when `--fix` is misspelt, impossible here, or leaves nothing; the message lists what would be legal.
     """
-    baseline, named = TrainConfig.from_dict(observation.config), tuple(only)
+    baseline, named = observation.config, tuple(only)
     situation, asked = Situation(observation, baseline, cluster), free_fields(named)
     free = asked - observation.held.keys()
     limits = Limits(parse_fix(fix or {}), free, checked_range(effective_batch))
@@ -113,7 +113,7 @@ def _held_back(situation: Situation, asked: frozenset[str]) -> Iterator[Rejectio
             by_reason.setdefault(reason, []).append(name)
     for reason, names in by_reason.items():
         yield Rejection(
-            config=others[names[0]][0].to_dict(),
+            config=others[names[0]][0],
             stage="held",
             reason=f"{' and '.join(names)} cannot be tuned here: {reason}",
             figures={"configurations": sum(len(others[name]) for name in names)},
@@ -145,7 +145,7 @@ def _not_offered(situation: Situation, limits: Limits, named: Iterable[str]) -> 
             left_out = knob.set(baseline, not knob.value(baseline)) if knob.kind is FLAG else baseline
         if reason:
             yield Rejection(
-                config=left_out.to_dict(),
+                config=left_out,
                 stage="held",
                 reason=f"{name} is not tuned here: {reason}",
                 figures={"configurations": int(left_out != baseline)},
@@ -186,7 +186,7 @@ def _rejections(drops: Drops) -> Iterator[Rejection]:
     """Yield one Rejection for each issue, with the first configuration it dropped and how many there were."""
     for issue, configs in drops.values():
         yield Rejection(
-            config=configs[0].to_dict(),
+            config=configs[0],
             stage="known_issue",
             reason=issue.describe(),
             figures={"issue": issue.id, "effect": issue.effect.value, "configurations": len(configs)},

@@ -162,7 +162,7 @@ def without_idle_accumulation(
         return list(fitting), []
     return chosen, [
         Rejection(
-            config=left[0].to_dict(),
+            config=left[0],
             stage="slower",
             reason="more or fewer micro-steps an update are predicted to gain nothing over one that is tried",
             figures={"evidence": Evidence.ANALYTIC.value, "configurations": len(left)},
@@ -201,7 +201,7 @@ def would_fit(config: TrainConfig, fitting: Sequence[Forecast]) -> str | None:
 def _too_large(forecast: Forecast, fitting: Sequence[Forecast]) -> Rejection:
     needs = f"needs {formatting.size(forecast.needed_bytes)} of {formatting.size(forecast.usable_bytes)}"
     return Rejection(
-        config=forecast.config.to_dict(),
+        config=forecast.config,
         stage="infeasible",
         reason=needs,
         figures={
@@ -222,7 +222,7 @@ def _too_slow(forecast: Forecast, best: Forecast, place: int, factor: float) -> 
     if ratio <= factor:
         reason = f"number {place + 1} by prediction ({ratio:.2f} times the best); the shortlist is full"
     return Rejection(
-        config=forecast.config.to_dict(),
+        config=forecast.config,
         stage="slower",
         reason=reason,
         figures={

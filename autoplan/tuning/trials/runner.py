@@ -108,7 +108,7 @@ class Runner:
 
     def _rescue(self, failed: TrialRecord) -> Reference:
         """Try changes until the least one that runs is found. Ctrl-C ends the search."""
-        baseline = TrainConfig.from_dict(failed.config)
+        baseline = failed.config
         search = RescueSearch(baseline, self.legal, self._needs(baseline))
         self._tell(Event("stage", "your own configuration runs out of memory; looking for the least change that runs"))
         interrupted = False
@@ -137,7 +137,7 @@ class Runner:
 
     def _first_that_runs(self, failed: TrialRecord) -> TrialRecord:
         """By least change from a baseline that took too long. SourceError when none runs."""
-        baseline = TrainConfig.from_dict(failed.config)
+        baseline = failed.config
         last: TrialRecord | None = None
         for config in sorted(self.legal, key=lambda config: distance(baseline, config)):
             if config == baseline or not self._may_fit(config) or not self._may_go_on():
@@ -170,14 +170,14 @@ class Runner:
                 return "the budget is spent"
 
     def _contenders(self, untried: Sequence[TrainConfig]) -> list[TrainConfig]:
-        own = TrainConfig.from_dict(self.observation.config).batch.local
+        own = self.observation.config.batch.local
         return contenders(untried, self.forecasts, self.study.records, local_batch=own)
 
     def objective(self, record: TrialRecord) -> float | None:
         """Seconds a sample of the planned fit; None for a failure."""
         if record.measurement is None:
             return None
-        return self._seconds_per_sample(TrainConfig.from_dict(record.config), record.measurement)
+        return self._seconds_per_sample(record.config, record.measurement)
 
     def _whole_fit_seconds(self, config: TrainConfig, outcome: Outcome) -> float | None:
         """Of the script's own fit; None for a failure, or where its length is not known."""
@@ -192,11 +192,7 @@ class Runner:
 
     def ranked(self) -> list[TrialRecord]:
         """Measured and legal, the best first."""
-        scored = [
-            (self.objective(r), r.number, r)
-            for r in self.study.records
-            if TrainConfig.from_dict(r.config) in self.legal
-        ]
+        scored = [(self.objective(r), r.number, r) for r in self.study.records if r.config in self.legal]
         return [record for score, _, record in sorted((s, n, r) for s, n, r in scored if s is not None)]
 
     def worth_verifying(self, reference: TrialRecord) -> list[TrialRecord]:
@@ -209,12 +205,12 @@ class Runner:
         better = [record for record in self.ranked() if (self.objective(record) or 0.0) < standard]
         if not better:
             return []
-        baseline = TrainConfig.from_dict(reference.config)
+        baseline = reference.config
         slowest_of_best = _samples_per_second(better[0])[0]
         alike = [record for record in better if _samples_per_second(record)[1] >= slowest_of_best]
 
         def change(record: TrialRecord) -> tuple[bool, bool, int, float]:
-            config = TrainConfig.from_dict(record.config)
+            config = record.config
             knobs, _ = distance(baseline, config)
             moves, rounds = config.backend != baseline.backend, config.precision != baseline.precision
             return moves, rounds, knobs, self.objective(record) or 0.0
@@ -234,14 +230,14 @@ class Runner:
         """Take off the shortlist what needs no less than a configuration that ran out of memory."""
         if record.failure is None or not record.failure.out_of_memory:
             return
-        config = TrainConfig.from_dict(record.config)
+        config = record.config
         needed = self._needs(config)
         gone = self.study.leave_out(lambda other: cannot_run(other, config, needed))
         if not gone:
             return
         self.left_out.append(
             Rejection(
-                config=gone[0].to_dict(),
+                config=gone[0],
                 stage="infeasible",
                 reason=f"forecast to need no less than {config.describe()}, which ran out of memory",
                 figures={"evidence": Evidence.ANALYTIC.value, "configurations": len(gone)},
@@ -271,7 +267,7 @@ class Runner:
         if announce:
             self.study.begin(config)
         number = self.study.next_number
-        self._tell(Event("trial_started", config.describe(), number=number, config=config.to_dict()))
+        self._tell(Event("trial_started", config.describe(), number=number, config=config))
         started = self.bench.clock.elapsed()
         try:
             outcome = self.bench.measure(

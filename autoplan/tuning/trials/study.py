@@ -101,8 +101,7 @@ class Study:
 
     def outcome(self, config: TrainConfig) -> TrialRecord | None:
         """What became of a configuration, if it was tried."""
-        wanted = config.to_dict()
-        return next((record for record in self.records if record.config == wanted), None)
+        return next((record for record in self.records if record.config == config), None)
 
     def ask(self, among: Callable[[Sequence[TrainConfig]], Sequence[TrainConfig]] = list) -> TrainConfig | None:
         """The next configuration: the best predictions first, then what the sampler wishes. None after the last.
@@ -159,7 +158,7 @@ class Study:
         """
         record = TrialRecord(
             number=self.next_number,
-            config=config.to_dict(),
+            config=config,
             predicted_update_seconds=predicted_update_seconds,
             outcome=_spoken(outcome),
             measurement=outcome if isinstance(outcome, Measurement) else None,
@@ -281,7 +280,7 @@ def _kept(records: Iterable[TrialRecord]) -> dict[int, TrialRecord]:
 
 def _latest(records: Iterable[TrialRecord]) -> dict[int, TrialRecord]:
     """By number; of several records of one configuration the last."""
-    by_config = {json.dumps(record.config, sort_keys=True): record for record in records}
+    by_config = {record.config: record for record in records}
     return {record.number: record for record in by_config.values()}
 
 

@@ -72,7 +72,7 @@ class Verifier:
             if tried and not self.bench.clock.allows(verification_seconds(seconds, seconds, 0.0, exact=True)):
                 break
             try:
-                tried.append(self.verify(reference, TrainConfig.from_dict(record.config)))
+                tried.append(self.verify(reference, record.config))
             except KeyboardInterrupt:
                 if not tried:
                     raise

@@ -14,7 +14,7 @@ from typing import Any
 import keras
 
 from autoplan.errors import AutoplanError, HardwareError
-from autoplan.jobs.client import Job, JobKind
+from autoplan.jobs.client import Job, JobKind, Observation
 from autoplan.machine import processes
 from autoplan.plan.records import FailureKind
 from autoplan.runtime import backends
@@ -32,7 +32,6 @@ from autoplan.worker.losses import numerics
 from autoplan.worker.measure import measure
 from autoplan.worker.observe import observe
 from autoplan.worker.seeds import BASE_SEED, in_another_order, move_random_seed
-from cost_models.config import TrainConfig
 from cost_models.workload.serialization import workload_to_dict
 
 _LOOKS = (JobKind.OBSERVE, JobKind.TRACE)
@@ -197,20 +196,24 @@ class Session:
         self.channel.result(answers[self.job.kind](call, facts))
 
     def _observe(self, call: FitCall, facts: DataFacts) -> dict[str, Any]:
+        plain: dict[str, Any] = self._observed(call, facts).model_dump(mode="json")
+        return plain
+
+    def _observed(self, call: FitCall, facts: DataFacts) -> Observation:
         found = observe(call, facts, self.interception.seen, self.backend)
         # Without values of its variables the process says nothing of what a training holds.
         held = None if self._abstract() else processes.alone_bytes(os.getpid())
-        return found.model_copy(update={"process_bytes": held}).model_dump(mode="json")
+        return found.model_copy(update={"process_bytes": held})
 
     def _trace(self, call: FitCall, facts: DataFacts) -> dict[str, Any]:
         from autoplan.worker.trace.job import trace_near
 
-        observation = self._observe(call, facts)
+        observation = self._observed(call, facts)
         self._settle(call)
         self.channel.phase("trace")
-        built_with = self.job.config or observation["config"]
-        workload = trace_near(call.model, call.arguments, facts, int(built_with["batch"]["local"]), built_with)
-        return {"observation": observation, "workload": workload_to_dict(workload)}
+        built_with = self.job.config or observation.config
+        workload = trace_near(call.model, call.arguments, facts, built_with.batch.local, built_with)
+        return {"observation": observation.model_dump(mode="json"), "workload": workload_to_dict(workload)}
 
     def _lower(self, call: FitCall, facts: DataFacts) -> dict[str, Any]:
         from autoplan.worker import compile_job
@@ -245,7 +248,7 @@ class Session:
 def _change(job: Job) -> Change | None:
     if job.config is None or job.baseline is None:
         return None
-    return Change(TrainConfig.from_dict(job.baseline), TrainConfig.from_dict(job.config))
+    return Change(job.baseline, job.config)
 
 
 def _synthetic_facts(batch_size: int) -> DataFacts:

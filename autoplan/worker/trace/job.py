@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from autoplan.errors import WorkloadError
@@ -10,26 +9,25 @@ from autoplan.runtime.data import data_facts
 from autoplan.runtime.data.data_facts import DataFacts
 from autoplan.worker.synthetic_data import synthetic_specs
 from autoplan.worker.trace.train_step import trace_train_step
+from cost_models.config import TrainConfig
 from cost_models.workload.workload import Workload
 
 
-def trace(
-    model: Any, arguments: dict[str, Any], facts: DataFacts, local_batch: int, config: Mapping[str, Any]
-) -> Workload:
+def trace(model: Any, arguments: dict[str, Any], facts: DataFacts, local_batch: int, config: TrainConfig) -> Workload:
     """Trace with the shapes of one real batch; of synthetic ones where there is no data.
 
-    `config` (the keys of a plan) names the precision and the rematerialization that the model was built with.
+    `config` names the precision and the rematerialization that the model was built with.
 
     WorkloadError for data of which no batch of arrays can be had.
     """
     batch = training_batch(model, arguments, facts, local_batch)
     return trace_train_step(
-        model, batch, local_batch=local_batch, precision=config["precision"], remat=config["remat"]["mode"]
+        model, batch, local_batch=local_batch, precision=config.precision.value, remat=config.remat.mode.value
     )
 
 
 def trace_near(
-    model: Any, arguments: dict[str, Any], facts: DataFacts, local_batch: int, config: Mapping[str, Any]
+    model: Any, arguments: dict[str, Any], facts: DataFacts, local_batch: int, config: TrainConfig
 ) -> Workload:
     """Trace at the batch that is asked about, since a step that changes with the batch is another one at every batch.
 

@@ -180,7 +180,7 @@ def test_an_interrupted_study_answers_and_exits_with_130(folder, monkeypatch):
 
 
 def test_a_dry_run_lists_candidates_and_writes_nothing(folder, monkeypatch):
-    candidate = Candidate(plans.config(), plans.estimate(), "the best by prediction")
+    candidate = Candidate(plans.train_config(), plans.estimate(), "the best by prediction")
     asked = []
 
     def tune(request, watch):

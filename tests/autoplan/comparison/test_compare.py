@@ -15,7 +15,7 @@ from autoplan.plan.records import CompiledMemory, CompilerEvidence, Evidence, Fa
 from autoplan.sources import source
 from autoplan.tuning.compiler_check import NOTHING_LEFT, Witnessed
 from autoplan.tuning.request import CompareRequest
-from cost_models.config import Precision, TrainConfig
+from cost_models.config import Precision
 from cost_models.estimate import estimate
 from cost_models.hardware.catalogue import rows
 from cost_models.hardware.lookup import cluster
@@ -38,7 +38,7 @@ def training(width=64, own=OWN, plant=lambda job: None, **facts):
         planted = plant(job)
         if planted is not None or job.kind is not JobKind.TRACE:
             return planted
-        asked = TrainConfig.from_dict(job.config)
+        asked = job.config
         workload = computed_in(asked.precision.compute_dtype, workloads.dense(width, width, asked.batch.local, slots=2))
         workload = dataclasses.replace(workload, precision=asked.precision.value, remat=asked.remat.mode.value)
         return JobResult(
@@ -91,7 +91,7 @@ def test_every_tpu_and_gpu_has_a_row_and_each_structure_is_traced_once(compare):
 def test_a_rows_figures_are_those_of_an_estimate_and_the_best_of_the_space(compare):
     client = training(1024)
     (row,) = compare(client, "gpu-h100-80gb-x8").rows
-    traced = next(job for job in client.jobs if job.config and job.config["precision"] == row.config.precision.value)
+    traced = next(job for job in client.jobs if job.config and job.config.precision == row.config.precision.value)
     workload = workload_from_dict(client.plant(traced).value["workload"])
     there = cluster("gpu-h100-80gb-x8")
     told = estimate(workload, row.config, there, headroom=0.08)
@@ -201,7 +201,7 @@ def test_a_file_and_this_machine_stand_beside_the_catalogue(compare, tmp_path, m
 
 def test_what_cannot_be_traced_is_asked_once_and_what_is_wrong_everywhere_is_an_error(compare):
     def no_float16(job):
-        wrong = job.kind is JobKind.TRACE and job.config["precision"] == "mixed_float16"
+        wrong = job.kind is JobKind.TRACE and job.config.precision == "mixed_float16"
         return failure(FailureKind.UNSUPPORTED, "no float16 here") if wrong else None
 
     client = training(plant=no_float16)
@@ -244,7 +244,7 @@ def said_of(one, total_bytes, time=TIME):
         ),
         time=time,
     )
-    return TrialRecord(number=0, config=one.to_dict(), outcome="compiled", compiled=evidence)
+    return TrialRecord(number=0, config=one, outcome="compiled", compiled=evidence)
 
 
 @pytest.fixture
@@ -294,7 +294,7 @@ def test_what_the_compiler_finds_too_large_is_no_row_that_trains(witnessed, ende
     def answer(findings):
         refused = [
             Rejection(
-                config=one.to_dict(),
+                config=one,
                 stage="infeasible",
                 reason="the compiler says that it needs more",
                 figures={"needed_bytes": size},

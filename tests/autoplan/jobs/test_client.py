@@ -488,7 +488,7 @@ def test_a_backend_that_is_not_installed_is_told_with_the_extra(script, tmp_path
 
 
 def test_a_configuration_without_what_it_changes_is_no_job():
-    config = TrainConfig(Batch(8)).to_dict()
+    config = TrainConfig(Batch(8))
     with pytest.raises(ValueError, match="needs the script's own beside it"):
         Job(kind=JobKind.MEASURE, config=config)
     assert Job(kind=JobKind.MEASURE, config=config, baseline=config).config == config

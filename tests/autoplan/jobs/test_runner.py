@@ -101,8 +101,8 @@ def test_jobs_carry_configuration_baseline_and_simulated_devices():
     own = config(32)
     bench(client, here=cluster(4), baseline=own).measure(config(64, mesh={"data": 4}), "trial-1", options={"groups": 2})
     (job,) = client.jobs
-    assert job.config == config(64, mesh={"data": 4}).to_dict()
-    assert job.baseline == own.to_dict()
+    assert job.config == config(64, mesh={"data": 4})
+    assert job.baseline == own
     assert (job.devices, job.backend, job.options) == (4, "jax", {"groups": 2})
 
 

@@ -293,8 +293,8 @@ def test_without_a_pair_nothing_is_said_of_other_processes():
 @pytest.fixture
 def dry():
     candidates = (
-        Candidate(plans.config(), plans.estimate(), "the best by prediction"),
-        Candidate(plans.config(batch=(64, 2)), None, "your own configuration", baseline=True),
+        Candidate(plans.train_config(), plans.estimate(), "the best by prediction"),
+        Candidate(plans.train_config(batch=(64, 2)), None, "your own configuration", baseline=True),
     )
     rejected = (
         Rejection(config=plans.config(batch=(4096, 1)), stage="infeasible", reason="needs 19.4 GiB"),
@@ -323,7 +323,7 @@ def test_a_dry_run_shows_candidates_with_tier_and_reason(dry):
 
 
 def test_a_long_dry_run_shows_its_first_and_the_scripts_own(dry):
-    first = tuple(Candidate(plans.config(batch=(2**n, 1)), plans.estimate(), "promising") for n in range(8))
+    first = tuple(Candidate(plans.train_config(batch=(2**n, 1)), plans.estimate(), "promising") for n in range(8))
     long = replace(dry, shortlist=(*first, dry.shortlist[1], *first))
     lines = text(plan_table.tuned(long)).splitlines()
     rows = [re.split(r"\s{2,}", line) for line in lines[3:9]]

@@ -41,7 +41,7 @@ def clock():
 STORY = [
     (0.0, Event("stage", "looking at the training up to its fit")),
     (4.0, Event("note", "the script's set_dtype_policy is overridden")),
-    (5.0, Event("trial_started", "", number=0, config=plans.config(jit_compile=False), seconds_left=595.0)),
+    (5.0, Event("trial_started", "", number=0, config=plans.train_config(jit_compile=False), seconds_left=595.0)),
     (6.0, Event("trial_phase", "compiling", number=0, seconds_left=594.0)),
     (
         9.0,
@@ -49,20 +49,20 @@ STORY = [
             "trial_finished",
             "",
             number=0,
-            config=plans.config(jit_compile=False),
+            config=plans.train_config(jit_compile=False),
             outcome=MEASURED,
             whole_fit_seconds=3.81,
             whole_fit_known=True,
             best_number=0,
         ),
     ),
-    (10.0, Event("trial_started", "", number=1, config=plans.config(batch=(4096, 1)))),
+    (10.0, Event("trial_started", "", number=1, config=plans.train_config(batch=(4096, 1)))),
     (
         75.0,
         Event(
             *("trial_finished", "killed at 12.1 GiB"),
             number=1,
-            config=plans.config(batch=(4096, 1)),
+            config=plans.train_config(batch=(4096, 1)),
             outcome=OUT_OF_MEMORY,
             whole_fit_known=True,
             best_number=0,
@@ -96,7 +96,7 @@ def test_a_pipe_gets_an_event_a_line(clock):
 
 
 def test_a_whole_fit_of_unknown_length_is_not_spoken_of(clock):
-    event = Event("trial_finished", "", number=0, config=plans.config(), outcome=MEASURED, best_number=0)
+    event = Event("trial_finished", "", number=0, config=plans.train_config(), outcome=MEASURED, best_number=0)
     stream = io.StringIO()
     with progress.watching(stream, clock) as watch:
         watch(event)
@@ -146,7 +146,7 @@ def test_long_lines_are_not_broken_in_a_pipe(clock):
 
 
 def test_simulated_devices_are_named(clock):
-    event = Event("trial_finished", "", number=3, config=plans.config(), outcome=SIMULATED)
+    event = Event("trial_finished", "", number=3, config=plans.train_config(), outcome=SIMULATED)
     stream = io.StringIO()
     with progress.watching(stream, clock) as watch:
         watch(event)
@@ -209,7 +209,7 @@ def test_the_board_keeps_to_the_screen(clock):
     console = plan_table.open_console(io.StringIO())
     board = progress.Board(clock)
     for number in range(40):
-        board.tell(Event("trial_started", "", number=number, config=plans.config()), console)
+        board.tell(Event("trial_started", "", number=number, config=plans.train_config()), console)
     numbers = [row[0] for row in rows(board) if row[0].isdecimal()]
     assert numbers == [str(number) for number in range(25, 40)]
 

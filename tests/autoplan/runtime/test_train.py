@@ -84,7 +84,7 @@ def plan_for(observation, tmp_path, *, simulated_devices=None, structure=None, *
     plain = plain_plan()
     plain["source"]["fit"] |= {"index": 2, "structure": structure or observation.structure}
     plain["baseline"]["config"] = observation.config
-    plain["config"] = {**observation.config, **changes}
+    plain["config"] = {**observation.config.to_dict(), **changes}
     plain["hardware"] |= {"simulated": simulated_devices is not None, "devices": simulated_devices or 1}
     return file.write(Plan.model_validate(plain), tmp_path / "plan.yaml")
 
@@ -200,7 +200,7 @@ def test_later_fits_train_as_the_script_means_them(observation, tmp_path, later,
     plain["source"]["fit"] |= {"index": 1, "structure": own.structure}
     plain["baseline"]["config"] = own.config
     mesh = {"data": devices, "model": 1}
-    plain["config"] = {**own.config, "mesh": mesh, "batch": batch(8, 4, data=devices)}
+    plain["config"] = {**own.config.to_dict(), "mesh": mesh, "batch": batch(8, 4, data=devices)}
     plain["hardware"] |= {"simulated": devices > 1, "devices": devices}
     plan = file.write(Plan.model_validate(plain), tmp_path / "plan.yaml")
     command = [sys.executable, "-m", "autoplan.runtime", "train", "--plan", str(plan), str(path)]

@@ -49,7 +49,7 @@ def test_the_best_prediction_is_compiled_and_is_the_plan(plan_for):
     result = plan_for(client)
     plan = result.plan
     assert plan.evidence is Evidence.COMPILED
-    assert [config.to_dict() for config in asked(client)] == [plan.config]
+    assert asked(client) == [plan.config]
     assert plan.compiled.memory.total_bytes == 2**20
     assert [record.outcome for record in plan.trials] == ["compiled"]
     assert plan.trials[0].compiled == plan.compiled
@@ -65,10 +65,10 @@ def test_what_the_compiler_finds_too_large_is_rejected_with_its_figures_and_the_
     client = fake(own=OWN, compiler=compiler)
     plan = plan_for(client, fix={"mesh.data": "1"}).plan
     assert asked(client)[0].batch.local == 256
-    assert plan.config["batch"]["local"] == 128
+    assert plan.config.batch.local == 128
     assert plan.compiled.memory.total_bytes <= NAMED.chip.usable_memory_bytes * 0.92
     rejected = [one for one in plan.rejected if one.figures.get("evidence") == "compiled"]
-    assert [one.config["batch"]["local"] for one in rejected] == [256]
+    assert [one.config.batch.local for one in rejected] == [256]
     assert rejected[0].figures["needed_bytes"] == 20 * GIB
     assert rejected[0].reason == "the compiler says that it needs 20.0 GiB of 14.5 GiB a device"
     assert rejected[0].nearest.endswith("would fit")
@@ -83,7 +83,7 @@ def test_one_answer_corrects_the_predictions_for_its_like(plan_for):
     client = fake(own=OWN, compiler=compiler)
     plan = plan_for(client, fix={"mesh.data": "1"}).plan
     assert [one.batch.local for one in asked(client)][:2] == [256, 1]
-    assert plan.config["batch"]["local"] == 1
+    assert plan.config.batch.local == 1
     assert plan.evidence is Evidence.COMPILED
 
 
@@ -97,7 +97,7 @@ def test_a_slower_compiled_program_lets_another_win(plan_for):
     client = fake(own=BEST, compiler=compiler)
     plan = plan_for(client, only=("precision",)).plan
     assert asked(client)[0].precision is Precision.FLOAT32
-    assert plan.config["precision"] == "mixed_bfloat16"
+    assert plan.config.precision == "mixed_bfloat16"
     assert plan.compiled.time["micro_step_seconds"] == 1e-4
 
 
@@ -122,7 +122,7 @@ def test_a_size_that_the_compiler_does_not_tell_is_no_zero(plan_for):
         return compiled(2**20)
 
     plan = plan_for(fake(own=OWN, compiler=compiler), fix={"mesh.data": "1"}).plan
-    assert plan.config["batch"]["local"] == 64
+    assert plan.config.batch.local == 64
     told = [one for one in plan.rejected if one.figures.get("evidence") == "compiled"]
     assert told[0].figures["needed_bytes"] is None
     assert "not known" in told[0].reason
@@ -193,7 +193,7 @@ def test_a_plan_is_never_what_the_compiler_found_too_large(plan_for):
 
     plan = plan_for(fake(own=OWN, compiler=compiler), witnesses=1, fix={"mesh.data": "1"}).plan
     assert plan.evidence is Evidence.ANALYTIC
-    assert plan.config["batch"]["local"] < 256
+    assert plan.config.batch.local < 256
     assert plan.config not in [one.config for one in plan.rejected if one.figures.get("evidence") == "compiled"]
 
 
@@ -277,7 +277,7 @@ def test_what_another_backend_would_run_is_not_compiled(plan_for, monkeypatch):
     client = fake(own=OWN)
     plan = plan_for(client, backend="auto", fix={"mesh.data": "1"}).plan
     assert {config.backend for config in asked(client)} == {"jax"}
-    assert (plan.evidence, plan.config["backend"]) == (Evidence.COMPILED, "jax")
+    assert (plan.evidence, plan.config.backend) == (Evidence.COMPILED, "jax")
 
 
 def test_where_no_forecast_is_sure_the_compiler_decides(plan_for):
@@ -344,7 +344,7 @@ def test_what_predictions_do_not_tell_apart_stands_by_how_little_it_changes(plan
     """Launches cost more than arithmetic here: another precision would be a gain on paper alone."""
     client = fake(own=BEST)
     plan = plan_for(client, only=("precision",)).plan
-    assert plan.config == BEST.to_dict()
+    assert plan.config == BEST
     assert [one.precision for one in asked(client)] == [Precision.FLOAT32]
 
 
@@ -355,5 +355,5 @@ def test_a_peak_above_the_total_is_what_must_fit(plan_for):
         return said
 
     plan = plan_for(fake(own=OWN, compiler=compiler), fix={"mesh.data": "1"}).plan
-    assert plan.config["batch"]["local"] <= 64
+    assert plan.config.batch.local <= 64
     assert plan.compiled.memory.must_fit_bytes <= NAMED.chip.usable_memory_bytes * 0.92

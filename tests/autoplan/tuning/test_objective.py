@@ -14,7 +14,7 @@ def measured(micro_step_seconds=0.01, **changes):
 
 def compiled_in(*seconds):
     return [
-        TrialRecord(number=n, config=config().to_dict(), outcome="measured", measurement=measured(compile_seconds=s))
+        TrialRecord(number=n, config=config(), outcome="measured", measurement=measured(compile_seconds=s))
         for n, s in enumerate(seconds)
     ]
 
@@ -61,7 +61,7 @@ def test_compile_times_within_their_noise_are_equal(own, settled):
 def test_a_first_trial_has_its_own_compile_time():
     failed = TrialRecord(
         number=0,
-        config=config().to_dict(),
+        config=config(),
         outcome="failed",
         failure=Failure(kind=FailureKind.OOM, message="too large"),
     )

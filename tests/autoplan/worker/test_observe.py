@@ -60,6 +60,6 @@ class Uncompiled(keras.layers.Layer):
 
 def test_layers_that_keras_does_not_compile_hold_jit_compile():
     found = observed(Uncompiled())
-    assert found.config["jit_compile"] is False
+    assert found.config.jit_compile is False
     assert found.held == {"jit_compile": "Keras compiles no layers of kind Uncompiled"}
     assert observed().held == {}

@@ -16,7 +16,6 @@ from autoplan.jobs.client import Client, Job, JobKind, Observation
 from autoplan.machine import local_hardware
 from autoplan.plan.records import Measurement
 from autoplan.sources import source
-from cost_models.config import TrainConfig
 
 CHECKS = Path(__file__).with_name("checks.py")
 BACKENDS = ("jax", "tensorflow", "torch")
@@ -39,7 +38,7 @@ class Worker:
         return result.value
 
     def changed(self, own, **knobs):
-        return TrainConfig.from_dict(own).with_(**knobs).to_dict()
+        return own.with_(**knobs)
 
 
 def without(others, folder):
@@ -224,7 +223,7 @@ def test_a_program_needs_memory_or_does_not_tell(worker, seen):
 
 
 def test_a_fit_is_observed(worker, observed):
-    config = TrainConfig.from_dict(observed.config)
+    config = observed.config
     assert (config.backend, config.batch.global_size) == (worker.name, 64)
     assert (observed.samples, observed.data, observed.parameters) == (2000, "arrays", 20_865)
     assert observed.environment["backend"] == worker.name
@@ -244,7 +243,7 @@ def test_a_fit_is_measured(worker, observed):
 
 def test_losses_are_the_same_for_a_seed_and_for_micro_batches(worker, observed):
     own = observed.config
-    batch = TrainConfig.from_dict(own).batch
+    batch = own.batch
     cut = worker.changed(own, batch=type(batch)(batch.local // 4, accumulation=4))
 
     def losses(config, seed):

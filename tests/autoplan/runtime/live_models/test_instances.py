@@ -30,7 +30,7 @@ def ask():
 
         def run(kind, spec, *, baseline=None, **options):
             changes = options.pop("changes", None)
-            config = None if changes is None else baseline | changes
+            config = None if changes is None else baseline.to_dict() | changes
             job = Job(kind=kind, source=spec, config=config, baseline=baseline, options=options)
             return client.run(job, time_limit_seconds=120)
 
@@ -61,9 +61,9 @@ def observed(ask, packed):
 def test_a_worker_sees_the_training_that_the_model_would_have(observed, kind):
     facts = observed[kind]
     assert (facts.samples, facts.rebatchable, facts.data) == (96, True, "arrays")
-    assert facts.config["precision"] == "float32"
-    assert facts.config["batch"]["global"] == 32
-    assert facts.config["jit_compile"] is True
+    assert facts.config.precision == "float32"
+    assert facts.config.batch.global_size == 32
+    assert facts.config.jit_compile is True
     assert facts.batch_norm == (kind == "functional")
     assert facts.intercepted == []
 
@@ -171,8 +171,8 @@ def test_what_the_process_had_set_is_set_in_a_worker(ask):
     with global_policy("mixed_bfloat16"):
         spec = instances.pack(model, live.samples())
     facts = Observation.model_validate(ask(JobKind.OBSERVE, spec).value)
-    assert facts.config["precision"] == "mixed_bfloat16"
-    assert facts.config["remat"] == {"mode": "activations"}
+    assert facts.config.precision == "mixed_bfloat16"
+    assert facts.config.remat.mode == "activations"
 
 
 def test_data_that_a_function_makes_are_made_in_the_worker(ask):

@@ -16,7 +16,7 @@ def record(one, seconds, predicted, number=0):
     found["update_seconds"] = seconds
     return TrialRecord(
         number=number,
-        config=one.to_dict(),
+        config=one,
         predicted_update_seconds=predicted,
         outcome="measured",
         measurement=found,
@@ -40,7 +40,7 @@ def test_a_factor_is_the_median_of_measured_over_predicted_for_each_kind_of_exec
 def test_what_failed_or_was_not_forecast_teaches_nothing():
     failed = TrialRecord(
         number=0,
-        config=EAGER.to_dict(),
+        config=EAGER,
         predicted_update_seconds=1.0,
         outcome="failed",
         measurement=None,

@@ -211,7 +211,7 @@ def test_rematerialization_is_not_traced_where_everything_fits_without():
 
 def test_a_structure_that_cannot_be_built_is_left_out_with_its_reason():
     def plant(job):
-        if job.kind is JobKind.TRACE and job.config["precision"] == "mixed_float16":
+        if job.kind is JobKind.TRACE and job.config.precision == "mixed_float16":
             raise SourceError("no such policy for this layer")
 
     found = surveyed(FakeClient(plant=plant))

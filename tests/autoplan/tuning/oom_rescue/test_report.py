@@ -11,7 +11,6 @@ from autoplan.sources import source
 from autoplan.tuning.oom_rescue.report import described_changes, nothing_runs, rescue
 from autoplan.tuning.oom_rescue.search import RescueSearch, needs
 from autoplan.tuning.request import TuneRequest
-from cost_models.config import TrainConfig
 from tests.builders.fake_client import FakeClient, failure, micro_step_seconds
 from tests.builders.observations import GIB, cluster, config, observation
 from tests.builders.trial_outcomes import failed, forecasts, ran
@@ -32,7 +31,7 @@ def rescued(runs, known, *, legal=None, batch_norm=False, kind=FailureKind.OOM):
 
 def test_the_least_change_is_told_with_what_was_not_enough():
     found, _, _ = rescued(lambda one: one.batch.global_size <= 16, NEEDS)
-    assert (found.config, found.changed) == (config(16, 4).to_dict(), ["accumulation 4"])
+    assert (found.config, found.changed) == (config(16, 4), ["accumulation 4"])
     assert (found.baseline_bytes, found.usable_bytes) == (int(1.02 * GIB), GIB)
     assert found.because == (
         "accumulation keeps the effective batch, and with it the training; smaller changes are not enough: "
@@ -127,7 +126,7 @@ def too_large_from(size):
     """Plant that measuring a global batch of so many runs out of memory."""
 
     def plant(job):
-        too_large = job.config and job.config["batch"]["global"] >= size
+        too_large = job.config and job.config.batch.global_size >= size
         return failure() if job.kind is JobKind.MEASURE and too_large else None
 
     return plant
@@ -138,24 +137,24 @@ def test_a_baseline_that_runs_out_of_memory_gives_way_to_the_least_change_that_r
     plan = tune(FakeClient(observation(own), plant=too_large_from(128)))
     assert plan.baseline.failure.kind is FailureKind.OOM
     assert plan.baseline.measured is None
-    assert plan.rescue.config == config(64, 4).to_dict()
+    assert plan.rescue.config == config(64, 4)
     assert plan.rescue.changed == ["accumulation 4"]
     assert "accumulation 2 ran out of memory" in plan.rescue.because
-    assert TrainConfig.from_dict(plan.config) == config(64, 4)
+    assert plan.config == config(64, 4)
     assert plan.verification.speedup is None
     assert (
         plan.notes[0] == "no trial was better than the least change that runs: the plan is the least change that runs"
     )
     assert file.read(tmp_path / "plan.yaml").rescue == plan.rescue
-    assert [record.config["batch"]["global"] for record in plan.trials if record.failure] == [256, 128]
+    assert [record.config.batch.global_size for record in plan.trials if record.failure] == [256, 128]
 
 
 def test_a_faster_one_than_the_least_change_is_verified_without_a_speed_up_over_the_baseline(tune):
     own = config(256)
     seconds = lambda one: 0.001 if one == config(32, 8) else micro_step_seconds(one)  # noqa: E731
     plan = tune(FakeClient(observation(own), plant=too_large_from(256), seconds=seconds))
-    assert TrainConfig.from_dict(plan.config) == config(32, 8)
-    assert plan.rescue.config == config(128, 2).to_dict()
+    assert plan.config == config(32, 8)
+    assert plan.rescue.config == config(128, 2)
     assert (plan.verification.speedup, plan.verification.faster) == (None, True)
     assert "times as fast as float32, batch 128x2, the least change that runs" in plan.verification.numerics_detail
     assert "shown faster than the least change that runs" in plan.notes[0]
@@ -215,7 +214,7 @@ def peaks(wide):
     with Client("jax") as client:
 
         def run(kind, own=BASELINE):
-            plain = {"config": own.to_dict(), "baseline": BASELINE.to_dict()} if kind is JobKind.MEASURE else {}
+            plain = {"config": own, "baseline": BASELINE} if kind is JobKind.MEASURE else {}
             return client.run(Job(kind=kind, source=wide, options=QUICK, **plain), time_limit_seconds=300)
 
         at_fit = run(JobKind.OBSERVE).value["process_bytes"]
@@ -256,7 +255,7 @@ def test_a_real_script_is_rescued_by_the_least_accumulation_that_runs(tune_wide,
     assert outcomes[plan.rescue.changed[0]] == "runs"
     assert {outcomes.get("accumulation 2"), outcomes.get("accumulation 4")} & {"out_of_memory", "passed_over"}
     assert sum(rung.evidence is Evidence.MEASURED for rung in plan.rescue.tried) <= 6
-    batch = TrainConfig.from_dict(plan.config).batch
+    batch = plan.config.batch
     assert (batch.effective, batch.accumulation >= 4) == (2048, True)
     assert plan.measured is not None
     assert plan.verification.speedup is None
@@ -267,7 +266,7 @@ def test_where_accumulation_is_pinned_another_precision_is_the_rescue(tune_wide,
     plan = tune_wide(
         between(peaks, "mixed_bfloat16", "own"), only=("precision", "batch"), fix={"accumulation": "1"}, trials=2
     )
-    assert TrainConfig.from_dict(plan.rescue.config) == config(2048, **BF16)
+    assert plan.rescue.config == config(2048, **BF16)
     assert "no other accumulation is legal here" in plan.rescue.because
 
 

@@ -77,8 +77,8 @@ def test_rates_are_seconds_a_sample_of_what_was_measured():
     measured = Measurement.model_validate(plans.measurement(0.5, size=32))
     failed = Failure(kind=FailureKind.OOM, message="too large")
     records = [
-        TrialRecord(number=0, config=OWN.to_dict(), outcome="measured", measurement=measured),
-        TrialRecord(number=1, config=WON.to_dict(), outcome="failed", failure=failed),
+        TrialRecord(number=0, config=OWN, outcome="measured", measurement=measured),
+        TrialRecord(number=1, config=WON, outcome="failed", failure=failed),
     ]
     rates = measured_rates(records)
     assert rates.seconds_per_sample == {OWN: pytest.approx(0.5 / 32)}, "by the samples that micro-steps had"

@@ -14,7 +14,6 @@ from autoplan.tuning.space.prune import Forecast
 from autoplan.tuning.trials.runner import Tried
 from autoplan.tuning.verification.statistics import Timed
 from autoplan.tuning.verification.verifier import Verified
-from cost_models.config import TrainConfig
 from tests.builders import plans
 from tests.builders.observations import VERSIONS, cluster, config, observation
 
@@ -25,10 +24,10 @@ REQUEST = TuneRequest(SourceSpec(kind="script", path="train.py", args=["--fast"]
 def record(number, own, seconds=None):
     if seconds is None:
         failure = Failure(kind=FailureKind.OOM, message="too large")
-        return TrialRecord(number=number, config=own.to_dict(), outcome="failed", failure=failure)
+        return TrialRecord(number=number, config=own, outcome="failed", failure=failure)
     figures = plans.measurement(seconds, size=own.batch.global_size, accumulation=own.batch.accumulation)
     measured = Measurement.model_validate(figures)
-    return TrialRecord(number=number, config=own.to_dict(), outcome="measured", measurement=measured)
+    return TrialRecord(number=number, config=own, outcome="measured", measurement=measured)
 
 
 def findings(legal=(OWN, WINNER, OTHER), **facts):
@@ -53,13 +52,13 @@ def verified(own, *, faster=True, numerics="exact", speedup=1.5):
 def decide(checked, *, baseline=0.01, legal=(OWN, WINNER, OTHER), reference=None, **facts):
     first, *rest = [record(0, OWN, baseline), record(1, WINNER, 0.02), record(2, OTHER, 0.02)]
     tried = Tried(first, reference or first, (first, *rest), "all 3 trials are done")
-    ranked = [one for one in (*rest, first) if one.measurement and TrainConfig.from_dict(one.config) in legal]
+    ranked = [one for one in (*rest, first) if one.measurement and one.config in legal]
     return measured_plan(REQUEST, findings(legal, **facts), tried, checked, ranked)
 
 
 def test_a_winner_that_holds_is_the_plan_with_the_figures_of_its_trial():
     plan = decide([verified(WINNER)])
-    assert plan.config == WINNER.to_dict()
+    assert plan.config == WINNER
     assert plan.measured.micro_step_seconds == 0.02
     assert plan.verification.speedup == 1.5
     assert plan.evidence is Evidence.MEASURED
@@ -91,7 +90,7 @@ def test_a_winner_that_holds_is_the_plan_with_the_figures_of_its_trial():
 )
 def test_otherwise_the_plan_is_the_baseline_and_says_why(checked, why):
     plan = decide(checked)
-    assert plan.config == OWN.to_dict()
+    assert plan.config == OWN
     assert plan.measured == plan.baseline.measured
     assert plan.notes[0] == why
     assert (plan.verification.faster, plan.verification.speedup) == (False, None)
@@ -107,12 +106,12 @@ def test_a_baseline_alone_was_compared_with_nothing():
 
 def test_the_last_verified_counts():
     plan = decide([verified(WINNER, numerics="outside"), verified(OTHER)])
-    assert plan.config == OTHER.to_dict()
+    assert plan.config == OTHER
 
 
 def test_a_baseline_that_pins_rule_out_gives_way_to_the_best_that_trains_the_same():
     plan = decide([verified(WINNER, numerics="outside")], legal=(WINNER, OTHER))
-    assert plan.config == OTHER.to_dict()
+    assert plan.config == OTHER
     assert plan.notes[0].endswith("; what was asked for leaves the baseline out, so the plan is the best of the rest")
     slower = verified(WINNER, faster=False, speedup=0.9)
     assert decide([slower], legal=(WINNER, OTHER)).verification == slower.verification
@@ -121,7 +120,7 @@ def test_a_baseline_that_pins_rule_out_gives_way_to_the_best_that_trains_the_sam
 def test_without_a_baseline_there_is_no_speed_up_over_it():
     reference = record(2, OTHER, 0.02)
     plan = decide([verified(WINNER, speedup=1.4)], baseline=None, reference=reference)
-    assert plan.config == WINNER.to_dict()
+    assert plan.config == WINNER
     assert plan.baseline.failure.kind is FailureKind.OOM
     assert (plan.verification.speedup, plan.verification.speedup_low, plan.verification.faster) == (None, None, True)
     assert "1.40 times as fast as float32, batch 128x2" in plan.verification.numerics_detail
@@ -171,7 +170,7 @@ def test_of_predictions_that_are_as_good_an_analytic_plan_takes_the_least_change
     facts = findings()
     forecasts = {**facts.forecasts, OTHER: Forecast(OTHER, seconds, None, None, 0.08, 1024, {"config": {}})}
     plan = analytic_plan(REQUEST, replace(facts, forecasts=forecasts))
-    assert plan.config == expected.to_dict()
+    assert plan.config == expected
 
 
 def test_a_plan_for_several_devices_says_how_many_its_baseline_uses():
@@ -190,6 +189,6 @@ def test_a_plan_for_several_devices_says_how_many_its_baseline_uses():
 
 def test_an_analytic_plan_is_the_best_prediction_and_measures_nothing():
     plan = analytic_plan(REQUEST, findings())
-    assert plan.config == WINNER.to_dict()
+    assert plan.config == WINNER
     assert (plan.evidence, plan.measured, plan.verification, plan.trials) == (Evidence.ANALYTIC, None, None, [])
     assert plan.notes[0] == "best of 1 configurations by prediction; nothing was measured"

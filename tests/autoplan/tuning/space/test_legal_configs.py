@@ -81,7 +81,7 @@ def test_freed_memory_that_is_not_kept_is_explained_to_who_asked_for_it(there, f
     found = legal_configs(observation(**facts), there, VERSIONS, only=["keep_freed_memory"])
     assert found.configs == (found.baseline,)
     (told,) = found.rejected
-    assert told.config == found.baseline.with_(keep_freed_memory=True).to_dict()
+    assert told.config == found.baseline.with_(keep_freed_memory=True)
     assert told.reason.startswith(f"keep_freed_memory is not tuned here: {reason}")
     unasked = legal_configs(observation(**facts), there, VERSIONS)
     assert not any("keep_freed_memory" in one.reason for one in unasked.rejected)
@@ -329,7 +329,7 @@ def test_what_a_source_holds_is_not_turned_and_is_named_once_with_the_reason():
     assert values(found, lambda c: c.jit_compile) == {True}  # the other value is a known issue, not held
     [held] = [one for one in found.rejected if one.stage == "held"]
     assert held.reason == "precision and remat and mesh cannot be tuned here: a live model"
-    assert held.config["precision"] == "mixed_bfloat16"
+    assert held.config.precision == "mixed_bfloat16"
     assert held.figures == {"configurations": 4}
 
 

@@ -10,7 +10,6 @@ from autoplan.tuning.space.prune import Forecast
 from autoplan.tuning.trials.runner import MEASURED, Runner
 from autoplan.tuning.trials.storage import StudyPlace
 from autoplan.tuning.trials.study import Study, knob_choices
-from cost_models.config import TrainConfig
 from tests.builders.fake_client import FakeClient, failure, micro_step_seconds
 from tests.builders.observations import cluster, config, observation
 
@@ -42,7 +41,7 @@ def runner(tmp_path):
 
 
 def configs(records):
-    return [TrainConfig.from_dict(record.config) for record in records]
+    return [record.config for record in records]
 
 
 def test_trials_go_through_the_shortlist_and_are_ranked_by_the_objective(runner):
@@ -70,7 +69,7 @@ def test_what_is_not_legal_is_not_ranked(runner):
 
 def out_of_memory(*too_large):
     """Plant that these configurations run out of memory."""
-    return lambda job: failure() if TrainConfig.from_dict(job.config) in too_large else None
+    return lambda job: failure() if job.config in too_large else None
 
 
 def test_the_reference_is_the_least_change_that_runs(runner):
@@ -111,9 +110,9 @@ def test_what_needs_no_less_than_what_ran_out_of_memory_is_not_asked_for(runner)
 
 def test_ctrl_c_keeps_what_ran_and_without_that_ends_it_all(runner):
     def plant(job):
-        if TrainConfig.from_dict(job.config) == config(16, 4):
+        if job.config == config(16, 4):
             raise KeyboardInterrupt
-        return failure() if TrainConfig.from_dict(job.config) == OWN else None
+        return failure() if job.config == OWN else None
 
     one = runner(FakeClient(plant=plant))
     needed = {OWN: 100, OTHERS[0]: 80, OTHERS[1]: 60, OTHERS[2]: 70, OTHERS[3]: 40}
@@ -135,7 +134,7 @@ def test_where_nothing_has_the_memory_to_run_that_is_the_answer(runner):
 def test_a_baseline_that_takes_too_long_gives_way_to_the_first_that_runs(runner):
     fails = {OWN, config(64, precision="mixed_bfloat16"), config(32, 2)}
     slow = failure(FailureKind.TIMEOUT, "not done after 60 s")
-    client = FakeClient(plant=lambda job: slow if TrainConfig.from_dict(job.config) in fails else None)
+    client = FakeClient(plant=lambda job: slow if job.config in fails else None)
     one = runner(client)
     found = one.run_reference(one.run_baseline(OWN))
     assert (configs([found.record]), found.rescued) == ([config(16, 4)], None)
@@ -170,7 +169,7 @@ def test_one_other_than_the_baseline_is_tried_as_long_as_a_trial_has_time(runner
 
 def test_an_interrupted_trial_leaves_no_record(runner):
     def plant(job):
-        if TrainConfig.from_dict(job.config) == OTHERS[1]:
+        if job.config == OTHERS[1]:
             raise KeyboardInterrupt
 
     one = runner(FakeClient(plant=plant))
@@ -239,7 +238,7 @@ def test_a_study_that_can_no_longer_be_read_ends_the_trials_with_what_there_is(r
 
 def test_ctrl_c_on_a_full_disk_is_ctrl_c(runner, monkeypatch):
     def plant(job):
-        if TrainConfig.from_dict(job.config) == OTHERS[0]:
+        if job.config == OTHERS[0]:
             raise KeyboardInterrupt
 
     one = runner(FakeClient(plant=plant))

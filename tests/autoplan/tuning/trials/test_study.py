@@ -21,7 +21,6 @@ from autoplan.tuning.trials.study import (
     knob_choices,
     refuse_unusable,
 )
-from cost_models.config import TrainConfig
 from tests.builders import plans, tune_requests
 from tests.builders.observations import GIB, cluster, config
 
@@ -181,7 +180,7 @@ def test_a_trial_that_had_ended_when_its_process_was_killed_is_told_to_the_sampl
         opened.tell(one, measured(), 0.25)
         opened.ask()
     with study(place) as again:
-        assert [TrainConfig.from_dict(record.config) for record in again.records] == [BASELINE, one]
+        assert [record.config for record in again.records] == [BASELINE, one]
         states = [(trial.state.name, trial.value) for trial in again._study.get_trials()]
         assert states == [("COMPLETE", 1.0), ("COMPLETE", 0.25), ("FAIL", None)]
 
@@ -396,5 +395,5 @@ def test_a_full_disk_ends_the_trials_and_loses_nothing(tune, monkeypatch):
     monkeypatch.setattr(planner.Study, "tell", full)
     result = tune(tune_requests.fake())
     assert len(result.plan.trials) == 3
-    assert TrainConfig.from_dict(result.plan.config) == tune_requests.BEST
+    assert result.plan.config == tune_requests.BEST
     assert any(event.kind == "note" and "the disk is full" in event.text for event in tune.events)

@@ -18,7 +18,6 @@ from autoplan.tuning.verification.verifier import (
     unverified,
     verification_seconds,
 )
-from cost_models.config import TrainConfig
 from tests.builders.fake_client import FakeClient, failure, micro_step_seconds
 from tests.builders.observations import cluster, config, observation
 from tests.builders.tune_requests import fake, interrupting
@@ -95,7 +94,7 @@ def test_the_first_run_of_the_winner_validates_saves_and_ends_an_epoch():
     client = FakeClient(observation(OWN))
     told = verify(client).verification
     extras = [job.config for job in client.jobs if job.options.get("checkpoint")]
-    assert extras == [WINNER.to_dict()]
+    assert extras == [WINNER]
     assert (told.validation_ran, told.checkpoint_saved, told.remainder_ran) == (True, True, True)
 
 
@@ -208,9 +207,7 @@ def test_ctrl_c_before_there_are_two_pairs_passes():
 
 
 def ranked(*configs):
-    return [
-        TrialRecord(number=number, config=one.to_dict(), outcome="measured") for number, one in enumerate(configs, 1)
-    ]
+    return [TrialRecord(number=number, config=one, outcome="measured") for number, one in enumerate(configs, 1)]
 
 
 def test_ctrl_c_in_the_second_winner_leaves_what_became_of_the_first():
@@ -238,7 +235,7 @@ def test_ctrl_c_ends_the_trials_and_the_best_is_verified_and_written(tune):
     result = tune(fake(plant=interrupting(after=3)))
     assert result.interrupted
     assert len(result.plan.trials) == 3
-    assert TrainConfig.from_dict(result.plan.config) == WINNER
+    assert result.plan.config == WINNER
     assert (result.plan.verification.pairs, result.plan.verification.faster) == (3, True)
     assert result.written_to.exists()
 
@@ -246,7 +243,7 @@ def test_ctrl_c_ends_the_trials_and_the_best_is_verified_and_written(tune):
 def test_a_second_ctrl_c_leaves_the_baseline_and_says_so(tune):
     result = tune(fake(plant=interrupting(after=3, times=2)))
     assert result.interrupted
-    assert TrainConfig.from_dict(result.plan.config) == OWN
+    assert result.plan.config == OWN
     assert result.plan.notes[0] == "interrupted before a winner was verified: the plan is the baseline"
     assert result.written_to.exists()
 
@@ -262,7 +259,7 @@ def test_what_is_known_at_ctrl_c_is_written_before_it_is_verified(tune, tmp_path
         return interrupt(job)
 
     tune(fake(plant=plant))
-    assert TrainConfig.from_dict(written[0].config) == OWN
+    assert written[0].config == OWN
     assert len(written[0].trials) == 3
     assert written[0].notes[0] == "interrupted before a winner was verified: the plan is the baseline"
 
@@ -270,7 +267,7 @@ def test_what_is_known_at_ctrl_c_is_written_before_it_is_verified(tune, tmp_path
 def test_ctrl_c_in_the_third_pair_leaves_a_plan_of_two(tune):
     result = tune(fake(plant=interrupting(after=8 + 5)))
     assert result.interrupted
-    assert TrainConfig.from_dict(result.plan.config) == WINNER
+    assert result.plan.config == WINNER
     assert (result.plan.verification.pairs, result.plan.verification.faster) == (2, True)
 
 

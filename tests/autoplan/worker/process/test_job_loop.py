@@ -1,6 +1,5 @@
 """Jobs as the planner asks them: every source kind observed, traced, measured and compared, each in a real process."""
 
-import json
 import os
 from pathlib import Path
 
@@ -36,13 +35,13 @@ def ask(client, scripts):
 
 def changed(baseline, *, batch=None, **knobs):
     """The baseline with other knobs; `batch` is (global, accumulation)."""
-    config = json.loads(json.dumps(baseline)) | knobs
+    config = baseline.to_dict() | knobs
     if batch:
         size, accumulation = batch
         data = config["mesh"]["data"]
         config["batch"] = {"local": size // data, "global": size, "accumulation": accumulation}
         config["batch"]["effective"] = size * accumulation
-    return TrainConfig.from_dict(config).to_dict()
+    return TrainConfig.from_dict(config)
 
 
 def observed(result):
@@ -66,7 +65,7 @@ def test_a_fit_is_observed(ask, script, arguments, expected):
     found = observed(ask(JobKind.OBSERVE, script, *arguments))
     assert {key: getattr(found, key) for key in expected} == expected
     assert found.parameters > 0
-    assert TrainConfig.from_dict(found.config).backend == "jax"
+    assert found.config.backend == "jax"
 
 
 def test_the_second_fit_is_another_one(ask):
@@ -91,7 +90,7 @@ def test_a_training_step_is_traced_with_or_without_weights(ask, script, abstract
 def test_a_training_step_is_traced_at_the_batch_that_is_asked_about(ask, size):
     """Where every sample is compared with every other, a trace at one batch says nothing of others."""
     own = observed(ask(JobKind.OBSERVE, "contrastive.py")).config
-    assert own["batch"]["local"] == 16
+    assert own.batch.local == 16
     result = ask(JobKind.TRACE, "contrastive.py", changes={"batch": (size, 1)}, baseline=own)
     assert result.failure is None, result.failure
     workload = workload_from_dict(result.value["workload"])
@@ -105,7 +104,7 @@ def test_a_batch_beyond_all_indices_is_told_by_lines(ask):
     result = ask(JobKind.TRACE, "mlp.py", changes={"batch": (2**40, 1)}, baseline=own)
     assert result.failure is None, result.failure
     workload = workload_from_dict(result.value["workload"])
-    assert (workload.batch_exact, workload.local_batch) == (False, own["batch"]["local"])
+    assert (workload.batch_exact, workload.local_batch) == (False, own.batch.local)
 
 
 @pytest.mark.parametrize(
@@ -124,9 +123,7 @@ def test_each_knob_is_measured(ask, changes):
     result = ask(JobKind.MEASURE, "mlp.py", changes=changes, baseline=own, **QUICK)
     assert result.failure is None, result.failure
     found = Measurement.model_validate(result.value)
-    assert found.update_seconds == pytest.approx(
-        found.micro_step_seconds * changed(own, **changes)["batch"]["accumulation"]
-    )
+    assert found.update_seconds == pytest.approx(found.micro_step_seconds * changed(own, **changes).batch.accumulation)
     assert found.peak_bytes > 0
     assert 0 <= found.others_busy_processors < (os.cpu_count() or 1) + 0.5
 
@@ -141,7 +138,7 @@ def test_a_builder_without_data_is_measured_with_whole_batches(ask, batch):
 
 def test_equal_seeds_give_equal_losses_whatever_the_batch_is_cut_into(ask):
     own = observed(ask(JobKind.OBSERVE, "mlp.py")).config
-    size = own["batch"]["effective"]
+    size = own.batch.effective
     alone = ask(JobKind.NUMERICS, "mlp.py", changes={}, baseline=own, updates=6, seed=3).value
     cut = ask(JobKind.NUMERICS, "mlp.py", changes={"batch": (size // 4, 4)}, baseline=own, updates=6, seed=3).value
     other = ask(JobKind.NUMERICS, "mlp.py", changes={}, baseline=own, updates=6, seed=4).value
@@ -152,7 +149,7 @@ def test_equal_seeds_give_equal_losses_whatever_the_batch_is_cut_into(ask):
 
 def test_a_mesh_of_simulated_devices_computes_the_same(ask):
     own = observed(ask(JobKind.OBSERVE, "mlp.py")).config
-    mesh = {"mesh": {"data": 4, "model": 1}, "batch": (own["batch"]["global"], 1)}
+    mesh = {"mesh": {"data": 4, "model": 1}, "batch": (own.batch.global_size, 1)}
     alone = ask(JobKind.NUMERICS, "mlp.py", changes={}, baseline=own, updates=6).value
     spread = ask(JobKind.NUMERICS, "mlp.py", changes=mesh, baseline=own, devices=4, updates=6).value
     assert spread["losses"] == pytest.approx(alone["losses"], rel=1e-5)
@@ -160,7 +157,7 @@ def test_a_mesh_of_simulated_devices_computes_the_same(ask):
 
 def test_a_mesh_that_is_not_there_is_unsupported(ask):
     own = observed(ask(JobKind.OBSERVE, "mlp.py")).config
-    wide = {"mesh": {"data": 16, "model": 1}, "batch": (own["batch"]["global"], 1)}
+    wide = {"mesh": {"data": 16, "model": 1}, "batch": (own.batch.global_size, 1)}
     result = ask(JobKind.MEASURE, "mlp.py", changes=wide, baseline=own, **QUICK)
     assert result.failure.kind is FailureKind.UNSUPPORTED
     assert "needs 16 devices" in result.failure.message
