@@ -67,7 +67,7 @@ def test_nothing_in_the_tree_speaks_of_one_machine_or_of_unfinished_work():
 
 def test_tests_mirror_the_packages():
     """Every test file stands where the module that it tests stands."""
-    of_packages = {"test_public", "test_conformance"}
+    of_packages = {"test_public", "test_conformance", "test_estimates", "test_intervals"}
     odd = []
     for path in PYTHON:
         parts = path.relative_to(ROOT).parts
