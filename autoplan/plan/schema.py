@@ -78,7 +78,7 @@ _CONFIG = config_shape()
 
 
 class TimeShape(BaseModel):
-    """What is said of a micro-step's time: figures under their names, and the part that bounds it."""
+    """The time of a micro-step: figures under their names, and the part that bounds it."""
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, float | None] = Field(init=False)
@@ -86,14 +86,14 @@ class TimeShape(BaseModel):
 
 
 class MemoryShape(BaseModel):
-    """What is said of a device's memory."""
+    """The memory of a device."""
 
     model_config = ConfigDict(extra="allow")
     per_device_bytes: dict[str, int | None] | None = None
 
 
 class PredictedShape(BaseModel):
-    """What is read of an estimate (`cost_models.Estimate.to_dict()`); it may hold more."""
+    """The keys of an estimate (`cost_models.Estimate.to_dict()`) that reports read. It may have more."""
 
     model_config = ConfigDict(extra="allow")
     memory: MemoryShape | None = None
@@ -102,7 +102,7 @@ class PredictedShape(BaseModel):
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that is wrong in a plan: where (a key path), what was expected, and the key that was probably meant."""
+    """One fault of a plan: its key path, what was expected, and the key that was probably meant."""
 
     path: KeyPath
     message: str
@@ -110,7 +110,7 @@ class Fault:
 
     @property
     def key(self) -> str:
-        """The path as it is spoken of: `trials[3].config.batch.global`."""
+        """Return the path as text: `trials[3].config.batch.global`."""
         text = ""
         for part in self.path:
             text += f"[{part}]" if isinstance(part, int) else f".{part}"
@@ -122,7 +122,7 @@ _OWNERS = ("BaselineRecord", "TrialRecord", "Rejection", "Rescue", "Rung")
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON schema of plan files, configurations included."""
+    """Return the JSON schema of plan files, configurations included."""
     schema = Plan.model_json_schema(by_alias=True)
     shape = _CONFIG.model_json_schema(by_alias=True)
     definitions = schema["$defs"]
@@ -136,17 +136,17 @@ def json_schema() -> dict[str, Any]:
 
 
 def plan_from(value: Any) -> Plan | list[Fault]:
-    """A Plan from plain values, or everything that is wrong with them."""
+    """Return a Plan from plain values, or all faults that they have."""
     faults = _version_faults(value) or list(_number_faults(value))
     if faults:
         return faults
     try:
-        # JSON mode: strict about kinds of values, yet words are taken for members of an enumeration.
+        # JSON mode: strict about types, but text is accepted for members of an enumeration.
         plan = Plan.model_validate_json(json.dumps(value), strict=True)
     except ValidationError as error:
         return _explained(error, Plan) or _all_config_faults(value)
     faults = _all_config_faults(value)
-    for path, part, shape in _forecasts(value):
+    for path, part, shape in _estimates(value):
         faults.extend(_shape_faults(part, shape, path))
     if plan.evidence is Evidence.MEASURED and plan.measured is None:
         faults.append(Fault(("evidence",), "measured, but the plan has no section `measured`; expected its figures"))
@@ -158,7 +158,7 @@ def _all_config_faults(value: Mapping[str, Any]) -> list[Fault]:
 
 
 def config_faults(config: Any, path: KeyPath = ()) -> list[Fault]:
-    """What keeps `config` from being a TrainConfig; empty when nothing does."""
+    """Return the faults that keep `config` from being a TrainConfig."""
     faults = _shape_faults(config, _CONFIG, path)
     if faults:
         return faults
@@ -178,24 +178,24 @@ def _shape_faults(part: Any, shape: type[BaseModel], path: KeyPath) -> list[Faul
 
 
 def _number_faults(value: Any, path: KeyPath = ()) -> Iterator[Fault]:
-    """Numbers that no figure of a plan can be: whoever reads a plan computes with them."""
+    """Yield numbers that are too large or not finite: readers of a plan compute with its figures."""
     if isinstance(value, Mapping | list):
         for key, part in value.items() if isinstance(value, Mapping) else enumerate(value):
             yield from _number_faults(part, (*path, key))
     elif isinstance(value, int | float) and not abs(value) < LARGEST_NUMBER:
-        yield Fault(path, f"{_spoken(value)}; expected a number below {LARGEST_NUMBER:.3g}")
+        yield Fault(path, f"{_quoted(value)}; expected a number below {LARGEST_NUMBER:.3g}")
 
 
 def _version_faults(value: Any) -> list[Fault]:
     if not isinstance(value, Mapping):
-        return [Fault((), f"{_spoken(value)}; expected a mapping with the keys of a plan")]
+        return [Fault((), f"{_quoted(value)}; expected a mapping with the keys of a plan")]
     if "schema" not in value:
         return [Fault(("schema",), f"missing; expected `schema: {SCHEMA_VERSION}`, as `autoplan tune` writes it")]
     if value["schema"] != SCHEMA_VERSION or isinstance(value["schema"], bool):
         return [
             Fault(
                 ("schema",),
-                f"{_spoken(value['schema'])} is not a version that this autoplan reads; expected {SCHEMA_VERSION}: "
+                f"{_quoted(value['schema'])} is not a version that this autoplan reads; expected {SCHEMA_VERSION}: "
                 "tune again, or use the autoplan that wrote the file",
             )
         ]
@@ -215,8 +215,8 @@ def _configs(value: Mapping[str, Any]) -> Iterator[tuple[KeyPath, Any]]:
             yield ("rescue", "tried", index, "config"), rung["config"]
 
 
-def _forecasts(value: Mapping[str, Any]) -> Iterator[tuple[KeyPath, Any, type[BaseModel]]]:
-    """Sections that are written as they were computed, with the shape that readers rely on."""
+def _estimates(value: Mapping[str, Any]) -> Iterator[tuple[KeyPath, Any, type[BaseModel]]]:
+    """Yield sections that are written as they were computed, with the shape that readers rely on."""
     yield ("predicted",), value.get("predicted") or {}, PredictedShape
     yield ("baseline", "predicted"), value["baseline"].get("predicted") or {}, PredictedShape
     compiled: list[tuple[KeyPath, Any]] = [(("compiled",), value.get("compiled"))]
@@ -226,7 +226,7 @@ def _forecasts(value: Mapping[str, Any]) -> Iterator[tuple[KeyPath, Any, type[Ba
 
 
 def _explained(error: ValidationError, root: type[BaseModel], prefix: KeyPath = ()) -> list[Fault]:
-    """Each of pydantic's complaints once: a key that was only misspelled is not missing as well."""
+    """Return each of pydantic's complaints once: a misspelled key is not reported as missing too."""
     details = (detail for detail in error.errors(include_url=False) if detail["type"] != UNREADABLE)
     faults = [_explain(detail, root, prefix) for detail in details]
     misspelled = {fault.meant for fault in faults}
@@ -234,11 +234,11 @@ def _explained(error: ValidationError, root: type[BaseModel], prefix: KeyPath = 
 
 
 def _explain(detail: Any, root: type[BaseModel], prefix: KeyPath) -> Fault:
-    """A complaint in this project's words."""
+    """Return a complaint in this project's words."""
     path: KeyPath = tuple(detail["loc"])
     if detail["type"] == "extra_forbidden":
         return _unknown_key(root, path, prefix)
-    found = _spoken(detail["input"])
+    found = _quoted(detail["input"])
     context = detail.get("ctx", {})
     match detail["type"]:
         case "missing":
@@ -281,7 +281,7 @@ def _unknown_key(root: type[BaseModel], path: KeyPath, prefix: KeyPath) -> Fault
 
 
 def _model_at(root: type[BaseModel], path: KeyPath) -> type[BaseModel] | None:
-    """The record that describes the mapping at `path`."""
+    """Return the record that describes the mapping at `path`."""
     model: type[BaseModel] | None = root
     for part in path:
         if isinstance(part, int) or model is None:
@@ -292,12 +292,12 @@ def _model_at(root: type[BaseModel], path: KeyPath) -> type[BaseModel] | None:
 
 
 def _fields(model: type[BaseModel] | None) -> dict[str, FieldInfo]:
-    """The fields of a record under the keys that files use."""
+    """Return the fields of a record under the keys that files use."""
     return {field.alias or name: field for name, field in model.model_fields.items()} if model else {}
 
 
 def _record_in(annotation: Any) -> type[BaseModel] | None:
-    """The record inside `Record`, `Record | None` or `list[Record]`."""
+    """Return the record inside `Record`, `Record | None` or `list[Record]`."""
     inner = typing.get_args(annotation)
     if inner:
         return next(filter(None, map(_record_in, inner)), None)
@@ -312,8 +312,8 @@ def _did_you_mean(near: str | None) -> str:
     return f"; did you mean {near}?" if near else ""
 
 
-def _spoken(value: Any) -> str:
-    """A value as an error quotes it: short, and of a recognizable kind."""
+def _quoted(value: Any) -> str:
+    """Return a value as an error quotes it: short, and of a recognizable type."""
     if isinstance(value, Mapping):
         return "a mapping"
     if isinstance(value, list):

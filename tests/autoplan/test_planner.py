@@ -224,7 +224,7 @@ def test_a_dry_run_lists_and_measures_nothing(tune, tmp_path):
     assert result.plan is None
     assert {job.kind for job in client.jobs} == {JobKind.OBSERVE, JobKind.TRACE}
     assert result.shortlist[0].config == BEST
-    assert result.shortlist[0].reason == "predicted 1.00 times the time of the best"
+    assert result.shortlist[0].reason == "estimated to take 1.00 times as long as the best"
     assert [one.baseline for one in result.shortlist].count(True) == 1
     own = next(one for one in result.shortlist if one.baseline)
     assert own.reason.startswith("your own configuration; predicted ")

@@ -92,7 +92,7 @@ class Findings:
             return Candidate(config, None, f"no forecast; {words}", own)
         best = min(one.seconds_per_sample for one in self.forecasts.values() if one.config in self.shortlist)
         ratio = forecast.seconds_per_sample / best
-        told = f"{'your own configuration; ' if own else ''}predicted {ratio:.2f} times the time of the best"
+        told = f"{'your own configuration; ' if own else ''}estimated to take {ratio:.2f} times as long as the best"
         return Candidate(config, forecast.estimate, told, own)
 
 

@@ -1,6 +1,7 @@
-"""What Keras or a backend rejects, gets wrong, or does not gain from: data, each fact with its citation.
+"""Known issues: settings that Keras or a backend rejects, computes wrongly, or does not gain from.
 
-The facts are in `known_issues.yaml`; here they are read, checked and matched against a configuration.
+The issues are data in `known_issues.yaml`, each with its citation. This module reads them, checks them and matches them
+against a configuration.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from cost_models.config import Batch, TrainConfig
 
 
 class Effect(StrEnum):
-    """What happens to a configuration that meets the conditions of an issue."""
+    """The effect of an issue on a configuration that meets its conditions."""
 
     REJECTED = "rejected"
     WRONG = "wrong"
@@ -32,7 +33,7 @@ class Effect(StrEnum):
 
 
 class ModelFacts(Protocol):
-    """What an issue may ask of a model; `jobs.Observation` answers it."""
+    """The facts of a model that an issue can depend on. `jobs.Observation` has them."""
 
     @property
     def batch_norm(self) -> bool: ...
@@ -50,7 +51,9 @@ class ModelFacts(Protocol):
 
 @dataclass(frozen=True)
 class Versions:
-    """Where a configuration would run. An unknown version ("") matches every range: better gated than wrong.
+    """The versions and the hardware that a configuration would run on.
+
+    An unknown version ("") matches every range, so that an issue is never missed.
 
     hardware   kind of the device: cpu | gpu | tpu
     """
@@ -74,7 +77,7 @@ class AtLeast(_Strict):
 
 
 class When(_Strict):
-    """Conditions of an issue. All must hold; one that is not written holds always."""
+    """The conditions of an issue. All must hold; a condition that is left out always holds."""
 
     backend: list[str] = []
     keras: str = ""
@@ -90,7 +93,7 @@ class When(_Strict):
         try:
             SpecifierSet(text)
         except InvalidSpecifier:
-            raise ValueError(f"{text!r} is no version range; expected for example '>=3.13,<3.16'") from None
+            raise ValueError(f"{text!r} is not a version range; expected for example '>=3.13,<3.16'") from None
         return text
 
     @field_validator("model")
@@ -105,7 +108,7 @@ class When(_Strict):
 
 
 class KnownIssue(_Strict):
-    """One fact: under which conditions, with what effect, why, and who says so."""
+    """One issue: its conditions, its effect, the reason, and the citation."""
 
     id: str
     when: When
@@ -119,7 +122,7 @@ class KnownIssue(_Strict):
         return self.effect is not Effect.HANDLED
 
     def describe(self) -> str:
-        """The reason with its citation, as plans show it."""
+        """Return the reason with its citation, as plans show it."""
         return f"{self.reason} [{self.citation}]"
 
 
@@ -129,7 +132,7 @@ class _File(_Strict):
 
 
 def parse(text: str) -> tuple[KnownIssue, ...]:
-    """The issues of a YAML text. ConfigError names the entry that does not follow the schema."""
+    """Return the issues of a YAML text. ConfigError names the entry that does not follow the schema."""
     try:
         issues = _File.model_validate(yaml.safe_load(text)).issues
     except (ValidationError, yaml.YAMLError) as error:
@@ -137,21 +140,21 @@ def parse(text: str) -> tuple[KnownIssue, ...]:
     seen: set[str] = set()
     for issue in issues:
         if issue.id in seen:
-            raise ConfigError(f"known issue {issue.id!r} is written twice; each id may stand once")
+            raise ConfigError(f"known issue {issue.id!r} is written twice; each id may occur once")
         seen.add(issue.id)
     return tuple(issues)
 
 
 @cache
 def known_issues() -> tuple[KnownIssue, ...]:
-    """The issues that ship with this version."""
+    """Return the issues that ship with this version."""
     return parse(files("autoplan.tuning.space").joinpath("known_issues.yaml").read_text(encoding="utf-8"))
 
 
 def applying(
     config: TrainConfig, facts: ModelFacts, versions: Versions, issues: Sequence[KnownIssue] | None = None
 ) -> list[KnownIssue]:
-    """The issues whose every condition this configuration meets, for this model, with these versions."""
+    """Return the issues whose conditions this configuration meets, for this model and these versions."""
     values = knobs.values(config)
     candidates = known_issues() if issues is None else issues
     return [issue for issue in candidates if _holds(issue.when, config.backend, values, facts, versions)]

@@ -1,6 +1,7 @@
-"""Two visible steps: what fits (`feasible`), then what may win (`rank`). Each rejection keeps reason and figures.
+"""Pruning in two visible steps: configurations that fit (`feasible`), then those that may win (`rank`).
 
-Both work on forecasts: a configuration with what arithmetic says of its memory and time. Nothing is run here.
+Both work on forecasts, a configuration with its estimated memory and time. Each rejection has a reason and figures.
+Nothing is run here.
 """
 
 from __future__ import annotations
@@ -17,23 +18,23 @@ from autoplan.plan.records import Evidence, Rejection
 from cost_models.config import Batch, TrainConfig
 
 SLOWER_FACTOR = 2.0
-"""Configurations predicted slower than this many times the best are not tried: wider than the analytic tier's error."""
+"""Configurations estimated slower than this many times the best are not tried. Wider than the analytic tier's error."""
 KEEP_AT_LEAST = 8
-"""This many of the best predictions are kept whatever the factor says, so that a wrong model cannot hide the winner."""
+"""This many of the best estimates stay regardless of the factor, so that a wrong model cannot hide the winner."""
 KEEP_AT_MOST = 64
 AS_GOOD = 1.02
-"""Times the best prediction: what is within is taken for as fast."""
+"""Estimates within this factor of the best count as equally fast."""
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """What is predicted for one configuration.
+    """The estimate of one configuration.
 
     update_seconds      of one change of the weights
     needed_bytes        upper end of the interval of a device's memory; None when not known
     least_bytes         lower end of that interval
     capacity_bytes      what one device leaves usable; None when not known
-    headroom            fraction of the capacity that is kept free
+    headroom            fraction of the capacity that stays free
     samples             samples an epoch; None when not known
     estimate            the whole estimate, as printed
     outside_bytes       what the process holds besides, in the same memory: on a CPU interpreter, libraries and data, as
@@ -71,22 +72,22 @@ class Forecast:
 
     @property
     def usable_bytes(self) -> int | None:
-        """Capacity less headroom: what `needed_bytes` is held against."""
+        """Capacity less headroom, the limit of `needed_bytes`."""
         return None if self.capacity_bytes is None else int(self.capacity_bytes * (1 - self.headroom))
 
     @property
     def fits(self) -> bool:
-        """Whether it fits; what is not known is not held against a configuration."""
+        """Whether it fits. It does where its memory or the capacity is not known."""
         return self.needed_bytes is None or self.usable_bytes is None or self.needed_bytes <= self.usable_bytes
 
     @property
     def may_fit(self) -> bool:
-        """Whether the lower end of the forecast leaves hope: only a run can tell."""
+        """Whether it may fit: the lower end of its memory is within the capacity, so only a run decides."""
         return self.least_bytes is None or self.capacity_bytes is None or self.least_bytes <= self.capacity_bytes
 
     @property
     def seconds_per_sample(self) -> float:
-        """Predicted seconds a sample over an epoch. A last partial batch costs a whole micro-step."""
+        """Estimated seconds a sample over an epoch. A last partial batch costs a whole micro-step."""
         batch = self.config.batch
         micro_step_seconds = self.update_seconds / batch.accumulation
         if self.samples is None:
@@ -95,9 +96,9 @@ class Forecast:
 
 
 def feasible(forecasts: Sequence[Forecast], *, measurable: bool = False) -> tuple[list[Forecast], list[Rejection]]:
-    """Those that fit, and a Rejection for each that does not.
+    """Return the forecasts that fit, and a Rejection for each that does not.
 
-    measurable   trials can tell more than forecasts do: where none is sure to fit, those that may are kept
+    measurable   trials follow, so where none is sure to fit, those that may fit stay
 
     NoFeasibleConfiguration when none is left, with the least memory needed and what would fit.
     """
@@ -118,9 +119,9 @@ def rank(
     at_most: int = KEEP_AT_MOST,
     keep: Iterable[TrainConfig] = (),
 ) -> tuple[list[Forecast], list[Rejection]]:
-    """The shortlist, best prediction first, and a Rejection for each that is left out.
+    """Return the shortlist, the best estimate first, and a Rejection for each that is left out.
 
-    Kept are all within `factor` of the best, never fewer than `at_least` nor more than `at_most`, and `keep` always.
+    The shortlist has all within `factor` of the best, at least `at_least` and at most `at_most`, and always `keep`.
     """
     ordered = sorted(fitting, key=lambda forecast: forecast.seconds_per_sample)
     always = set(keep)
@@ -139,10 +140,11 @@ def rank(
 def without_idle_accumulation(
     baseline: TrainConfig, fitting: Sequence[Forecast]
 ) -> tuple[list[Forecast], list[Rejection]]:
-    """Of those that differ in accumulation alone one: a freed effective batch makes many of one micro-batch.
+    """Drop all but one of the configurations that differ in accumulation only.
 
-    Kept is what is as good as the best prediction and nearest to the script's effective batch, and whatever has that
-    very batch: it trains the same.
+    A freed effective batch gives many with the same micro-batch. The one that stays is as good as the best estimate and
+    nearest to the script's effective batch. Configurations with the script's own effective batch stay too, because they
+    train the same.
     """
     own = baseline.batch.effective
     groups: dict[TrainConfig, list[Forecast]] = {}
@@ -164,14 +166,14 @@ def without_idle_accumulation(
         Rejection(
             config=left[0],
             stage="slower",
-            reason="more or fewer micro-steps an update are predicted to gain nothing over one that is tried",
+            reason="more or fewer micro-steps an update are estimated to gain nothing over a configuration that is tried",
             figures={"evidence": Evidence.ANALYTIC.value, "configurations": len(left)},
         )
     ]
 
 
 def _as_good(group: Sequence[Forecast]) -> list[Forecast]:
-    """What no prediction tells from the best, the best first."""
+    """Return the forecasts as good as the best, the best first."""
     ordered = sorted(group, key=lambda one: one.seconds_per_sample)
     return [one for one in ordered if one.seconds_per_sample <= AS_GOOD * ordered[0].seconds_per_sample]
 
@@ -181,18 +183,18 @@ def _octaves(one: int, other: int) -> float:
 
 
 def distance(before: TrainConfig, after: TrainConfig) -> tuple[int, int]:
-    """How far one configuration is from another: knobs changed, then octaves between their global batches."""
+    """Return how far one configuration is from another: knobs changed, then octaves between global batches."""
     octaves = abs(before.batch.global_size.bit_length() - after.batch.global_size.bit_length())
     return len(changes(before, after)), octaves
 
 
 def nearest(config: TrainConfig, among: Iterable[Forecast]) -> Forecast:
-    """The forecast of least change from `config`; the faster of two equally near."""
+    """Return the forecast with the least change from `config`; of two equally near the faster."""
     return min(among, key=lambda other: (*distance(config, other.config), other.seconds_per_sample))
 
 
 def would_fit(config: TrainConfig, fitting: Sequence[Forecast]) -> str | None:
-    """The least change that fits, in words; None where nothing does."""
+    """Return the least change that fits, in words; None where nothing fits."""
     if not fitting:
         return None
     return f"{', '.join(changes(config, nearest(config, fitting).config))} would fit"
@@ -218,9 +220,9 @@ def _too_large(forecast: Forecast, fitting: Sequence[Forecast]) -> Rejection:
 
 def _too_slow(forecast: Forecast, best: Forecast, place: int, factor: float) -> Rejection:
     ratio = forecast.seconds_per_sample / best.seconds_per_sample
-    reason = f"predicted {ratio:.2f} times the time of the best"
+    reason = f"estimated to take {ratio:.2f} times as long as the best"
     if ratio <= factor:
-        reason = f"number {place + 1} by prediction ({ratio:.2f} times the best); the shortlist is full"
+        reason = f"number {place + 1} by estimate ({ratio:.2f} times the best); the shortlist is full"
     return Rejection(
         config=forecast.config,
         stage="slower",
@@ -237,13 +239,11 @@ def _too_slow(forecast: Forecast, best: Forecast, place: int, factor: float) -> 
 
 
 def nothing_fits(forecasts: Sequence[Forecast]) -> str:
-    """The least memory needed, and what would fit. Needs are known here: what has no known need fits."""
+    """Return the message where nothing fits: the least memory needed, and what would fit."""
     least = min(forecasts, key=lambda forecast: forecast.needed_bytes or 0)
     needed, headroom = least.needed_bytes or 0, least.headroom
     device = int(needed / (1 - headroom))
-    held = (
-        f", {formatting.size(least.outside_bytes)} of it what the process holds besides" if least.outside_bytes else ""
-    )
+    held = f", {formatting.size(least.outside_bytes)} of it for the rest of the process" if least.outside_bytes else ""
     return (
         f"none of {len(forecasts)} configurations fits: the least memory needed is {formatting.size(needed)} a device "
         f"({least.config.describe()}{held}), and a device has {formatting.size(least.capacity_bytes)}, of which "

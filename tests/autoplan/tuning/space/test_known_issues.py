@@ -108,7 +108,7 @@ def test_what_is_handled_drops_nothing():
         (one("{model: {tall: true}, config: {remat: [full]}}"), "unknown tall; expected any of batch_norm"),
         (one("{backend: [jax]}"), "when.config"),
         (one("{config: {}}"), "when.config"),
-        (one("{keras: 'newer', config: {remat: [full]}}"), "'newer' is no version range"),
+        (one("{keras: 'newer', config: {remat: [full]}}"), "'newer' is not a version range"),
         (one("{config: {remat: [full]}, moon: full}"), "moon"),
         (one("{config: {remat: [full]}}").replace("rejected", "maybe"), "effect"),
         ("schema: 1\nissues: [", "cannot be read"),

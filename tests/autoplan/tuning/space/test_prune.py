@@ -111,7 +111,7 @@ def test_all_within_a_factor_of_the_best_are_kept_the_best_first():
     kept, rejected = rank([one, two, three], factor=2.0, at_least=1)
     assert kept == [two, three]
     assert [(r.config, r.stage) for r in rejected] == [(one.config, "slower")]
-    assert rejected[0].reason == "predicted 3.00 times the time of the best"
+    assert rejected[0].reason == "estimated to take 3.00 times as long as the best"
     assert rejected[0].figures["seconds_per_sample"] == pytest.approx(3.0)
     assert rejected[0].figures["best_seconds_per_sample"] == pytest.approx(1.0)
     assert rejected[0].figures["evidence"] == "analytic"
@@ -134,7 +134,7 @@ def test_of_one_micro_batch_one_accumulation_is_enough():
     assert kept == [(8, 4), (1, 32), (32, 1), (256, 1)]
     assert [one.figures["configurations"] for one in rejected] == [5]
     assert rejected[0].reason == (
-        "more or fewer micro-steps an update are predicted to gain nothing over one that is tried"
+        "more or fewer micro-steps an update are estimated to gain nothing over a configuration that is tried"
     )
 
 
@@ -156,7 +156,7 @@ def test_a_full_shortlist_says_so():
     several = by_seconds(1.0, 1.1, 1.2)
     kept, rejected = rank(several, factor=2.0, at_least=1, at_most=2)
     assert kept == several[:2]
-    assert rejected[0].reason == "number 3 by prediction (1.20 times the best); the shortlist is full"
+    assert rejected[0].reason == "number 3 by estimate (1.20 times the best); the shortlist is full"
 
 
 def test_what_is_asked_to_be_kept_is_kept():
