@@ -166,7 +166,7 @@ def without_idle_accumulation(
         Rejection(
             config=left[0],
             stage="slower",
-            reason="more or fewer micro-steps an update are estimated to gain nothing over a configuration that is tried",
+            reason="more or fewer micro-steps an update are estimated to gain nothing over one that is tried",
             figures={"evidence": Evidence.ANALYTIC.value, "configurations": len(left)},
         )
     ]

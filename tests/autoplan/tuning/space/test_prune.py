@@ -134,7 +134,7 @@ def test_of_one_micro_batch_one_accumulation_is_enough():
     assert kept == [(8, 4), (1, 32), (32, 1), (256, 1)]
     assert [one.figures["configurations"] for one in rejected] == [5]
     assert rejected[0].reason == (
-        "more or fewer micro-steps an update are estimated to gain nothing over a configuration that is tried"
+        "more or fewer micro-steps an update are estimated to gain nothing over one that is tried"
     )
 
 
