@@ -1,1 +1,1 @@
-"""How far is the analytic memory estimate from what XLA itself says, on chips that are here and chips that are not?"""
+"""How accurate is the analytic memory estimate, compared with XLA's own figures for present and absent chips?"""

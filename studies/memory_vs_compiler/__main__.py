@@ -1,12 +1,13 @@
-"""How far is the analytic memory estimate from what XLA itself says, on chips that are here and chips that are not?
+"""How accurate is the analytic memory estimate, compared with XLA's own figures for present and absent chips?
 
-    python -m studies.memory_vs_compiler --compile [SECONDS] [--target NAME] [--model NAME]   # what is missing
-    python -m studies.memory_vs_compiler --again [TRACES]    # estimates every compiled row anew, compiling nothing
-    python -m studies.memory_vs_compiler --summary
-    python -m studies.memory_vs_compiler --without RULE [--traces TRACES]   # what one rule of cost_models.xla is worth
-    python -m studies.memory_vs_compiler --ledger [--traces TRACES]         # the same of every rule; writes ledger.csv
+    python -m studies.memory_vs_compiler --summary                          # print the tables
+    python -m studies.memory_vs_compiler --again [TRACES]                   # estimate every compiled point again
+    python -m studies.memory_vs_compiler --compile [SECONDS] [--target NAME] [--model NAME]
+                                                                            # compile points that have no row
+    python -m studies.memory_vs_compiler --without RULE [--traces TRACES]   # measure one rule of cost_models.xla
+    python -m studies.memory_vs_compiler --ledger [--traces TRACES]         # measure every rule, write ledger.csv
 
-TRACES is a folder outside of this one that keeps traces from one run to the next.
+TRACES is a folder outside of the checkout where traces are stored for later runs.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from studies import harness
 
 HERE = Path(__file__).resolve().parent
 NO_OPTIMIZATION = "--xla_backend_optimization_level=0"
-"""LLVM's work on kernels comes after buffers are assigned: without it every figure is the same, and sooner there."""
+"""Turns off LLVM's optimization of kernels. It runs after buffer assignment, so that the figures do not change."""
 
 
 def prepare() -> None:
@@ -29,8 +30,8 @@ def prepare() -> None:
 def main() -> None:
     parser = harness.parser("studies.memory_vs_compiler", __doc__)
     parser.add_argument("--compile", nargs="?", type=float, const=float("inf"), metavar="SECONDS")
-    parser.add_argument("--target", action="append", help="compile for these alone")
-    parser.add_argument("--model", action="append", help="compile these alone")
+    parser.add_argument("--target", action="append", help="compile only for this target")
+    parser.add_argument("--model", action="append", help="compile only this model")
     parser.add_argument("--again", nargs="?", const="", metavar="TRACES")
     parser.add_argument("--summary", action="store_true")
     parser.add_argument("--without", action="append", metavar="RULE")

@@ -1,4 +1,4 @@
-"""What the arithmetic says of every compiled point: one row of `estimates.csv` each, made of traces that are kept."""
+"""Estimates of all compiled points, one row of `estimates.csv` each, from traces that are stored in a folder."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from studies.memory_vs_compiler.truths import compiled, with_model
 ESTIMATES = Path(__file__).resolve().parent / "estimates.csv"
 _POINT = ("target", "model", "precision", "optimizer", "batch", "accumulation")
 _TRACED_AT = 2
-"""As a multiple of a model's smallest batch. The step is traced there and at twice that."""
+"""The batch of a trace, as a multiple of a model's smallest batch. The step is traced at this batch and at twice it."""
 
 
 def write(traces: Path | None) -> None:
-    """Estimate every compiled point anew. `traces`: where traces are kept; None: traced again."""
+    """Estimate every compiled point again. Traces are stored in the folder `traces`; None traces again."""
     from cost_models import Batch, Precision, TrainConfig, memory
     from cost_models.hardware.lookup import cluster
 
@@ -44,7 +44,7 @@ def write(traces: Path | None) -> None:
 
 
 def read() -> dict[Point, dict[str, int]]:
-    """Bytes by component, with `total`, `total_low` and `total_high`."""
+    """Return, for each point, bytes by component with `total`, `total_low` and `total_high`."""
     with ESTIMATES.open(newline="") as file:
         rows = list(csv.DictReader(file))
     return {
@@ -59,7 +59,7 @@ def _point(row: dict[str, str]) -> Point:
 
 @lru_cache(maxsize=128)
 def workload_of(trace: tuple[str, str, str], traces: Path | None) -> Any:
-    """Return the Workload of one micro-step, traced or read from where an earlier run kept it."""
+    """Return the Workload of one micro-step, traced or read from the folder of traces."""
     from cost_models.workload.serialization import workload_from_dict, workload_to_dict
 
     kept = None if traces is None else _kept_at(traces, "-".join(trace))
@@ -73,7 +73,7 @@ def workload_of(trace: tuple[str, str, str], traces: Path | None) -> Any:
 
 
 def _kept_at(traces: Path, name: str) -> Path:
-    """Return where a trace is kept. A file without a version in its name is used as it is."""
+    """Return the file of a trace. A file without a version in its name is used as it is."""
     plain = traces / f"{name}.json.gz"
     return plain if plain.exists() else traces / f"{name}-{_trace_version()}.json.gz"
 

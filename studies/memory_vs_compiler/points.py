@@ -1,4 +1,4 @@
-"""What is asked: which model, precision, optimizer and batch, for which chip, in the order of importance."""
+"""The points to compile: model, precision, optimizer, batch and chip, most important first."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ TARGETS = {
     "TPU v6e": "tpu-v6e-1",
     "CPU": "cpu",
 }
-"""Each as the catalogue names it; one device of it is used."""
+"""Targets by their names in the catalogue. Each point uses one device."""
 _QUICK: tuple[str, ...]
 _SLOW: tuple[str, ...]
-_QUICK, _SLOW = ("A100", "CPU"), ("TPU v5e",)  # XLA:TPU compiles for a minute where the others take seconds
+_QUICK, _SLOW = ("A100", "CPU"), ("TPU v5e",)  # XLA:TPU takes a minute to compile, the others seconds
 _FIRST, _SECOND = (*_QUICK, *_SLOW), ("H100", "TPU v4", "TPU v6e")
 PRECISIONS = ("float32", "mixed_bfloat16", "mixed_float16")
 COMPILED_AT = 2
-"""b, as a multiple of a model's smallest batch: its compilation corrects what is predicted of b/2, 2b and 4b."""
+"""The batch b, in smallest batches of a model, whose compilation corrects the estimates of b/2, 2b and 4b."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """One micro-step for one chip. `batch` in samples, `accumulation` in micro-steps an update."""
+    """One micro-step for one chip. `batch` is in samples, `accumulation` in micro-steps per update."""
 
     target: str
     model: str
@@ -43,11 +43,11 @@ class Point:
 
     @property
     def trace(self) -> tuple[str, str, str]:
-        """What a trace depends on: one serves every chip and every batch."""
+        """Return what a trace depends on. One trace serves all chips and batches."""
         return self.model, self.precision, self.optimizer
 
     def at(self, batch: int) -> Point:
-        """The same at another batch."""
+        """Return the point with another batch."""
         return replace(self, batch=batch)
 
     def plain(self) -> list[str]:
@@ -60,7 +60,7 @@ def held_out(model: str) -> bool:
 
 
 def points() -> Iterator[Point]:
-    """Every point, the most telling first: a compiler that is stopped early has been asked what matters."""
+    """Yield every point, most important first, so that a run that is stopped early has compiled the important ones."""
     for targets, times in ((_QUICK, 8), (_SLOW, 8), (_QUICK, 2), (_SLOW, 2), (("H100",), 8)):
         yield from _at(targets, times, 0)
     for targets, times in ((_FIRST, 4), (_SECOND[1:], 8)):
@@ -85,7 +85,7 @@ def _accumulating(targets: tuple[str, ...]) -> Iterator[Point]:
 
 
 def _at(targets: tuple[str, ...], times: int, further: int) -> Iterator[Point]:
-    """further: 0 for a model's first precision, else the following ones."""
+    """Yield points of a precision: with further = 0 the first precision of a model, else a following one."""
     from studies.memory_vs_compiler.models import MODELS
 
     for name, case in MODELS.items():

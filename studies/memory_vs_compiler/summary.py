@@ -1,4 +1,4 @@
-"""Tables: how estimates and corrected estimates lie to what was compiled, for models in view and models held out."""
+"""Tables of the errors of estimates and corrected estimates, for models developed on and held-out models."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from studies.memory_vs_compiler.points import COMPILED_AT, TARGETS, Point, held_
 from studies.memory_vs_compiler.truths import compiled
 
 CAPACITIES = (0.8, 0.9, 1.0, 1.1, 1.25)
-"""Shares of what a step needs: for each, a device of that capacity is imagined and asked whether the step fits."""
+"""Capacities of imagined devices, as shares of the memory that a step needs."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A point with what was compiled and what was predicted, in bytes of one device."""
+    """A point with its compiled and its estimated memory, in bytes per device."""
 
     point: Point
     truth: int
@@ -30,12 +30,12 @@ class Row:
 
     @property
     def error(self) -> float:
-        """Signed, as a share of the truth."""
+        """Return the signed error as a share of the compiled memory."""
         return self.total / self.truth - 1
 
     @property
     def half_width(self) -> float:
-        """Of the interval, as a share of the prediction."""
+        """Return half the width of the interval as a share of the estimate."""
         return (self.high - self.low) / 2 / self.total
 
 
@@ -50,7 +50,7 @@ def show() -> None:
     _print_models(raw)
     missing = len(truths) - len(costs)
     if missing:
-        print(f"\n{missing} compiled points have no estimate yet: --again makes them.")
+        print(f"\n{missing} compiled points have no estimate yet; run --again.")
 
 
 def _tables(title: str, rows: Sequence[Row]) -> None:
@@ -85,8 +85,11 @@ def _named(row: Row) -> str:
 
 
 def _print_fits(rows: Sequence[Row]) -> None:
-    """`fits` where the upper end of the interval is at most the capacity, `does not fit` where the lower end is above
-    it; between them the answer is open."""
+    """Print how often the answer is wrong or open.
+
+    A step `fits` if the upper end of its interval is at most the capacity, and `does not fit` if the lower end is above
+    it. Otherwise the answer is open.
+    """
     small, large = [share for share in CAPACITIES if share < 1], [share for share in CAPACITIES if share >= 1]
     asked = [f'false "fits" at {share:g}' for share in small]
     asked += [f'false "does not fit" at {share:g}' for share in large]
@@ -101,8 +104,8 @@ def _print_fits(rows: Sequence[Row]) -> None:
 
 
 def _print_models(rows: Sequence[Row]) -> None:
-    """Of those in view alone: a rule is made with these, and none with the others."""
-    print("\nMean signed error of each model in view\n")
+    """Print errors by model, only of models developed on: rules are made with these and without the held-out models."""
+    print("\nMean signed error of each model developed on\n")
     print(f"| model | {' | '.join(TARGETS)} |")
     print(f"| {' | '.join(['---'] * (len(TARGETS) + 1))} |")
     for name in (one for one in MODELS if not held_out(one)):
@@ -125,7 +128,7 @@ def _error(row: Row) -> float:
 
 
 def _corrected(costs: dict[Point, dict[str, int]], truths: dict[Point, int]) -> list[Row]:
-    """What the product predicts of the other batches where one has been compiled."""
+    """Return the estimates of the other batches, corrected by the compilation of one batch, as `tune` does."""
     from autoplan.tuning.compiler_check import CARRIED, carried
 
     found = []
