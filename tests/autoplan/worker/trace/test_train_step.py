@@ -436,12 +436,10 @@ def test_the_workload_survives_its_journey_to_the_planner():
 
 def test_a_stored_workload_is_estimated_where_no_framework_can_be_imported(tmp_path):
     workload = traced(zoo.decoder)
-    stored = tmp_path / "workload.json"
-    stored.write_text(json.dumps(workload_to_dict(workload)))
+    (stored := tmp_path / "workload.json").write_text(json.dumps(workload_to_dict(workload)))
     code = f"""
-import sys
+import json, sys
 sys.modules.update(dict.fromkeys(("keras", "jax", "jaxlib", "tensorflow", "torch", "optuna", "pydantic", "psutil")))
-import json
 from cost_models import Batch, TrainConfig, estimate
 from cost_models.hardware.lookup import cluster
 from cost_models.workload.serialization import workload_digest, workload_from_dict
@@ -449,8 +447,7 @@ workload = workload_from_dict(json.load(open({str(stored)!r})))
 found = estimate(workload, TrainConfig(Batch(32)), cluster("gpu-a100-80gb"))
 print(json.dumps([workload_digest(workload), found.memory.total, found.time.micro_step_seconds]))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT, check=True)
     here = estimate(workload, TrainConfig(Batch(32)), catalogued("gpu-a100-80gb"))
     assert json.loads(done.stdout) == [workload_digest(workload), here.memory.total, here.time.micro_step_seconds]
 
