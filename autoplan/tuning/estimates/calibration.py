@@ -9,7 +9,7 @@ From three trials of a kind on, factors of arithmetic, traffic and the host's wo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from statistics import median
 from typing import Any
 
@@ -17,6 +17,7 @@ from autoplan.plan.records import TrialRecord
 from autoplan.tuning.space.prune import Forecast
 from cost_models.calibration import Calibration, TimePair, calibrate
 from cost_models.config import TrainConfig
+from cost_models.execution import Executor
 from cost_models.time.cost import TimeCost
 
 WORTH_TELLING = 1.5
@@ -28,46 +29,31 @@ CLEARLY = 1.25
 `studies/time_vs_this_cpu` are on average, seldom differ so much the wrong way."""
 
 
-@dataclass(frozen=True, order=True)
-class Execution:
-    """What shares one correction: a backend, with or without its compiler."""
-
-    backend: str
-    jit_compile: bool
-
-    @classmethod
-    def of(cls, config: TrainConfig) -> Execution:
-        return cls(config.backend, config.jit_compile)
-
-    def __str__(self) -> str:
-        return f"{self.backend} {'with' if self.jit_compile else 'without'} jit_compile"
-
-
-_AS_PRICED = Execution("jax", jit_compile=True)
+_AS_PRICED = Executor("jax", jit_compile=True)
 """The one whose program is what is priced: its predictions are the nearest."""
 
 
-def factors(records: Iterable[TrialRecord]) -> dict[Execution, float]:
+def factors(records: Iterable[TrialRecord]) -> dict[Executor, float]:
     """Measured over predicted seconds of an update, the median over the trials of each kind of execution."""
-    ratios: dict[Execution, list[float]] = {}
+    ratios: dict[Executor, list[float]] = {}
     for record in records:
         if record.measurement is not None and record.predicted_update_seconds:
             ratio = record.measurement.update_seconds / record.predicted_update_seconds
-            ratios.setdefault(Execution.of(record.config), []).append(ratio)
+            ratios.setdefault(Executor.of(record.config), []).append(ratio)
     return {execution: median(found) for execution, found in ratios.items()}
 
 
 def calibrations(
     forecasts: Mapping[TrainConfig, Forecast], records: Iterable[TrialRecord]
-) -> dict[Execution, Calibration]:
+) -> dict[Executor, Calibration]:
     """Factors of the parts of a micro-step, for each kind of execution of which enough was measured and forecast."""
-    pairs: dict[Execution, list[TimePair]] = {}
+    pairs: dict[Executor, list[TimePair]] = {}
     for record in records:
         config = record.config
         predicted = _parts(forecasts.get(config))
         if record.measurement is not None and predicted is not None:
             observed = record.measurement.micro_step_seconds
-            pairs.setdefault(Execution.of(config), []).append(TimePair(predicted, observed))
+            pairs.setdefault(Executor.of(config), []).append(TimePair(predicted, observed))
     return {
         execution: calibrate(found, probed=execution == _AS_PRICED)
         for execution, found in pairs.items()
@@ -92,7 +78,7 @@ def corrected(
     hope = min(known.values(), default=1.0)
 
     def seconds(config: TrainConfig) -> float:
-        forecast, execution = forecasts.get(config), Execution.of(config)
+        forecast, execution = forecasts.get(config), Executor.of(config)
         if forecast is None:
             return float("inf")
         predicted = _parts(forecast)
@@ -113,7 +99,7 @@ def reordered(
     The order stays where nothing was forecast or measured, and where one kind of execution has too few trials to tell
     more than one factor.
     """
-    kinds = {Execution.of(config) for config in shortlist}
+    kinds = {Executor.of(config) for config in shortlist}
     if not factors(records) or not forecasts:
         return list(shortlist)
     if len(kinds) < 2 and kinds.isdisjoint(calibrations(forecasts, records)):

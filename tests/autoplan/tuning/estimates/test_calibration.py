@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from autoplan.plan.records import Failure, FailureKind, TrialRecord
-from autoplan.tuning.estimates.calibration import Execution, calibrations, contenders, factors, reordered, told
+from autoplan.tuning.estimates.calibration import calibrations, contenders, factors, reordered, told
 from autoplan.tuning.space.prune import Forecast
+from cost_models.execution import Executor
 from tests.builders import plans
 from tests.builders.observations import config
 
@@ -34,7 +35,7 @@ ON_TORCH = config(64, backend="torch", jit_compile=False)
 
 def test_a_factor_is_the_median_of_measured_over_predicted_for_each_kind_of_execution():
     records = [record(EAGER, 3.0, 1.0), record(EAGER, 5.0, 1.0), record(EAGER, 40.0, 10.0), record(COMPILED, 1.0, 2.0)]
-    assert factors(records) == {Execution("jax", False): 4.0, Execution("jax", True): 0.5}
+    assert factors(records) == {Executor("jax", False): 4.0, Executor("jax", True): 0.5}
 
 
 def test_what_failed_or_was_not_forecast_teaches_nothing():
@@ -120,7 +121,7 @@ def test_three_trials_tell_a_slow_host_from_slow_arithmetic():
     shortlist = [*tried, few, many]
     measured = [record(one, 1e-4 * one.batch.global_size + 1e-5 + 4e-3, 1.0) for one in tried]
     assert reordered(shortlist, forecasts, measured[:2]) == shortlist  # two can't
-    learnt = calibrations(forecasts, measured)[Execution("jax", jit_compile=True)]
+    learnt = calibrations(forecasts, measured)[Executor("jax", jit_compile=True)]
     assert learnt.dispatch.value > 2 * learnt.compute.value
     order = reordered(shortlist, forecasts, measured)
     assert order.index(many) < order.index(few)
