@@ -1,4 +1,4 @@
-"""Models that attend or mix tokens: a few blocks of each, on sequences as long as people have them."""
+"""Models of sequences: a few blocks of attention or token mixing each, on sequences of usual lengths."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _block(
 
 
 class Positions(layers.Layer):
-    """Adds a learned vector to each position."""
+    """A layer that adds a learned vector to each position."""
 
     def build(self, shape: Any) -> None:
         self.table = self.add_weight(shape=shape[1:], initializer="normal", name="table")
@@ -115,7 +115,7 @@ def mlp_mixer() -> Any:
 
 
 class Experts(layers.Layer):
-    """Every token goes through all experts, weighted by a softmax: the dense form of a mixture."""
+    """A dense mixture of experts: every token uses all experts, weighted by a softmax."""
 
     def __init__(self, count: int, **options: Any) -> None:
         super().__init__(**options)

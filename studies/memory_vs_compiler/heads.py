@@ -1,4 +1,4 @@
-"""What several models of the study end with."""
+"""Output layers and losses that several models share."""
 
 from __future__ import annotations
 

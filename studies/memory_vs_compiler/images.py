@@ -1,4 +1,4 @@
-"""Models of images, volumes and films: a few blocks of each, on maps as large as people have them."""
+"""Models of images, volumes and videos: a few blocks each, on feature maps of usual sizes."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def efficientnet() -> Any:
 
 
 class Scale(layers.Layer):
-    """A learned factor for each channel."""
+    """A layer that multiplies each channel by a learned factor."""
 
     def build(self, shape: Any) -> None:
         self.gamma = self.add_weight(shape=(shape[-1],), initializer="ones", name="gamma")

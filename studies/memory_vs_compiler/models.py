@@ -1,5 +1,6 @@
-"""The models of the study: what people train with Keras, a few blocks of each, at sizes of maps, sequences and tables
-as people have them. Nothing is downloaded.
+"""The models of the study: a few blocks of models that are often trained with Keras, at usual sizes.
+
+Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from studies.memory_vs_compiler import attention, images, signals
 
 @dataclass(frozen=True)
 class Case:
-    """One model as it is asked about.
+    """A model of the study.
 
-    batch      the smallest local batch; 2, 4 and 8 times it are asked too
-    optimizer  and precision: the first that is asked, at every batch
+    batch      the smallest local batch; the study also uses 2, 4 and 8 times this batch
+    optimizer  the first optimizer, used at every batch
+    precision  the first precision, used at every batch
     """
 
     build: Callable[[], Any]
@@ -74,7 +76,7 @@ MODELS: dict[str, Case] = {
 
 
 def built(name: str, precision: str, optimizer: str, accumulation: int = 1) -> Any:
-    """The compiled model, for `autoplan.worker.trace.abstract_variables.abstract_variables`."""
+    """Return the compiled model. Call it inside `abstract_variables()`, so that its weights need no memory."""
     keras.config.set_dtype_policy(precision)
     model, loss = MODELS[name].build()
     steps = accumulation if accumulation > 1 else None

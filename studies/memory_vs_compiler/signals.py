@@ -1,4 +1,4 @@
-"""Recurrent nets, nets of signals, tables and vectors."""
+"""Models of signals, tables and vectors, and recurrent models."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def dlrm() -> Any:
 
 
 class GatedResidual(layers.Layer):
-    """x + W(swish(Ux) * Vx), with norms over the root mean square."""
+    """A layer that computes x + W(swish(Ux) * Vx), with root-mean-square normalization."""
 
     def build(self, shape: Any) -> None:
         width = shape[-1]
@@ -63,7 +63,7 @@ class GatedResidual(layers.Layer):
 
 
 class CustomModel(keras.Model):
-    """Subclassed: a stack of layers that somebody wrote."""
+    """A subclassed model with a stack of custom layers."""
 
     def __init__(self) -> None:
         super().__init__()
