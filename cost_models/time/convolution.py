@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from cost_models.workload.affine import Affine
 from cost_models.workload.workload import Kind, Op, Tensor
+from cost_models.xla.rules import rule
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -102,6 +103,10 @@ def window_of(tensors: Sequence[Tensor], op: Op) -> float:
     return prod(size.fixed for size in kernels[0][:-_CHANNELS]) if len(kernels) == 1 else 0.0
 
 
+@rule(
+    "cpu-transposed-kernel-gradient",
+    "kernels timed one by one on x86-64: gradients of transposed convolutions",
+)
 def is_transposed_kernel_gradient(tensors: Sequence[Tensor], op: Op) -> bool:
     """Whether this is the gradient of a transposed convolution's kernel: it convolves the smaller one of two images."""
     if op.kind is not Kind.CONV or not op.gemm or op.gemm[3].constant or len(op.reads) < 2:

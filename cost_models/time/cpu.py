@@ -17,6 +17,7 @@ from cost_models.hardware.cluster import Chip
 from cost_models.hardware.efficiency import Efficiency
 from cost_models.time.kernels import KernelTable
 from cost_models.time.software import KERAS, Software
+from cost_models.xla.rules import rule
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
@@ -28,6 +29,7 @@ _COLOURS = 3
 _BYTES_PER_CORE = 2**18
 """XLA:CPU splits a loop over memory in parts that move so much (`parallel_task_assignment.cc`)."""
 _VOLUME = 3  # dimensions besides batch and channels
+_TIMED = "kernels timed one by one on x86-64"
 
 
 def cpu_seconds(
@@ -44,28 +46,26 @@ def cpu_seconds(
     moved  bytes of each row
     peaks  FLOP/s of products in each row's dtype
     """
-    applies = software.applies
-    flops = table.flops_at(batch)
-    gemm = table.gemm.at(batch)
+    applies, flops = software.applies, table.flops_at(batch)
     scalar, each = chip.peak_flops_per_second["float32"], moved / table.runs
-    cores = np.full(len(each), float(_cores(chip)))
-    if applies("cpu_loops_by_core"):
-        cores = np.clip(np.floor(each / _BYTES_PER_CORE), 1, _cores(chip))
+    cores = loop_cores(each, chip) if applies("cpu-loops-by-core") else np.full(len(each), float(_cores(chip)))
     rates = scalar * efficiency.vector_share * cores / _cores(chip)
     peaks = peaks * efficiency.gemm_share
-    rates = np.where(table.gemm.is_gemm, peaks * _gemm_share(table, gemm, chip, efficiency, software), rates)
-    rates = np.where(table.convolution.is_convolution, peaks * _convolution_share(table, efficiency, software), rates)
+    rates = np.where(table.gemm.is_gemm, peaks * _gemm_share(table, batch, chip, efficiency, software), rates)
+    rates = np.where(table.convolution.is_convolution, peaks * _conv_share(table, efficiency, software), rates)
     for kind, rows in table.slow.items():
-        if kind in efficiency.slow_kernel_shares and applies(f"cpu_{kind}"):
+        if kind in efficiency.slow_kernel_shares and applies(f"cpu-{kind.replace('_', '-')}"):
             rates[rows] = scalar * efficiency.slow_kernel_shares[kind]
     compute = flops / rates
-    if applies("cpu_im2col"):
-        compute = np.maximum(compute, _gathering_seconds(table, gemm, scalar, efficiency, software))
-    if applies("cpu_looped_convolutions"):
+    if applies("cpu-im2col"):
+        gathering = im2col_seconds(table, batch, scalar, efficiency)
+        slower = odd_channel_slowdown(table, batch, efficiency) if applies("cpu-odd-channels") else 1.0
+        compute = np.maximum(compute, gathering * slower)
+    if applies("cpu-looped-convolutions"):
         looped = loop_seconds(table, batch, flops / rates, scalar, efficiency.looped_conv_operations)
         compute = np.where(is_looped(table), looped, compute)
-    if applies("cpu_fork"):
-        compute = compute + np.where((table.runs == 1) & (cores > 1), efficiency.fork_seconds, 0.0)
+    if applies("cpu-fork"):
+        compute = compute + fork_seconds(table, cores, efficiency)
     streams = chip.memory_bytes_per_second * efficiency.stream_share
     return compute, moved / (streams * _bandwidth_share(table, each, chip, efficiency, software))
 
@@ -74,68 +74,117 @@ def _cores(chip: Chip) -> int:
     return chip.processors or 1
 
 
-def _gemm_share(table: KernelTable, gemm: Floats, chip: Chip, efficiency: Efficiency, software: Software) -> Floats:
-    """Small GEMMs run on fewer cores. Operands in another memory order are copied by other rows."""
-    multiplied = np.prod(np.maximum(gemm, 1.0), axis=1)
-    busy = np.ones(len(gemm))
-    if software.applies("cpu_gemm_by_core"):
-        busy = np.clip(multiplied / efficiency.macs_per_core, 1.0, _cores(chip)) / _cores(chip)
-    in_loops = efficiency.loop_gemm_share if software.applies("cpu_loop_gemms") else efficiency.library_gemm_share
-    reached = np.where(table.runs > 1, in_loops, efficiency.library_gemm_share)
-    return np.asarray(busy * reached, np.float64)
+@rule("cpu-loops-by-core", "XLA:CPU parallel_task_assignment.cc")
+def loop_cores(each: Floats, chip: Chip) -> Floats:
+    """Return the cores on which a loop over memory runs, by the bytes that it moves."""
+    return np.asarray(np.clip(np.floor(each / _BYTES_PER_CORE), 1, _cores(chip)), np.float64)
 
 
-def _convolution_share(table: KernelTable, efficiency: Efficiency, software: Software) -> Floats:
-    """Along one dimension convolutions are nearly GEMMs; gradients of kernels sum over positions."""
-    own, lines = efficiency.conv_share, efficiency.conv1d_shares
-    of_images = efficiency.conv_weight_gradient_share if software.applies("cpu_conv_weight_gradients") else own
-    is_line = table.convolution.is_line if software.applies("cpu_conv1d") else np.zeros(len(table.runs), np.bool_)
-    gradients = np.where(is_line, lines[1], of_images)
-    return np.where(table.gemm.sums_batch, gradients, np.where(is_line, lines[0], own))
+@rule("cpu-fork", f"{_TIMED}: kernels on one and on two cores")
+def fork_seconds(table: KernelTable, cores: Floats, efficiency: Efficiency) -> Floats:
+    """Return the seconds of spreading each kernel outside of loops over several cores."""
+    return np.where((table.runs == 1) & (cores > 1), efficiency.fork_seconds, 0.0)
 
 
-def _gathering_seconds(
-    table: KernelTable, gemm: Floats, scalar: float, efficiency: Efficiency, software: Software
-) -> Floats:
-    """Seconds in which a convolution gathers the positions of its windows (im2col), however few channels they have.
-
-    With an odd number of channels, as the three of an image, some numbers of features take several times as long.
-    """
-    times = np.ones(len(gemm))
-    if software.applies("cpu_odd_channels"):
-        channels, features = gemm[:, 3] / np.maximum(table.convolution.window, 1.0), gemm[:, 2]
-        three, more, wider = efficiency.odd_channel_slowdown
-        odd = (channels > 1) & (channels % 2 == 1)
-        few = odd & (features > _FEW) & (features <= _SOME)
-        times = np.where(few, np.where(channels == _COLOURS, three, more), times)
-        times = np.where(odd & (features > _SOME) & (features <= _MANY), wider, times)
-    return np.asarray(
-        gemm[:, 1] * table.convolution.window * table.runs * times / (scalar * efficiency.im2col_share), np.float64
-    )
+def _gemm_share(table: KernelTable, batch: int, chip: Chip, efficiency: Efficiency, software: Software) -> Floats:
+    """Share of the GEMM peak. Operands in another memory order are copied by other rows."""
+    share = np.full(len(table.runs), efficiency.library_gemm_share)
+    if software.applies("cpu-loop-gemms"):
+        share = loop_gemm_share(table, share, efficiency)
+    if software.applies("cpu-gemms-by-core"):
+        share = share * gemm_core_share(table, batch, chip, efficiency)
+    return share
 
 
-def _between(part: Floats, known: Sequence[tuple[float, float]]) -> Floats:
-    """Shares at logarithms of sizes, between known ones."""
-    sizes, shares = zip(*known, strict=True)
-    return np.asarray(2.0 ** np.interp(part, np.log2(sizes), np.log2(shares)), np.float64)
+@rule("cpu-gemms-by-core", f"{_TIMED}: small GEMMs of a library that wakes few cores")
+def gemm_core_share(table: KernelTable, batch: int, chip: Chip, efficiency: Efficiency) -> Floats:
+    """Return the share of the cores on which each GEMM runs: small ones run on few."""
+    multiplied = np.prod(np.maximum(table.gemm.at(batch), 1.0), axis=1)
+    return np.asarray(np.clip(multiplied / efficiency.macs_per_core, 1.0, _cores(chip)) / _cores(chip), np.float64)
+
+
+@rule("cpu-loop-gemms", f"{_TIMED}: GEMMs in the loops of recurrent layers")
+def loop_gemm_share(table: KernelTable, share: Floats, efficiency: Efficiency) -> Floats:
+    """Return the share of the GEMM peak, where GEMMs in loops reach another one."""
+    return np.where(table.runs > 1, efficiency.loop_gemm_share, share)
+
+
+def _conv_share(table: KernelTable, efficiency: Efficiency, software: Software) -> Floats:
+    """Share of the GEMM peak that convolutions reach."""
+    share = np.full(len(table.runs), efficiency.conv_share)
+    if software.applies("cpu-conv-weight-gradients"):
+        share = weight_gradient_share(table, share, efficiency)
+    if software.applies("cpu-conv1d"):
+        share = conv1d_share(table, share, efficiency)
+    return share
+
+
+@rule("cpu-conv-weight-gradients", f"{_TIMED}: gradients of kernels sum over positions")
+def weight_gradient_share(table: KernelTable, share: Floats, efficiency: Efficiency) -> Floats:
+    """Return the share of the GEMM peak, where gradients of kernels reach another one."""
+    return np.where(table.gemm.sums_batch, efficiency.conv_weight_gradient_share, share)
+
+
+@rule("cpu-conv1d", f"{_TIMED}: convolutions along one dimension are nearly GEMMs")
+def conv1d_share(table: KernelTable, share: Floats, efficiency: Efficiency) -> Floats:
+    """Return the share of the GEMM peak, where convolutions along one dimension reach another one."""
+    forward, gradients = efficiency.conv1d_shares
+    return np.where(table.convolution.is_line, np.where(table.gemm.sums_batch, gradients, forward), share)
+
+
+@rule("cpu-im2col", f"{_TIMED}: convolutions of few channels")
+def im2col_seconds(table: KernelTable, batch: int, scalar: float, efficiency: Efficiency) -> Floats:
+    """Return the seconds in which convolutions gather the elements of their windows, even of few channels."""
+    gathered = table.gemm.at(batch)[:, 1] * table.convolution.window * table.runs
+    return np.asarray(gathered / (scalar * efficiency.im2col_share), np.float64)
+
+
+@rule("cpu-odd-channels", f"{_TIMED}: im2col of 3 and 5 channels to 17 to 32 features")
+def odd_channel_slowdown(table: KernelTable, batch: int, efficiency: Efficiency) -> Floats:
+    """Return how many times as long im2col takes with an odd number of channels, by the number of features."""
+    gemm = table.gemm.at(batch)
+    channels, features = gemm[:, 3] / np.maximum(table.convolution.window, 1.0), gemm[:, 2]
+    three, more, wider = efficiency.odd_channel_slowdown
+    odd = (channels > 1) & (channels % 2 == 1)
+    few = odd & (features > _FEW) & (features <= _SOME)
+    times = np.where(few, np.where(channels == _COLOURS, three, more), 1.0)
+    return np.where(odd & (features > _SOME) & (features <= _MANY), wider, times)
 
 
 def _bandwidth_share(
     table: KernelTable, each: Floats, chip: Chip, efficiency: Efficiency, software: Software
 ) -> Floats:
-    """Share of the bandwidth of long streams, by the bytes that a kernel moves: small operands are in a cache.
+    """Share of the bandwidth of long streams."""
+    applies = software.applies
+    share = np.full(len(each), efficiency.cache_curve[-1][1])
+    if applies("cpu-caches"):
+        share = cache_share(each, chip, efficiency.cache_curve)
+    if applies("cpu-loop-caches"):
+        share = np.where(table.runs > 1, loop_cache_share(each, chip, efficiency), share)
+    return strided_share(table, share, efficiency) if applies("cpu-strided-reads") else share
 
-    Transposed operands are read across, a line of the cache for a few elements of each.
-    """
+
+@rule("cpu-caches", f"{_TIMED}: elementwise kernels of all sizes")
+def cache_share(each: Floats, chip: Chip, curve: Sequence[tuple[float, float]]) -> Floats:
+    """Return the share of the bandwidth that kernels reach, by their bytes over those of the last cache."""
     part = np.log2(np.maximum(each, 1.0) / (chip.cache_bytes or _CACHE_BYTES))
-    straight, looping = (_between(part, known) for known in (efficiency.cache_curve, efficiency.loop_cache_curve))
-    if not software.applies("cpu_caches"):
-        straight = np.full(len(each), efficiency.cache_curve[-1][1])
-    share = np.where(table.runs > 1, looping if software.applies("cpu_loop_caches") else straight, straight)
-    strided = efficiency.strided_share if software.applies("cpu_strided_reads") else 1.0
-    return share * np.where(table.traffic.is_strided, strided, 1.0)
+    sizes, shares = zip(*curve, strict=True)
+    return np.asarray(2.0 ** np.interp(part, np.log2(sizes), np.log2(shares)), np.float64)
 
 
+@rule("cpu-loop-caches", f"{_TIMED}: elementwise kernels in loops")
+def loop_cache_share(each: Floats, chip: Chip, efficiency: Efficiency) -> Floats:
+    """Return the share of the bandwidth that kernels in loops reach, whose operands were written shortly before."""
+    return np.asarray(cache_share(each, chip, efficiency.loop_cache_curve), np.float64)
+
+
+@rule("cpu-strided-reads", f"{_TIMED}: transposes")
+def strided_share(table: KernelTable, share: Floats, efficiency: Efficiency) -> Floats:
+    """Return the share of the bandwidth, where transposes read a line of the cache for a few elements of each."""
+    return np.where(table.traffic.is_strided, share * efficiency.strided_share, share)
+
+
+@rule("cpu-looped-convolutions", f"{_TIMED}: convolutions over volumes and by groups of channels")
 def loop_seconds(
     table: KernelTable, batch: int, multiplied: Floats, peak: float, figures: Mapping[str, float]
 ) -> Floats:

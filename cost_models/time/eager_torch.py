@@ -20,6 +20,7 @@ from itertools import permutations
 
 from cost_models.workload.affine import Affine
 from cost_models.workload.workload import Kind, Op, Phase, Workload
+from cost_models.xla.rules import rule
 
 _KEPT = frozenset(
     {Kind.DOT, Kind.CONV, Kind.GATHER, Kind.SCATTER, Kind.SORT, Kind.CUMULATIVE, Kind.LOOP, Kind.BRANCH, Kind.BARRIER}
@@ -50,6 +51,9 @@ def library_kernels(
     if not biases_apart and has_kernel is None:
         workload = replace(workload, ops=_with_biases(workload))
     return _Rewriting(workload, has_kernel).run()
+
+
+rule("layer-kernels", "PyTorch: a kernel a layer and pass; TensorFlow: fused_batch_norm, nn_grad.py")(library_kernels)
 
 
 def has_kernel_in_tensorflow(layer: str, phase: Phase) -> bool:

@@ -14,6 +14,7 @@ from cost_models.parallel.collectives import all_gather, all_reduce, reduce_scat
 from cost_models.parallel.data_parallel import collectives
 from cost_models.time.cost import Seconds
 from cost_models.workload.workload import CONVERT, Kind, Role, Workload
+from cost_models.xla.rules import rule
 
 DEFAULT_OVERLAP = 0.5
 """Share of the backward pass behind which gradient all-reduces hide: XLA starts them early, but combines them late."""
@@ -21,7 +22,7 @@ BUCKET_BYTES = 25 * 2**20
 """Gradients that are reduced at a time: PyTorch's `bucket_cap_mb`."""
 CONTENTION = 0.1256
 """How much slower kernels of a GPU run beside a collective (Galvatron's coefficient, 1.1256)."""
-_COPIES = 4  # gradients are read and written once on their way into a bucket, and once on their way out
+_COPIES = 4
 
 
 @dataclass(frozen=True)
@@ -149,6 +150,7 @@ class BucketedExchange:
     gather_bytes, reduce_bytes  of an element, when weights are gathered and gradients are reduced
     overlaps                    gradients are exchanged while the backward pass runs, not after it
     contention                  how much slower kernels run beside a collective
+    copies                      gradients are copied into buckets and out of them
     """
 
     gather_bytes: int = 4
@@ -156,6 +158,7 @@ class BucketedExchange:
     overlaps: bool = True
     bucket_bytes: int = BUCKET_BYTES
     contention: float = CONTENTION
+    copies: bool = True
 
     def exposed_seconds(
         self,
@@ -179,7 +182,7 @@ class BucketedExchange:
         backward = all_reduce(reduced, cluster, devices).seconds / accumulation
         last_bytes = max(self.bucket_bytes, state.table_parameters * self.reduce_bytes)
         last = backward * min(1.0, last_bytes / reduced) if self.overlaps else backward
-        copies = _COPIES * reduced / bytes_per_second / accumulation
+        copies = copying_seconds(reduced, bytes_per_second) / accumulation if self.copies else 0.0
         return copies + self._waits(0.0, backward, last, forward_seconds, backward_seconds)
 
     def _waits(
@@ -188,4 +191,20 @@ class BucketedExchange:
         """Collectives of each pass beside its kernels, the last bucket after them."""
         hidden = np.minimum(forward, forward_seconds) + np.minimum(backward - last, backward_seconds)
         waits = np.maximum(0.0, forward - forward_seconds) + np.maximum(last, backward - backward_seconds)
-        return waits + self.contention * hidden
+        slowed: Seconds = contention_seconds(hidden, self.contention)
+        return waits + slowed
+
+
+@rule("contention", "Galvatron: kernels beside a collective take 1.1256 times as long")
+def contention_seconds(hidden: Seconds, contention: float) -> Seconds:
+    """Return the seconds that kernels lose beside collectives.
+
+    hidden  seconds of collectives behind kernels
+    """
+    return contention * hidden
+
+
+@rule("bucket-copies", "PyTorch DistributedDataParallel: gradients are copied into buckets and out of them")
+def copying_seconds(reduced_bytes: float, bytes_per_second: float) -> float:
+    """Return the seconds in which gradients are read and written on their way into buckets, and on their way out."""
+    return _COPIES * reduced_bytes / bytes_per_second

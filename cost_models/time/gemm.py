@@ -11,10 +11,13 @@ first. Three things make a small or odd product slow:
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 
 from cost_models.hardware.efficiency import Efficiency
+from cost_models.xla.rules import rule
 
 Floats = npt.NDArray[np.float64]
 
@@ -24,7 +27,12 @@ _SHORTEST_SPLIT = 512
 
 
 def product_flops_share(
-    gemm: Floats, peak: Floats, item_bytes: Floats, memory_bytes_per_second: float, efficiency: Efficiency
+    gemm: Floats,
+    peak: Floats,
+    item_bytes: Floats,
+    memory_bytes_per_second: float,
+    efficiency: Efficiency,
+    applies: Callable[[str], bool] = lambda rule: True,
 ) -> Floats:
     """Share of the peak that each (groups, m, n, k) product reaches, at most `efficiency.gemm_share`.
 
@@ -34,15 +42,31 @@ def product_flops_share(
     groups, m, n, k = (np.maximum(gemm[:, column], 1.0) for column in range(4))
     tile_m, tile_n = (np.array(sides, np.float64)[:, np.newaxis] for sides in zip(*efficiency.tiles, strict=True))
     blocks = groups * np.ceil(m / tile_m) * np.ceil(n / tile_n)
-    depth = np.ceil(k / efficiency.tile_depth) * efficiency.tile_depth
-    filled = groups * m * n * k / (blocks * tile_m * tile_n * depth)
-    share = filled * _of_cache(tile_m, tile_n, peak, item_bytes, memory_bytes_per_second, efficiency)
-    best = (share * _of_waves(blocks, k, efficiency.cores)).max(axis=0)
+    filled = filled_share(groups * m * n * k, blocks, tile_m, tile_n, k, efficiency)
+    share = filled if applies("tile-quantization") else np.ones_like(filled)
+    if applies("cache-bound-tiles"):
+        share = share * cache_share(tile_m, tile_n, peak, item_bytes, memory_bytes_per_second, efficiency)
+    if applies("wave-quantization"):
+        share = share * wave_share(blocks, k, efficiency.cores)
+    best = share.max(axis=0)
     most = np.where(item_bytes == 4, efficiency.float32_gemm_share or efficiency.gemm_share, efficiency.gemm_share)
     return np.asarray(best * most, np.float64)
 
 
-def _of_cache(
+@rule("tile-quantization", "NVIDIA, Matrix Multiplication Background User's Guide: tile quantization")
+def filled_share(
+    multiplied: Floats, blocks: Floats, tile_m: Floats, tile_n: Floats, k: Floats, efficiency: Efficiency
+) -> Floats:
+    """Return the share of blocks that products fill: a block that is not filled takes as long as a full one.
+
+    multiplied  multiply-adds of each product
+    """
+    depth = np.ceil(k / efficiency.tile_depth) * efficiency.tile_depth
+    return np.asarray(multiplied / (blocks * tile_m * tile_n * depth), np.float64)
+
+
+@rule("cache-bound-tiles", "L2 bandwidths measured by microbenchmarks, sources in devices/efficiency.yaml")
+def cache_share(
     tile_m: Floats,
     tile_n: Floats,
     peak: Floats,
@@ -58,7 +82,8 @@ def _of_cache(
     return np.minimum(1.0, reached.l2_bytes_per_second(memory_bytes_per_second) * flops_per_byte / peak)
 
 
-def _of_waves(blocks: Floats, k: Floats, cores: int) -> Floats:
+@rule("wave-quantization", "NVIDIA, Matrix Multiplication Background User's Guide: wave quantization; split-k")
+def wave_share(blocks: Floats, k: Floats, cores: int) -> Floats:
     """Share of the cores that are busy, on average over the rounds, with the best number of splits along k.
 
     blocks  (tiles, products), as is the answer

@@ -8,12 +8,12 @@ import numpy.typing as npt
 from cost_models.hardware.cluster import Chip
 from cost_models.hardware.efficiency import Efficiency
 from cost_models.time.kernels import AttentionRows, KernelTable
+from cost_models.xla.rules import rule
 
 Floats = npt.NDArray[np.float64]
 
-MINIMAL_FILTERING = 2.25
-"""How many times fewer multiplications 3 x 3 convolutions need as F(2x2, 3x3) (Lavin & Gray 2015, arXiv 1509.09308,
-section 4). Libraries work out float32 ones so where matrix units do not take float32: on GPUs before Ampere."""
+_MINIMAL_FILTERING = 2.25
+"""How many times fewer multiplications 3 x 3 convolutions need as F(2x2, 3x3)."""
 
 _TF32_FROM = "bfloat16"
 """GPUs that calculate in this dtype are those from Ampere on, whose matrix units take float32, too."""
@@ -28,6 +28,7 @@ def takes_float32(chip: Chip) -> bool:
     return _TF32_FROM in chip.peak_flops_per_second
 
 
+@rule("float32-gemms-off-tf32", "PyTorch: torch.backends.cuda.matmul.allow_tf32 is False since 1.12")
 def peaks_of_exact_products(peaks: Floats, table: KernelTable, efficiency: Efficiency) -> Floats:
     """Return the FLOP/s of products whose float32 GEMMs, but not convolutions, stay off TF32.
 
@@ -39,6 +40,7 @@ def peaks_of_exact_products(peaks: Floats, table: KernelTable, efficiency: Effic
     return np.where(exact, np.minimum(peaks, 2 * efficiency.vector_operations_per_second), peaks)
 
 
+@rule("tf32-transposes", "XLA:GPU gpu_layout_assignment.cc: float32 images have channels first; cuDNN's TF32 kernels")
 def transposing_seconds(table: KernelTable, batch: int, bytes_per_second: float) -> Floats:
     """Return the seconds in which float32 operands of TF32 convolutions are brought into channels last.
 
@@ -48,6 +50,29 @@ def transposing_seconds(table: KernelTable, batch: int, bytes_per_second: float)
     return np.where(table.item_bytes == 4, operands / bytes_per_second, 0.0)
 
 
+@rule("minimal-filtering", "Lavin & Gray 2015, arXiv 1509.09308, section 4")
+def with_minimal_filtering(rates: Floats, table: KernelTable) -> Floats:
+    """Return the FLOP/s of rows, where libraries work out float32 convolutions of 3 x 3 with fewer multiplications.
+
+    They do so where matrix units do not take float32: on GPUs before Ampere.
+    """
+    filtered = table.convolution.is_minimal & (table.item_bytes == 4)
+    return np.where(filtered, rates * _MINIMAL_FILTERING, rates)
+
+
+@rule("narrow-grouped-convolutions", "microbenchmarks of depthwise kernels, sources in devices/efficiency.yaml")
+def with_narrow_convolutions(rates: Floats, table: KernelTable, peaks: Floats, efficiency: Efficiency) -> Floats:
+    """Return the FLOP/s of rows, where grouped convolutions too narrow for matrix units run on vector units."""
+    width = table.gemm.fixed[:, 2]
+    narrow = table.gemm.is_grouped & (width < efficiency.min_matrix_unit_channels)
+    found = rates.copy()
+    found[narrow] = efficiency.grouped_conv_flops_per_second(
+        peaks[narrow], table.item_bytes[narrow], width[narrow], table.is_backward[narrow]
+    )
+    return found
+
+
+@rule("nchw-transposes", "profile in pytorch issue 34977: nchwToNhwcKernel beside 16-bit convolutions")
 def nchw_seconds(table: KernelTable, batch: int, chip: Chip, efficiency: Efficiency) -> Floats:
     """Return the seconds of transpositions of 16-bit images that have channels first.
 
@@ -60,6 +85,7 @@ def nchw_seconds(table: KernelTable, batch: int, chip: Chip, efficiency: Efficie
     return np.where(table.item_bytes == 2, operands / to_last + after, 0.0)
 
 
+@rule("fused-attention", "Keras ops.dot_product_attention; Dao 2023, arXiv 2307.08691: five products backward")
 def fused_attention(
     rows: AttentionRows, gemm: Floats, flops: Floats, rates: Floats, peaks: Floats, efficiency: Efficiency
 ) -> tuple[Floats, Floats]:

@@ -15,6 +15,7 @@ from cost_models.workload.workload import ITEM_BYTES, POOL_SCATTER, Kind, Op, Ph
 from cost_models.xla.buffers.liveness import Updates, schedule
 from cost_models.xla.fusion.fusion import Kernel
 from cost_models.xla.profile import Profile, structure_batch
+from cost_models.xla.rules import rule
 from cost_models.xla.tiling import Storage
 
 Floats = npt.NDArray[np.float64]
@@ -153,23 +154,32 @@ class KernelTable:
         return np.asarray(of_operands, np.float64), np.asarray(of_results, np.float64)
 
 
-def kernel_table(workload: Workload, profile: Profile, updates: Updates, batch: int | None = None) -> KernelTable:
+def kernel_table(
+    workload: Workload,
+    profile: Profile,
+    updates: Updates,
+    batch: int | None = None,
+    *,
+    shares_reads: bool = True,
+) -> KernelTable:
     """The kernels of a micro-step as rows, bodies of loops with how often they run.
 
     batch  at which they are found, where a library takes what is large (XLA:CPU); None is the batch of the trace
     """
     if batch is not None:
         batch = structure_batch(workload, profile, batch) if "ynnpack" in profile else None
-    return _kernel_table(workload, profile, updates, batch)
+    return _kernel_table(workload, profile, updates, batch, shares_reads)
 
 
 @lru_cache(maxsize=256)
-def _kernel_table(workload: Workload, profile: Profile, updates: Updates, batch: int | None) -> KernelTable:
+def _kernel_table(
+    workload: Workload, profile: Profile, updates: Updates, batch: int | None, shares_reads: bool
+) -> KernelTable:
     rows: list[tuple[Kernel, float]] = []
     # As written, sums of one layer stand together; orders that save memory do not keep them so.
     plan = schedule(workload, profile, Updates.TOGETHER if "memory-scheduler" in profile else updates, batch)
     _flatten(plan.kernels, 1.0, rows)
-    shared = _shared_reads([kernel for kernel, _ in rows])
+    shared: set[tuple[int, int]] = shared_reads([kernel for kernel, _ in rows]) if shares_reads else set()
     moved = [
         (row, tensor, times)
         for row, (kernel, _) in enumerate(rows)
@@ -219,18 +229,19 @@ def _flags(values: Iterable[bool]) -> Bools:
 
 def _slow_rows(tensors: Sequence[Tensor], rows: Sequence[tuple[Kernel, float]]) -> dict[str, Bools]:
     """Rows that some compilers run in plain loops, by the name of their rate."""
-    pools = [_is_pool_gradient(kernel, tensors) for kernel, _ in rows]
+    pools = [pool_gradient_dimensions(kernel, tensors) for kernel, _ in rows]
     return {
         "transposed_kernel_gradient": _flags(is_transposed_kernel_gradient(tensors, one.op) for one, _ in rows),
-        "looped_gradient": _flags(_is_looped_gradient(kernel, runs) for kernel, runs in rows),
-        "random": _flags(kernel.op.kind is Kind.RANDOM for kernel, _ in rows),
+        "looped_gradient": _flags(is_looped_gradient(kernel, runs) for kernel, runs in rows),
+        "random": _flags(draws_numbers(kernel) for kernel, _ in rows),
         "pool_gradient": _flags(dimensions == _IMAGES for dimensions in pools),
         "pool_gradient_1d": _flags(dimensions == 1 for dimensions in pools),
     }
 
 
-def _is_looped_gradient(kernel: Kernel, runs: float) -> bool:
-    """Whether this is a convolution of the backward pass in a loop: its operands lie as no library takes them."""
+@rule("cpu-looped-gradient", "kernels timed one by one on x86-64: ConvLSTM")
+def is_looped_gradient(kernel: Kernel, runs: float) -> bool:
+    """Return whether this is a convolution of the backward pass in a loop, in a memory order that no library takes."""
     return kernel.op.kind is Kind.CONV and kernel.op.phase is Phase.BACKWARD and runs > 1
 
 
@@ -260,7 +271,8 @@ def _attention_rows(
     )
 
 
-def _shared_reads(kernels: Sequence[Kernel]) -> set[tuple[int, int]]:
+@rule("sibling-reductions", "XLA:GPU multi-output fusion of siblings; library normalisations sum once")
+def shared_reads(kernels: Sequence[Kernel]) -> set[tuple[int, int]]:
     """(row, tensor) of reads that cost nothing: independent reductions of a layer over one tensor are one kernel.
 
     XLA:GPU fuses siblings that share an operand (its multi-output fusion), and libraries' normalisations sum once.
@@ -278,11 +290,23 @@ def _shared_reads(kernels: Sequence[Kernel]) -> set[tuple[int, int]]:
     return shared
 
 
-def _is_pool_gradient(kernel: Kernel, tensors: Sequence[Tensor]) -> int:
-    """1 for the gradient of pooling along one dimension, 2 along more, 0 for another kernel."""
+@rule("cpu-random", "kernels timed one by one on x86-64: dropout")
+def draws_numbers(kernel: Kernel) -> bool:
+    """Return whether this draws random numbers."""
+    return kernel.op.kind is Kind.RANDOM
+
+
+@rule("cpu-pool-gradient", "kernels timed one by one on x86-64: max-pooling")
+def pool_gradient_dimensions(kernel: Kernel, tensors: Sequence[Tensor]) -> int:
+    """Return 1 for the gradient of pooling along one dimension, 2 along more, 0 for another kernel."""
     if kernel.op.kind is not Kind.POOL_GRADIENT and kernel.op.primitive != POOL_SCATTER:
         return 0
     return 1 if len(tensors[kernel.writes[0]].shape) <= _BATCH_LENGTH_CHANNELS else 2
+
+
+rule("cpu-pool-gradient-1d", "kernels timed one by one on x86-64: max-pooling of sequences")(
+    pool_gradient_dimensions.function
+)
 
 
 def _flatten(kernels: Sequence[Kernel], runs: float, rows: list[tuple[Kernel, float]]) -> None:

@@ -14,6 +14,7 @@ from cost_models.hardware.efficiency import efficiency_of
 from cost_models.memory import memory
 from cost_models.workload.workload import Workload
 from cost_models.xla.profiles.choice import compiler_profile
+from cost_models.xla.rules import rule
 
 LARGEST_KEPT_BYTES = 2**25
 """glibc's DEFAULT_MMAP_THRESHOLD_MAX on 64-bit machines: larger pieces go back to the kernel when they are freed."""
@@ -47,6 +48,7 @@ def returned_bytes(workload: Workload, config: TrainConfig, cluster: Cluster) ->
     return temporary_bytes if temporary_bytes > LARGEST_KEPT_BYTES else 0
 
 
+@rule("page-faults", "glibc mallopt(3): DEFAULT_MMAP_THRESHOLD_MAX; micro-steps timed with and without")
 def paging_seconds(workload: Workload, config: TrainConfig, cluster: Cluster) -> float:
     """Seconds of a micro-step in which pages are made anew; 0 where the machine's rate is not known."""
     rate = cluster.chip.fresh_page_bytes_per_second

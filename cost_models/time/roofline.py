@@ -19,15 +19,17 @@ from cost_models.hardware.efficiency import Efficiency, efficiency_of
 from cost_models.time.cpu import cpu_seconds
 from cost_models.time.gemm import product_flops_share
 from cost_models.time.gpu import (
-    MINIMAL_FILTERING,
     fused_attention,
     peaks_of_exact_products,
     takes_float32,
     transposing_seconds,
+    with_minimal_filtering,
+    with_narrow_convolutions,
 )
 from cost_models.time.kernels import KernelTable
 from cost_models.time.software import KERAS, Software
 from cost_models.workload.workload import Workload
+from cost_models.xla.rules import rule
 
 Floats = npt.NDArray[np.float64]
 
@@ -90,6 +92,7 @@ def kernel_seconds(
     fuses = is_attention_fused(table, config, cluster, software)
     peaks = np.array([peak_rate(chip, dtype) for dtype in table.dtypes])[table.dtype]
     exact = config.backend == "torch" if software.exact_float32 is None else software.exact_float32
+    exact = exact and software.applies("float32-gemms-off-tf32")
     kernels = KernelWork(
         table=table,
         batch=batch,
@@ -105,9 +108,16 @@ def kernel_seconds(
     return compute / share, traffic / share
 
 
-def row_seconds(compute: Floats, traffic: Floats, efficiency: Efficiency) -> Floats:
+def row_seconds(compute: Floats, traffic: Floats, efficiency: Efficiency, software: Software = KERAS) -> Floats:
     """Return the seconds of each row: the longer of both, and what of the shorter one does not hide behind it."""
-    return np.maximum(compute, traffic) + (1 - efficiency.overlap) * np.minimum(compute, traffic)
+    longer = np.maximum(compute, traffic)
+    return longer + unhidden_seconds(compute, traffic, efficiency) if software.applies("partial-overlap") else longer
+
+
+@rule("partial-overlap", "GEMMs timed beside their traffic, sources in devices/efficiency.yaml")
+def unhidden_seconds(compute: Floats, traffic: Floats, efficiency: Efficiency) -> Floats:
+    """Return the seconds of the shorter of arithmetic and traffic that do not hide behind the longer one."""
+    return (1 - efficiency.overlap) * np.minimum(compute, traffic)
 
 
 def is_attention_fused(table: KernelTable, config: TrainConfig, cluster: Cluster, software: Software = KERAS) -> bool:
@@ -115,7 +125,7 @@ def is_attention_fused(table: KernelTable, config: TrainConfig, cluster: Cluster
 
     Keras 3.15, `ops.dot_product_attention` with `flash_attention=None`: its own function without dropout, on JAX.
     """
-    if table.attention is None or not software.applies("fused_attention"):
+    if table.attention is None or not software.applies("fused-attention"):
         return False
     if software.fused_attention is not None:
         return software.fused_attention
@@ -171,10 +181,10 @@ def _on_tpu(kernels: KernelWork) -> tuple[Floats, Floats]:
 def _on_gpu(kernels: KernelWork) -> tuple[Floats, Floats]:
     table, chip, applies = kernels.table, kernels.chip, kernels.software.applies
     rates = _rates(kernels)
-    if not takes_float32(chip) and applies("minimal_filtering"):
-        rates[table.convolution.is_minimal & (table.item_bytes == 4)] *= MINIMAL_FILTERING
+    if not takes_float32(chip) and applies("minimal-filtering"):
+        rates = with_minimal_filtering(rates, table)
     compute, traffic = _with_rates(kernels, rates)
-    if takes_float32(chip) and table.convolution.is_convolution.any() and applies("tf32_transposes"):
+    if takes_float32(chip) and table.convolution.is_convolution.any() and applies("tf32-transposes"):
         stream = chip.memory_bytes_per_second * kernels.efficiency.stream_share
         transposing = transposing_seconds(table, kernels.batch, stream)
         compute, traffic = compute + transposing, traffic + transposing
@@ -188,7 +198,9 @@ def _rates(kernels: KernelWork) -> Floats:
     vector = efficiency.vector_operations_per_second or peak_rate(chip, "float32") * efficiency.vector_share
     rates = np.full(len(kernels.flops), vector)
     at, like = table.distinct_gemms
-    shares = product_flops_share(gemm[at], peaks[at], table.item_bytes[at], chip.memory_bytes_per_second, efficiency)
+    shares = product_flops_share(
+        gemm[at], peaks[at], table.item_bytes[at], chip.memory_bytes_per_second, efficiency, kernels.software.applies
+    )
     rates[table.gemm.is_gemm] = (peaks[at] * shares)[like]
     return rates
 
@@ -197,17 +209,21 @@ def _with_rates(kernels: KernelWork, rates: Floats) -> tuple[Floats, Floats]:
     """Seconds of each row, after narrow convolutions and fused attention got rates of their own."""
     table, peaks, efficiency, applies = kernels.table, kernels.peaks, kernels.efficiency, kernels.software.applies
     flops = kernels.flops
-    if applies("narrow_grouped_convolutions"):
-        narrow = table.gemm.is_grouped & (table.gemm.fixed[:, 2] < efficiency.min_matrix_unit_channels)
-        rates[narrow] = efficiency.grouped_conv_flops_per_second(
-            peaks[narrow], table.item_bytes[narrow], table.gemm.fixed[narrow, 2], table.is_backward[narrow]
-        )
+    if applies("narrow-grouped-convolutions"):
+        rates = with_narrow_convolutions(rates, table, peaks, efficiency)
     if kernels.fuses and table.attention is not None:
         gemm = table.gemm.at(kernels.batch)
         flops, rates = fused_attention(table.attention, gemm, flops, rates, peaks, efficiency)
     traffic = kernels.moved_bytes / (kernels.chip.memory_bytes_per_second * efficiency.stream_share)
-    slowdown = kernels.software.memory_bound_slowdown
-    return flops / rates, np.where(table.gemm.is_gemm, traffic, traffic * slowdown)
+    if applies("older-libraries"):
+        traffic = older_traffic_seconds(traffic, table, kernels.software.memory_bound_slowdown)
+    return flops / rates, traffic
+
+
+@rule("older-libraries", "spcl/substation; Ivanov et al. 2021, arXiv 2007.00072: a layer of BERT-large in 2020")
+def older_traffic_seconds(traffic: Floats, table: KernelTable, slowdown: float) -> Floats:
+    """Return the seconds of memory traffic, where all kernels but GEMMs move their bytes more slowly."""
+    return np.where(table.gemm.is_gemm, traffic, traffic * slowdown)
 
 
 def _never(chip: Chip, dtype: str) -> bool:

@@ -25,6 +25,7 @@ from cost_models.workload.workload import Kind, Workload
 from cost_models.xla.buffers.liveness import Updates
 from cost_models.xla.profile import Profile
 from cost_models.xla.profiles.choice import compiler_profile, library_profile
+from cost_models.xla.rules import rule
 
 Bools = npt.NDArray[np.bool_]
 
@@ -143,10 +144,12 @@ def device_time(
 ) -> DeviceTime:
     """Return the kernels of one micro-step on a device: of the mesh, only the batches' sizes matter."""
     efficiency = efficiency or efficiency_of(cluster)
-    table = kernel_table(*_program(workload, config, cluster, software), config.batch.local)
+    program = _program(workload, config, cluster, software)
+    shares = software.applies("sibling-reductions")
+    table = kernel_table(*program, config.batch.local, shares_reads=shares)
     compute, traffic = kernel_seconds(table, config, cluster, efficiency, software)
-    seconds = row_seconds(compute, traffic, efficiency)
-    if software.nchw and software.applies("nchw_transposes"):
+    seconds = row_seconds(compute, traffic, efficiency, software)
+    if software.nchw and software.applies("nchw-transposes"):
         seconds = seconds + nchw_seconds(table, config.batch.local, cluster.chip, efficiency)
     is_compute = compute >= traffic
 
@@ -154,9 +157,10 @@ def device_time(
         whole, of_compute = float(seconds[rows].sum()), float(seconds[rows & is_compute].sum())
         return TimeParts(compute=of_compute, memory=whole - of_compute)
 
+    paging = paging_seconds(workload, config, cluster) if software.applies("page-faults") else 0.0
     is_forward = ~table.is_backward & ~table.is_update
     return DeviceTime(
-        forward=parts(is_forward) + TimeParts(memory=paging_seconds(workload, config, cluster)),
+        forward=parts(is_forward) + TimeParts(memory=paging),
         backward=parts(table.is_backward),
         update=parts(table.is_update & ~table.is_backward),
         launches=float(table.runs.sum()),
@@ -181,13 +185,19 @@ def parts_of(
     communication = software.exchange.exposed_seconds(
         state, device.forward.seconds, device.backward.seconds, config, cluster, stream
     )
-    if profile_of(cluster.chip).waits_for_slowest:
-        communication = communication + kernels.seconds * (slowest_of(config.mesh.devices) - 1)
+    if profile_of(cluster.chip).waits_for_slowest and software.applies("slowest-device"):
+        communication = communication + waiting_seconds(kernels.seconds, config.mesh.devices)
     parts = kernels + TimeParts(communication=communication)
     overhead = overhead_seconds(
         device.launches, parts.seconds, config, cluster, variables=state.variables, dispatches=state.dispatches
     )
     return parts + TimeParts(overhead=overhead)
+
+
+@rule("slowest-device", "Sinha et al. 2022, arXiv 2208.11035: GPUs of one kind differ by 8%")
+def waiting_seconds(seconds: Seconds, devices: int) -> Seconds:
+    """Return the seconds in which a typical device waits for the slowest."""
+    return seconds * (slowest_of(devices) - 1)
 
 
 def _program(
@@ -199,12 +209,14 @@ def _program(
         updates = Updates.TOGETHER
     if kernels is Kernels.BACKEND and config.backend == "torch" and not config.jit_compile:
         kernels = Kernels.LAYERS if profile_of(cluster.chip).layer_kernels else kernels
-    if kernels is Kernels.LAYERS:
+    if kernels is Kernels.LAYERS and software.applies("layer-kernels"):
         return library_kernels(workload, biases_apart=software.biases_apart), library_profile(kind), updates
-    if kernels is Kernels.OPERATIONS:
+    if kernels is not Kernels.BACKEND:
         one_by_one = compiler_profile(kind, jit_compile=False)
         target = replace(one_by_one, fusible=frozenset({Kind.BROADCAST}), free_moves=frozenset({"pad"}))
-        return library_kernels(workload, has_kernel_in_tensorflow), target, updates
+        if software.applies("layer-kernels"):
+            workload = library_kernels(workload, has_kernel_in_tensorflow)
+        return workload, target, updates
     return workload, profile_for(config, cluster), updates
 
 
