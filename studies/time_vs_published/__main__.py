@@ -4,6 +4,8 @@
     python -m studies.time_vs_published --summary                          # the tables of README.md
     python -m studies.time_vs_published --excluded                         # rows left out, with the reasons
     python -m studies.time_vs_published --figure                           # figure.png; needs matplotlib
+    python -m studies.time_vs_published --without RULE [--cache FOLDER]    # what one rule of cost_models.time is worth
+    python -m studies.time_vs_published --ledger [--cache FOLDER]          # the same of every rule; writes ledger.csv
 
 Models are built in Keras with abstract variables and traced; nothing is trained. Traces are kept in the cache.
 """
@@ -85,10 +87,16 @@ def main() -> None:
     parser.add_argument("--sources", default="")
     for name in ("summary", "excluded", "figure"):
         parser.add_argument(f"--{name}", action="store_true")
+    parser.add_argument("--without", action="append", metavar="RULE", help="measure what one rule is worth")
+    parser.add_argument("--ledger", action="store_true", help="measure what every rule is worth; writes ledger.csv")
     asked = parser.parse_args()
     os.environ |= {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"}
     if asked.excluded:
         excluded()
+    elif asked.ledger or asked.without:
+        from studies.time_vs_published import ledger
+
+        ledger.measure(asked.without or ledger.rules(), asked.cache)
     elif asked.figure:
         from studies.time_vs_published import report
 

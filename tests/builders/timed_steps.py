@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from cost_models.config import Batch, Mesh, TrainConfig
-from cost_models.workload.workload import Workload
+from cost_models.workload.affine import Affine
+from cost_models.workload.workload import Kind, Workload
 from tests.builders.workloads import B, Step, cluster
 
 K = N = 4096
@@ -23,3 +24,12 @@ def one_product() -> Workload:
     step = Step()
     x, w = step.input(B, K), step.weight("w", K, N)
     return step.workload(step.dot(x, w, (B, N), B, K, N))
+
+
+def convolving(dtype: str) -> Workload:
+    """A convolution of 3 x 3 at every place, 64 channels to 64."""
+    step = Step()
+    x, w = step.input(B, 56, 56, 64, dtype=dtype), step.weight("w", 3, 3, 64, 64, dtype=dtype)
+    gemm = (Affine(1), Affine(0, 56 * 56), Affine(64), Affine(9 * 64))
+    flops = Affine(0, 2 * 56 * 56 * 64 * 9 * 64)
+    return step.workload(step.op(Kind.CONV, (x, w), (B, 56, 56, 64), dtype=dtype, gemm=gemm, flops=flops))

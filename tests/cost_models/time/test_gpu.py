@@ -14,7 +14,7 @@ from cost_models.workload.affine import Affine
 from cost_models.workload.workload import Kind
 from cost_models.xla.buffers.liveness import Updates
 from cost_models.xla.profiles.choice import compiler_profile
-from tests.builders.timed_steps import LOCAL, config, one_product
+from tests.builders.timed_steps import LOCAL, config, convolving, one_product
 from tests.builders.workloads import HEAD, HEADS, B, Step, attention
 
 PEAK, BANDWIDTH = 1e14, 1e12
@@ -31,15 +31,6 @@ def shaped(kind, groups, m, n, k, machine=LOCAL):
 def test_depthwise_convolutions_do_not_run_on_matrix_units():
     assert shaped(Kind.CONV, 512, 4096, 1, 9) == pytest.approx(1e12 / PEAK / efficiency_of(LOCAL).depthwise_share)
     assert shaped(Kind.CONV, 2, 4096, 128, 4096) == pytest.approx(1e12 / PEAK)
-
-
-def convolving(dtype):
-    """A convolution of 3 x 3 at every place, 64 channels to 64."""
-    step = Step()
-    x, w = step.input(B, 56, 56, 64, dtype=dtype), step.weight("w", 3, 3, 64, 64, dtype=dtype)
-    gemm = (Affine(1), Affine(0, 56 * 56), Affine(64), Affine(9 * 64))
-    flops = Affine(0, 2 * 56 * 56 * 64 * 9 * 64)
-    return step.workload(step.op(Kind.CONV, (x, w), (B, 56, 56, 64), dtype=dtype, gemm=gemm, flops=flops))
 
 
 def test_float32_images_are_transposed_for_matrix_units_whose_kernels_write_the_results_as_they_were():

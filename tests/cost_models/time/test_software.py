@@ -1,12 +1,18 @@
 """Launches and the host's work against hand formulas."""
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from cost_models.time.software import EAGER_SECONDS, LOOP_SECONDS, SECONDS_PER_VARIABLE
+from cost_models.hardware.efficiency import efficiency_of
+from cost_models.hardware.lookup import cluster as published
+from cost_models.time import step
+from cost_models.time.software import EAGER_SECONDS, KERAS, LOOP_SECONDS, SECONDS_PER_VARIABLE, Software
 from cost_models.time.step import step_time
-from tests.builders.timed_steps import K, N, config
+from cost_models.xla.rules import registered
+from tests.builders.timed_steps import K, N, config, convolving
 from tests.builders.workloads import cluster, dense
 
 PEAK, BANDWIDTH = 1e14, 1e12
@@ -57,3 +63,26 @@ def test_without_a_compiler_every_operation_is_dispatched_and_nothing_is_fused()
     assert eager.overhead_seconds >= 250 * (2e-5 + EAGER_SECONDS)
     assert eager.micro_step_seconds > 50 * compiled.micro_step_seconds
     assert eager.bound == "overhead"
+
+
+def time_rules():
+    return {name for name, one in registered().items() if one.function.__module__.startswith("cost_models.time.")}
+
+
+def test_every_rule_that_the_code_asks_for_is_registered_and_asked_for_somewhere():
+    sources = "".join(path.read_text(encoding="utf-8") for path in Path(step.__file__).parent.glob("*.py"))
+    asked = set(re.findall(r'applies\("([a-z0-9-]+)"\)', sources))
+    slow = {f"cpu-{kind.replace('_', '-')}" for kind in efficiency_of(published("cpu")).slow_kernel_shares}
+    of_an_exchange = {"contention", "bucket-copies"}  # values of `BucketedExchange`
+    assert asked | slow | of_an_exchange == time_rules()
+
+
+@pytest.mark.parametrize("name", ["tile-quantization", "cpu-fork"])
+def test_a_rule_is_switched_off_by_name(name):
+    software = Software(without=frozenset({name}))
+    assert not software.applies(name)
+    assert software.applies("another")
+    machine = cluster("cpu", local=True, processors=2) if name.startswith("cpu") else published("gpu-a100-40gb")
+    workload, asked = convolving("float32"), config(3)
+    with_it, without = (step_time(workload, asked, machine, software=one) for one in (KERAS, software))
+    assert without.compute_seconds < with_it.compute_seconds

@@ -1,0 +1,81 @@
+"""Configurations of the study's models, and estimates of their micro-steps from the rates of this machine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from autoplan.jobs.client import Client
+from autoplan.jobs.runner import Bench, Clock
+from autoplan.machine import local_hardware
+from autoplan.plan.records import Failure
+from autoplan.sources import source
+from cost_models import Batch, Cluster, Precision, Remat, RematMode, TrainConfig, step_time
+from studies import harness
+from studies.time_vs_this_cpu import cases, summary
+
+HERE = Path(__file__).resolve().parent
+TABLE = HERE / "results.csv"
+PROFILE = HERE / "profile.json"
+"""The rates of the machine, measured by `autoplan hardware probe` before the trials. Estimates know no more."""
+LIMIT_SECONDS = 300.0
+
+
+def configs(model: str) -> Iterator[TrainConfig]:
+    """Yield the configurations in which a model is measured."""
+    if model in cases.LATER:
+        yield from _fewer(cases.LATER[model])
+        return
+    batch = cases.FIRST[model]
+    for times in (1, 2, 4, 8):
+        yield TrainConfig(Batch(times * batch))
+    yield TrainConfig(Batch(batch, accumulation=4))
+    yield TrainConfig(Batch(2 * batch, accumulation=2))
+    yield TrainConfig(Batch(2 * batch), remat=Remat(RematMode.ACTIVATIONS))
+    yield TrainConfig(Batch(2 * batch), precision=Precision.MIXED_BFLOAT16)
+    yield TrainConfig(Batch(8 * batch), keep_freed_memory=True)
+
+
+def _fewer(batch: int) -> Iterator[TrainConfig]:
+    for times in (1, 4):
+        yield TrainConfig(Batch(times * batch))
+    yield TrainConfig(Batch(2 * batch), precision=Precision.MIXED_BFLOAT16)
+    yield TrainConfig(Batch(batch, accumulation=4))
+    yield TrainConfig(Batch(4 * batch), keep_freed_memory=True)
+
+
+def bench_of(model: str, client: Client, cluster: Cluster, logs: Path | None = None) -> Bench:
+    """Return the bench that tuning uses, for one model and its baseline."""
+    spec = source.resolve(f"{cases.module_of(model)}:{model}")
+    bench = Bench(client, spec, "jax", cluster, Clock.start(None), logs=logs, limit_seconds=LIMIT_SECONDS)
+    return bench.with_(baseline=bench.observe().config)
+
+
+def local_cluster() -> Cluster:
+    return local_hardware.resolve(local_hardware.LOCAL, profile=json.loads(PROFILE.read_text(encoding="utf-8")))
+
+
+def predict(names: Sequence[str]) -> None:
+    """Add the estimate to every measured row, part by part, in seconds per micro-step."""
+    cluster, rows = local_cluster(), [row for row in summary.read(TABLE) if not row["error"]]
+    with Client() as client:
+        for name in names:
+            bench = bench_of(name, client, cluster)
+            for config in configs(name):
+                own = [row for row in rows if (row["model"], row["config"]) == (name, config.describe())]
+                if own:
+                    estimated = predicted(bench, config, cluster)
+                    harness.write_rows(TABLE, [{**row, **estimated} for row in own], key="key")
+            print(f"estimated {name}", flush=True)
+
+
+def predicted(bench: Bench, config: TrainConfig, cluster: Cluster) -> dict[str, Any]:
+    answer = bench.trace(config)
+    if isinstance(answer, Failure):
+        return {"error": answer.message}
+    cost = asdict(step_time(answer[1], config, cluster))
+    parts = ("compute_seconds", "memory_seconds", "communication_seconds", "overhead_seconds", "micro_step_seconds")
+    return {"samples": config.batch.global_size, **{f"predicted_{part}": cost[part] for part in parts}}
