@@ -237,8 +237,8 @@ def updates_in(output: str) -> dict[int, int]:
 
 def others_measured(plan: Plan) -> int:
     """Count the distinct configurations, without the baseline, that a trial measured."""
-    found = {str(trial.config) for trial in plan.trials if trial.outcome == "measured"}
-    return len(found - {str(plan.baseline.config)})
+    found = {trial.config for trial in plan.trials if trial.outcome == "measured"}
+    return len(found - {plan.baseline.config})
 
 
 def plan_row(plan: Plan) -> dict[str, Any]:

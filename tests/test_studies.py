@@ -5,8 +5,17 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from autoplan.plan.records import Evidence
+from autoplan.tuning.result import attribution
+from autoplan.tuning.verification import statistics
+from cost_models import Batch, Mesh, TrainConfig
+from studies import harness
+from studies.backend_auto import __main__ as backend_auto
+from studies.mesh import __main__ as mesh
 
 ROOT = Path(__file__).resolve().parent.parent
 STUDIES = ROOT / "studies"
@@ -73,3 +82,37 @@ def test_no_study_changes_where_python_looks_for_modules():
         if "sys.path" in path.read_text() and path.name != "count_updates.py"
     ]
     assert not changed
+
+
+# Studies read texts of the product: a text that changes takes its study along.
+
+
+def test_the_mesh_study_reads_a_plans_note_on_devices():
+    one, two = (TrainConfig(Batch(64 // devices, devices), mesh=Mesh(devices)) for devices in (1, 2))
+    findings = SimpleNamespace(space=SimpleNamespace(configs=[one, two]), cluster=SimpleNamespace(simulated=True))
+    note = attribution.scaling(findings, [attribution.Rates(Evidence.MEASURED, {one: 1 / 2000, two: 1 / 3000})])
+    assert mesh.scaling_note(SimpleNamespace(notes=["another", note])) == note
+    assert mesh.scaling_rows(note) == [
+        {
+            "key": f"devices/{devices}", "what": "efficiency", "devices": devices,
+            "evidence": "measured, simulated devices", "samples/s": rate, "efficiency %": share,
+        }
+        for devices, rate, share in ((1, "2000", 100), (2, "3000", 75))
+    ]  # fmt: skip
+
+
+def test_the_study_of_backends_reads_how_far_losses_differ():
+    numerics = statistics.compare_losses([[1.0] * 50], [1.001] + [1.0] * 49, exact=True)
+    plan = SimpleNamespace(verification=SimpleNamespace(numerics_detail=numerics.detail))
+    assert backend_auto.losses_differ_by(plan) == pytest.approx(1e-3)
+
+
+def test_updates_are_counted_without_autoplan(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import keras, numpy\nmodel = keras.Sequential([keras.layers.Dense(1)])\nmodel.compile('sgd', 'mse')\n"
+        "model.fit(numpy.ones((12, 2)), numpy.ones(12), batch_size=4, epochs=2, verbose=0)\n"
+        "model.fit(numpy.ones((12, 2)), numpy.ones(12), batch_size=4, verbose=0)\n"
+    )
+    done = run("-m", "studies.count_updates", str(script))
+    assert harness.updates_in(done.stdout) == {1: 6, 2: 3}, done.stderr

@@ -64,6 +64,11 @@ def efficiency(lab: harness.Lab, trials: int) -> list[dict[str, Any]]:
     plan, _ = lab.tune(SCRIPT, *options, name="scaling")
     note = scaling_note(plan)
     print(f"\nplan with only the mesh tuned: {harness.plan_row(plan)['plan']}\n{note}")
+    return scaling_rows(note)
+
+
+def scaling_rows(note: str) -> list[dict[str, Any]]:
+    """Return one row per number of devices in a note on scaling."""
     label = note[note.find("(") + 1 : note.find(")")]
     return [
         {"key": f"devices/{size}", "what": "efficiency", "devices": int(size), "evidence": label}
