@@ -4,13 +4,13 @@ AutoplanError                  anything a user can cause; the message is for the
 ├── HardwareError              an unknown chip, a slice that does not exist, an unusable hardware file
 ├── ConfigError                a TrainConfig that contradicts itself or its cluster
 ├── WorkloadError              a workload file of another version, or one that does not add up
-├── SchemaError                a value that is not what its place expects; whoever reads says of what
+├── SchemaError                a value of the wrong type or outside its range; readers add what they were reading
 └── (autoplan.errors)          everything that needs more than arithmetic
 """
 
 
 class AutoplanError(Exception):
-    """What happened, what was expected, what to do: one message, no traceback.
+    """The root: one message that says what happened, what was expected and what to do.
 
     `exit_code` is what a command returns: 2 for bad input, 3 for no feasible configuration.
     """
@@ -19,7 +19,7 @@ class AutoplanError(Exception):
 
 
 class HardwareError(AutoplanError):
-    """Hardware that the catalogue does not know, or a figure that a computation needs and nobody published."""
+    """Hardware that the catalogue does not know, or a figure that a computation needs and that was never published."""
 
 
 class ConfigError(AutoplanError):
@@ -27,8 +27,8 @@ class ConfigError(AutoplanError):
 
 
 class WorkloadError(AutoplanError):
-    """A workload that cannot be read, or that does not fit the configuration it is asked about."""
+    """A workload that cannot be read, or that says nothing about the given configuration."""
 
 
 class SchemaError(AutoplanError):
-    """A value that is not what its place expects: the place, the value, and what was expected."""
+    """A value of the wrong type or outside its range: its path, the value, and what was expected."""

@@ -1,4 +1,4 @@
-"""Reading what a file or a message says: unknown and missing keys by name, and what was expected of a value."""
+"""Validation of plain values from files and messages. Errors name the path of the value and what was expected."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from cost_models.errors import AutoplanError, SchemaError
 
 Value = TypeVar("Value")
 Reader = Callable[[Any, str], Any]
-"""Takes a value and the dotted place it stands at; returns it checked, or raises SchemaError."""
+"""A function of a value and its dotted path that returns the checked value, or raises SchemaError."""
 
 _UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
 
 SMALLEST, LARGEST = 1e-30, 1e30
-"""Arithmetic on numbers beyond these overflows, and nothing is measured in them."""
+"""Numbers beyond these are refused: arithmetic on them overflows."""
 _LONGEST_QUOTE = 60
 
 
 @contextmanager
 def raised_as(error: type[AutoplanError], before: str = "", after: str = "") -> Iterator[None]:
-    """What a reader has to say, as the error of what was read."""
+    """Raise a SchemaError again as another error, with text before and after its message."""
     try:
         yield
     except SchemaError as wrong:
@@ -35,7 +35,7 @@ def raised_as(error: type[AutoplanError], before: str = "", after: str = "") -> 
 
 
 def quoted(value: object) -> str:
-    """A value as an error quotes it: its first characters."""
+    """Return the first characters of a value, for an error message."""
     try:
         text = repr(value)
     except ValueError:  # Python prints no whole numbers of more than 4,300 digits
@@ -61,10 +61,14 @@ def converted(data: object, kind: type[Value], where: str) -> Value:
 def read_mapping(
     data: object, where: str, readers: Mapping[str, Reader] | Reader, *, required: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """The checked values of `data` under its own keys.
+    """Return the checked values of `data` under its own keys.
 
-    `readers` has one reader a key, or is one reader for whatever keys there are. SchemaError for what is no mapping,
-    an unknown key (with the near one and all expected ones), and a missing one.
+    data      any value
+    where     its path, for messages
+    readers   one reader a key, or one reader for all keys
+
+    SchemaError for a value that is no mapping, an unknown key (with the most similar one and all expected ones), and a
+    missing key.
     """
     if not isinstance(data, Mapping):
         raise SchemaError(f"{where} is {quoted(data)}; expected a mapping")
@@ -92,7 +96,7 @@ def _unknown_key(key: str, where: str, expected: list[str]) -> str:
 
 
 def number(value: object, where: str) -> float:
-    """Zero or a number that something may be measured in. `1e12` is one too, which YAML 1.1 reads as text."""
+    """Return a number of at least 0. Text such as `1e12` is accepted, because YAML 1.1 reads it as text."""
     try:
         read = float("nan") if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
@@ -103,7 +107,7 @@ def number(value: object, where: str) -> float:
 
 
 def whole(value: object, where: str) -> int:
-    """A whole number, not negative."""
+    """Return a whole number of at least 0."""
     try:
         read = number(value, where)
     except SchemaError:
@@ -114,7 +118,7 @@ def whole(value: object, where: str) -> int:
 
 
 def memory(value: object, where: str) -> int:
-    """Bytes: a whole number, or text with a unit such as `80 GiB` or `24 GB`."""
+    """Return bytes from a whole number, or from text with a unit such as `80 GiB` or `24 GB`."""
     match = re.fullmatch(r"\s*([0-9.]+)\s*([kmgt]?i?b)\s*", value.lower()) if isinstance(value, str) else None
     if match and match[1].count(".") < 2:
         return int(float(match[1]) * _UNITS[match[2]]) if match[2] in _UNITS else whole(value, where)
@@ -125,33 +129,33 @@ def memory(value: object, where: str) -> int:
 
 
 def text(value: object, where: str) -> str:
-    """Text."""
+    """Return text."""
     if not isinstance(value, str):
         raise SchemaError(f"{where} is {quoted(value)}; expected text")
     return value
 
 
 def flag(value: object, where: str) -> bool:
-    """True or false."""
+    """Return true or false."""
     if not isinstance(value, bool):
         raise SchemaError(f"{where} is {quoted(value)}; expected true or false")
     return value
 
 
 def mapping(value: object, where: str) -> dict[str, Any]:
-    """Any mapping; its keys are checked by who asked for it."""
+    """Return a mapping; the caller checks its keys."""
     if not isinstance(value, Mapping):
         raise SchemaError(f"{where} is {quoted(value)}; expected a mapping")
     return dict(value)
 
 
 def optional(reader: Reader) -> Reader:
-    """The same reader, with null let through."""
+    """Return the same reader, which also accepts null."""
     return lambda value, where: None if value is None else reader(value, where)
 
 
 def positive(reader: Reader) -> Reader:
-    """The same reader of numbers, with zero refused."""
+    """Return the same reader of numbers, which refuses zero."""
 
     def read(value: object, where: str) -> Any:
         found = reader(value, where)
@@ -163,7 +167,7 @@ def positive(reader: Reader) -> Reader:
 
 
 def several(reader: Reader) -> Reader:
-    """A list whose items `reader` reads, as a tuple."""
+    """Return a reader of lists that applies `reader` to every item and returns a tuple."""
 
     def read(value: object, where: str) -> tuple[Any, ...]:
         if not isinstance(value, (list, tuple)):

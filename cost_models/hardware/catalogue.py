@@ -1,7 +1,7 @@
-"""The catalogue of published hardware: rows of `devices/*.yaml`, the names they answer to, what to say to a wrong one.
+"""The catalogue of published hardware: chips of `devices/*.yaml`, their names, and errors for unknown names.
 
-A row is what the vendor sells (a chip, a package); a JAX device may be half of one. `hardware.py` turns rows into the
-values that cost models compute with.
+A row describes what the vendor sells (a chip, a package); a JAX device may be half of it. `lookup.py` turns rows into
+the values that cost models compute with.
 """
 
 from __future__ import annotations
@@ -23,12 +23,16 @@ FAMILIES = ("tpu", "nvidia", "amd", "cpu")
 _AXES = "xyz"
 _MOST_NEAR = 4
 _SHORTEST_PART = 2
-"""A single letter or digit is part of too many names to hint at any."""
+"""Shorter parts are not searched for: a single letter occurs in too many names."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A number, where it was read, and why this one where sources differ. `unverified`: no primary source was read."""
+    """A published number with its sources.
+
+    choice      reason for this number where sources differ
+    unverified  whether no primary source was read
+    """
 
     value: float
     sources: tuple[str, ...]
@@ -36,7 +40,7 @@ class Figure:
     unverified: bool = False
 
     def describe(self) -> str:
-        """Sources, choice and doubt as one sentence."""
+        """Return sources, choice and doubt as one sentence."""
         text = "; ".join(self.sources)
         if self.choice:
             text += f". Choice: {self.choice}"
@@ -45,7 +49,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class LinkRow:
-    """Figures of a way between devices; see `hardware.Link` for what the kinds mean."""
+    """Figures of a link between devices; `cluster.Link` explains the kinds."""
 
     kind: str
     figures: Mapping[str, Figure]
@@ -63,7 +67,7 @@ class Slice:
 
 @dataclass(frozen=True)
 class Price:
-    """What renting a chip for an hour costs: a figure in USD, what it is the price of, and from which slice size on."""
+    """Rental price of a chip in USD an hour, its basis (the offer), and the smallest slice size with this price."""
 
     basis: str
     figure: Figure
@@ -72,9 +76,9 @@ class Price:
 
 @dataclass(frozen=True)
 class Row:
-    """One chip of the catalogue. Figures are of the chip, but for those whose key ends in `_per_device`.
+    """One chip of the catalogue. Figures are per chip; figures whose key ends in `_per_device` are per JAX device.
 
-    family   the file that it stands in: one of `FAMILIES`
+    family   name of its file: one of `FAMILIES`
     prices   in the order of the file, the list price first
     """
 
@@ -95,7 +99,7 @@ class Row:
     prices: tuple[Price, ...]
 
     def all_figures(self) -> dict[str, Figure]:
-        """Every figure under one flat key, for tables and for tests."""
+        """Return every figure under one flat key, for tables and tests."""
         flat = {f"peak_flops_per_second.{dtype}": figure for dtype, figure in self.peaks.items()}
         flat |= self.figures
         for name, link in (("link", self.link), ("network", self.network)):
@@ -106,7 +110,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Name:
-    """A hardware name taken apart: the row, and either a slice or GPUs a host times hosts."""
+    """A parsed hardware name: the row, and either a slice or GPUs per host and hosts."""
 
     row: Row
     slice: Slice | None = None
@@ -115,7 +119,7 @@ class Name:
 
     @property
     def canonical(self) -> str:
-        """The one spelling of this name."""
+        """The canonical spelling of this name."""
         if self.slice is not None:
             return f"{self.row.key}-{self.slice.size}"
         text = self.row.key
@@ -125,13 +129,13 @@ class Name:
 
 
 def devices_of(row: Row, part: Slice) -> int:
-    """JAX devices of a slice."""
+    """Return the number of JAX devices of a slice."""
     return prod(part.topology) * row.devices_per_chip
 
 
 @cache
 def rows() -> Mapping[str, Row]:
-    """Every row under its canonical key (`tpu-v4`, `gpu-a100-80gb`, `cpu`), in the order of the files."""
+    """Return every row under its canonical key (`tpu-v4`, `gpu-a100-80gb`, `cpu`), in the order of the files."""
     found: dict[str, Row] = {}
     taken: set[str] = set()
     for family in FAMILIES:
@@ -146,10 +150,11 @@ def rows() -> Mapping[str, Row]:
 
 
 def parse(name: str) -> Name:
-    """Take a hardware name apart: `tpu-<generation>-<N>`, `gpu-<chip>[-x<GPUs a host>][-n<hosts>]` or `cpu`.
+    """Parse a hardware name: `tpu-<generation>-<N>`, `gpu-<chip>[-x<GPUs per host>][-n<hosts>]` or `cpu`.
 
-    Upper case and underscores are accepted. HardwareError, with near and known names, for a chip the catalogue does not
-    know; with the valid sizes for a slice that does not exist; with the candidates for a name that several chips share.
+    Upper case and underscores are accepted. HardwareError for a chip that the catalogue does not know (with similar and
+    known names), for a slice that does not exist (with the valid sizes) and for a name that several chips share (with
+    their names).
     """
     text = name.strip().lower().replace("_", "-")
     if match := re.fullmatch(r"tpu-?([a-z0-9]+)(?:-(\d+))?", text):
@@ -163,7 +168,7 @@ def parse(name: str) -> Name:
 
 
 def unknown(name: str) -> HardwareError:
-    """What to say to a name that the catalogue does not have: near names, known names, and the other ways."""
+    """Return the error for an unknown name: similar names, known names, and other ways to describe hardware."""
     asked = _bare(name.strip().lower().replace("_", "-"))
     spellings = {_bare(alias): row for row in rows().values() for alias in (row.key, *row.aliases)}
     near = list(dict.fromkeys(_form(spellings[hit]) for hit in _near(asked, spellings)))[:_MOST_NEAR]
@@ -175,7 +180,7 @@ def unknown(name: str) -> HardwareError:
 
 
 def _near(asked: str, spellings: Iterable[str]) -> list[str]:
-    """Spellings that begin with what was asked, or that contain it, or that resemble it; the surest first."""
+    """Return the spellings that begin with `asked`, contain it or resemble it, in this order."""
     known = list(spellings)
     stem = re.sub(r"(-x\d+)?(-n\d+)?(-\d+)?$", "", asked)
     resembling = get_close_matches(stem, known, 3, 0.7)
@@ -189,7 +194,7 @@ def _near(asked: str, spellings: Iterable[str]) -> list[str]:
 
 
 def row_of_device_kind(device_kind: str) -> Row | None:
-    """The row whose devices call themselves `device_kind` (as JAX prints it), or None."""
+    """Return the row whose devices JAX reports as `device_kind`, or None."""
     return next((row for row in rows().values() if device_kind in row.device_kinds), None)
 
 

@@ -26,26 +26,26 @@ _UNKNOWN_OR_POSITIVE = ("processors", "cache_bytes", "compute_capability", "fres
 
 @dataclass(frozen=True)
 class Chip:
-    """What one JAX device offers. `None` and a missing key are "not published", never zero.
+    """One JAX device. `None` and a missing key mean "not published", never zero.
 
     peak_flops_per_second      by compute dtype ("float32", "bfloat16", "float16", ...), dense, of one device
-    memory_bytes               what the device holds
-    usable_memory_bytes        what the runtime leaves to a program (the capacity that plans are held against)
+    memory_bytes               memory of the device
+    usable_memory_bytes        memory that the runtime leaves to a program: the capacity of the device
     memory_bytes_per_second    main-memory bandwidth
-    kernel_launch_seconds      what a kernel costs however small it is
-    dispatch_seconds           the host's work to start one compiled program
+    kernel_launch_seconds      fixed cost of a kernel
+    dispatch_seconds           host time to start one compiled program
     kind                       "tpu" | "gpu" | "cpu"
-    compute_capability         NVIDIA's number for what the chip can do (8.0: A100, 9.0: H100): compilers go by it
-    fresh_page_bytes_per_second  how fast the kernel gives a process pages that it has not touched; None: not known, or
-                               memory of a device's own
-    host_micro_step_seconds    what `fit` takes for a micro-step beside the device, and host_variable_seconds for each
-                               variable; None: not measured
-    processors                 cores that its kernels are spread over, of a processor
-    cache_bytes                what the last level of a processor's caches holds
-    sources                    where each figure comes from, by its field (and dtype)
+    compute_capability         NVIDIA's number for the features of the chip (8.0: A100, 9.0: H100); compilers use it
+    fresh_page_bytes_per_second  rate at which the operating system maps new pages; None: not known, or the device has
+                               its own memory
+    host_micro_step_seconds    host time of `fit` for a micro-step, and host_variable_seconds for each variable; None:
+                               not measured
+    processors                 cores of a CPU that its kernels use
+    cache_bytes                size of a CPU's last-level cache
+    sources                    source of each figure, by its field (and dtype)
 
-    Published figures are peaks; those of a measured machine are what it achieved, and its `sources` say so. For
-    simulated devices every figure is one device's share of the processor that they have in common.
+    Published figures are peaks. Figures of a measured machine are achieved rates, as its `sources` say. Each of several
+    simulated devices has an equal share of one CPU's figures.
     """
 
     name: str
@@ -84,14 +84,15 @@ class Chip:
 
 @dataclass(frozen=True)
 class Link:
-    """A way between devices. `bytes_per_second` is one way.
+    """A link between devices. `bytes_per_second` counts one direction.
 
-    kind     "torus" and "mesh": of ONE link to ONE neighbour of a chip (an axis has two); "mesh" closes no axis
-             "direct": of the link to ONE peer, every device being wired to every other of its host
-             "switch", "host" (PCIe), "network": of one device, all its ports together
-             "memory": devices that are one processor's shares, and exchange through its memory
-    latency_seconds  a hop or round trip; launch_seconds: what starting one collective costs, however small
-    efficiency       the share of bytes_per_second that large collectives were seen to reach
+    kind     "torus" and "mesh": rate of ONE link to ONE neighbour of a chip (an axis has two); a "mesh" has no
+             wraparound
+             "direct": rate of the link to ONE peer; every device is wired to every other of its host
+             "switch", "host" (PCIe), "network": rate of one device, all its ports together
+             "memory": simulated devices of one CPU, which exchange through its memory
+    latency_seconds  of a hop or round trip; launch_seconds: fixed cost of one collective
+    efficiency       share of bytes_per_second that large collectives were measured to reach
     """
 
     kind: str
@@ -115,10 +116,13 @@ class Link:
 
 @dataclass(frozen=True)
 class Cluster:
-    """The devices that one training job may use.
+    """The devices of one training job.
 
-    devices_per_host x hosts == devices. `topology` is the torus shape of a TPU slice in chips, else ().
-    `wraparound` tells for each topology axis whether it closes. `simulated` devices share one real processor.
+    devices      devices_per_host x hosts
+    topology     shape of a TPU slice in chips, else ()
+    wraparound   whether each axis of the topology closes to a ring
+    simulated    whether the devices share one CPU
+    local        whether this machine's devices were measured
     """
 
     name: str
@@ -150,18 +154,18 @@ class Cluster:
 
     @property
     def devices_per_chip(self) -> int:
-        """JAX devices of one chip of the torus; 1 where there is no torus."""
+        """JAX devices of one chip of a TPU slice; 1 without a topology."""
         return self.devices // prod(self.topology) if self.topology else 1
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for job messages, plans and hardware files."""
+        """Return plain values, for plans, hardware files and messages between processes."""
         plain = asdict(self)
         plain["chip"]["peak_flops_per_second"] = dict(self.chip.peak_flops_per_second)
         plain["chip"]["sources"] = dict(self.chip.sources)
         return plain | {"topology": list(self.topology), "wraparound": list(self.wraparound)}
 
     def summary(self) -> str:
-        """One line: devices, shape, memory of one."""
+        """Return one line: number of devices, shape, memory of a device."""
         gib = self.chip.usable_memory_bytes / 2**30
         shape = f" ({'x'.join(map(str, self.topology))} chips)" if self.topology else ""
         over = f" on {self.hosts} hosts" if self.hosts > 1 else ""
@@ -171,9 +175,9 @@ class Cluster:
 
 
 def share(whole_cluster: Cluster, devices: int, link: Link | None = None) -> Cluster:
-    """One processor seen as `devices` simulated devices: each has an equal share of memory, rates and bandwidth.
+    """Return one CPU as `devices` simulated devices with equal shares of memory, rates and bandwidth.
 
-    `link` is how they exchange, where that was measured; else through memory at their share of its bandwidth.
+    `link` is the measured link between them; by default they exchange through memory at their share of its bandwidth.
     """
     chip = whole_cluster.chip
     part = replace(
@@ -191,18 +195,18 @@ def share(whole_cluster: Cluster, devices: int, link: Link | None = None) -> Clu
         kind="memory",
         bytes_per_second=part.memory_bytes_per_second,
         latency_seconds=_RENDEZVOUS_SECONDS,
-        source="a device's share of the memory bandwidth; latency of meeting measured with jax 0.10.2 on two cores",
+        source="a device's share of the memory bandwidth; rendezvous latency measured with jax 0.10.2 on two cores",
     )
     return replace(whole_cluster, chip=part, devices=devices, simulated=True, inner_link=link or through_memory)
 
 
 def limited(cluster: Cluster, limit_bytes: int) -> Cluster:
-    """The same devices with at most so much usable memory: simulated ones all together, else each of them."""
+    """Return the same devices with at most `limit_bytes` of usable memory: each, or all together if simulated."""
     chip = cluster.chip
     each = limit_bytes // cluster.devices if cluster.simulated else limit_bytes
     if each >= chip.usable_memory_bytes:
         return cluster
-    sources = {**chip.sources, "usable_memory_bytes": "the limit that was asked for"}
+    sources = {**chip.sources, "usable_memory_bytes": "the requested limit"}
     return replace(cluster, chip=replace(chip, usable_memory_bytes=each, sources=sources))
 
 

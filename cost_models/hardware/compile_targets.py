@@ -1,12 +1,12 @@
-"""Which compiler, and which target of it, stands for a cluster: what a compiler must be told where no device is.
+"""Compile targets: the compiler and its target description for a cluster, to compile with no device present.
 
-XLA:TPU takes the name of a topology; XLA:GPU takes a description of the chip (`devices/xla_gpu.yaml`); a CPU compiles
+XLA:TPU takes the name of a topology. XLA:GPU takes a description of the chip (`devices/xla_gpu.yaml`). A CPU compiles
 for itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
@@ -22,9 +22,9 @@ from cost_models.hardware.cluster import Cluster
 EXTRA = "compilers"
 """The extra of this distribution that brings XLA:TPU and XLA:GPU."""
 _MEGACORE = frozenset({"tpu-v4", "tpu-v5p"})
-"""Two cores that JAX shows as one device; libtpu's topologies have them apart unless told."""
+"""Chips whose two cores are one JAX device. libtpu separates them unless the configuration says "megacore"."""
 _TPU_NAMES = {"tpu-v7x": "TPU7x"}
-"""Generations whose topologies libtpu spells otherwise."""
+"""Generations that have another name in libtpu's topologies."""
 _DIMENSIONS = 3
 
 
@@ -33,9 +33,9 @@ class CompilerTarget:
     """One target of one compiler.
 
     platform   "tpu", "cuda" or "cpu", as JAX's `get_topology_desc` takes it
-    topology   the name that tells targets apart: "v4:2x2x1", "1x1x8"
-    devices    JAX devices that it has
-    arguments  what else `get_topology_desc` is told
+    topology   name of the target: "v4:2x2x1", "1x1x8"
+    devices    number of JAX devices
+    arguments  further arguments of `get_topology_desc`
     """
 
     platform: str
@@ -44,7 +44,7 @@ class CompilerTarget:
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for job messages."""
+        """Return plain values, for messages between processes."""
         return {
             "platform": self.platform,
             "topology": self.topology,
@@ -54,75 +54,76 @@ class CompilerTarget:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> CompilerTarget:
-        """The inverse of `to_dict`."""
+        """Return the target that `to_dict` wrote."""
         return cls(**data)
 
     @property
     def name(self) -> str:
-        """For people: "XLA:TPU v4:2x2x1"."""
+        """The name for messages: "XLA:TPU v4:2x2x1"."""
         compiler = {"tpu": "XLA:TPU", "cuda": "XLA:GPU", "cpu": "XLA:CPU"}[self.platform]
         described = self.arguments.get("topology_name", "") if self.platform == "cuda" else ""
         return " ".join(part for part in (compiler, described, self.topology) if part)
 
 
 def compiler_target(cluster: Cluster) -> CompilerTarget:
-    """The compiler target that stands for a cluster.
+    """Return the compile target of a cluster.
 
-    HardwareError for hardware that no compiler was described for, with the names that have one.
+    HardwareError for hardware without a known compile target.
     """
-    if cluster.chip.kind == "cpu":
-        return CompilerTarget("cpu", "host", cluster.devices)
-    found = _named(cluster)
-    if cluster.chip.kind == "tpu":
-        return _tpu(found)
-    return _gpu(found, cluster)
+    return _TARGETS[cluster.chip.kind](cluster)
 
 
 def compilable() -> tuple[str, ...]:
-    """The GPUs of the catalogue that XLA:GPU can be described."""
+    """Return the GPUs of the catalogue for which XLA:GPU can compile."""
     return tuple(f"gpu-{key}" for key in _descriptions()["chips"])
 
 
 def _named(cluster: Cluster) -> Name:
-    """What the catalogue calls this cluster; for devices that are here, by what they call themselves."""
+    """Return the catalogue name of a cluster. Local devices are identified by their device kind."""
     if cluster.local:
         row = row_of_device_kind(cluster.chip.name)
         if row is None or row.kind != "gpu":
             raise HardwareError(
-                f"no compiler target is known for {cluster.chip.name} as it stands here; give its name of "
-                "`autoplan hardware list` to have it compiled for"
+                f"no compile target is known for the local {cluster.chip.name}; give its name from "
+                "`autoplan hardware list` to compile for it"
             )
         return Name(row, chips_per_host=cluster.devices)
     try:
         return parse(cluster.name)
     except HardwareError:
         raise HardwareError(
-            f"no compiler target is known for '{cluster.name}', which a file describes; a compiler needs a chip that "
-            "it knows: give a name of `autoplan hardware list`"
+            f"no compile target is known for '{cluster.name}', which a file describes; give a name from "
+            "`autoplan hardware list`"
         ) from None
 
 
-def _tpu(found: Name) -> CompilerTarget:
+def _cpu(cluster: Cluster) -> CompilerTarget:
+    return CompilerTarget("cpu", "host", cluster.devices)
+
+
+def _tpu(cluster: Cluster) -> CompilerTarget:
+    found = _named(cluster)
     part = found.slice
     if part is None:
-        raise HardwareError(f"'{found.canonical}' names no slice, and a compiler needs its topology")
+        raise HardwareError(f"'{found.canonical}' names no slice, and XLA:TPU needs its topology")
     generation = _TPU_NAMES.get(found.row.key, found.row.key.removeprefix("tpu-"))
     topology = f"{generation}:{'x'.join(map(str, part.topology))}"
     arguments: dict[str, Any] = {}
     if found.row.key in _MEGACORE:
         arguments["chip_config_name"] = "megacore"
-    if part.hosts == 1:  # libtpu takes hosts of 2x2 chips for granted
+    if part.hosts == 1:  # libtpu assumes hosts of 2x2 chips
         arguments["chips_per_host_bounds"] = [*part.topology, *[1] * (_DIMENSIONS - len(part.topology))]
     return CompilerTarget("tpu", topology, prod(part.topology) * found.row.devices_per_chip, arguments)
 
 
-def _gpu(found: Name, cluster: Cluster) -> CompilerTarget:
+def _gpu(cluster: Cluster) -> CompilerTarget:
+    found = _named(cluster)
     key = found.row.key
     described = _descriptions()["chips"].get(key.removeprefix("gpu-"))
     if described is None:
         raise HardwareError(
-            f"XLA:GPU cannot be told what {found.row.title} is, so nothing can be compiled for it with no device "
-            f"present; those it can be told are {', '.join(compilable())}"
+            f"XLA:GPU has no description of {found.row.title}, so it cannot compile for it with no device present; "
+            f"it has descriptions of {', '.join(compilable())}"
         )
     return CompilerTarget(
         platform="cuda",
@@ -130,6 +131,9 @@ def _gpu(found: Name, cluster: Cluster) -> CompilerTarget:
         devices=cluster.devices,
         arguments={"topology_name": key, "target_config": _target_config(described)},
     )
+
+
+_TARGETS: Mapping[str, Callable[[Cluster], CompilerTarget]] = {"cpu": _cpu, "tpu": _tpu, "gpu": _gpu}
 
 
 @cache

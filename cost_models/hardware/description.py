@@ -63,10 +63,10 @@ _CLUSTER = {
 
 
 def from_mapping(data: Mapping[str, Any]) -> Cluster:
-    """A cluster from plain values, as a hardware file has them: the keys of `Cluster.to_dict`.
+    """Return the cluster of plain values, as in a hardware file: the keys of `Cluster.to_dict`.
 
     With `base: <catalogue name>` the other keys change that cluster; without it `chip` and its figures are required.
-    HardwareError names an unknown or missing key, what was expected there, and a value that is no number.
+    HardwareError names an unknown or missing key, or a wrong value and what was expected.
     """
     if not isinstance(data, Mapping):
         raise HardwareError("a hardware description must be a mapping with the keys name, chip and devices")
@@ -89,7 +89,7 @@ def _from_mapping(given: dict[str, Any]) -> Cluster:
 
 
 def _over(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """`base` with `changes` laid over it, mappings merged key by key."""
+    """Return `base` with `changes`; nested mappings are merged key by key."""
     merged = dict(base)
     for key, value in changes.items():
         below = merged.get(key)

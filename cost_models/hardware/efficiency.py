@@ -24,7 +24,7 @@ Bools = npt.NDArray[np.bool_]
 _BACKWARD_GEMMS = 2.5
 """GEMMs of fused attention's backward pass over those of its forward pass: five and two."""
 _SHARED_MEMORY_BYTES_PER_CLOCK = 128
-"""Of one multiprocessor (Volta to Hopper, NVIDIA tuning guides)."""
+"""Shared-memory bandwidth of one multiprocessor (Volta to Hopper, NVIDIA tuning guides)."""
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,14 @@ from cost_models.hardware.cluster import Chip, Cluster, Link
 
 _AMPERE = 8.0
 """Compute capability from which NVIDIA's matrix units take TF32 and bfloat16."""
+_FLOAT32_GEMMS = {"tpu": "bfloat16"}
 
 
 def cluster(name: str) -> Cluster:
-    """The cluster that a catalogue name means.
+    """Return the cluster of a catalogue name.
 
-    `tpu-<generation>-<N>` with N as Google counts, `gpu-<chip>[-x<GPUs a host>][-n<hosts>]`, or `cpu`.
-    HardwareError as `catalogue.parse` says. A missing network figure is no error here: `outer_link` is then None.
+    `tpu-<generation>-<N>` with N as Google counts, `gpu-<chip>[-x<GPUs per host>][-n<hosts>]`, or `cpu`. HardwareError
+    as for `catalogue.parse`. `outer_link` is None where no figures of the network were published.
     """
     found = parse(name)
     chip = _chip(found.row)
@@ -37,10 +38,10 @@ def cluster(name: str) -> Cluster:
 
 @dataclass(frozen=True)
 class Known:
-    """A row of `hardware list`. Figures are of one JAX device; `sizes` are a TPU's slices as they are named.
+    """A row of `hardware list`. Figures are per JAX device; `sizes` are the numbers in the names of TPU slices.
 
-    float32_as     what float32 products run in by JAX's default precision, where that is not float32
-    without_units  dtypes that the chip has no units for: not the same as a rate that nobody published
+    float32_as     dtype in which float32 GEMMs run by JAX's default precision, where it is not float32
+    without_units  dtypes without matrix units on this chip, as opposed to dtypes whose rate was not published
     """
 
     key: str
@@ -60,15 +61,15 @@ class Known:
 
 
 def known() -> list[Known]:
-    """Every chip of the catalogue, one row a canonical key."""
+    """Return every chip of the catalogue."""
     return [_known(row) for row in rows().values()]
 
 
 def describe(name: str) -> dict[str, Any]:
-    """All that the catalogue has on a name, as plain values for `hardware show`.
+    """Return everything that the catalogue has about a name, as plain values for `hardware show`.
 
-    `cluster` has the keys of `Cluster.to_dict`; `figures` lists value, sources, choice and doubt of every figure as
-    published (of one chip, not of one device); `slices` the sizes on sale; `prices` dollars an hour with their basis.
+    `cluster` has the keys of `Cluster.to_dict`. `figures` lists value, sources, choice and doubt of every figure as
+    published (per chip, not per device). `slices` are the sizes on sale, `prices` the dollars an hour with their basis.
     """
     found = parse(name)
     row = found.row
@@ -153,10 +154,10 @@ def _known(row: Row) -> Known:
 
 
 def _float32_as(chip: Chip) -> str | None:
-    """NVIDIA's matrix units take float32 from Ampere on, as TF32; a TPU's multiply bfloat16."""
-    if chip.kind == "tpu":
-        return "bfloat16"
-    return "TF32" if chip.compute_capability and chip.compute_capability >= _AMPERE else None
+    """Return the dtype of float32 GEMMs: TF32 on NVIDIA's matrix units from Ampere on, bfloat16 on TPUs."""
+    if chip.compute_capability and chip.compute_capability >= _AMPERE:
+        return "TF32"
+    return _FLOAT32_GEMMS.get(chip.kind)
 
 
 def _plain(figure: Figure) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from cost_models.hardware.catalogue import parse
 
 @dataclass(frozen=True)
 class Offer:
-    """A listed price. `usd_per_chip_hour` is of one chip as it is sold; sources say when they were read."""
+    """A listed rental price of one chip as it is sold. Each source says when it was read."""
 
     usd_per_chip_hour: float
     basis: str
@@ -22,12 +22,12 @@ class Offer:
         return {"usd_per_chip_hour": self.usd_per_chip_hour, "basis": self.basis, "sources": list(self.sources)}
 
     def usd_per_million_samples(self, chips: int, samples_per_second: float) -> float:
-        """What training on a million samples costs on `chips` chips that together take so many a second."""
+        """Return the cost of training on a million samples with `chips` chips at their joint rate."""
         return self.usd_per_chip_hour * chips / 3600 * 1e6 / samples_per_second
 
 
 def offers(name: str) -> Sequence[Offer]:
-    """Prices of a size, the one that fits it best first; none where none is listed, or for no catalogue name."""
+    """Return the listed prices of a catalogue name, the best match of its size first; () for any other name."""
     try:
         found = parse(name)
     except HardwareError:

@@ -10,7 +10,7 @@ from cost_models.hardware.catalogue import Name, Row, parse, rows
 from cost_models.hardware.lookup import cluster
 
 MOST_CHIPS = 64
-"""The largest size that is offered unasked: what one team rents, rather than a pod."""
+"""Largest size that is suggested: larger ones are pods that one team seldom rents."""
 
 GROUPS = {
     "tpu": ("tpu",),
@@ -20,11 +20,11 @@ GROUPS = {
     "cpu": ("cpu",),
     "all": ("tpu", "nvidia", "amd", "cpu"),
 }
-"""What people call a family -> families of the catalogue."""
+"""Families of the catalogue, by the word that users type."""
 
 
 def chips_of_group(group: str) -> list[Row]:
-    """The chips of a family. HardwareError, with the known families, for another word."""
+    """Return the chips of a family. HardwareError for an unknown family."""
     word = group.strip().lower()
     if word not in GROUPS:
         raise HardwareError(f"unknown family '{group}'; expected {', '.join(list(GROUPS)[:-1])} or {list(GROUPS)[-1]}")
@@ -32,7 +32,7 @@ def chips_of_group(group: str) -> list[Row]:
 
 
 def sizes(row: Row, most_chips: int = MOST_CHIPS) -> tuple[str, ...]:
-    """Names of a chip's sizes with at most so many chips, the smallest first.
+    """Return the names of a chip's sizes with at most `most_chips` chips, the smallest first.
 
     TPUs: the slices on sale. GPUs: 1, 2, 4 ... in a host, then 2, 4, 8 ... full hosts where their network is known.
     """
@@ -42,7 +42,7 @@ def sizes(row: Row, most_chips: int = MOST_CHIPS) -> tuple[str, ...]:
 
 
 def canonical(name: str) -> str:
-    """The one spelling of a catalogue name; what is none stays as it is."""
+    """Return the canonical spelling of a catalogue name; any other name is returned as it is."""
     try:
         return parse(name).canonical
     except HardwareError:
@@ -50,7 +50,7 @@ def canonical(name: str) -> str:
 
 
 def larger(name: str, most_chips: int = MOST_CHIPS) -> tuple[str, ...]:
-    """Sizes of the same chip with more devices, the smallest first; none for what is no catalogue name."""
+    """Return the sizes of the same chip with more devices, the smallest first; () if not a catalogue name."""
     try:
         row, devices = parse(name).row, cluster(name).devices
     except HardwareError:
@@ -59,7 +59,7 @@ def larger(name: str, most_chips: int = MOST_CHIPS) -> tuple[str, ...]:
 
 
 def chips(name: str) -> int | None:
-    """How many chips, as they are sold, a catalogue name means; None for what is no catalogue name."""
+    """Return the number of chips, as they are sold, of a catalogue name; None if not a catalogue name."""
     try:
         return cluster(name).devices // parse(name).row.devices_per_chip
     except HardwareError:
@@ -67,7 +67,7 @@ def chips(name: str) -> int | None:
 
 
 def _hosts(row: Row, most_chips: int) -> Iterator[tuple[int, int]]:
-    """(GPUs a host, hosts), doubling: within a host, then over full hosts."""
+    """Yield (GPUs per host, hosts), doubling within a host, then over full hosts."""
     full = row.max_chips_per_host
     each = 1
     while each < min(full, most_chips + 1):

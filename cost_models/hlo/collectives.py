@@ -1,9 +1,10 @@
-"""The collectives of a compiled program: what each sends, along which axis, and which of its forms counts.
+"""Collectives of a compiled program: payload, mesh axis, and which instructions are counted.
 
-Plain and `-start` forms count, `-done` and `-update` do not. XLA:TPU also runs collectives inside fusions: an
-all-reduce of which each device keeps a slice (`all-reduce-scatter`) is a reduce-scatter, and a gather that runs beside
-products is written again in every fusion of its chain, of which the first one, which is marked AsyncCollectiveStart,
-counts.
+Plain and `-start` forms count, `-done` and `-update` do not. XLA:TPU also runs collectives inside fusions:
+
+- an all-reduce of which each device keeps a slice (`all-reduce-scatter`) is a reduce-scatter
+- a gather that overlaps GEMMs appears in every fusion of its chain; only the first fusion counts, which is marked
+  AsyncCollectiveStart
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ KINDS: Mapping[str, str] = {
     "collective-permute": "collective_permute",
     "collective-broadcast": "all_gather",
 }
-"""A broadcast takes a ring as long as a gather of the same bytes."""
+"""A broadcast over a ring takes as long as an all-gather of the same bytes."""
 
-_SPLIT = frozenset({"all_gather", "all_to_all"})  # what a device holds before it is one part of the full array
+_SPLIT = frozenset({"all_gather", "all_to_all"})  # each device's operand is one part of the full array
 _SLICES = frozenset({"dynamic-slice"})
 _PASSES_ON = frozenset({"bitcast", "copy", "reshape", "get-tuple-element", "convert"})
 _CHAIN = re.compile(r'chain_id="(\d+)"')
@@ -39,7 +40,7 @@ _CHAIN = re.compile(r'chain_id="(\d+)"')
 
 @dataclass(frozen=True)
 class Found:
-    """A collective in a fusion. `starts` and `ends` tell what it does there of an asynchronous chain, if of any."""
+    """A collective in a fusion. `starts` and `ends`: whether it begins and ends its asynchronous chain there."""
 
     instruction: Instruction
     body: Computation
@@ -50,7 +51,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Lines:
-    """Names the mesh axis of each collective of one program. WorkloadError for a mesh of other size."""
+    """Finds the mesh axis of each collective of one program. WorkloadError for a mesh of another size."""
 
     axes: Mapping[str, int]
     devices: int
@@ -65,7 +66,7 @@ class Lines:
             )
 
     def exchange(self, instruction: Instruction, inside: Computation, *, fused: bool = False) -> Exchange:
-        """What one collective sends; `devices` is 1 where every group is a device alone."""
+        """Return kind, axis and payload of one collective; `devices` is 1 where every group is one device."""
         opcode = base_opcode(instruction)
         kind = KINDS[opcode]
         line = self._line(instruction, opcode)
@@ -95,17 +96,17 @@ class Lines:
 
 
 def base_opcode(instruction: Instruction) -> str:
-    """The collective that an instruction is or starts."""
+    """Return the opcode of the collective that an instruction runs or starts."""
     return instruction.opcode.removesuffix("-start")
 
 
 def is_collective(instruction: Instruction) -> bool:
-    """Whether this form of a collective counts."""
+    """Return whether this instruction counts as a collective."""
     return base_opcode(instruction) in KINDS
 
 
 def in_fusion(body: Computation, module: Module) -> Iterator[Found]:
-    """The collectives that a fusion's computation runs, with those of the fusions in it."""
+    """Yield the collectives of a fusion's computation, including nested fusions."""
     for instruction in body.instructions:
         if is_collective(instruction):
             chain = _CHAIN.search(instruction.tail)
@@ -121,7 +122,7 @@ def in_fusion(body: Computation, module: Module) -> Iterator[Found]:
 
 
 def keeps_slices(instruction: Instruction, inside: Computation) -> bool:
-    """Whether each device keeps only a slice of what an all-reduce in a fusion gives it."""
+    """Return whether each device keeps only a slice of the result of an all-reduce in a fusion."""
     users = list(_readers(instruction, inside))
     return bool(users) and not instruction.root and all(user.opcode in _SLICES for user in users)
 
@@ -135,7 +136,7 @@ def _readers(instruction: Instruction, inside: Computation) -> Iterator[Instruct
 
 
 def _sent(instruction: Instruction, inside: Computation, opcode: str) -> list[Array]:
-    """The arrays that a device puts in: of a ragged exchange, and of a permute of slices, only the first operand."""
+    """Return the arrays that a device sends: only the first operand of a ragged exchange or a permute of slices."""
     inputs = inside.inputs(instruction)
     if opcode == "ragged-all-to-all" or "slice_sizes" in instruction.attributes:
         inputs = inputs[:1]

@@ -1,9 +1,9 @@
-"""FLOPs of HLO instructions, and the matrix products that dots, convolutions and library calls are.
+"""FLOPs of HLO instructions, and the GEMM sizes of dots, convolutions and library calls.
 
-The convention is the traces' of operations: a multiply-add counts two, an elementwise operation
-one an output element, a reduction one an input element; positions that meet only padding count, holes of a dilated
-input do not. XLA:TPU writes batched products as convolutions, whose batch dimensions are spatial ones that meet one
-element each: such a dimension counts the elements that it really meets.
+The convention is that of traces: a multiply-add counts two, an elementwise operation one per output element, a
+reduction one per input element. Window positions on padding count, holes of a dilated input do not. XLA:TPU writes
+batched GEMMs as convolutions whose batch dimensions are degenerate spatial dimensions; these count only positions
+inside the input.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _RANDOM_FLOPS = 50
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A matrix product: `groups` products of (m, k) with (k, n). `dtype` is what is multiplied."""
+    """A GEMM: `groups` products of (m, k) and (k, n). `dtype` is the operands' dtype."""
 
     groups: int
     m: int
@@ -65,7 +65,7 @@ class Product:
 
 
 def product_of(instruction: Instruction, inside: Computation) -> Product | None:
-    """The product that one instruction is, not counting what it calls; None where it is none that is known."""
+    """Return the GEMM of one instruction, without called computations; None where it is not a known GEMM."""
     if instruction.opcode in ("dot", "ragged-dot"):
         return _dot(instruction, inside)
     if instruction.opcode == "convolution":
@@ -77,19 +77,19 @@ def product_of(instruction: Instruction, inside: Computation) -> Product | None:
 
 
 def target_of_call(instruction: Instruction) -> str:
-    """The function that a custom call names."""
+    """Return the target of a custom call."""
     return instruction.attributes.get("custom_call_target", "").strip('"')
 
 
 def stated_flops(instruction: Instruction) -> int | None:
-    """What a kernel's author stated it to cost (Pallas and Mosaic write a cost estimate); None where nobody did."""
+    """Return the FLOPs of a kernel's own cost estimate (Pallas and Mosaic write one), or None."""
     estimate = _found(instruction.backend_config, "cost_estimate")
     flops = estimate.get("flops") if isinstance(estimate, dict) else None
     return int(flops) if isinstance(flops, int | float | str) and str(flops).strip("-").isdigit() else None
 
 
 def arithmetic(instruction: Instruction, inside: Computation) -> int:
-    """FLOPs of one execution outside products, not counting what it calls."""
+    """Return the FLOPs of one execution outside GEMMs, without called computations."""
     opcode = instruction.opcode
     if opcode in ELEMENTWISE:
         return instruction.array.elements
@@ -144,7 +144,7 @@ def _contraction(left: Array, right: Array, dims: Mapping[str, Sequence[int]]) -
 
 
 def _of_library(instruction: Instruction, inside: Computation) -> Product | None:
-    """cuBLAS and hipBLAS state the contracted dimensions, cuDNN a convolution's labels, oneDNN takes them in order."""
+    """Return the GEMM of a library call: cuBLAS and hipBLAS state dimension numbers, cuDNN states dim_labels."""
     left, right = (inside.operand(instruction, index).array for index in (0, 1))
     result, target = instruction.array, target_of_call(instruction)
     stated = _found(instruction.backend_config, "dot_dimension_numbers")
@@ -164,7 +164,7 @@ def _of_library(instruction: Instruction, inside: Computation) -> Product | None
 
 
 def _convolution(instruction: Instruction, left: Array, kernel: Array, output: Array) -> Product:
-    """The product of a convolution from its input, kernel and output, whichever of them it computes."""
+    """Return the GEMM of a convolution from its input, kernel and output, of which it computes any."""
     labels = re.fullmatch(r"(\w+)_(\w+)->(\w+)", instruction.attributes.get("dim_labels", ""))
     if labels is None:
         raise WorkloadError(f"convolution %{instruction.name} does not name its dimensions (dim_labels)")
@@ -184,7 +184,7 @@ def _convolution(instruction: Instruction, left: Array, kernel: Array, output: A
 
 @dataclass(frozen=True, slots=True)
 class _Dimension:
-    """One spatial dimension of a convolution: how outputs, window and input meet."""
+    """One spatial dimension of a convolution: sizes, stride, padding and dilation."""
 
     inputs: int
     outputs: int
@@ -210,12 +210,12 @@ class _Dimension:
         )
 
     def degenerate(self, span: int) -> bool:
-        """Whether it is a batch dimension in disguise: strides over holes, or padding that a lone element slides in."""
+        """Return whether it is a batch dimension: strides over holes, or padding around a single element."""
         alone = self.low >= span - 1 and (self.inputs == 1 or self.stride >= span)
         return span > 1 and (alone or (self.stride > 1 and self.dilation > 1))
 
     def pairs(self, span: int) -> int:
-        """(output, kernel) positions that meet an element of the input."""
+        """Return the number of (output, kernel) positions on an element of the input."""
         outputs, taps = np.arange(self.outputs) * self.stride, np.arange(span) * self.window_dilation
         places = np.add.outer(outputs, taps) - self.low
         inside = (places >= 0) & (places <= (self.inputs - 1) * self.dilation) & (places % self.dilation == 0)
@@ -223,7 +223,7 @@ class _Dimension:
 
 
 def _window(instruction: Instruction, key: str) -> list[int]:
-    """One row of `window={size=3x3 pad=1_1x1_1}`; of paddings, the lower ones."""
+    """Return one row of `window={size=3x3 pad=1_1x1_1}`; for padding, the lower sides."""
     found = re.search(rf"\b{key}=([\d_x\-]+)", instruction.attributes.get("window", ""))
     return [int(part.split("_")[0]) for part in found[1].split("x")] if found else []
 
@@ -237,7 +237,7 @@ def _whole(values: Any) -> tuple[int, ...]:
 
 
 def _found(config: Any, key: str) -> Any:
-    """The value of a key anywhere in a nested configuration."""
+    """Return the value of a key anywhere in a nested configuration."""
     if isinstance(config, Mapping):
         if key in config:
             return config[key]

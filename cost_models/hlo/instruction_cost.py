@@ -1,4 +1,4 @@
-"""What one instruction of a compiled program costs when it runs: its kind, FLOPs, product and traffic."""
+"""Cost of one instruction of a compiled program: kind, FLOPs, GEMM and memory traffic."""
 
 from __future__ import annotations
 
@@ -49,22 +49,22 @@ _KINDS: Mapping[str, Kind] = {
     "triangular-solve": Kind.CUSTOM,
 }
 _NAMES_A_FUSION = (Kind.SCATTER, Kind.SORT, Kind.POOL, Kind.POOL_GRADIENT, Kind.REDUCE, Kind.RANDOM, Kind.GATHER)
-"""What else is in a fusion is beside the point, where one of these is."""
+"""Kinds that name a fusion: the first one that it contains decides."""
 
 _STRUCTURE = frozenset({"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "opt-barrier", "after-all"})
 _FREE_CALLS = frozenset(
     {"AllocateBuffer", "ConcatBitcast", "AssumeGatherIndicesInBound", "PrepareAsyncCallStart", "PrepareAsyncCallDone"}
 )
-"""XLA:TPU's notes to itself: they name memory, or order instructions."""
+"""Custom calls of XLA:TPU that run nothing: they name memory, or order instructions."""
 
 _SORTS = ("topk", "radixsort", "sort")
-_NO_HOST_LINK = "the link to it is not known: counted by its bytes, at the rate of the device's own memory"
+_NO_HOST_LINK = "the link to the host is not known: counted by its bytes, at the rate of the device's own memory"
 _NO_RULE = "no rule: counted by the bytes that it reads and writes"
 
 
 @dataclass(frozen=True, slots=True)
 class KernelCost:
-    """One execution. `unknown` names, with a reason, what no rule knows."""
+    """Cost of one execution. `unknown` names instructions without a rule, each with a reason."""
 
     kind: Kind
     flops: int
@@ -75,7 +75,7 @@ class KernelCost:
 
 @dataclass(frozen=True)
 class _Content:
-    """What a computation does when it is fused: FLOPs outside products, its products, the kinds of its parts."""
+    """Work of a fused computation: FLOPs outside GEMMs, its GEMMs, the kinds of its instructions."""
 
     arithmetic: int
     products: tuple[tuple[Kind, Product], ...]
@@ -84,15 +84,15 @@ class _Content:
 
 
 @dataclass
-class Kernels:
-    """Prices the instructions of one program; computations that several fusions call are looked at once."""
+class InstructionCosts:
+    """Prices the instructions of one program; each computation is read once."""
 
     module: Module
     traffic: Traffic
     _contents: dict[str, _Content] = field(default_factory=dict)
 
     def cost(self, instruction: Instruction, inside: Computation, *, alone: bool = False) -> KernelCost:
-        """What one execution costs. `alone`: it runs by itself, beside the kernels."""
+        """Return the cost of one execution. `alone`: whether it runs asynchronously, next to the kernels."""
         content = self._content_of(instruction, inside)
         kind, largest = max(content.products, key=lambda found: found[1].flops, default=(None, None))
         product_flops = sum(product.flops for _, product in content.products)
@@ -154,14 +154,14 @@ class Kernels:
 
 
 def is_free(instruction: Instruction) -> bool:
-    """Whether a custom call is a note of the compiler to itself, and runs nothing."""
+    """Return whether a custom call is an annotation that runs nothing."""
     return instruction.opcode == "custom-call" and (
         target_of_call(instruction) in _FREE_CALLS or is_async_marker(instruction)
     )
 
 
 def started(instruction: Instruction) -> Instruction:
-    """The instruction that an asynchronous one starts, as if it ran here: `slice-start` is a slice."""
+    """Return the synchronous form of an asynchronous instruction: `slice-start` becomes a slice."""
     base = instruction.opcode.removesuffix("-start")
     if base == instruction.opcode or not isinstance(instruction.shape, tuple) or len(instruction.shape) < 2:
         return instruction
@@ -170,7 +170,7 @@ def started(instruction: Instruction) -> Instruction:
 
 
 def branches_of(instruction: Instruction, module: Module) -> Iterator[Computation]:
-    """The computations that a conditional chooses from."""
+    """Yield the branches of a conditional."""
     attributes = instruction.attributes
     listed = attributes.get("branch_computations", "").strip("{}").split(",")
     named = [attributes.get("true_computation", ""), attributes.get("false_computation", "")]
@@ -180,7 +180,7 @@ def branches_of(instruction: Instruction, module: Module) -> Iterator[Computatio
 
 
 def _single(instruction: Instruction, inside: Computation) -> _Content:
-    """One instruction that calls nothing which costs."""
+    """Return the work of one instruction that calls no computation."""
     product = product_of(instruction, inside)
     if product is not None:
         return _Content(0, ((_product_kind(instruction), product),), frozenset())
@@ -205,7 +205,7 @@ def _library_call(instruction: Instruction, inside: Computation) -> _Content:
 
 
 def _product_kind(instruction: Instruction) -> Kind:
-    """XLA:TPU writes products as convolutions; where they come from tells them apart."""
+    """Return DOT or CONV. XLA:TPU writes GEMMs as convolutions, so the name stack decides."""
     if "dim_labels" not in instruction.attributes:
         return Kind.DOT
     spatial = any(label.isdigit() for label in instruction.attributes["dim_labels"])

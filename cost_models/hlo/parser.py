@@ -1,6 +1,6 @@
-"""Compiled HLO text -> computations and instructions, as `compile().as_text()` prints them for TPUs, GPUs and CPUs.
+"""Parser of compiled HLO text, as `compile().as_text()` prints it for TPUs, GPUs and CPUs.
 
-Only the form of the text is known here; what an instruction costs is said elsewhere. Sources: the printer and the
+It knows only the syntax; `instruction_cost.py` prices instructions. Sources: the printer and the
 parser of openxla/xla (`hlo/ir/hlo_instruction.cc`, `hlo/parser/hlo_parser.cc`), and texts of jax 0.10.2.
 """
 
@@ -37,7 +37,7 @@ _OPCODE = re.compile(r"\s*([\w\-]+)\(")
 
 @dataclass
 class Instruction:
-    """`name = shape opcode(operands), attributes`. `argument` is the text between the brackets."""
+    """`name = shape opcode(operands), attributes`. `argument` is the text between the parentheses."""
 
     name: str
     opcode: str
@@ -48,7 +48,7 @@ class Instruction:
 
     @cached_property
     def operands(self) -> tuple[str, ...]:
-        """Names of the instructions that it reads."""
+        """Names of its operands."""
         if self.opcode in ("parameter", "constant", "iota"):
             return ()
         parts = (part.split()[-1].lstrip("%") for part in split(self.argument) if part.strip())
@@ -56,13 +56,13 @@ class Instruction:
 
     @cached_property
     def attributes(self) -> Mapping[str, str]:
-        """What follows the operands, as text by key."""
+        """The attributes after the operands, as text by key."""
         found = (part.partition("=") for part in _joined(split(self.tail)))
         return {key.strip(): value.strip() for key, _, value in found if key.strip()}
 
     @cached_property
     def backend_config(self) -> Mapping[str, Any]:
-        """What the target's own passes wrote; {} where it is no JSON object."""
+        """The backend_config that the target's passes wrote; {} where it is no JSON object."""
         raw = self.attributes.get("backend_config", "")
         try:
             config = json.loads(raw)
@@ -74,25 +74,25 @@ class Instruction:
 
     @cached_property
     def arrays(self) -> tuple[Array, ...]:
-        """The arrays that it makes."""
+        """The arrays of its result."""
         return tuple(leaves(self.shape))
 
     @property
     def array(self) -> Array:
-        """The one array that it makes, or the first of several. WorkloadError where there is none."""
+        """The first array of its result. WorkloadError where it has none."""
         if not self.arrays:
-            raise WorkloadError(f"the compiled text says that {self.opcode} %{self.name} makes nothing")
+            raise WorkloadError(f"the compiled text says that {self.opcode} %{self.name} has no result")
         return self.arrays[0]
 
     @cached_property
     def op_name(self) -> str:
-        """Where it comes from: JAX's name stack, "" where the compiler made it."""
+        """JAX's name stack of its source; "" where the compiler added it."""
         found = re.search(r'op_name="((?:[^"\\]|\\.)*)"', self.tail)
         return found[1] if found else ""
 
     @property
     def called(self) -> str:
-        """The computation that a fusion, a call or an asynchronous wrapper runs; "" for none."""
+        """Name of the computation that a fusion, a call or an asynchronous wrapper runs; "" without one."""
         name = self.attributes.get("calls") or self.attributes.get("to_apply") or ""
         return name.lstrip("%")
 
@@ -110,7 +110,7 @@ class Computation:
 
     @cached_property
     def root(self) -> Instruction:
-        """What it returns. WorkloadError where nothing is marked ROOT."""
+        """The root instruction. WorkloadError where no instruction is marked ROOT."""
         found = next((one for one in self.instructions if one.root), None)
         if found is None:
             raise WorkloadError(damaged(f"computation %{self.name} has no ROOT"))
@@ -123,7 +123,7 @@ class Computation:
 
     @cached_property
     def users(self) -> Mapping[str, list[Instruction]]:
-        """Who reads an instruction's result."""
+        """The users of each instruction's result."""
         found: dict[str, list[Instruction]] = {}
         for instruction in self.instructions:
             for operand in dict.fromkeys(instruction.operands):
@@ -131,7 +131,7 @@ class Computation:
         return found
 
     def operand(self, instruction: Instruction, index: int) -> Instruction:
-        """What an instruction reads as its operand `index`. WorkloadError where the text does not say."""
+        """Return operand `index` of an instruction. WorkloadError where it is missing."""
         try:
             return self.by_name[instruction.operands[index]]
         except (IndexError, KeyError):
@@ -140,7 +140,7 @@ class Computation:
             raise WorkloadError(damaged(message)) from None
 
     def inputs(self, instruction: Instruction) -> tuple[Instruction, ...]:
-        """Everything that an instruction reads."""
+        """Return all operands of an instruction."""
         return tuple(self.operand(instruction, index) for index in range(len(instruction.operands)))
 
 
@@ -148,9 +148,9 @@ class Computation:
 class Module:
     """A compiled program.
 
-    devices      how many run it together
-    chip_memory  whether its numbered memory spaces are memory on the chip (TPU: texts with tiled layouts)
-    aliases      (place of an output, number of the parameter whose memory it takes)
+    devices      number of devices that run it together
+    chip_memory  whether its numbered memory spaces are on-chip memory (TPU: texts with tiled layouts)
+    aliases      (index of an output, number of the donated parameter whose buffer it reuses)
     """
 
     name: str
@@ -161,7 +161,7 @@ class Module:
     aliases: tuple[tuple[int, int], ...]
 
     def called(self, name: str) -> Computation:
-        """A computation by name. WorkloadError where the text has none of that name."""
+        """Return a computation by name. WorkloadError for an unknown name."""
         try:
             return self.computations[name.lstrip("%")]
         except KeyError:
@@ -169,10 +169,10 @@ class Module:
 
 
 def parse(text: str) -> Module:
-    """Read what `compile().as_text()` printed.
+    """Parse the text of `compile().as_text()`.
 
-    WorkloadError for anything else: an empty text, MLIR, HLO that was not compiled (not `is_scheduled`), a text that
-    ends in the middle.
+    WorkloadError for anything else: an empty text, MLIR, HLO that was not compiled (not `is_scheduled`), a truncated
+    text.
     """
     text = text.strip()
     if not text:
@@ -189,7 +189,7 @@ def parse(text: str) -> Module:
     attributes = dict(part.strip().partition("=")[::2] for part in split(header))
     if attributes.get("is_scheduled") != "true":
         raise WorkloadError(
-            "this HLO has no schedule (is_scheduled=true), so it is not what the compiler finished with; "
+            "this HLO has no schedule (is_scheduled=true), so it was not compiled; "
             "give compile().as_text(), not the lowered text"
         )
     entry, computations = _computations(body)
@@ -205,7 +205,7 @@ def parse(text: str) -> Module:
 
 
 def _joined(parts: list[str]) -> list[str]:
-    """Replica groups along a mesh may have a comma of their own, before the mesh's device ids."""
+    """Join replica groups along a mesh with their device ids, which a comma separates."""
     for place, part in enumerate(parts[1:], start=1):
         if part.startswith(" device_ids="):
             return [*parts[: place - 1], f"{parts[place - 1]},{part}", *parts[place + 1 :]]
@@ -236,7 +236,7 @@ def _computations(body: str) -> tuple[Computation, Mapping[str, Computation]]:
 
 
 def _logical_lines(body: str) -> Iterator[str]:
-    """Lines; one that starts no instruction goes on with what the line before it began (text in backend_config)."""
+    """Yield logical lines: a line that starts no instruction continues the line before it (text in backend_config)."""
     pending = ""
     inside = False
     for line in body.splitlines():
@@ -279,7 +279,7 @@ def _instruction(line: str) -> Instruction:
 
 
 def _closing(text: str, start: int) -> int:
-    """Where the bracket that opens at or behind `start` closes."""
+    """Return the position at which the bracket that opens at or after `start` closes."""
     depth = 0
     for match in BRACKETS.finditer(text, start):
         if match[0] in OPEN:

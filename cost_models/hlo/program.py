@@ -1,4 +1,4 @@
-"""The walk over a compiled program: every instruction that it executes as an operation over numbered tensors."""
+"""Conversion of a compiled program: every executed instruction becomes an operation on numbered tensors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from cost_models.errors import WorkloadError
 from cost_models.hlo.collectives import Lines, in_fusion, is_collective
 from cost_models.hlo.dots import target_of_call
-from cost_models.hlo.instruction_cost import Kernels, branches_of, is_free, started
+from cost_models.hlo.instruction_cost import InstructionCosts, branches_of, is_free, started
 from cost_models.hlo.parser import Computation, Instruction, Module
 from cost_models.hlo.shapes import Array, Shape, numbers
 from cost_models.hlo.traffic import Traffic
@@ -20,17 +20,17 @@ from cost_models.workload.compiled_op import Compiled, Exchange
 from cost_models.workload.workload import Kind, Op, Phase, Tensor
 
 Numbers = int | tuple["Numbers", ...]
-"""Tensor numbers, nested as the shape that they stand for."""
+"""Tensor numbers, nested like a shape."""
 
 _IDENTITIES = frozenset({"bitcast", "opt-barrier", "add-dependency", "domain"})
 _NOTHING = frozenset({"parameter", "constant", "after-all"})
-_UNKNOWN_TRIPS = "its trip count is not in the text: its body is counted once"
+_UNKNOWN_TRIPS = "its trip count does not follow from the text: its body is counted once"
 _TRANSFORM = re.compile(r"jit\([^()]*\)/?|(transpose|jvp|vmap|rematted_computation|checkpoint)\(?|[()]")
 
 
 @dataclass
 class _Walk:
-    """One computation on the way: tensors by instruction, operations so far, and what is under way."""
+    """State of the walk over one computation: tensors by instruction, operations, and asynchronous operations."""
 
     body: Computation
     known: dict[str, Numbers]
@@ -39,20 +39,20 @@ class _Walk:
     started_by: dict[str, str] = field(default_factory=dict)
 
     def inputs(self, instruction: Instruction) -> tuple[Numbers, ...]:
-        """The tensors that an instruction reads. WorkloadError where they are not made before it."""
+        """Return the operands of an instruction. WorkloadError where one is not defined before it."""
         try:
             return tuple(self.known[name] for name in instruction.operands)
         except KeyError as missing:
             raise WorkloadError(
                 f"the compiled text cannot be read: {instruction.opcode} %{instruction.name} reads {missing}, which is "
-                f"not made before it in %{self.body.name}; give all of compile().as_text()"
+                f"not defined before it in %{self.body.name}; give all of compile().as_text()"
             ) from None
 
     def open(self, name: str, place: int) -> None:
         self.under_way.setdefault(name, []).append(place)
 
     def close(self, name: str) -> None:
-        """What was started under this name is awaited: it had until here to run behind other work."""
+        """End the asynchronous operations of this name: operations since their start can hide them."""
         for place in self.under_way.pop(name, ()):
             compiled = self.ops[place].compiled
             if compiled is not None:
@@ -61,20 +61,20 @@ class _Walk:
 
 
 class Program:
-    """Tensors, operations and unknown instructions of one program, collected while it is walked.
+    """Tensors, operations and unknown instructions of one program.
 
-    unknown  how often an instruction occurs that no rule knows, by (name, reason)
+    unknown  number of instructions without a rule, by (name, reason)
     """
 
     def __init__(self, module: Module, lines: Lines) -> None:
         self.module, self.lines = module, lines
-        self.kernels = Kernels(module, Traffic(module))
+        self.kernels = InstructionCosts(module, Traffic(module))
         self.tensors: list[Tensor] = []
         self.unknown: Counter[tuple[str, str]] = Counter()
         self._phase, self._backward_seen = Phase.FORWARD, False
 
     def entry(self) -> tuple[list[Numbers], list[Op], Numbers]:
-        """(parameters, operations, result) of one execution. WorkloadError for a text that does not add up."""
+        """Return (parameters, operations, result) of one execution. WorkloadError for an inconsistent text."""
         taken = [self._numbered(parameter.shape) for parameter in self.module.entry.parameters]
         ops, result = self._run(self.module.entry, taken)
         return taken, ops, result
@@ -120,7 +120,7 @@ class Program:
         return self._numbered(instruction.shape)
 
     def _finish(self, instruction: Instruction, walk: _Walk) -> Numbers:
-        """The second half of an asynchronous instruction: what it started is awaited here."""
+        """Handle the `-done` or `-update` of an asynchronous instruction."""
         first = instruction.operands[0]
         made = walk.inputs(instruction)[0]
         start = walk.started_by.get(first, first)
@@ -149,7 +149,7 @@ class Program:
     def _loop(self, instruction: Instruction, walk: _Walk) -> Numbers:
         carried = walk.inputs(instruction)
         ops, result = self._run(self.module.called(instruction.attributes.get("body", "")), carried)
-        if stated_trip_count(instruction) is None:  # else nothing evaluates the condition
+        if stated_trip_count(instruction) is None:  # with a stated trip count no kernel evaluates the condition
             ops += self._run(self.module.called(instruction.attributes.get("condition", "")), carried)[0]
         runs = trip_count(instruction, walk.body, self.module)
         if runs is None:
@@ -160,7 +160,7 @@ class Program:
         return made
 
     def _branch(self, instruction: Instruction, walk: _Walk) -> Numbers:
-        """The branch that costs most, as the traces take it."""
+        """Take the most expensive branch, as traces do."""
         given = walk.inputs(instruction)
         branches = enumerate(branches_of(instruction, self.module), start=1)
         runs = [self._run(branch, given[place : place + 1]) for place, branch in branches]
@@ -177,7 +177,7 @@ class Program:
         return made
 
     def _kernel(self, instruction: Instruction, walk: _Walk) -> Numbers:
-        """A kernel; of XLA:TPU's fusions that also send, the collective and the kernel."""
+        """Add a kernel. Fusions of XLA:TPU may also contain collectives, which are added before it."""
         one, read = started(instruction), walk.inputs(instruction)
         made = self._numbered(one.shape)
         sent = one.opcode == "fusion" and self._fused_collectives(one, walk, made)
@@ -192,7 +192,7 @@ class Program:
         return made if one is instruction else (read, made)
 
     def _fused_collectives(self, instruction: Instruction, walk: _Walk, made: Numbers) -> bool:
-        """Whether there are any. A chain's place on the list is where it starts; it ends where its last fusion ends."""
+        """Add the collectives of a fusion, each at the start of its chain; return whether there is any."""
         found = list(in_fusion(self.module.called(instruction.called), self.module))
         for one in found:
             if one.ends and one.chain:
@@ -203,7 +203,7 @@ class Program:
         return bool(found)
 
     def _send(self, instruction: Instruction, exchange: Exchange, walk: _Walk, made: Numbers, name: str) -> None:
-        """A collective among the operations; where every device is a group of its own, there is none."""
+        """Add a collective, unless every group is one device."""
         if exchange.devices > 1:
             op = self._op(instruction, Kind.COLLECTIVE, walk.inputs(instruction), made)
             walk.ops.append(replace(op, primitive=exchange.kind, compiled=Compiled(0, exchange=exchange, launches=0)))
@@ -223,7 +223,7 @@ class Program:
         )
 
     def _phase_of(self, scope: str) -> Phase:
-        """As the traces tell phases apart; what the compiler made itself belongs to what runs before it."""
+        """Return the phase, as in traces; instructions that the compiler added belong to the phase before them."""
         if "rematted_computation" in scope:
             return Phase.FORWARD
         if "transpose(" in scope:
@@ -236,7 +236,7 @@ class Program:
 
 
 def flat(made: Numbers) -> Iterator[int]:
-    """The tensor numbers of a nested shape, in order."""
+    """Yield the tensor numbers of a nested shape, in order."""
     if isinstance(made, int):
         yield made
     else:
@@ -245,12 +245,12 @@ def flat(made: Numbers) -> Iterator[int]:
 
 
 def layer_of(scope: str) -> str:
-    """`jit(train_step)/transpose(jvp(block/dense))/dot_general` -> `block/dense`: the scopes that Keras named."""
+    """Return Keras's scopes: `jit(train_step)/transpose(jvp(block/dense))/dot_general` -> `block/dense`."""
     first = scope.split(":")[0]
     return "/".join(part for part in _TRANSFORM.sub("", first).split("/")[:-1] if part)
 
 
 def _weight(ops: Sequence[Op]) -> float:
-    """What tells a costly branch from a cheap one: FLOPs and bytes."""
+    """Return the weight of a branch: its FLOPs and bytes."""
     own = sum(op.total_flops.fixed + (op.compiled.moved_bytes if op.compiled else 0) for op in ops)
     return own + sum(_weight(op.body) * op.repeat for op in ops if op.body)

@@ -1,8 +1,8 @@
-"""Compiled HLO text -> Workload, so that one roofline prices both tiers.
+"""Reader of compiled HLO text: returns a Workload, so that one roofline prices both tiers.
 
-Every instruction that the compiled program executes is an operation of its own, in the order of the schedule: fusion is
-the compiler's and done. What it costs is in `Op.compiled` and in the FLOPs. Nothing is free in silence: an instruction
-or a library call that no rule knows moves its bytes and is named in `unknown_ops`.
+Every executed instruction is an operation, in the order of the schedule; fusion is already done. Its cost is in
+`Op.compiled` and in its FLOPs. An instruction or library call without a rule is priced by its bytes and listed in
+`unknown_ops`.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _FOUND_IN_TEXT = "as the compiler scheduled it"
 
 @dataclass(frozen=True, slots=True)
 class CollectiveCount:
-    """Collectives of one kind along one axis in one micro-step, loops counted as often as they run.
+    """Collectives of one kind along one axis in one micro-step; those in loops count once per iteration.
 
-    count   launches: one that carries several arrays is one
-    bytes   payload of the full arrays (`communication.py`), of all launches together
-    arrays  of all launches together
+    count   launches (a launch may carry several arrays)
+    bytes   payload of the full arrays (`parallel/collectives.py`) of all launches
+    arrays  arrays of all launches
     """
 
     kind: str
@@ -41,7 +41,7 @@ class CollectiveCount:
     arrays: int
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for messages and `--format json`."""
+        """Return plain values, for messages and `--format json`."""
         return asdict(self)
 
 
@@ -54,12 +54,12 @@ def workload_of(
     remat: str,
     backend: str = "jax",
 ) -> Workload:
-    """One micro-step on one device as its compiler scheduled it.
+    """Return one micro-step on one device as its compiler scheduled it.
 
-    text    what `jax.jit(...).lower(...).compile().as_text()` gives, for a TPU, a GPU or a CPU
-    axes    sizes of the mesh that it was compiled for, in order, as {"data": 4, "model": 2}; of one device {} will do
+    text    text of `jax.jit(...).lower(...).compile().as_text()`, for a TPU, a GPU or a CPU
+    axes    sizes of the mesh that it was compiled for, in order, as {"data": 4, "model": 2}; {} for one device
 
-    The other values are the configuration's; the sizes hold at `local_batch` alone. WorkloadError for a text that is
+    The other arguments describe the configuration; sizes hold at `local_batch` alone. WorkloadError for a text that is
     not compiled HLO or is damaged, and for a mesh of another size.
     """
     with _readable():
@@ -83,7 +83,7 @@ def workload_of(
 
 
 def collectives(program: str | Module | Workload, axes: Mapping[str, int]) -> tuple[CollectiveCount, ...]:
-    """The collectives of one micro-step by kind and axis. Errors as `workload_of`."""
+    """Return the collectives of one micro-step by kind and axis. Errors as `workload_of`."""
     if isinstance(program, Workload):
         ops: Sequence[Op] = program.ops
     else:
@@ -99,10 +99,10 @@ def collectives(program: str | Module | Workload, axes: Mapping[str, int]) -> tu
 
 
 def estimated_cycles(text: str | Module) -> int | None:
-    """What XLA:TPU expects the micro-step to take, in cycles of the chip, loops as often as they run.
+    """Return XLA:TPU's own estimate of the micro-step in clock cycles, with loops by their trip counts.
 
-    It covers the instructions that carry an estimate: neither collectives nor copies between memories do. None where
-    no instruction carries one.
+    It covers instructions with an estimate, which collectives and copies between memories have not. None where no
+    instruction has one.
     """
     with _readable():
         module = _module(text)
@@ -111,7 +111,7 @@ def estimated_cycles(text: str | Module) -> int | None:
 
 @contextmanager
 def _readable() -> Iterator[None]:
-    """A text that is damaged in a way that no rule looks for is still the text's fault, and said so."""
+    """Turn any other error of reading into a WorkloadError: the text is damaged."""
     try:
         yield
     except RecursionError:
@@ -127,7 +127,7 @@ def _module(text: str | Module) -> Module:
 
 
 def _variables(module: Module, taken: Sequence[Numbers], results: Sequence[int]) -> tuple[Variable, ...]:
-    """What is updated in place: the parameters whose memory an output takes. The text tells no roles."""
+    """Return the donated parameters whose buffer an output reuses. Their roles are not in the text."""
     parameters = module.entry.parameters
     return tuple(
         Variable(parameters[number].op_name or parameters[number].name, Role.STATE, tensor, results[place])

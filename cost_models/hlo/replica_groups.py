@@ -1,12 +1,12 @@
-"""Which devices a collective joins, as HLO text writes it, and which axes of the mesh these groups run along.
+"""Replica groups of collectives in HLO text, and the mesh axes along which they run.
 
 Devices are numbered row-major over the mesh's axes in the order given, as `jax.sharding.Mesh` and XLA number them.
 Forms, from openxla/xla `hlo/ir/replica_group.cc` and `hlo/ir/mesh_and_axis.cc`:
 
     {{0,1},{2,3}}                      explicit; {} is one group of all devices
-    [2,4]<=[8], [4,2]<=[2,4]T(1,0)     counted, reshaped, transposed, and cut into 2 groups of 4
-    mesh['a'=2,'b'=4] {'b'}            along axes of a mesh that the compiler named; 'b':(2)2 is a part of one, and
-                                       `, device_ids=([4,2]T(1,0))` behind the axes tells another order of devices
+    [2,4]<=[8], [4,2]<=[2,4]T(1,0)     iota, reshaped, transposed, and split into 2 groups of 4
+    mesh['a'=2,'b'=4] {'b'}            along axes of a mesh that the compiler named; 'b':(2)2 is a part of an axis, and
+                                       `, device_ids=([4,2]T(1,0))` after the axes gives another order of devices
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _ALONG = re.compile(r"['\"]?(?P<name>[\w.\-]+)['\"]?(?::\((?P<before>\d+)\)(?P<s
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What a collective runs along. `axis` is "data", "data,model", or the group's size where no axis matches.
+    """The mesh axes of a collective: "data", "data,model", or the size of its groups where no axis matches.
 
-    stride  distance in device order between neighbours of a group, as `communication.py` takes it
+    stride  distance in device order between neighbours of a group, as for `parallel/collectives.py`
     """
 
     axis: str
@@ -44,20 +44,20 @@ class Line:
 
 
 def groups_of(text: str, devices: int) -> Groups:
-    """The groups of `replica_groups=...` among `devices`. WorkloadError for a form that nobody described."""
+    """Return the groups of `replica_groups=...` among `devices`. WorkloadError for an unknown form."""
     text = text.strip()
     if iota := _IOTA.match(text):
         return _counted(*(numbers(part or "") for part in iota.groups()))
     if mesh := _MESH.match(text):
         return _along(mesh["axes"], mesh["ids"], mesh["along"])
     if not text.startswith("{"):
-        raise WorkloadError(f"replica_groups={text[:80]} is written in a way that this version does not know")
+        raise WorkloadError(f"replica_groups={text[:80]} has a form that this version cannot read")
     explicit = tuple(numbers(group) for group in re.findall(r"\{([\d,\s]+)\}", text[1:-1]))
     return explicit or (tuple(range(devices)),)
 
 
 def line_of(groups: Groups, axes: Mapping[str, int]) -> Line:
-    """The mesh axes whose lines are exactly these groups."""
+    """Return the mesh axes along which exactly these groups run."""
     wanted = {frozenset(group) for group in groups}
     for names in _subsets(axes):
         if wanted == set(map(frozenset, _lines(axes, names))):
@@ -67,7 +67,7 @@ def line_of(groups: Groups, axes: Mapping[str, int]) -> Line:
 
 
 def line_of_pairs(pairs: Sequence[tuple[int, int]], axes: Mapping[str, int]) -> Line:
-    """The fewest mesh axes along which these (source, target) pairs stay."""
+    """Return the fewest mesh axes that contain these (source, target) pairs."""
     for names in _subsets(axes):
         place = {device: number for number, group in enumerate(_lines(axes, names)) for device in group}
         if all(place.get(source, -1) == place.get(target, -2) for source, target in pairs):
@@ -77,13 +77,13 @@ def line_of_pairs(pairs: Sequence[tuple[int, int]], axes: Mapping[str, int]) -> 
 
 
 def pairs_of(text: str) -> tuple[tuple[int, int], ...]:
-    """The pairs of `source_target_pairs=...`."""
+    """Return the pairs of `source_target_pairs=...`."""
     flat = numbers(text)
     return tuple(zip(flat[::2], flat[1::2], strict=False))
 
 
 def _subsets(axes: Mapping[str, int]) -> list[tuple[str, ...]]:
-    """Sets of axes that are longer than one device, small sets first, each in the mesh's order."""
+    """Return the subsets of axes longer than one device, small subsets first, each in the mesh's order."""
     long = [name for name, size in axes.items() if size > 1]
     return [names for count in range(1, len(long) + 1) for names in combinations(long, count)]
 
@@ -111,7 +111,7 @@ def _counted(shape: tuple[int, ...], reshaped: tuple[int, ...], order: tuple[int
 
 
 def _along(axes: str, ids: str | None, along: str) -> Groups:
-    """Groups along axes of the compiler's mesh; a part of an axis splits that axis in three."""
+    """Return the groups along axes of the compiler's mesh; a part of an axis splits that axis in three."""
     sizes = {match["name"]: int(match["size"]) for match in _AXIS.finditer(axes)}
     parts: dict[str, list[tuple[int, int]]] = {name: [] for name in sizes}
     order: list[tuple[str, int]] = []
@@ -140,7 +140,7 @@ def _along(axes: str, ids: str | None, along: str) -> Groups:
 
 
 def _device_ids(text: str | None, devices: int) -> npt.NDArray[np.int64]:
-    """The compiler's order of devices: counted, `[2,4]T(1,0)`, or one by one."""
+    """Return the compiler's order of devices: an iota, `[2,4]T(1,0)`, or a list."""
     if text is None:
         return np.arange(devices)
     counted = re.match(r"\[([\d,]+)\](?:<=\[([\d,]+)\])?T\(([\d,]+)\)$", text.strip())

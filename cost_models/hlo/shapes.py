@@ -1,4 +1,4 @@
-"""Shapes as HLO text writes them: element types, dimensions, layouts with tiles and memory spaces.
+"""Shapes in HLO text: element types, dimensions, layouts with tiles and memory spaces.
 
 Source: openxla/xla `shape_util.cc` and `layout.cc`, and texts of jax 0.10.2.
 """
@@ -22,7 +22,7 @@ DTYPES: Mapping[str, str] = {
     "bf16": "bfloat16", "f32": "float32", "f64": "float64", "c64": "complex64", "c128": "complex128",
     "token": "token", "opaque": "token", "buffer": "token",
 }  # fmt: skip
-"""XLA's names of element types, and those of a Workload."""
+"""Workload dtypes by XLA's names of element types."""
 
 _ARRAY = re.compile(r"(?P<dtype>[a-z]+[a-z0-9]*)\[(?P<dims>[^\]]*)\](?:\{(?P<layout>[^}]*)\})?")
 _BUFFER = re.compile(r"b\((.*)\)$")
@@ -36,12 +36,12 @@ OPEN, CLOSE = frozenset("({["), frozenset(")}]")
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """One array: dtype as a Workload names it, dimensions in elements, and how it lies in memory.
+    """One array: dtype of a Workload, dimensions in elements, and its layout.
 
     minor_to_major  dimensions, the fastest-moving one first
     tiles           sizes of nested tiles over the fastest-moving dimensions (TPU)
-    space           0 main memory; others are the target's own (TPU: 1 is VMEM, 5 is the host)
-    bits            stored bits an element where they differ from the dtype's, else 0
+    space           memory space: 0 is main memory; others depend on the target (TPU: 1 is VMEM, 5 is the host)
+    bits            stored bits of an element where they differ from the dtype's, else 0
     """
 
     dtype: str
@@ -62,7 +62,7 @@ class Array:
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes with the padding that tiles bring."""
+        """Bytes with the padding of tiles."""
         sizes = [self.dims[dim] for dim in reversed(self.minor_to_major)] or list(self.dims)
         for tile in self.tiles:
             sizes = [1] * (len(tile) - len(sizes)) + sizes
@@ -80,7 +80,7 @@ Shape = Array | tuple["Shape", ...]
 
 
 def leaves(shape: Shape) -> Iterator[Array]:
-    """The arrays of a shape, in order."""
+    """Yield the arrays of a shape, in order."""
     if isinstance(shape, Array):
         yield shape
     else:
@@ -89,7 +89,7 @@ def leaves(shape: Shape) -> Iterator[Array]:
 
 
 def shape_of(text: str) -> Shape:
-    """A shape as HLO writes it. WorkloadError for an element type that has no known size."""
+    """Parse a shape. WorkloadError for an element type without a known size."""
     text = COMMENT.sub("", text).strip()
     if buffer := _BUFFER.match(text):
         text = buffer[1]
@@ -120,7 +120,7 @@ def _laid_out(dtype: str, dims: tuple[int, ...], layout: str) -> Array:
 
 
 def split(text: str) -> list[str]:
-    """A comma-separated list as its parts; commas in brackets and in strings do not count."""
+    """Split a list at its commas, except commas in brackets and in strings."""
     parts, depth, start = [], 0, 0
     for match in BRACKETS.finditer(text):
         mark = match[0]
@@ -135,10 +135,10 @@ def split(text: str) -> list[str]:
 
 
 def numbers(text: str) -> tuple[int, ...]:
-    """The whole numbers of a text such as `{0,2}`."""
+    """Return the whole numbers in a text such as `{0,2}`."""
     return tuple(map(int, re.findall(r"-?\d+", text)))
 
 
 def damaged(what: str) -> str:
-    """The message for a text that cannot be read."""
+    """Return the message for a text that cannot be read."""
     return f"the compiled text cannot be read ({what}); it may have been cut off: give all of compile().as_text()"

@@ -1,8 +1,12 @@
 """Bytes of main memory that a kernel of a compiled program reads and writes.
 
-A kernel moves its operands and its results once, padding included, except where the text shows that it touches a part:
-slices and gathers read what they pick, an update of a slice or a scatter writes in place what it changes, and what
-lies in a TPU's on-chip memory costs its main memory nothing. Inside a fusion the same holds for each parameter.
+A kernel moves its operands and results once, padding included, with these exceptions:
+
+- slices and gathers read only the selected elements
+- an update of a slice or a scatter writes only the changed elements, in place
+- arrays in a TPU's on-chip memory cause no traffic
+
+Inside a fusion the same holds for each parameter.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ _PICKS = frozenset({"slice", "dynamic-slice", "gather"})
 _RENAMES = frozenset({"bitcast", "get-tuple-element", "opt-barrier"})
 _IN_PLACE = frozenset({"dynamic-update-slice", "scatter"})
 HOST_SPACE = 5
-"""The number that both XLA:TPU and XLA:GPU give to pinned memory of the host."""
+"""Number of the memory space of pinned host memory in XLA:TPU and XLA:GPU."""
 
 _SENDS = ("all-", "reduce-scatter", "collective-", "ragged-all-to-all")
 _WORKSPACE = frozenset({"int8", "uint8"})
@@ -26,12 +30,12 @@ _RUNS_OTHERS = frozenset({"while", "conditional", "call"})
 
 @dataclass(frozen=True)
 class Traffic:
-    """Counts for one program."""
+    """Counts the traffic of one program's instructions."""
 
     module: Module
 
     def moved_bytes(self, instruction: Instruction, inside: Computation) -> int:
-        """Bytes that one execution moves. Collectives are priced by what they send, loops by their bodies."""
+        """Return the bytes that one execution moves. Collectives are priced by their payload, loops by their bodies."""
         if instruction.opcode in _RUNS_OTHERS or sends(instruction):
             return 0
         if instruction.opcode == "fusion":
@@ -51,11 +55,11 @@ class Traffic:
         return not self.module.chip_memory or array.space in (0, HOST_SPACE)
 
     def _like(self, part: Array, whole: Instruction) -> int:
-        """Bytes of a part of an array, as far as that lies in main memory."""
+        """Return the bytes of a part of an array, 0 where the array is in on-chip memory."""
         return part.stored_bytes if any(map(self._in_main_memory, whole.arrays)) else 0
 
     def _update(self, instruction: Instruction, inside: Computation) -> int:
-        """In place: what is new is read, and as much of the target is read (a scatter adds) and written back."""
+        """Return the bytes of an update in place: it reads the update and writes as much (a scatter reads it, too)."""
         target, update = inside.operand(instruction, 0), _updates(instruction, inside)
         there = sum(self._like(array, target) for array in update.arrays)
         times = 1 if instruction.opcode == "dynamic-update-slice" else 2
@@ -75,7 +79,7 @@ class Traffic:
         return moved + sum(self._written(body, end, array) for end, array in zip(ends, results, strict=True))
 
     def _read(self, body: Computation, parameter: Instruction, source: Instruction) -> int:
-        """Bytes of one parameter that the body reads; more than there are, where it picks them again and again."""
+        """Return the bytes of one parameter that the body reads; more than its size where it is sliced repeatedly."""
         whole = self._stored(source.arrays)
         total = 0
         for user in _users(body, parameter):
@@ -108,22 +112,22 @@ class Traffic:
 
 
 def sends(instruction: Instruction) -> bool:
-    """Whether an instruction is a collective, or one half of one."""
+    """Return whether an instruction is a collective, or half of an asynchronous collective."""
     return instruction.opcode.startswith(_SENDS)
 
 
 def is_async_marker(instruction: Instruction) -> bool:
-    """XLA:TPU marks in its fusions where a collective that runs beside them starts and ends."""
+    """Return whether an instruction marks the start or end of an asynchronous collective in a fusion (XLA:TPU)."""
     return instruction.opcode == "custom-call" and "AsyncCollective" in instruction.tail
 
 
 def _each(inputs: Iterable[Instruction]) -> list[Instruction]:
-    """Each instruction once: a kernel that takes an array twice reads it once."""
+    """Return each instruction once: a kernel with the same operand twice reads it once."""
     return list({one.name: one for one in inputs}.values())
 
 
 def _results(instruction: Instruction) -> tuple[Array, ...]:
-    """What a kernel writes; of a library's call without its scratch."""
+    """Return the arrays that a kernel writes, without the workspace of a library call."""
     if instruction.opcode != "custom-call":
         return instruction.arrays
     first, *others = instruction.arrays or (None,)
@@ -132,20 +136,20 @@ def _results(instruction: Instruction) -> tuple[Array, ...]:
 
 
 def _updates(instruction: Instruction, inside: Computation) -> Instruction:
-    """What an update in place brings: operand 1 of a slice's update, the last of a scatter."""
+    """Return the update operand: operand 1 of a dynamic-update-slice, the last operand of a scatter."""
     place = 1 if instruction.opcode == "dynamic-update-slice" else len(instruction.operands) - 1
     return inside.operand(instruction, place)
 
 
 def _source(body: Computation, instruction: Instruction) -> Instruction:
-    """What an instruction is another name of."""
+    """Return the instruction whose buffer this instruction returns under another name."""
     while instruction.opcode in _RENAMES and instruction.operands:
         instruction = body.operand(instruction, 0)
     return instruction
 
 
 def _users(body: Computation, instruction: Instruction) -> Iterator[Instruction]:
-    """Who reads an instruction, under whatever name."""
+    """Yield the users of an instruction, through bitcasts and tuple elements."""
     for user in body.users.get(instruction.name, ()):
         if user.opcode in _RENAMES:
             yield from _users(body, user)
@@ -154,7 +158,7 @@ def _users(body: Computation, instruction: Instruction) -> Iterator[Instruction]
 
 
 def _ends(body: Computation, instruction: Instruction) -> Iterator[Instruction]:
-    """What makes the results of a fusion, one for each array."""
+    """Yield the instruction that computes each result of a fusion."""
     made_by = _source(body, instruction)
     if made_by.opcode == "tuple":
         for part in body.inputs(made_by):
@@ -165,6 +169,6 @@ def _ends(body: Computation, instruction: Instruction) -> Iterator[Instruction]:
 
 
 def _in_place(body: Computation, instruction: Instruction) -> bool:
-    """Whether an update changes a parameter of the fusion and is its result: then the rest stays as it is."""
+    """Return whether an update writes into a parameter of the fusion and is its result, so that it runs in place."""
     target = _source(body, body.operand(instruction, 0))
     return target.opcode == "parameter" and any(end is instruction for end in _ends(body, body.root))

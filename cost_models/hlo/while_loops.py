@@ -1,7 +1,7 @@
-"""How often the loops of a compiled program run.
+"""Trip counts of the loops of a compiled program.
 
-XLA writes a known trip count beside the loop on GPUs and CPUs. Elsewhere (TPU) it follows from the text: the condition
-compares a counter with a bound, the counter starts at a constant and the body adds a constant to it.
+On GPUs and CPUs XLA writes a known trip count into the loop's backend_config. On TPUs it follows from the text: the
+condition compares a counter with a bound, the counter starts at a constant and the body adds a constant to it.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from cost_models.hlo.shapes import numbers
 
 _SAME_VALUE = frozenset({"copy", "bitcast", "convert", "reshape", "broadcast", "copy-done", "copy-start"})
 _FLIPPED = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE"}
-_MOST_STEPS = 64  # instructions followed back from one value
+_MOST_STEPS = 64  # instructions followed backwards from one value
 
 
 @dataclass(frozen=True)
-class _Place:
-    """A value that is the loop's carried value at this place."""
+class _Carried:
+    """The loop's carried value at this index."""
 
     index: int
 
 
-_Value = int | _Place | None
+_Value = int | _Carried | None
 _Environment = Mapping[str, "_Value"]
 
 
 def stated_trip_count(loop: Instruction) -> int | None:
-    """What the compiler wrote beside a loop; None where it wrote nothing."""
+    """Return the trip count that the compiler states for a loop, or None."""
     stated = loop.backend_config.get("known_trip_count")
     count = stated.get("n") if isinstance(stated, Mapping) else None
     return int(count) if count is not None and str(count).isdigit() else None
 
 
 def trip_count(loop: Instruction, inside: Computation, module: Module) -> int | None:
-    """How often the body runs; None where the text does not say."""
+    """Return the trip count of a loop; None where it does not follow from the text."""
     stated = stated_trip_count(loop)
     return stated if stated is not None else _counted(loop, inside, module)
 
@@ -49,7 +49,7 @@ def _counted(loop: Instruction, inside: Computation, module: Module) -> int | No
         return None
     counter, bound, direction = compared
     start = _initial(loop, inside, counter.index)
-    limit = _initial(loop, inside, bound.index) if isinstance(bound, _Place) else bound
+    limit = _initial(loop, inside, bound.index) if isinstance(bound, _Carried) else bound
     step = _step(module.called(loop.attributes.get("body", "")), counter.index, module)
     if start is None or limit is None or not step:
         return None
@@ -66,8 +66,8 @@ def _times(start: int, limit: int, step: int, direction: str) -> int | None:
 
 def _comparison(
     body: Computation, instruction: Instruction, known: _Environment, module: Module
-) -> tuple[_Place, int | _Place, str] | None:
-    """(counter, bound, direction) of the comparison that this value is."""
+) -> tuple[_Carried, int | _Carried, str] | None:
+    """Return (counter, bound, direction) where this value is a comparison, else None."""
     if instruction.opcode in ("fusion", "call"):
         inner = module.called(instruction.called)
         return _comparison(inner, inner.root, _passed(body, instruction, known, module), module)
@@ -77,15 +77,15 @@ def _comparison(
         return None
     left, right = (_value(body, source, known) for source in body.inputs(instruction))
     direction = instruction.attributes.get("direction", "")
-    if isinstance(left, _Place) and right is not None and left != right:
+    if isinstance(left, _Carried) and right is not None and left != right:
         return left, right, direction
-    if isinstance(right, _Place) and isinstance(left, int):
+    if isinstance(right, _Carried) and isinstance(left, int):
         return right, left, _FLIPPED.get(direction, direction)
     return None
 
 
 def _value(body: Computation, instruction: Instruction, known: _Environment) -> _Value:
-    """The constant or the carried value that an instruction is; None for anything else."""
+    """Return the constant or the carried value that an instruction returns, else None."""
     for _ in range(_MOST_STEPS):
         if instruction.name in known:
             return known[instruction.name]
@@ -96,7 +96,7 @@ def _value(body: Computation, instruction: Instruction, known: _Environment) -> 
             source = body.operand(instruction, 0)
             index = numbers(instruction.attributes.get("index", "0"))[0]
             if source.opcode == "parameter":
-                return _Place(index)
+                return _Carried(index)
             if source.opcode != "tuple":
                 return None
             instruction = body.operand(source, index)
@@ -108,7 +108,7 @@ def _value(body: Computation, instruction: Instruction, known: _Environment) -> 
 
 
 def _initial(loop: Instruction, inside: Computation, index: int) -> int | None:
-    """What the carried value is before the first iteration, where it is a constant."""
+    """Return the carried value before the first iteration, where it is a constant."""
     carried = inside.operand(loop, 0)
     if carried.opcode != "tuple" or index >= len(carried.operands):
         return None
@@ -117,7 +117,7 @@ def _initial(loop: Instruction, inside: Computation, index: int) -> int | None:
 
 
 def _step(body: Computation, index: int, module: Module) -> int | None:
-    """What an iteration adds to the carried value, where that is a constant."""
+    """Return the constant that an iteration adds to the carried value, else None."""
     root = body.root
     if root.opcode != "tuple" or index >= len(root.operands):
         return None
@@ -141,9 +141,9 @@ def _added(body: Computation, instruction: Instruction, known: _Environment, ind
         return None
     left, right = (_value(body, source, known) for source in body.inputs(instruction))
     sign = 1 if instruction.opcode == "add" else -1
-    if left == _Place(index) and isinstance(right, int):
+    if left == _Carried(index) and isinstance(right, int):
         return sign * right
-    if right == _Place(index) and isinstance(left, int) and sign > 0:
+    if right == _Carried(index) and isinstance(left, int) and sign > 0:
         return left
     return None
 

@@ -1,26 +1,26 @@
-"""Collectives on rings, tori, switches and shared memory -> seconds and bytes a device.
+"""Cost of collectives on rings, tori, switches and shared memory: seconds, and bytes sent per device.
 
-Payloads are bytes of the FULL array: what every device ends up with after an all-gather, and starts with before an
-all-reduce or a reduce-scatter; an all-to-all re-splits an array that is already split over the group.
+Payloads are bytes of the FULL array: the result of an all-gather, and each device's operand of an all-reduce or a
+reduce-scatter. An all-to-all re-splits an array that is already split over the group.
 
 V payload, n devices, W bytes a second one way (achieved: peak x efficiency). Sources: Thakur et al. 2005 (the ring,
 section 4.4), the JAX scaling book (`sharding.md` for tori, `gpus.md` for switches), and for several hosts the busbw
 convention of nccl-tests.
 
-    gather phase   all-gather and reduce-scatter; an all-reduce is one of each, but in memory a single pass
+    gather phase   all-gather and reduce-scatter; an all-reduce is one of each (a single pass in shared memory)
         switch, host     V (n-1)/n / W
         direct           V (n-1)/n / (W (n-1)): every device drives its link to each peer at once
         torus            V (n-1)/n / (sum over axes: 2W if the axis closes, else W)
         several hosts    V (n-1)/n / min(W inside, devices a host x W of the network): one ring through all devices,
                          whose host-to-host stretch is shared by the network ports of the group's devices there
         memory           traffic 2V (each device reads and writes V) over its share of the bandwidth
-    exchange (all-to-all)
+    exchange       all-to-all
         switch, host     V (n-1)/n^2 / W
         direct           V / n^2 / W
-        torus            the bisection of the axis where it is tightest: V/4 over the links that cross it
-        several hosts    the slower of what stays in the host and what leaves it
+        torus            the narrowest bisection of an axis: V/4 over the links that cross it
+        several hosts    the slower of the exchange within hosts and the exchange between them
         memory           traffic 2V/n
-    pass (collective-permute: each device hands V bytes to one other)
+    pass           collective-permute: each device sends V bytes to one other device
         switch, host     V / W
         direct, torus    V over one link
         several hosts    V over the network
@@ -43,12 +43,12 @@ from cost_models.hardware.cluster import Cluster, Link
 
 @dataclass(frozen=True)
 class Collective:
-    """What one collective costs, as a value that adds.
+    """Cost of one collective, as a value that adds.
 
-    seconds           not overlapped with anything
-    bytes_per_device  what one device sends
+    seconds           without any overlap
+    bytes_per_device  bytes that one device sends
     kind              "all_reduce" | "all_gather" | "reduce_scatter" | "all_to_all" | "collective_permute"; sums of
-                      unlike kinds are "several"
+                      different kinds are "several"
     """
 
     kind: str
@@ -61,7 +61,7 @@ class Collective:
         return Collective(kind, self.seconds + other.seconds, self.bytes_per_device + other.bytes_per_device)
 
     def times(self, count: int) -> Collective:
-        """The same collective `count` times, one after the other."""
+        """Return the cost of `count` such collectives, one after the other."""
         return Collective(self.kind, self.seconds * count, self.bytes_per_device * count)
 
 
@@ -70,11 +70,11 @@ NOTHING = Collective("none", 0.0, 0)
 
 
 def all_reduce(payload_bytes: int, cluster: Cluster, devices: int, *, stride: int = 1) -> Collective:
-    """Sum V bytes that each of `devices` holds; each ends with the sum. Sends 2V(n-1)/n.
+    """Return the cost of summing V bytes of each of `devices` on every device. Sends 2V(n-1)/n.
 
     `stride` is the distance in the cluster's device order between neighbours of the group: 1 for the last mesh axis,
     the size of the axes after it for another. ConfigError for a group that the cluster cannot form, HardwareError for
-    a link whose figures nobody published.
+    a link without published figures.
     """
     if devices == 1:
         return NOTHING
@@ -84,7 +84,7 @@ def all_reduce(payload_bytes: int, cluster: Cluster, devices: int, *, stride: in
 
 
 def all_gather(payload_bytes: int, cluster: Cluster, devices: int, *, stride: int = 1) -> Collective:
-    """Each of `devices` holds V/n bytes and ends with all V. Sends V(n-1)/n. Errors as `all_reduce`."""
+    """Return the cost of gathering V/n bytes of each device on every device. Sends V(n-1)/n. Errors as `all_reduce`."""
     if devices == 1:
         return NOTHING
     way = _way(cluster, devices, stride)
@@ -93,7 +93,7 @@ def all_gather(payload_bytes: int, cluster: Cluster, devices: int, *, stride: in
 
 
 def reduce_scatter(payload_bytes: int, cluster: Cluster, devices: int, *, stride: int = 1) -> Collective:
-    """Each of `devices` holds V bytes and ends with its V/n of the sum. Sends V(n-1)/n. Errors as `all_reduce`."""
+    """Return the cost of summing V bytes; each device gets V/n of the sum. Sends V(n-1)/n. Errors as `all_reduce`."""
     if devices == 1:
         return NOTHING
     way = _way(cluster, devices, stride)
@@ -102,7 +102,7 @@ def reduce_scatter(payload_bytes: int, cluster: Cluster, devices: int, *, stride
 
 
 def all_to_all(payload_bytes: int, cluster: Cluster, devices: int, *, stride: int = 1) -> Collective:
-    """Re-split V bytes along another dimension: each holds V/n before and after. Sends V(n-1)/n^2."""
+    """Return the cost of re-splitting V bytes along another dimension, V/n on each device. Sends V(n-1)/n^2."""
     if devices == 1:
         return NOTHING
     way = _way(cluster, devices, stride)
@@ -111,7 +111,7 @@ def all_to_all(payload_bytes: int, cluster: Cluster, devices: int, *, stride: in
 
 
 def collective_permute(payload_bytes: int, cluster: Cluster, devices: int, *, stride: int = 1) -> Collective:
-    """Each of `devices` hands V bytes to one other. Sends V."""
+    """Return the cost of sending V bytes from each device to one other device."""
     if devices == 1:
         return NOTHING
     way = _way(cluster, devices, stride)
@@ -123,10 +123,11 @@ _SPREAD = 0.08 / 5.4
 
 
 def slowest_of(devices: int) -> float:
-    """How many times the seconds of a typical GPU the slowest of `devices` needs, which all others wait for.
+    """Return the expected time of the slowest of `devices` GPUs, as a multiple of a typical GPU's time.
 
-    The expected largest of as many normal values (Blom 1958). GPUs of one kind differ by 8% under their power limits
-    (Sinha et al. 2022, arXiv 2208.11035: from whisker to whisker, which is 5.4 standard deviations).
+    All others wait for the slowest. It is the expected largest of as many normal values (Blom 1958). GPUs of one kind
+    differ by 8% under their power limits (Sinha et al. 2022, arXiv 2208.11035: from whisker to whisker, which is 5.4
+    standard deviations).
     """
     if devices == 1:
         return 1.0
@@ -134,7 +135,7 @@ def slowest_of(devices: int) -> float:
 
 
 class _Way(ABC):
-    """How a group of devices is joined. Seconds are for a payload of V bytes, without the launch."""
+    """The connection of a group of devices. Seconds are for a payload of V bytes, without the launch."""
 
     @property
     @abstractmethod
@@ -150,11 +151,11 @@ class _Way(ABC):
     def pass_seconds(self, payload_bytes: float) -> float: ...
 
     def scatter_seconds(self, payload_bytes: float) -> float:
-        """A gather backwards, but where combining costs less than copying."""
+        """Return the seconds of a reduce-scatter, by default those of an all-gather."""
         return self.gather_seconds(payload_bytes)
 
     def reduce_seconds(self, payload_bytes: float) -> float:
-        """A sum is scattered, then gathered."""
+        """Return the seconds of an all-reduce: a reduce-scatter, then an all-gather."""
         return self.scatter_seconds(payload_bytes) + self.gather_seconds(payload_bytes)
 
 
@@ -187,7 +188,7 @@ class _Ring(_Way):
 
 @dataclass(frozen=True)
 class _Direct(_Ring):
-    """Every member is wired to every other; the figures of the link are those of one such wire."""
+    """Every member is wired to every other; the link's figures are those of one wire."""
 
     @property
     def bytes_per_second(self) -> float:
@@ -229,10 +230,10 @@ class _Hosts(_Way):
 
 @dataclass(frozen=True)
 class _Memory(_Way):
-    """Devices that are shares of one processor; the link's rate is one share's, with all devices at work.
+    """Simulated devices of one CPU. The link's rate is that of one share while all devices work.
 
-    `spare` is how much more a member gets because other devices are idle: those outside `devices x stride`.
-    Every member meets the others once a collective, which costs a latency for each of them; then it reads and writes
+    `spare` is the factor by which a member's rate grows because devices outside `devices x stride` are idle.
+    Every collective begins with a rendezvous, which costs a latency per member. Then each member reads and writes
     memory: 2V to gather or to reduce, V + V/n to scatter a sum, 2V/n to exchange.
     """
 
@@ -269,7 +270,7 @@ class _Torus(_Way):
     """A box of chips with `per_chip` of the group's devices on each.
 
     `sharing` groups use the same links at once (the other devices of the same chips). Devices of one chip combine
-    through its memory first and last: V over `chip_bytes_per_second` a phase.
+    through its memory before and after: V over `chip_bytes_per_second` in each phase.
     """
 
     lengths: tuple[int, ...]
@@ -285,7 +286,7 @@ class _Torus(_Way):
 
     @property
     def bytes_per_second(self) -> float:
-        """What a corner chip can receive: two links of an axis that closes, one of an axis that does not."""
+        """Rate at which a corner chip can receive: two links for each axis that closes, one for each other axis."""
         links = sum(2 if closes else 1 for length, closes in self._axes())
         return links * self.link.achieved_bytes_per_second / self.sharing
 
@@ -359,7 +360,7 @@ def _needed(cluster: Cluster, which: str) -> Link:
 
 
 def _torus(cluster: Cluster, link: Link, devices: int, stride: int) -> _Torus:
-    """The box of chips that a group fills; groups of smaller stride are taken to fill the best boxes first."""
+    """Return the box of chips that a group fills; groups of smaller stride fill the best boxes first."""
     on_chip = cluster.devices_per_chip
     per_chip = max(1, min(devices, on_chip // stride))
     if devices % per_chip:
@@ -382,7 +383,7 @@ def _torus(cluster: Cluster, link: Link, devices: int, stride: int) -> _Torus:
 
 @lru_cache(maxsize=1024)
 def _box(topology: tuple[int, ...], wraparound: tuple[bool, ...], chips: int, name: str) -> tuple[int, ...]:
-    """The lengths of a box of `chips` chips that tiles the topology: whole axes where possible, then most links."""
+    """Return the lengths of a box of `chips` chips that tiles the topology: whole axes if possible, then most links."""
     divisors = [[d for d in range(1, length + 1) if length % d == 0] for length in topology]
     boxes = [box for box in product(*divisors) if prod(box) == chips]
     if not boxes:

@@ -1,8 +1,7 @@
-"""What data parallelism must communicate in a micro-step.
+"""Communication of data parallelism in a micro-step.
 
-Each device runs the whole step on its share of the batch. Whatever contracts or sums over the batch gives each device
-a part of the answer: these parts meet in all-reduces. Gradients are such sums, and so are the statistics of a
-BatchNorm over the global batch.
+Each device runs the whole step on its share of the batch. Every contraction or sum over the batch gives a partial
+result on each device, and an all-reduce adds them: gradients, and the statistics of a BatchNorm over the global batch.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ _PASSES_ON = frozenset({Kind.VIEW, Kind.MOVE, Kind.ELEMENTWISE, Kind.REDUCE})
 class Collectives:
     """All-reduces of one micro-step, in bytes of the whole array.
 
-    gradients   sums over the batch that leave for the optimizer; XLA combines them into few
-    statistics  sums over the batch that the step itself waits for, one by one (BatchNorm, losses): (bytes, how many)
+    gradient_bytes     sums over the batch that the optimizer reads; XLA combines them into few collectives
+    statistics_bytes   sums over the batch that the step itself waits for (BatchNorm, losses): (bytes, count)
     """
 
     gradient_bytes: int
@@ -31,9 +30,10 @@ class Collectives:
 
 
 def split_axis(shape: Sequence[int], devices: int) -> int | None:
-    """The dimension along which a variable is split over `devices`: the longest that divides, the first of equals.
+    """Return the dimension along which a variable is split over `devices`.
 
-    None where none divides, and for one device: such a variable is whole everywhere.
+    It is the longest divisible dimension, the first of equally long ones. None where no dimension is divisible, and for
+    one device: the variable is replicated.
     """
     if devices == 1:
         return None
@@ -43,7 +43,7 @@ def split_axis(shape: Sequence[int], devices: int) -> int | None:
 
 @lru_cache(maxsize=64)
 def collectives(workload: Workload) -> Collectives:
-    """The all-reduces that splitting the batch brings. Accumulation spares none: Keras reduces every micro-step."""
+    """Return the all-reduces of data parallelism. Accumulation saves none, because Keras reduces every micro-step."""
     update_reads = {read for op in workload.ops if op.phase is Phase.UPDATE for read in _sources(workload, op)}
     gradients, statistics = 0.0, Counter[int]()
     for op in walk(workload.ops):
@@ -68,7 +68,7 @@ def _producers(workload: Workload) -> dict[int, Op]:
 
 
 def _sources(workload: Workload, op: Op) -> set[int]:
-    """What an update reads, and what that is a view, a cast or a sum of: still the gradient."""
+    """Return the gradients that an update reads, through views, casts and sums."""
     found: set[int] = set()
     pending = list(op.reads)
     producers = _producers(workload)

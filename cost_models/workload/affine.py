@@ -1,4 +1,4 @@
-"""Affine: a size or a count that grows linearly with the local batch."""
+"""Affine: a size or a count that is linear in the local batch."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from typing import Self
 from cost_models.errors import WorkloadError
 
 LARGEST = 1e30
-"""Numbers from here on count nothing in a training step: arithmetic on them overflows."""
+"""Larger numbers are refused: arithmetic on them overflows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Affine:
     """`fixed + per_sample x local batch`.
 
-    Traces at batches b and 2b give both numbers: one line goes through two points.
+    Traces at local batches b and 2b give both numbers.
     """
 
     fixed: float = 0
     per_sample: float = 0
 
     @classmethod
-    def through(cls, batch: int, at_batch: float, at_double: float) -> Affine:
-        """The line through (batch, at_batch) and (2 x batch, at_double)."""
-        slope, rest = divmod(at_double - at_batch, batch)
-        per_sample = slope if rest == 0 else (at_double - at_batch) / batch
+    def through(cls, local_batch: int, at_batch: float, at_double: float) -> Affine:
+        """Return the line through (local_batch, at_batch) and (2 x local_batch, at_double)."""
+        slope, rest = divmod(at_double - at_batch, local_batch)
+        per_sample = slope if rest == 0 else (at_double - at_batch) / local_batch
         return cls(2 * at_batch - at_double, per_sample)
 
-    def at(self, batch: int) -> float:
-        """The value at a local batch of `batch` samples."""
-        return self.fixed + self.per_sample * batch
+    def at(self, local_batch: int) -> float:
+        """Return the value at a local batch."""
+        return self.fixed + self.per_sample * local_batch
 
     def __add__(self, other: Affine) -> Affine:
         return Affine(self.fixed + other.fixed, self.per_sample + other.per_sample)
@@ -44,7 +44,7 @@ class Affine:
 
     @property
     def constant(self) -> bool:
-        """Whether the batch does not matter."""
+        """Whether the value is the same for every local batch."""
         return self.per_sample == 0
 
     @classmethod
@@ -56,13 +56,13 @@ class Affine:
         return cls(fixed, per_sample)
 
     def to_plain(self) -> int | float | list[float]:
-        """A number where the batch does not matter, else [fixed, per_sample]. Whole ones without a point."""
+        """Return a number where the value is constant, else [fixed, per_sample]; whole numbers as int."""
         fixed, per_sample = (int(part) if part == int(part) else part for part in (self.fixed, self.per_sample))
         return fixed if self.constant else [fixed, per_sample]
 
     @classmethod
     def from_plain(cls, value: object) -> Self:
-        """The inverse of `to_plain`. WorkloadError on anything else."""
+        """Return the value that `to_plain` wrote. WorkloadError for anything else."""
         parts = value if isinstance(value, list) and len(value) == 2 else [value]
         if all(isinstance(part, int | float) and not isinstance(part, bool) and abs(part) < LARGEST for part in parts):
             return cls(*parts)

@@ -1,4 +1,4 @@
-"""What a compiler decided about an operation: known of workloads that were read from compiled text."""
+"""Compiler decisions about an operation, in workloads that were read from a compiled program's text."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """What a collective of a compiled program sends.
+    """A collective of a compiled program.
 
     kind           "all_reduce" | "all_gather" | "reduce_scatter" | "all_to_all" | "collective_permute"
-    axis           the mesh axis or axes that it runs along, as in "data" or "data,model"; else its group's size
-    devices        devices of one group
+    axis           mesh axis or axes along which it runs, as in "data" or "data,model"; else the size of its group
+    devices        number of devices in one group
     stride         distance in device order between neighbours of a group
-    payload_bytes  of the full array, as `communication.py` defines it
-    arrays         how many arrays travel together
+    payload_bytes  bytes of the full array, as `parallel/collectives.py` defines them
+    arrays         number of arrays that one launch carries
     """
 
     kind: str
@@ -28,14 +28,15 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """What a compiler decided about an operation, which is a kernel then: nothing else is fused with it.
+    """Compiler decisions about one operation. The operation is a kernel, and nothing else is fused with it.
 
-    moved_bytes    bytes of main memory that one execution reads and writes, padding included; of what it reads or
-                   writes in part, that part
-    product_flops  FLOPs of the products and convolutions in it
-    dtype          what these multiply; "" without any
-    covers         how many operations behind it run before anything waits for it: an asynchronous copy or collective
-    launches       kernels that are started for it: none for a copy that runs by itself, or for a TPU's scalar unit
+    moved_bytes    bytes of main memory that one execution reads and writes, padding included; only the accessed part
+                   of operands that are sliced
+    product_flops  FLOPs of its GEMMs and convolutions
+    dtype          operand dtype of these; "" where it has none
+    covers         number of following operations that run before its result is awaited (asynchronous copies and
+                   collectives)
+    launches       number of kernels launched; 0 for a copy engine and for a TPU's scalar unit
     """
 
     moved_bytes: int
@@ -46,5 +47,5 @@ class Compiled:
     launches: int = 1
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for job messages and files."""
+        """Return plain values, for files and for messages between processes."""
         return asdict(self)

@@ -24,41 +24,41 @@ ITEM_BYTES: Mapping[str, float] = {
     "float8_e5m2": 1, "float8_e5m2fnuz": 1, "float8_e8m0fnu": 1, "float16": 2, "bfloat16": 2, "float32": 4,
     "float64": 8, "complex64": 8, "complex128": 16, "key": 8, "token": 0,
 }  # fmt: skip
-"""Bytes an element. `key` is a typed random key: two 32-bit words (threefry)."""
+"""Bytes of one element. `key` is a typed random key: two 32-bit words (threefry)."""
 
 
 UNEVEN_PAD = "pad_unevenly"
-"""The primitive of padding that adds more at one end than at the other; even padding is `pad`."""
+"""Primitive of padding that adds more at one end than at the other; even padding is `pad`."""
 POOL_SCATTER = "scatter_of_pooling"
-"""The primitive by which compilers without a gradient of pooling send it to where each window's largest value was."""
+"""Primitive of the scatter that replaces the gradient of max pooling in compilers that have none."""
 PADDED_COPY = "padded_copy"
-"""The primitive by which compilers that look for a window's largest value on a padded operand pad it."""
+"""Primitive of the padding that some compilers add before they search a pooling window's maximum."""
 FLATTEN = "flatten"
-"""The primitive by which a product views an operand of more dimensions as a matrix."""
+"""Primitive of the view of an operand of more dimensions as a GEMM's matrix."""
 RELAYOUT = "relayout"
-"""The primitive of a reshape that moves what it reads; its result is written."""
+"""Primitive of a reshape that has to move its operand; its result is a new buffer."""
 STRIDED_CONVOLUTION = "strided_convolution"
-"""The primitive of a convolution that skips positions. A gradient of weights does where these were applied dilated."""
+"""Primitive of a strided convolution. The weight gradient of a dilated convolution is strided, too."""
 CONVERT = "convert_element_type"
-"""The primitive that changes a dtype."""
+"""Primitive of a cast to another dtype."""
 NARROW_SUM = "narrow_sum"
-"""The primitive of a sum of numbers of 16 bits that is taken in float32, in windows that slide."""
+"""Primitive of a windowed sum of 16-bit numbers that accumulates in float32."""
 ACROSS = "read_across"
-"""The primitive that reads a matrix in the other order, as part of what reads it."""
+"""Primitive of a transposed read that is fused into the operation that reads it."""
 
 
 class Kind(StrEnum):
-    """What an operation is to a compiler: the coarsest distinction that changes its cost."""
+    """Kind of an operation: the coarsest classification on which costs depend."""
 
     DOT = "dot"
     CONV = "conv"
     REDUCE = "reduce"
     ELEMENTWISE = "elementwise"
-    EXPENSIVE = "expensive"  # elementwise, but long chains of arithmetic: erf_inv, lgamma, ...
+    EXPENSIVE = "expensive"  # elementwise with a long chain of arithmetic: erf_inv, lgamma, ...
     RANDOM = "random"
-    VIEW = "view"  # the same bytes under another name: reshape, a cast to the same dtype
-    BROADCAST = "broadcast"  # made of nothing or of less: iota, broadcast
-    MOVE = "move"  # rearranges: transpose, slice, pad, concatenate, reverse
+    VIEW = "view"  # the same buffer under another shape: reshape, a cast to the same dtype
+    BROADCAST = "broadcast"  # larger than its operands: iota, broadcast
+    MOVE = "move"  # copies in another order: transpose, slice, pad, concatenate, reverse
     COPY = "copy"
     GATHER = "gather"
     SCATTER = "scatter"
@@ -68,19 +68,19 @@ class Kind(StrEnum):
     POOL_GRADIENT = "pool_gradient"
     LOOP = "loop"
     BRANCH = "branch"
-    BARRIER = "barrier"  # everything that it reads exists before anything that it writes
+    BARRIER = "barrier"  # all operands are complete before any result exists
     COLLECTIVE = "collective"
     CUSTOM = "custom"
     UNKNOWN = "unknown"
 
     @property
     def is_product(self) -> bool:
-        """Whether a matrix unit works it out: a contraction or a convolution."""
+        """Whether matrix units compute it: a contraction or a convolution."""
         return self in (Kind.DOT, Kind.CONV)
 
 
 class Phase(StrEnum):
-    """Which part of the micro-step an operation belongs to."""
+    """Part of the micro-step to which an operation belongs."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -88,7 +88,7 @@ class Phase(StrEnum):
 
 
 class Role(StrEnum):
-    """What a variable is for."""
+    """Role of a variable in training."""
 
     TRAINABLE = "trainable"
     STATE = "state"
@@ -105,14 +105,14 @@ _OF_OPTIMIZERS = frozenset({Role.SLOT, Role.ACCUMULATOR, Role.EMA, Role.LOSS_SCA
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A value of the micro-step. `shape` in elements, outermost first; each dimension may grow with the batch."""
+    """A tensor of the micro-step. `shape` is in elements, outermost first; each dimension is linear in the batch."""
 
     dtype: str
     shape: tuple[Affine, ...]
 
     @property
     def item_bytes(self) -> float:
-        """Bytes an element. WorkloadError for a dtype without a known size."""
+        """Bytes of one element. WorkloadError for a dtype whose size is not known."""
         try:
             return ITEM_BYTES[self.dtype]
         except KeyError:
@@ -121,11 +121,11 @@ class Tensor:
 
     @property
     def elements(self) -> Affine:
-        """Number of elements. WorkloadError when two dimensions grow with the batch (their product is no line)."""
+        """Number of elements. WorkloadError where two dimensions grow with the batch: their product is not linear."""
         scale = math.prod(dim.fixed for dim in self.shape if dim.constant)
         growing = [dim for dim in self.shape if not dim.constant]
         if len(growing) > 1:
-            raise WorkloadError(f"a tensor of shape {self.shape} grows with the square of the batch; it has no line")
+            raise WorkloadError(f"a tensor of shape {self.shape} grows with the square of the batch; expected a line")
         return growing[0] * scale if growing else Affine(scale)
 
     @property
@@ -136,15 +136,15 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One operation. `reads` and `writes` are positions in `Workload.tensors`.
+    """One operation. `reads` and `writes` are indices into `Workload.tensors`.
 
     flops      floating-point operations of one execution; a multiply-add is two
-    gemm       (groups, m, n, k) of the matrix product that a dot or a convolution is, else ()
-    repeat     how often the body runs (loops); 1 otherwise
+    gemm       (groups, m, n, k) of a dot or of a convolution as a GEMM, else ()
+    repeat     trip count of a loop; 1 otherwise
     body       operations of one iteration (loops) or of the larger branch
-    results    what the body hands back: carried values, or the branch's outputs
-    region     0, or the number of the rematerialized region: nothing moves or merges across its border
-    compiled   what the compiler made of it, in workloads read from compiled text
+    results    results of the body: carried values, or the branch's outputs
+    region     0, or the number of the rematerialized region; no pass moves or merges operations across its border
+    compiled   decisions of the compiler, in workloads read from a compiled program
     """
 
     kind: Kind
@@ -163,7 +163,7 @@ class Op:
 
     @property
     def total_flops(self) -> Affine:
-        """FLOPs with bodies counted as often as they run."""
+        """FLOPs including bodies, each counted as often as it runs."""
         if not self.body:
             return self.flops
         inner = Affine.sum(op.total_flops for op in self.body) * self.repeat
@@ -172,7 +172,7 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A piece of state: what it is for, the tensor that comes in and the tensor that leaves."""
+    """A variable: its role, the tensor that the step reads and the tensor that holds its new value."""
 
     path: str
     role: Role
@@ -182,7 +182,7 @@ class Variable:
 
 @dataclass(frozen=True)
 class UnknownOp:
-    """An operation that no rule knows: counted by its bytes, never free."""
+    """Operations of a primitive without a rule. They are priced by their bytes, never free."""
 
     primitive: str
     count: int
@@ -196,9 +196,9 @@ class UnknownOp:
 class Workload:
     """One micro-step.
 
-    local_batch   samples at which it was traced
-    batch_exact   the sizes hold at `local_batch` alone (the step's structure changes with the batch)
-    dispatches    operations that run one by one without a compiler
+    local_batch   local batch of the trace
+    batch_exact   whether sizes hold at `local_batch` alone, because the step's structure changes with the batch
+    dispatches    number of operations that run one by one without a compiler
     """
 
     local_batch: int
@@ -227,11 +227,11 @@ class Workload:
 
     @cached_property
     def _hash(self) -> int:
-        """Of enough to tell workloads apart: it is the key of every cache, and a step has thousands of operations."""
+        """Hash of the parts that differ most: caches hash a workload often, and a step has thousands of operations."""
         return hash((self.local_batch, self.precision, self.remat, len(self.ops), self.outputs, self.tensors))
 
     def check_batch(self, local_batch: int) -> None:
-        """WorkloadError when nothing is known about this batch."""
+        """Raise WorkloadError where the workload does not hold at this local batch."""
         if self.batch_exact and local_batch != self.local_batch:
             raise WorkloadError(
                 f"this training step changes its structure with the batch, so its trace at a local batch of "
@@ -253,7 +253,7 @@ class Workload:
         return found
 
     def variable_bytes(self, *roles: Role) -> int:
-        """Bytes of the variables in these roles, unpadded."""
+        """Return the bytes of the variables in these roles, without padding."""
         return round(sum(self._bytes_by_role[role] for role in roles))
 
     @property
@@ -269,19 +269,18 @@ class Workload:
 
     @cached_property
     def model_flops(self) -> Affine:
-        """FLOPs of the model's products and convolutions: the numerator of MFU (PaLM, appendix B).
+        """FLOPs of the model's GEMMs and convolutions: the numerator of MFU (PaLM, appendix B).
 
-        Without recomputation, and without the optimizer's own products (Muon's orthogonalization): those follow the
-        update's gradients, stand in its scope, and are as large for every batch. A forward pass after a backward pass,
-        as of a GAN's second network, grows with the batch and counts. A workload that holds at one batch alone does
-        not say what grows: there the scope decides.
+        Recomputation does not count. GEMMs of the optimizer (Muon's orthogonalization) do not count either: they belong
+        to the update and do not grow with the batch. A forward pass after a backward pass, as of a GAN's second
+        network, grows with the batch and counts. Where sizes hold at one batch alone, the name scope decides instead.
         """
         scopes = frozenset(v.path.partition("/")[0] for v in self.variables if v.role in _OF_OPTIMIZERS)
         return Affine.sum(_model_flops(op, scopes, lines=not self.batch_exact) for op in self.ops)
 
 
 def walk(ops: tuple[Op, ...]) -> list[Op]:
-    """Every operation, bodies included, in program order."""
+    """Return every operation, bodies included, in program order."""
     found: list[Op] = []
     for op in ops:
         found.append(op)
@@ -290,7 +289,7 @@ def walk(ops: tuple[Op, ...]) -> list[Op]:
 
 
 def _model_flops(op: Op, optimizers: frozenset[str], *, lines: bool) -> Affine:
-    """lines: whether FLOPs say how they grow with the batch."""
+    """Return the model's FLOPs of one operation. `lines`: whether sizes are linear functions of the batch."""
     if op.region and op.phase is Phase.FORWARD:  # recomputed: work, but not the model's
         return Affine()
     own = op.flops if op.kind.is_product else Affine()

@@ -136,7 +136,7 @@ def test_a_compiler_that_hangs(bench):
 
 
 def test_hardware_that_no_compiler_was_described_for(bench):
-    with pytest.raises(HardwareError, match="XLA:GPU cannot be told what NVIDIA T4"):
+    with pytest.raises(HardwareError, match="XLA:GPU has no description of NVIDIA T4"):
         bench("dense", "gpu-t4").witness(config())
 
 

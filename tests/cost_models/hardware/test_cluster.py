@@ -30,7 +30,7 @@ def test_a_limit_leaves_less_memory_and_everything_else():
     alone = cluster("cpu")
     less = limited(alone, alone.chip.usable_memory_bytes // 4)
     assert less.chip.usable_memory_bytes == alone.chip.usable_memory_bytes // 4
-    assert less.chip.sources["usable_memory_bytes"] == "the limit that was asked for"
+    assert less.chip.sources["usable_memory_bytes"] == "the requested limit"
     assert less.chip.memory_bytes == alone.chip.memory_bytes
     assert limited(alone, 2 * alone.chip.usable_memory_bytes) == alone
 

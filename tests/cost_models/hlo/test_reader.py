@@ -304,7 +304,7 @@ def test_a_computation_that_calls_itself_is_an_error():
     [
         ("", "the compiled text is empty"),
         ("{'mlir': 1}", "no compiled HLO"),
-        (program("ROOT %a = f32[] negate(%b)\n%b = f32[] iota()"), "reads 'b', which is not made before it"),
+        (program("ROOT %a = f32[] negate(%b)\n%b = f32[] iota()"), "reads 'b', which is not defined before it"),
         (
             program("%a = f32[8,8] parameter(0)\nROOT %d = f32[8,8] dot(%a, %a), lhs_contracting_dims={5}"),
             "cannot be read",

@@ -61,7 +61,7 @@ def test_a_permute_runs_along_the_fewest_axes_that_hold_its_pairs():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("every other", "written in a way that this version does not know"),
+        ("every other", "has a form that this version cannot read"),
         ("[2,3]<=[8]", "does not add up"),
         ("mesh['a'=8] {'b'}", "'b'.*no axis of mesh"),
         ("mesh['a'=4], device_ids=(0,1,2,9) {'a'}", "do not number 4 devices"),

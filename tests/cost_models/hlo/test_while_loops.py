@@ -114,7 +114,7 @@ def test_a_loop_whose_count_is_not_in_the_text_is_said_to_be_unknown(change):
     assert found.repeat == 1
     (unknown,) = workload.unknown_ops
     assert unknown.primitive == "while"
-    assert "trip count is not in the text" in unknown.reason
+    assert "trip count does not follow from the text" in unknown.reason
 
 
 @pytest.mark.parametrize("name", ["v5e_loop", "a100_loop"])
