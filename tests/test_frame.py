@@ -1,4 +1,4 @@
-"""The house itself: what lies where, how long it is, what an import pulls in, and the checkers of the whole tree."""
+"""Rules of the repository: its layout, the size of modules, what an import loads, and the checkers of the whole tree."""
 
 import ast
 import re
@@ -36,7 +36,7 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True)
 
 
-def test_the_top_level_holds_only_what_people_look_for():
+def test_the_top_level_has_only_known_entries():
     assert {path.relative_to(ROOT).parts[0] for path in FILES} == TOP_LEVEL
 
 
@@ -55,18 +55,18 @@ def test_no_function_is_longer_than_60_lines():
     assert not long
 
 
-def test_no_module_is_named_after_dust():
-    dust = re.compile("helper|util|misc|common|stuff", re.IGNORECASE)
-    assert not [name(path) for path in PYTHON if dust.search(path.stem)]
+def test_no_module_has_a_name_without_meaning():
+    meaningless = re.compile("helper|util|misc|common|stuff", re.IGNORECASE)
+    assert not [name(path) for path in PYTHON if meaningless.search(path.stem)]
 
 
-def test_nothing_in_the_tree_speaks_of_one_machine_or_of_unfinished_work():
+def test_no_file_names_a_machine_or_unfinished_work():
     found = [f"{name(path)}: {match[0]}" for path in FILES for match in STRAY.finditer(path.read_text(errors="ignore"))]
     assert not found
 
 
 def test_tests_mirror_the_packages():
-    """Every test file stands where the module that it tests stands."""
+    """Every test file has the path of the module that it tests."""
     of_packages = {"test_public", "test_conformance", "test_estimates", "test_intervals"}
     odd = []
     for path in PYTHON:
@@ -88,7 +88,7 @@ def test_tests_mirror_the_packages():
         pytest.param(["-c", "from importlinter.cli import lint_imports_command as run; run()"], id="import-linter"),
     ],
 )
-def test_the_checker_is_content(command):
+def test_the_checkers_pass(command):
     done = run(*command)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -122,7 +122,7 @@ def test_one_local_command_equals_ci():
     assert second in (ROOT / ".ci/run").read_text().splitlines()
 
 
-def test_relative_links_of_the_documents_lead_somewhere():
+def test_relative_links_of_the_documents_exist():
     broken = []
     for path in FILES:
         if path.suffix == ".md":
