@@ -1,4 +1,4 @@
-"""Rules of the repository: its layout, the size of modules, what an import loads, and the checkers of the whole tree."""
+"""Rules of the repository: layout, size of modules, what an import loads, and the checkers of the whole tree."""
 
 import ast
 import re
