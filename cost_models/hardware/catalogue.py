@@ -75,7 +75,7 @@ class Price:
 
 
 @dataclass(frozen=True)
-class Row:
+class ChipRow:
     """One chip of the catalogue. Figures are per chip; figures whose key ends in `_per_device` are per JAX device.
 
     family   name of its file: one of `FAMILIES`
@@ -112,7 +112,7 @@ class Row:
 class Name:
     """A parsed hardware name: the row, and either a slice or GPUs per host and hosts."""
 
-    row: Row
+    row: ChipRow
     slice: Slice | None = None
     chips_per_host: int = 1
     hosts: int = 1
@@ -128,15 +128,15 @@ class Name:
         return text + (f"-n{self.hosts}" if self.hosts > 1 else "")
 
 
-def devices_of(row: Row, part: Slice) -> int:
+def devices_of(row: ChipRow, part: Slice) -> int:
     """Return the number of JAX devices of a slice."""
     return prod(part.topology) * row.devices_per_chip
 
 
 @cache
-def rows() -> Mapping[str, Row]:
+def rows() -> Mapping[str, ChipRow]:
     """Return every row under its canonical key (`tpu-v4`, `gpu-a100-80gb`, `cpu`), in the order of the files."""
-    found: dict[str, Row] = {}
+    found: dict[str, ChipRow] = {}
     taken: set[str] = set()
     for family in FAMILIES:
         text = files("cost_models.hardware").joinpath("devices", f"{family}.yaml").read_text(encoding="utf-8")
@@ -193,12 +193,12 @@ def _near(asked: str, spellings: Iterable[str]) -> list[str]:
     return resembling
 
 
-def row_of_device_kind(device_kind: str) -> Row | None:
+def row_of_device_kind(device_kind: str) -> ChipRow | None:
     """Return the row whose devices JAX reports as `device_kind`, or None."""
     return next((row for row in rows().values() if device_kind in row.device_kinds), None)
 
 
-def _form(row: Row) -> str:
+def _form(row: ChipRow) -> str:
     return f"{row.key}-N" if row.kind == "tpu" else row.key
 
 
@@ -206,7 +206,7 @@ def _bare(text: str) -> str:
     return text.removeprefix("tpu-").removeprefix("gpu-")
 
 
-def _find(text: str) -> Row | None:
+def _find(text: str) -> ChipRow | None:
     return next((row for row in rows().values() if text == row.key or text in row.aliases), None)
 
 
@@ -240,7 +240,7 @@ def _gpu(name: str, chip: str, chips_per_host: int, hosts: int) -> Name:
     return Name(row, chips_per_host=chips_per_host, hosts=hosts)
 
 
-def _family_rows(data: Mapping[str, Any]) -> Iterable[Row]:
+def _family_rows(data: Mapping[str, Any]) -> Iterable[ChipRow]:
     titles = {key: f"{source['title']} (read {source['read']})" for key, source in data["sources"].items()}
     links = {
         key: LinkRow(entry["kind"], {k: _figure(v, titles) for k, v in entry.items() if k != "kind"})
@@ -259,7 +259,7 @@ def _row(
     titles: Mapping[str, str],
     links: Mapping[str, LinkRow],
     defaults: Mapping[str, Figure],
-) -> Row:
+) -> ChipRow:
     kind = file["kind"]
     prefix = "" if kind == "cpu" else f"{kind}-"
     own = {k: _figure(v, titles) for k, v in entry.items() if isinstance(v, Mapping) and "value" in v}
@@ -267,7 +267,7 @@ def _row(
     if kind == "tpu":
         link = _torus_link(own.pop("link_bytes_per_second"), defaults)
     slices_source = _figure({"value": 0, **entry["slices_source"]}, titles) if "slices" in entry else None
-    return Row(
+    return ChipRow(
         key=prefix + key,
         family=file["family"],
         kind=kind,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cost_models.hardware.catalogue import Figure, LinkRow, Name, Row, devices_of, parse, rows
+from cost_models.hardware.catalogue import ChipRow, Figure, LinkRow, Name, devices_of, parse, rows
 from cost_models.hardware.cluster import Chip, Cluster, Link
 
 _AMPERE = 8.0
@@ -89,7 +89,7 @@ def describe(name: str) -> dict[str, Any]:
     }
 
 
-def _chip(row: Row) -> Chip:
+def _chip(row: ChipRow) -> Chip:
     memory = int(row.figures["memory_bytes"].value) // row.devices_per_chip
     if "usable_memory_bytes_per_device" in row.figures:
         usable_figure = row.figures["usable_memory_bytes_per_device"]
@@ -132,7 +132,7 @@ def _link(row: LinkRow | None, kind: str | None = None) -> Link | None:
     return Link(kind=kind or row.kind, source=row.figures["bytes_per_second"].describe(), **values)
 
 
-def _known(row: Row) -> Known:
+def _known(row: ChipRow) -> Known:
     chip = _chip(row)
     doubtful = tuple(key for key, figure in row.all_figures().items() if figure.unverified)
     return Known(

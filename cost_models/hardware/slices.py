@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from math import prod
 
 from cost_models.errors import HardwareError
-from cost_models.hardware.catalogue import Name, Row, parse, rows
+from cost_models.hardware.catalogue import ChipRow, Name, parse, rows
 from cost_models.hardware.lookup import cluster
 
 MOST_CHIPS = 64
@@ -23,7 +23,7 @@ GROUPS = {
 """Families of the catalogue, by the word that users type."""
 
 
-def chips_of_group(group: str) -> list[Row]:
+def chips_of_group(group: str) -> list[ChipRow]:
     """Return the chips of a family. HardwareError for an unknown family."""
     word = group.strip().lower()
     if word not in GROUPS:
@@ -31,7 +31,7 @@ def chips_of_group(group: str) -> list[Row]:
     return [row for row in rows().values() if row.family in GROUPS[word]]
 
 
-def sizes(row: Row, most_chips: int = MOST_CHIPS) -> tuple[str, ...]:
+def sizes(row: ChipRow, most_chips: int = MOST_CHIPS) -> tuple[str, ...]:
     """Return the names of a chip's sizes with at most `most_chips` chips, the smallest first.
 
     TPUs: the slices on sale. GPUs: 1, 2, 4 ... in a host, then 2, 4, 8 ... full hosts where their network is known.
@@ -66,7 +66,7 @@ def chips(name: str) -> int | None:
         return None
 
 
-def _hosts(row: Row, most_chips: int) -> Iterator[tuple[int, int]]:
+def _hosts(row: ChipRow, most_chips: int) -> Iterator[tuple[int, int]]:
     """Yield (GPUs per host, hosts), doubling within a host, then over full hosts."""
     full = row.max_chips_per_host
     each = 1

@@ -19,7 +19,7 @@ from cost_models.hlo.parser import Computation, Instruction, Module
 from cost_models.hlo.replica_groups import Line, groups_of, line_of, line_of_pairs, pairs_of
 from cost_models.hlo.shapes import Array, damaged
 from cost_models.hlo.traffic import is_async_marker
-from cost_models.workload.compiled_op import Exchange
+from cost_models.workload.compiled_op import CompiledCollective
 
 KINDS: Mapping[str, str] = {
     "all-reduce": "all_reduce",
@@ -65,7 +65,7 @@ class Lines:
                 "give the axes of the mesh that it was compiled for"
             )
 
-    def exchange(self, instruction: Instruction, inside: Computation, *, fused: bool = False) -> Exchange:
+    def exchange(self, instruction: Instruction, inside: Computation, *, fused: bool = False) -> CompiledCollective:
         """Return kind, axis and payload of one collective; `devices` is 1 where every group is one device."""
         opcode = base_opcode(instruction)
         kind = KINDS[opcode]
@@ -76,7 +76,7 @@ class Lines:
         payload = sum(array.bytes for array in sent) * (line.devices if kind in _SPLIT else 1)
         if opcode == "collective-broadcast":
             payload //= line.devices
-        return Exchange(kind, line.axis, line.devices, line.stride, payload, len(sent))
+        return CompiledCollective(kind, line.axis, line.devices, line.stride, payload, len(sent))
 
     def _line(self, instruction: Instruction, opcode: str) -> Line:
         if opcode == "collective-permute":

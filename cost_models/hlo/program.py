@@ -16,7 +16,7 @@ from cost_models.hlo.shapes import Array, Shape, numbers
 from cost_models.hlo.traffic import Traffic
 from cost_models.hlo.while_loops import stated_trip_count, trip_count
 from cost_models.workload.affine import Affine
-from cost_models.workload.compiled_op import Compiled, Exchange
+from cost_models.workload.compiled_op import Compiled, CompiledCollective
 from cost_models.workload.workload import Kind, Op, Phase, Tensor
 
 Numbers = int | tuple["Numbers", ...]
@@ -202,7 +202,9 @@ class Program:
                 self._send(instruction, exchange, walk, made, f"chain {one.chain}" if one.chain else instruction.name)
         return bool(found)
 
-    def _send(self, instruction: Instruction, exchange: Exchange, walk: _Walk, made: Numbers, name: str) -> None:
+    def _send(
+        self, instruction: Instruction, exchange: CompiledCollective, walk: _Walk, made: Numbers, name: str
+    ) -> None:
         """Add a collective, unless every group is one device."""
         if exchange.devices > 1:
             op = self._op(instruction, Kind.COLLECTIVE, walk.inputs(instruction), made)

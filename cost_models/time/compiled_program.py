@@ -31,7 +31,7 @@ from cost_models.time.kernels import KernelTable, TrafficTable, gemm_table
 from cost_models.time.roofline import kernel_seconds, peak_of
 from cost_models.time.software import overhead_seconds
 from cost_models.time.step import assemble
-from cost_models.workload.compiled_op import Compiled, Exchange
+from cost_models.workload.compiled_op import Compiled, CompiledCollective
 from cost_models.workload.workload import Kind, Op, Phase, Workload
 from cost_models.xla.tiling import Storage
 
@@ -145,7 +145,7 @@ def _arithmetic_dtype(op: Op) -> str:
     return dtype if "float" in dtype else "float32"
 
 
-def _seconds(exchange: Exchange, cluster: Cluster) -> float:
+def _seconds(exchange: CompiledCollective, cluster: Cluster) -> float:
     price = _PRICES[exchange.kind]
     return price(exchange.payload_bytes, cluster, exchange.devices, stride=exchange.stride).seconds
 

@@ -7,7 +7,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class CompiledCollective:
     """A collective of a compiled program.
 
     kind           "all_reduce" | "all_gather" | "reduce_scatter" | "all_to_all" | "collective_permute"
@@ -42,7 +42,7 @@ class Compiled:
     moved_bytes: int
     product_flops: int = 0
     dtype: str = ""
-    exchange: Exchange | None = None
+    exchange: CompiledCollective | None = None
     covers: int = 0
     launches: int = 1
 

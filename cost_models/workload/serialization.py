@@ -18,7 +18,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType, structs
 from cost_models.errors import SchemaError, WorkloadError
 from cost_models.validation import converted, quoted, raised_as
 from cost_models.workload.affine import LARGEST, Affine
-from cost_models.workload.compiled_op import Compiled, Exchange
+from cost_models.workload.compiled_op import Compiled, CompiledCollective
 from cost_models.workload.workload import Kind, Op, Phase, Role, Tensor, UnknownOp, Variable, Workload
 
 SCHEMA = 1
@@ -266,7 +266,7 @@ class _Reader:
 
 def _compiled(record: _CompiledRecord) -> Compiled:
     sent = record.exchange
-    exchange = None if sent is None else Exchange(**structs.asdict(sent))
+    exchange = None if sent is None else CompiledCollective(**structs.asdict(sent))
     return Compiled(**structs.asdict(record) | {"exchange": exchange})
 
 
