@@ -14,6 +14,17 @@ TOP_LEVEL = {
     "studies", "tests",
 }  # fmt: skip
 FRAMEWORKS = ["keras", "jax", "tensorflow", "torch", "optuna", "pandas"]
+PACKAGES = ("autoplan", "cost_models")
+MOST_IN_A_ROOM, MOST_ON_TOP = 14, 18
+TOP_ROOMS = {"autoplan", "cost_models", "autoplan/runtime"}
+
+TESTS_OF_PACKAGES = {
+    "tests/autoplan/test_public.py": "the names that the package exports",
+    "tests/autoplan/runtime/backends/test_conformance.py": "what every backend does alike",
+    "tests/cost_models/golden/test_estimates.py": "estimates of stored workloads",
+    "tests/cost_models/golden/test_intervals.py": "memory intervals of stored workloads",
+}
+"""Test files that belong to no single module, and what they show."""
 # Spelled so that this file does not find itself.
 STRAY = re.compile(r"(?<![\w.])/(?:wor[k]|roo[t]|hom[e]|op[t])/\w|TOD[O]|FIXM[E]|file:/{3}")
 
@@ -26,6 +37,8 @@ def tracked_files() -> list[Path]:
 
 FILES = tracked_files()
 PYTHON = [path for path in FILES if path.suffix == ".py"]
+MODULES = [path for path in PYTHON if path.relative_to(ROOT).parts[0] in PACKAGES]
+TESTS = [path for path in PYTHON if path.relative_to(ROOT).parts[:2] in {("tests", name) for name in PACKAGES}]
 
 
 def name(path: Path) -> str:
@@ -47,8 +60,7 @@ def test_no_module_is_longer_than_500_lines():
 
 def test_no_function_is_longer_than_60_lines():
     long = {}
-    packages = [path for path in PYTHON if path.relative_to(ROOT).parts[0] in {"autoplan", "cost_models"}]
-    for path in packages:
+    for path in MODULES:
         for node in ast.walk(ast.parse(path.read_bytes())):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno - node.lineno >= 60:
                 long[f"{name(path)}:{node.name}"] = node.end_lineno - node.lineno + 1
@@ -65,17 +77,52 @@ def test_no_file_names_a_machine_or_unfinished_work():
     assert not found
 
 
-def test_tests_mirror_the_packages():
-    """Every test file has the path of the module that it tests."""
-    of_packages = {"test_public", "test_conformance", "test_estimates", "test_intervals"}
+def test_every_test_file_stands_where_its_module_stands():
     odd = []
-    for path in PYTHON:
-        parts = path.relative_to(ROOT).parts
-        if parts[0] == "tests" and len(parts) > 2 and parts[1] != "models" and path.stem.startswith("test_"):
-            module = ROOT.joinpath(*parts[1:-1], path.stem.removeprefix("test_"))
-            if not (module.with_suffix(".py").exists() or module.is_dir() or path.stem in of_packages):
+    for path in TESTS:
+        if path.stem.startswith("test_") and name(path) not in TESTS_OF_PACKAGES:
+            module = ROOT.joinpath(*path.relative_to(ROOT).parts[1:-1], path.stem.removeprefix("test_"))
+            if not (module.with_suffix(".py").exists() or module.is_dir()):
                 odd.append(name(path))
     assert not odd
+
+
+def test_lists_of_exceptions_name_files_that_are_there():
+    assert not [file for file in TESTS_OF_PACKAGES if not (ROOT / file).is_file()]
+
+
+def test_no_room_is_crowded():
+    rooms: dict[str, set[str]] = {}
+    for path in MODULES:
+        *parents, file = path.relative_to(ROOT).parts
+        for depth in range(1, len(parents) + 1):
+            child = parents[depth] if depth < len(parents) else file
+            rooms.setdefault("/".join(parents[:depth]), set()).add(child)
+    crowded = {
+        room: len(held)
+        for room, children in rooms.items()
+        if len(held := children - {"__init__.py"}) > (MOST_ON_TOP if room in TOP_ROOMS else MOST_IN_A_ROOM)
+    }
+    assert not crowded
+
+
+def test_no_string_names_a_source_file():
+    """Modules that are renamed would leave such a string behind; a sentence of a docstring may name a file."""
+    pattern = re.compile(r"^(autoplan|cost_models)/[\w/]+\.py$")
+    found = [
+        f"{name(path)}:{node.lineno}"
+        for path in MODULES
+        for node in ast.walk(ast.parse(path.read_bytes()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and pattern.match(node.value)
+    ]
+    assert not found
+
+
+def test_no_test_module_imports_another():
+    """What several need stands in `tests/builders`."""
+    pattern = re.compile(r"^\s*(?:from|import) [\w.]*\btest_\w+", re.MULTILINE)
+    found = [f"{name(path)}: {match[0].strip()}" for path in TESTS for match in pattern.finditer(path.read_text())]
+    assert not found
 
 
 @pytest.mark.timeout(900)

@@ -147,3 +147,28 @@ def looping(width=96):
     body = (Op(Kind.ELEMENTWISE, "tanh", (x,), (inner,), flops=Affine(0, width)),)
     out = step.op(Kind.LOOP, (x,), (B, width), primitive="scan", repeat=3, body=body, results=(inner,))
     return step.workload(out, unknown_ops=(UnknownOp("while", 1, "trip count"),), notes=("a note",))
+
+
+def two_layers(width=256):
+    """Two dense layers: both gradients, then both updates, as frameworks write them; and the names of the results."""
+    step = Step()
+    first, second = step.weight("first", width, width), step.weight("second", width, width)
+    x = step.input(B, width)
+    h = step.dot(x, first, (B, width), B, width, width)
+    y = step.dot(h, second, (B, width), B, width, width)
+    step.phase = Phase.BACKWARD
+    d_second = step.dot(h, y, (width, width), width, B, width)
+    d_h = step.dot(y, second, (B, width), B, width, width)
+    d_first = step.dot(x, d_h, (width, width), width, B, width)
+    step.phase = Phase.UPDATE
+    names = {h: "h", y: "y", d_second: "d_second", d_h: "d_h", d_first: "d_first"}
+    for layer, weight, gradient in (("first", first, d_first), ("second", second, d_second)):
+        new = step.op(Kind.ELEMENTWISE, (weight, gradient), (width, width), primitive="sub")
+        step.new_value(weight, new)
+        names[new] = f"new_{layer}"
+    return step.workload(), names
+
+
+def named(order, names):
+    """The names of what kernels write, in their order."""
+    return [names[kernel.writes[0]] for kernel in order]

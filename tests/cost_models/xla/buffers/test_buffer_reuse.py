@@ -2,11 +2,10 @@
 
 import numpy as np
 
-from cost_models.workload.workload import Kind, Phase
 from cost_models.xla.buffers.buffer_reuse import Places, in_places, rooms
 from cost_models.xla.buffers.liveness import Purpose, Updates, schedule
 from cost_models.xla.profiles.choice import compiler_profile
-from tests.builders.workloads import B, Step
+from tests.builders.workloads import two_layers
 
 CPU = compiler_profile("cpu")
 N = 64
@@ -38,27 +37,10 @@ def test_a_copy_may_stand_in_the_place_of_a_variable_that_was_copied_before():
     assert placed(rooms, [(100, 0, 5)] * 3, copies=3) == [False, True, True]
 
 
-def two_layers():
-    """y = (x w1) w2 and its gradients: both weights are read again while their gradients wait for nothing else."""
-    step = Step()
-    first, second = step.weight("first", N, N), step.weight("second", N, N)
-    x = step.input(B, N)
-    h = step.dot(x, first, (B, N), B, N, N)
-    y = step.dot(h, second, (B, N), B, N, N)
-    step.phase = Phase.BACKWARD
-    d_second = step.dot(h, y, (N, N), N, B, N)
-    d_h = step.dot(y, second, (B, N), B, N, N)
-    d_first = step.dot(x, d_h, (N, N), N, B, N)
-    step.phase = Phase.UPDATE
-    for weight, gradient in ((first, d_first), (second, d_second)):
-        new = step.op(Kind.ELEMENTWISE, (weight, gradient), (N, N), primitive="sub")
-        step.new_value(weight, new)
-    return step.workload(), first, second
-
-
 def test_weights_that_are_read_beside_their_update_are_copied():
     """The first layer's gradient waits for all that reads the weights; the second one's does not wait for d_h."""
-    workload, _, second = two_layers()
+    workload, _ = two_layers(N)
+    second = next(v.tensor for v in workload.variables if v.path == "second")
     columns = schedule(workload, CPU, Updates.AT_ONCE).temporaries
     copied = columns.tensor[columns.purpose == Purpose.WEIGHT_COPIES.value]
     assert copied.tolist() == [second]
@@ -66,7 +48,7 @@ def test_weights_that_are_read_beside_their_update_are_copied():
 
 def test_what_is_lent_takes_no_bytes_of_its_own():
     """Of h, y, d_h, two gradients and a copy, each of 16,384 bytes, one stands in the place of the second weight."""
-    workload, _, _ = two_layers()
+    workload, _ = two_layers(N)
     plan = schedule(workload, CPU, Updates.AT_ONCE)
     assert (plan.sizes(N) == 0).sum() >= 1
     assert plan.sizes(4 * N).max() == 4 * 4 * N * N  # what outgrew the place stands beside it

@@ -6,8 +6,7 @@ from cost_models.workload.workload import Kind, Op, Phase, Role
 from cost_models.xla.fusion.fusion import kernels_of
 from cost_models.xla.profiles.choice import compiler_profile
 from cost_models.xla.scheduling.memory_scheduler import orders
-from tests.builders.workloads import B, Step
-from tests.cost_models.xla.scheduling.test_orders import named, two_layers
+from tests.builders.workloads import B, Step, named, two_layers
 
 GPU = compiler_profile("gpu")
 N = 256

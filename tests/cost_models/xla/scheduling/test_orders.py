@@ -4,35 +4,10 @@ from cost_models.workload.workload import Kind, Phase
 from cost_models.xla.fusion.fusion import kernels_of
 from cost_models.xla.profiles.choice import compiler_profile
 from cost_models.xla.scheduling.orders import breadth_first_order, greedy_order, program_order
-from tests.builders.workloads import B, Step
+from tests.builders.workloads import B, Step, named, two_layers
 
 GPU = compiler_profile("gpu")
 N = 256
-
-
-def two_layers():
-    """Two dense layers: both gradients, then both updates, as frameworks write it down."""
-    step = Step()
-    first, second = step.weight("first", N, N), step.weight("second", N, N)
-    x = step.input(B, N)
-    h = step.dot(x, first, (B, N), B, N, N)
-    y = step.dot(h, second, (B, N), B, N, N)
-    step.phase = Phase.BACKWARD
-    d_second = step.dot(h, y, (N, N), N, B, N)
-    d_h = step.dot(y, second, (B, N), B, N, N)
-    d_first = step.dot(x, d_h, (N, N), N, B, N)
-    step.phase = Phase.UPDATE
-    new = {}
-    for weight, gradient in ((first, d_first), (second, d_second)):
-        new[weight] = step.op(Kind.ELEMENTWISE, (weight, gradient), (N, N), primitive="sub")
-        step.new_value(weight, new[weight])
-    names = {h: "h", y: "y", d_second: "d_second", d_h: "d_h", d_first: "d_first"}
-    names |= {new[first]: "new_first", new[second]: "new_second"}
-    return step.workload(), names
-
-
-def named(order, names):
-    return [names[kernel.writes[0]] for kernel in order]
 
 
 def made():
