@@ -90,3 +90,10 @@ def test_a_docstring_becomes_text_lists_and_code(tmp_path):
     file.write_text(MADE_UP)
     source = GENERATOR["source_of_class"](file, "Made")
     assert "\n\n".join(GENERATOR["described"]("package.Made", source)) == DESCRIBED.strip()
+
+
+def test_no_module_hides_a_public_name():
+    """Python sets an imported module as an attribute of its package, in place of a function of the same name."""
+    modules = {path.stem for path in (ROOT / "autoplan").iterdir()}
+    assert "planner" in modules
+    assert not modules & set(autoplan.__all__)
