@@ -19,8 +19,8 @@ from autoplan.plan.records import Failure, Plan
 from autoplan.sources import keras_backend
 from autoplan.tuning.backend_choice import Place, widened
 from autoplan.tuning.compiler_check import Witnessed, why_not_here, witnessed
-from autoplan.tuning.estimates.compiled_estimate import compiled_document
-from autoplan.tuning.estimates.estimator import Findings, survey, versions_of, without_forecasts
+from autoplan.tuning.estimates.configuration import ConfigurationEstimate, answered
+from autoplan.tuning.estimates.estimator import Findings, survey, versions_of, without_estimates
 from autoplan.tuning.request import Candidate, CompareRequest, EstimateRequest, Event, TuneRequest, TuneResult, Watch
 from autoplan.tuning.result.build_plan import analytic_plan, compiled_plan, measured_plan
 from autoplan.tuning.result.notes import limit_note
@@ -110,11 +110,10 @@ def _tune(request: TuneRequest, chosen: keras_backend.Chosen, clock: Clock, watc
         return _measure(request, bench, findings, watch)
 
 
-def estimate(request: EstimateRequest, watch: Watch = silent) -> dict[str, Any]:
-    """Memory and time of one configuration on one hardware: `Estimate.to_dict()`, evidence analytic.
+def estimate(request: EstimateRequest, watch: Watch = silent) -> ConfigurationEstimate:
+    """Estimate memory and time of one configuration on one kind of hardware; where it was asked for, compile it too.
 
-    `notes` is what was taken for granted; `request.explain` adds `explanation`: the largest temporaries at the memory
-    peak.
+    Raises an AutoplanError for whatever the user can mend.
     """
     backend = keras_backend.choose(TRACED_ON).name
     with ExitStack() as stack:
@@ -129,12 +128,12 @@ def estimate(request: EstimateRequest, watch: Watch = silent) -> dict[str, Any]:
         if isinstance(traced, Failure):
             raise ConfigError(f"the training step cannot be built under {config.describe()}: {traced.message}")
         estimated = estimate_workload(traced[1], config, cluster, headroom=request.headroom)
-        explanation = {"explanation": explain(traced[1], config, cluster).to_dict()} if request.explain else {}
-        analytic = estimated.to_dict() | explanation
-        if not request.compile:
-            return {**analytic, "notes": notes}
-        found = bench.with_(baseline=baseline).witness(config, model_flops=analytic["model_flops"])
-        return {**compiled_document(analytic, config, found), "notes": notes}
+        compiled = None
+        if request.compile:
+            found = bench.with_(baseline=baseline).witness(config, model_flops=estimated.model_flops)
+            compiled = answered(found, config)
+        explanation = explain(traced[1], config, cluster) if request.explain else None
+        return ConfigurationEstimate(estimated, compiled, explanation, tuple(notes))
 
 
 def compare(request: CompareRequest, watch: Watch = silent) -> Comparison:
@@ -321,11 +320,11 @@ def _space(request: TuneRequest, observation: Observation, cluster: Cluster, *, 
 def _survey(
     request: TuneRequest, bench: Bench, observation: Observation, space: Space, watch: Watch, *, decided: bool
 ) -> Findings:
-    """Forecasts and shortlist; where nothing can be traced the shortlist alone.
+    """Estimates and shortlist; where nothing can be traced the shortlist alone.
 
-    `decided`: trials or a compiler will tell what fits, where forecasts are not sure.
+    `decided`: trials or a compiler will tell what fits, where estimates are not sure.
     """
-    watch(Event("stage", f"forecasting {formatting.counted(len(space.configs), 'configuration')}"))
+    watch(Event("stage", f"estimating {formatting.counted(len(space.configs), 'configuration')}"))
     versions = versions_of(observation, bench.cluster)
     try:
         return survey(
@@ -340,7 +339,7 @@ def _survey(
     except WorkloadError as error:
         if not _measured_here(request, bench):
             raise
-        findings = without_forecasts(bench, observation, space, versions, str(error))
+        findings = without_estimates(bench, observation, space, versions, str(error))
         watch(Event("note", findings.notes[0]))
         return findings
 
@@ -407,7 +406,7 @@ def _measure(request: TuneRequest, bench: Bench, findings: Findings, watch: Watc
             bench,
             study,
             observation,
-            findings.forecasts,
+            findings.estimates,
             legal=frozenset(space.configs),
             watch=watch,
             trials=request.trials,

@@ -235,7 +235,7 @@ def estimate(
         answer = planner.estimate(request, watch)
     from autoplan.reports import estimate as estimate_report
 
-    _answer(format_, lambda: answer, lambda: estimate_report.estimated(answer, explain=explain))
+    _answer(format_, answer.to_dict, lambda: estimate_report.estimated(answer, explain=explain))
 
 
 @app.command(cls=SourceCommand, short_help="Say on which hardware a training fits, how fast, and for how much.")

@@ -6,10 +6,9 @@ of hardware. Where a chip comes in several sizes, the smallest on which the trai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from autoplan import formatting
 from autoplan.comparison.result import Comparison, Row, Verdict, ordered
@@ -17,18 +16,19 @@ from autoplan.errors import ConfigError, HardwareError, StudyError
 from autoplan.jobs.client import Observation
 from autoplan.jobs.runner import Bench
 from autoplan.plan.records import CompilerEvidence, Evidence
+from autoplan.tuning.candidate_estimate import CandidateEstimate
 from autoplan.tuning.compiler_check import NOTHING_LEFT, Witnessed
 from autoplan.tuning.estimates.estimator import Findings, Tracer, versions_of
 from autoplan.tuning.objective import PlannedFit
 from autoplan.tuning.request import CompareRequest, Event, Watch
 from autoplan.tuning.space.legal_configs import Space, legal_configs
-from autoplan.tuning.space.prune import KEEP_AT_MOST, Forecast
+from autoplan.tuning.space.prune import KEEP_AT_MOST
 from cost_models.config import Precision, Remat, RematMode, TrainConfig
-from cost_models.estimate import estimate
+from cost_models.estimate import estimate as analytic_estimate
 from cost_models.hardware.cluster import Cluster
 from cost_models.hardware.pricing import offers
 from cost_models.hardware.slices import canonical, chips, chips_of_group, larger, sizes
-from cost_models.memory import MemoryCost, memory
+from cost_models.memory import MemoryCost, capacity_bytes, memory
 from cost_models.workload.workload import Workload
 
 UNASKED = ("gpu", "tpu")
@@ -85,13 +85,13 @@ def compared(
     observation = bench.observe(abstract=True)
     baseline = observation.config
     bench = bench.with_(baseline=baseline)
-    watch(Event("stage", f"forecasting for {formatting.counted(len(wanted), 'kind')} of hardware"))
+    watch(Event("stage", f"estimating for {formatting.counted(len(wanted), 'kind')} of hardware"))
     with Tracer(bench, local_batch=baseline.batch.local) as tracer:
         training = _Training(request, observation, baseline, tracer, find)
         training.start([one.names[0] for one in wanted])
         looks = [training.smallest(one) for one in wanted]
     if all(look.row.verdict is Verdict.NOT_KNOWN for look in looks):
-        raise ConfigError(looks[0].row.reason or "nothing of this training can be forecast")
+        raise ConfigError(looks[0].row.reason or "nothing of this training can be estimated")
     rows = [_refined(look, bench, ask, watch) if request.compile else look.row for look in looks]
     return Comparison(
         source=request.source,
@@ -168,7 +168,7 @@ class _Training:
         if space is None or not seen.needs:
             return Look(replace(empty, reason=self._why_nothing(seen)), cluster)
         row = _row(empty, seen)
-        findings = None if not seen.forecasts else self._findings(cluster, space, seen)
+        findings = None if not seen.estimates else self._findings(cluster, space, seen)
         return Look(row, cluster, findings)
 
     def _look_at(self, space: Space, seen: _Seen) -> None:
@@ -201,20 +201,20 @@ class _Training:
         return self._spaces[key]
 
     def _findings(self, cluster: Cluster, space: Space, seen: _Seen) -> Findings:
-        best = sorted(seen.forecasts.values(), key=lambda one: one.seconds_per_sample)
+        best = sorted(seen.estimates.values(), key=lambda one: one.seconds_per_sample)
         return Findings(
             observation=self.observation,
             cluster=cluster,
             versions=versions_of(self.observation, cluster),
             space=space,
-            forecasts=seen.forecasts,
+            estimates=seen.estimates,
             shortlist=tuple(one.config for one in best[:KEEP_AT_MOST]),
             rejected=(),
         )
 
     def _why_nothing(self, seen: _Seen) -> str:
         told = [*seen.unpublished, *(one.reason for one in self.tracer.rejected)]
-        return "; ".join(dict.fromkeys(told)) or "nothing of it can be forecast"
+        return "; ".join(dict.fromkeys(told)) or "nothing of it can be estimated"
 
     def _help(self, row: Row, one: Sought) -> str | None:
         """What would do where a row does not train: a larger size of the same chip, else how large a device must be."""
@@ -242,7 +242,7 @@ class _Seen:
     headroom: float
     samples: int | None
     needs: dict[TrainConfig, MemoryCost] = field(default_factory=dict)
-    forecasts: dict[TrainConfig, Forecast] = field(default_factory=dict)
+    estimates: dict[TrainConfig, CandidateEstimate] = field(default_factory=dict)
     unpublished: dict[str, int] = field(default_factory=dict)
 
     def add(self, traced: Iterable[tuple[Workload, Sequence[TrainConfig]]]) -> None:
@@ -250,24 +250,20 @@ class _Seen:
         for workload, configs in traced:
             for config in configs:
                 need = self.needs[config] = memory(workload, config, self.cluster)
-                if need.total_low <= self._capacity_bytes(config):
-                    self._forecast(workload, config)
+                if need.total_low <= capacity_bytes(self.cluster, config.mesh.devices):
+                    self._estimate(workload, config)
 
-    def fitting(self) -> list[Forecast]:
+    def fitting(self) -> list[CandidateEstimate]:
         """Those that are sure to fit."""
-        return [one for one in self.forecasts.values() if one.fits]
+        return [one for one in self.estimates.values() if one.fits]
 
-    def _forecast(self, workload: Workload, config: TrainConfig) -> None:
+    def _estimate(self, workload: Workload, config: TrainConfig) -> None:
         try:
-            found = estimate(workload, config, self.cluster, headroom=self.headroom)
+            found = analytic_estimate(workload, config, self.cluster, headroom=self.headroom)
         except HardwareError as error:
             self.unpublished[str(error)] = self.unpublished.get(str(error), 0) + 1
             return
-        self.forecasts[config] = Forecast.from_estimate(config, found.to_dict(), self.samples)
-
-    def _capacity_bytes(self, config: TrainConfig) -> int:
-        usable = self.cluster.chip.usable_memory_bytes
-        return usable * self.cluster.devices // config.mesh.devices if self.cluster.simulated else usable
+        self.estimates[config] = CandidateEstimate.of(found, self.samples)
 
 
 def _may_help(config: TrainConfig, legal: frozenset[TrainConfig], seen: _Seen) -> bool:
@@ -275,8 +271,8 @@ def _may_help(config: TrainConfig, legal: frozenset[TrainConfig], seen: _Seen) -
     without = config.with_(remat=Remat())
     if without not in seen.needs:
         return without not in legal
-    forecast = seen.forecasts.get(without)
-    return forecast is None or not forecast.fits
+    estimate = seen.estimates.get(without)
+    return estimate is None or not estimate.fits
 
 
 def _rematerializes(config: TrainConfig) -> bool:
@@ -285,7 +281,7 @@ def _rematerializes(config: TrainConfig) -> bool:
 
 def _row(empty: Row, seen: _Seen) -> Row:
     """The best of what fits; else the best of what may; else what needs least."""
-    candidates = seen.fitting() or list(seen.forecasts.values())
+    candidates = seen.fitting() or list(seen.estimates.values())
     if not candidates:
         config, need = min(seen.needs.items(), key=lambda item: item[1].total_high)
         row = replace(empty, config=config, needed_bytes=need.total_high, least_bytes=need.total_low)
@@ -295,9 +291,9 @@ def _row(empty: Row, seen: _Seen) -> Row:
     verdict = Verdict.TRAINS if seen.fitting() else Verdict.UNCERTAIN
     best = min(candidates, key=lambda one: one.seconds_per_sample)
     if verdict is Verdict.UNCERTAIN:
-        best = min(candidates, key=lambda one: one.needed_bytes or 0)
+        best = min(candidates, key=lambda one: one.needed_bytes)
     notes = tuple(f"left out: {reason}" for reason in seen.unpublished)
-    time = best.estimate["time"]
+    time = best.analytic.time
     return replace(
         empty,
         verdict=verdict,
@@ -305,9 +301,9 @@ def _row(empty: Row, seen: _Seen) -> Row:
         needed_bytes=best.needed_bytes,
         least_bytes=best.least_bytes,
         capacity_bytes=best.capacity_bytes,
-        samples_per_second=time["samples_per_second"],
-        mfu=time["mfu"],
-        bound=time["bound"],
+        samples_per_second=time.samples_per_second,
+        mfu=time.mfu,
+        bound=time.bound,
         notes=notes,
     )
 
@@ -315,11 +311,11 @@ def _row(empty: Row, seen: _Seen) -> Row:
 def _refined(look: Look, bench: Bench, ask: Ask, watch: Watch) -> Row:
     """The row by what the compiler of its hardware says: the one place where compiled evidence comes in.
 
-    Where the compiler cannot be asked, the row stays as it was forecast and says why.
+    Where the compiler cannot be asked, the row stays as it was estimated and says why.
     """
     row = look.row
     if look.findings is None:
-        why = "nothing may fit" if row.config is not None else "nothing can be forecast"
+        why = "nothing may fit" if row.config is not None else "nothing can be estimated"
         return replace(row, notes=(*row.notes, f"no compiler was asked: {why}"))
     watch(Event("stage", f"asking the compiler of {row.hardware}"))
     try:
@@ -331,7 +327,7 @@ def _refined(look: Look, bench: Bench, ask: Ask, watch: Watch) -> Row:
     row = replace(row, notes=(*row.notes, *said.notes))
     if said.winner is not None and said.winner.compiled is not None:
         config = said.winner.config
-        return _compiled(row, look.findings.forecasts[config], said.winner.compiled)
+        return _compiled(row, look.findings.estimates[config], said.winner.compiled)
     if not said.rejected:
         return row
     least = min(said.rejected, key=lambda one: one.figures["needed_bytes"] or float("inf"))
@@ -349,21 +345,21 @@ def _refined(look: Look, bench: Bench, ask: Ask, watch: Watch) -> Row:
     )
 
 
-def _compiled(row: Row, forecast: Forecast, said: CompilerEvidence) -> Row:
-    """Memory of the compiled program, and its time under the roofline; where it cannot be priced, the forecast's."""
-    time: Mapping[str, Any] = said.time or forecast.estimate["time"]
+def _compiled(row: Row, estimate: CandidateEstimate, said: CompilerEvidence) -> Row:
+    """Memory of the compiled program, and its time under the roofline; where it cannot be priced, the estimate's."""
+    time = said.time or estimate.analytic.time
     notes = () if said.time else ("its memory is compiled, its rate is analytic: the program could not be priced",)
     total = said.memory.must_fit_bytes
     return replace(
         row,
         verdict=Verdict.TRAINS,
         evidence=Evidence.COMPILED,
-        config=forecast.config,
+        config=estimate.config,
         needed_bytes=total,
         least_bytes=total,
-        samples_per_second=time["samples_per_second"],
-        mfu=time["mfu"],
-        bound=time["bound"],
+        samples_per_second=time.samples_per_second,
+        mfu=time.mfu,
+        bound=time.bound,
         compiler=said.target,
         would_help=None,
         reason=None,

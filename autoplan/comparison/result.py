@@ -32,7 +32,7 @@ class Row:
     devices            of the hardware; the configuration's mesh may use fewer
     chips              as they are sold, which is what prices are of
     config             the best; where nothing fits, the one that needs least
-    needed_bytes       of one device: the upper end of the forecast, or what the compiler says
+    needed_bytes       of one device: the upper end of the estimate, or what the compiler says
     least_bytes        the lower end
     capacity_bytes     what a device leaves usable
     samples_per_second over all devices

@@ -224,7 +224,7 @@ class Bench:
         if self.tracer is None:
             raise WorkloadError(
                 "the training step is analysed by tracing it on JAX, which is not installed here; "
-                "pip install 'autoplan[jax]' to have forecasts"
+                "pip install 'autoplan[jax]' to have estimates"
             )
         return self.with_(client=self.tracer, backend=TRACED_ON)
 

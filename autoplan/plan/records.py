@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from autoplan.plan.fields import Config
+from autoplan.plan.fields import AnalyticEstimate, Config, ProgramTime
 
 SCHEMA_VERSION = 1
 DEFAULT_FUNCTION = "build_model"
@@ -127,7 +127,7 @@ class CompilerEvidence(Value):
     bytes_accessed: float | None = None
     estimated_cycles: int | None = None
     collectives: list[dict[str, Any]] = Field([], description="kind, axis, count and bytes of what devices exchange")
-    time: dict[str, Any] | None = Field(None, description="the compiled program under the roofline")
+    time: ProgramTime | None = Field(None, description="the compiled program under the roofline")
     unknown_ops: list[dict[str, Any]] = []
     notes: list[str] = []
 
@@ -204,7 +204,7 @@ class BaselineRecord(Value):
 
     config: Config
     measured: Measurement | None = None
-    predicted: dict[str, Any] | None = None
+    predicted: AnalyticEstimate | None = None
     failure: Failure | None = None
 
 
@@ -272,9 +272,11 @@ class Rung(Value):
     config: Config
     changed: list[str] = Field(description="what it changes of the baseline, in words")
     outcome: Literal["runs", "out_of_memory", "failed", "passed_over"]
-    evidence: Evidence = Field(description="measured where it was tried, analytic where a forecast ruled it out")
+    evidence: Evidence = Field(description="measured where it was tried, analytic where an estimate ruled it out")
     reason: str = ""
-    needed_bytes: int | None = Field(None, description="it needs at least so much: held when it was ended, or forecast")
+    needed_bytes: int | None = Field(
+        None, description="it needs at least so much: held when it was ended, or estimated"
+    )
 
 
 class Rescue(Value):
@@ -298,7 +300,7 @@ class Plan(Value):
     environment: Environment
     config: Config
     baseline: BaselineRecord
-    predicted: dict[str, Any] | None = None
+    predicted: AnalyticEstimate | None = None
     compiled: CompilerEvidence | None = None
     measured: Measurement | None = None
     verification: Verification | None = None

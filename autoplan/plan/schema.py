@@ -17,13 +17,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.fields import FieldInfo
 
 from autoplan.plan import knobs
-from autoplan.plan.fields import UNREADABLE
+from autoplan.plan.fields import UNREADABLE_CONFIG, UNREADABLE_COST
 from autoplan.plan.knobs import Knob, Tuning
 from autoplan.plan.records import SCHEMA_VERSION, Evidence, Plan
 from cost_models.config import Batch, TrainConfig
 from cost_models.errors import ConfigError
 
 LARGEST_NUMBER = 2**63
+_UNREADABLE = (UNREADABLE_CONFIG, UNREADABLE_COST)
+"""Errors of sections whose keys are explained one by one."""
 KeyPath = tuple[str | int, ...]
 Config = dict[str, Any]
 
@@ -144,17 +146,24 @@ def plan_from(value: Any) -> Plan | list[Fault]:
         # JSON mode: strict about types, but text is accepted for members of an enumeration.
         plan = Plan.model_validate_json(json.dumps(value), strict=True)
     except ValidationError as error:
-        return _explained(error, Plan) or _all_config_faults(value)
-    faults = _all_config_faults(value)
-    for path, part, shape in _estimates(value):
-        faults.extend(_shape_faults(part, shape, path))
+        return _explained(error, Plan) or _section_faults(value) or _unreadable(error)
+    faults = _section_faults(value)
     if plan.evidence is Evidence.MEASURED and plan.measured is None:
         faults.append(Fault(("evidence",), "measured, but the plan has no section `measured`; expected its figures"))
     return faults or plan
 
 
-def _all_config_faults(value: Mapping[str, Any]) -> list[Fault]:
-    return [fault for path, config in _configs(value) for fault in config_faults(config, path)]
+def _section_faults(value: Mapping[str, Any]) -> list[Fault]:
+    """Return what is wrong with the configurations and the estimates, each key by itself."""
+    faults = [fault for path, config in _configs(value) for fault in config_faults(config, path)]
+    for path, part, shape in _estimates(value):
+        faults += _shape_faults(part, shape, path)
+    return faults
+
+
+def _unreadable(error: ValidationError) -> list[Fault]:
+    """Return the sections that cannot be read although each of their keys is right."""
+    return [Fault(tuple(detail["loc"]), detail["msg"]) for detail in error.errors(include_url=False)]
 
 
 def config_faults(config: Any, path: KeyPath = ()) -> list[Fault]:
@@ -227,7 +236,7 @@ def _estimates(value: Mapping[str, Any]) -> Iterator[tuple[KeyPath, Any, type[Ba
 
 def _explained(error: ValidationError, root: type[BaseModel], prefix: KeyPath = ()) -> list[Fault]:
     """Return each of pydantic's complaints once: a misspelled key is not reported as missing too."""
-    details = (detail for detail in error.errors(include_url=False) if detail["type"] != UNREADABLE)
+    details = (detail for detail in error.errors(include_url=False) if detail["type"] not in _UNREADABLE)
     faults = [_explain(detail, root, prefix) for detail in details]
     misspelled = {fault.meant for fault in faults}
     return [fault for fault in faults if fault.path not in misspelled]

@@ -12,6 +12,8 @@ from autoplan.plan.next_commands import SYNTHETIC
 from autoplan.plan.records import BaselineRecord, CompilerEvidence, Evidence, Measurement, Plan, Rescue, WholeFit
 from autoplan.tuning.oom_rescue.report import described_changes
 from cost_models.config import Batch, TrainConfig
+from cost_models.estimate import Estimate
+from cost_models.time.cost import TimeCost
 
 FAILURES = {
     "oom": "out of memory",
@@ -141,12 +143,12 @@ def _predicted(plan: Plan) -> str:
     """A line on how much faster than the baseline it is predicted to be: both by the same tier."""
     if plan.config == plan.baseline.config:
         return "\nNothing is predicted to be worth a change: the plan is your own configuration."
-    memory = (plan.baseline.predicted or {}).get("memory") or {}
-    if memory.get("fits") is False:
-        does = "may not fit" if memory.get("may_fit") else "does not fit"
+    own_estimate = plan.baseline.predicted
+    if own_estimate is not None and not own_estimate.fits:
+        does = "may not fit" if own_estimate.may_fit else "does not fit"
         return f"\nYour own configuration {does} there (analytic), so there is no speed-up to predict."
     compiled = [_compiled_rate(plan, config) for config in (plan.baseline.config, plan.config)]
-    analytic = [_rate(predicted) for predicted in (plan.baseline.predicted, plan.predicted)]
+    analytic = [_rate(None if one is None else one.time) for one in (own_estimate, plan.predicted)]
     rates, tier = (compiled, COMPILED_TIME) if all(compiled) else (analytic, Evidence.ANALYTIC.value)
     own, chosen = rates
     if not own or not chosen:
@@ -160,12 +162,12 @@ def _predicted(plan: Plan) -> str:
 def _compiled_rate(plan: Plan, config: TrainConfig) -> float | None:
     """Samples a second of a compiled program under the roofline; None where it was not compiled or priced."""
     found = [trial.compiled for trial in plan.trials if trial.config == config and trial.compiled is not None]
-    return _rate({"time": found[-1].time}) if found else None
+    return _rate(found[-1].time) if found else None
 
 
-def _rate(predicted: Mapping[str, Any] | None) -> float | None:
-    """Samples a second of an estimate."""
-    return ((predicted or {}).get("time") or {}).get("samples_per_second")
+def _rate(time: TimeCost | None) -> float | None:
+    """Return samples a second; None where the time is not known."""
+    return None if time is None else time.samples_per_second
 
 
 def _whole_fit_line(plan: Plan, speedup: float) -> str:
@@ -212,16 +214,22 @@ class _Side:
 
     config: TrainConfig
     measured: Measurement | None
-    predicted: Mapping[str, Any] | None
+    predicted: Estimate | None
     simulated: bool
     compiled: CompilerEvidence | None = None
     probed: bool = False
 
-    def forecast(self, section: str, key: str) -> Any:
-        """A figure of the estimate, of the compiled program where there is one; None when there is none."""
-        if section == "time" and self.compiled is not None and self.compiled.time is not None:
-            return self.compiled.time.get(key)
-        return ((self.predicted or {}).get(section) or {}).get(key)
+    @property
+    def time(self) -> TimeCost | None:
+        """The time of the compiled program where it has one, else of the estimate; None where there is neither."""
+        if self.compiled is not None and self.compiled.time is not None:
+            return self.compiled.time
+        return None if self.predicted is None else self.predicted.time
+
+    @property
+    def micro_step_seconds(self) -> float | None:
+        """Estimated seconds of a micro-step; None where they are not known."""
+        return None if self.time is None else self.time.micro_step_seconds
 
     @property
     def tier(self) -> str:
@@ -229,7 +237,7 @@ class _Side:
         if self.measured is None and self.compiled is not None and self.compiled.time is not None:
             return COMPILED_TIME
         if self.measured is None:
-            return str((self.predicted or {}).get("evidence", Evidence.ANALYTIC)) if self.predicted else ""
+            return Evidence.ANALYTIC.value if self.predicted is not None else ""
         return self.named("measured")
 
     def named(self, tier: str) -> str:
@@ -266,7 +274,7 @@ def _seconds(side: _Side, micro_steps: int) -> Cell:
     """What so many micro-steps take."""
     measured = side.measured
     if measured is None:
-        seconds = side.forecast("time", "micro_step_seconds")
+        seconds = side.micro_step_seconds
         return Cell(formatting.seconds(seconds * micro_steps if seconds else None), side.tier)
     low, high = measured.micro_step_seconds_low * micro_steps, measured.micro_step_seconds_high * micro_steps
     told = formatting.spread(low, high, formatting.seconds_range(low, high))
@@ -277,7 +285,7 @@ def _samples_per_second(side: _Side) -> Cell:
     """The interval is that of the micro-step."""
     measured = side.measured
     if measured is None:
-        seconds, samples = side.forecast("time", "micro_step_seconds"), side.config.batch
+        seconds, samples = side.micro_step_seconds, side.config.batch
         return Cell(formatting.rate(samples.global_size / seconds if seconds else None), side.tier)
     amount = measured.samples_per_micro_step
     low, high = amount / measured.micro_step_seconds_high, amount / measured.micro_step_seconds_low
@@ -292,17 +300,16 @@ def _memory(side: _Side) -> Cell:
         return Cell(formatting.size(measured.peak_bytes), side.named(tier))
     if side.compiled is not None:
         return Cell(formatting.size(side.compiled.memory.must_fit_bytes), "compiled")
-    memory: Mapping[str, Any] = side.forecast("memory", "per_device_bytes") or {}
-    if "total" not in memory:
+    if side.predicted is None:
         return Cell(formatting.NOT_KNOWN)
-    low, high = memory.get("total_low"), memory.get("total_high")
-    interval = f"{formatting.size(low)} to {formatting.size(high)}" if low is not None and high is not None else ""
-    return Cell(formatting.size(memory["total"]), str((side.predicted or {}).get("evidence", "analytic")), interval)
+    memory = side.predicted.memory
+    interval = f"{formatting.size(memory.total_low)} to {formatting.size(memory.total_high)}"
+    return Cell(formatting.size(memory.total), Evidence.ANALYTIC.value, interval)
 
 
 def _mfu(side: _Side) -> Cell:
     """Model FLOPs utilization: the estimate's FLOPs over the peak, in the time that was measured where one was."""
-    mfu, predicted_seconds = side.forecast("time", "mfu"), side.forecast("time", "micro_step_seconds")
+    mfu, predicted_seconds = None if side.time is None else side.time.mfu, side.micro_step_seconds
     if mfu is None or not predicted_seconds:
         return Cell(formatting.NOT_KNOWN)
     if side.measured is None:
@@ -361,15 +368,13 @@ def _where_time_goes(plan: Plan) -> str:
     return told
 
 
-def _largest_part(predicted: Mapping[str, Any] | None) -> str | None:
-    """`launch overhead (82%)`: the part that bounds the predicted micro-step, and its share."""
-    time: Mapping[str, Any] = (predicted or {}).get("time") or {}
-    bound = time.get("bound")
-    if bound is None:
+def _largest_part(predicted: Estimate | None) -> str | None:
+    """Return the part that bounds the estimated micro-step and its share: `launch overhead (82%)`."""
+    if predicted is None:
         return None
-    part, whole = time.get(f"{bound}_seconds"), time.get("micro_step_seconds")
-    share = f" ({formatting.percent(part / whole)})" if part and whole else ""
-    return _PARTS.get(bound, str(bound)) + share
+    time = predicted.time
+    share = formatting.percent(getattr(time.parts, time.bound) / time.micro_step_seconds)
+    return f"{_PARTS[time.bound]} ({share})"
 
 
 def _essential(changed: list[Difference]) -> list[Difference]:

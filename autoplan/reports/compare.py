@@ -132,7 +132,7 @@ def _lacking(rows: Sequence[Row]) -> RenderableType:
 def _unknown(rows: Sequence[Row]) -> RenderableType:
     table = open_table("hardware", "why")
     for row in rows:
-        table.add_row(row.hardware, row.reason or "nothing can be forecast")
+        table.add_row(row.hardware, row.reason or "nothing can be estimated")
     return table
 
 

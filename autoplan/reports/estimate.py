@@ -9,8 +9,14 @@ from rich.console import Group, RenderableType
 
 from autoplan import formatting
 from autoplan.machine.local_hardware import LOCAL
+from autoplan.plan.records import CompilerEvidence, Failure
 from autoplan.reports.plan_table import heading, open_table, to_know
-from cost_models.config import TrainConfig
+from autoplan.tuning.estimates.configuration import ConfigurationEstimate, compiled_sizes
+from cost_models.accuracy import SHARE, Accuracy
+from cost_models.estimate import Estimate, Explanation
+from cost_models.memory import Capacity, MemoryCost
+from cost_models.time.cost import TimeCost
+from cost_models.workload.workload import UnknownOp
 
 MEMORY_PARTS = {
     "parameters": "trainable weights",
@@ -45,61 +51,66 @@ COMPILED_PARTS = {
 }
 
 
-def estimated(estimate: Mapping[str, Any], *, explain: bool = False) -> RenderableType:
-    """One configuration on one hardware. `explain` adds what each part holds, and operations that are not known."""
-    if estimate["evidence"] == "compiled":
-        return _compiled(estimate, explain=explain)
+def estimated(estimate: ConfigurationEstimate, *, explain: bool = False) -> RenderableType:
+    """Return one configuration on one kind of hardware as text.
+
+    explain  adds what each part holds, and operations that are not known
+    """
+    analytic = estimate.analytic
+    named = f"{estimate.config.describe()} on {analytic.hardware}."
+    if isinstance(estimate.compiled, Failure):
+        return Group(
+            f"{named} The compiler refused it: {estimate.compiled.message}.",
+            f"Estimated were {formatting.size(analytic.memory.total)} a device (analytic).",
+        )
+    if estimate.compiled is not None:
+        return _compiled(named, analytic, estimate.compiled, estimate.notes, explain=explain)
     return Group(
-        f"{_config(estimate)} on {estimate['hardware']}. "
-        f"Every figure is {estimate['evidence']}: nothing was run or measured.",
+        f"{named} Every figure is {estimate.evidence}: nothing was run or measured.",
         heading("Memory, a device"),
-        _memory(estimate["memory"], explain),
-        _fits(estimate["memory"]),
+        _memory(analytic.memory, explain),
+        _fits(analytic),
         heading("Time"),
-        _time(estimate["time"], explain, probed=estimate["hardware"] == LOCAL),
-        _band(estimate["time"], estimate.get("accuracy")),
-        *_largest(estimate.get("explanation") or {}),
-        *_coverage(estimate.get("coverage") or {}, explain),
-        *to_know(estimate.get("notes") or []),
+        _time(analytic.time, explain, probed=analytic.hardware == LOCAL),
+        _band(analytic.time, analytic.accuracy),
+        *_largest(estimate.explanation),
+        *_coverage(analytic.unknown_ops, explain),
+        *to_know(estimate.notes),
     )
 
 
-def _compiled(estimate: Mapping[str, Any], *, explain: bool) -> RenderableType:
-    """What the compiler said, beside what was estimated."""
-    memory, analytic = estimate["memory"], estimate["analytic"]
-    compiler = estimate.get("compiler")
-    total, estimated_total = memory["per_device_bytes"]["total"], analytic["memory"]["per_device_bytes"]["total"]
-    said = f"{_config(estimate)} on {estimate['hardware']}. "
-    if compiler is None:
-        return Group(
-            f"{said}The compiler refused it: {estimate['failure']['message']}.",
-            f"Estimated were {formatting.size(estimated_total)} a device (analytic).",
-        )
+def _compiled(
+    named: str, analytic: Estimate, compiler: CompilerEvidence, notes: Sequence[str], *, explain: bool
+) -> RenderableType:
+    """Return the compiler's figures beside the estimate."""
     table = open_table("", "size", *(["what it holds"] if explain else []))
+    sizes = compiled_sizes(compiler)
     for name, meaning in COMPILED_PARTS.items():
-        table.add_row(name, formatting.size(memory["per_device_bytes"].get(name)), *([meaning] if explain else []))
+        table.add_row(name, formatting.size(sizes.get(name)), *([meaning] if explain else []))
     table.add_section()
+    total, needed = compiler.memory.total_bytes, compiler.memory.must_fit_bytes
     table.add_row("total", formatting.size(total), *(["argument + output - alias + temporary"] if explain else []))
-    took = formatting.duration(compiler["lower_seconds"] + compiler["compile_seconds"])
+    took = formatting.duration(compiler.lower_seconds + compiler.compile_seconds)
+    verdict = "It fits" if analytic.capacity.fits(needed) else "It does not fit"
     return Group(
-        f"{said}{compiler['target']} compiled the training program in {took}; nothing was run.",
+        f"{named} {compiler.target} compiled the training program in {took}; nothing was run.",
         heading("Memory, a device (compiled)"),
         table,
-        _fits({**memory, "per_device_bytes": {**memory["per_device_bytes"], "total_high": memory["must_fit_bytes"]}}),
-        *([f"{HELD} {formatting.size(memory['must_fit_bytes'])}."] if memory["must_fit_bytes"] != total else []),
-        f"Estimated were {formatting.size(estimated_total)} (analytic).",
-        *_compiled_time(estimate, explain),
-        *_exchanged(compiler["collectives"]),
-        *_told(compiler),
-        *to_know(estimate.get("notes") or []),
+        f"{verdict}: it may need {formatting.size(needed)}, and may use {_offered(analytic.capacity)}.",
+        *([f"{HELD} {formatting.size(needed)}."] if needed != total else []),
+        f"Estimated were {formatting.size(analytic.memory.total)} (analytic).",
+        *_compiled_time(compiler.time, explain),
+        *_exchanged(compiler.collectives),
+        *_compiler_notes(compiler),
+        *to_know(notes),
     )
 
 
-def _compiled_time(estimate: Mapping[str, Any], explain: bool) -> list[RenderableType]:
-    if estimate["time"] is None:
+def _compiled_time(time: TimeCost | None, explain: bool) -> list[RenderableType]:
+    if time is None:
         return []
     title = "Time (the compiled program under the roofline: analytic rates, nothing was run)"
-    return [heading(title), _time(estimate["time"], explain), _band(estimate["time"], None)]
+    return [heading(title), _time(time, explain), _band(time, None)]
 
 
 def _exchanged(collectives: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
@@ -112,114 +123,97 @@ def _exchanged(collectives: Sequence[Mapping[str, Any]]) -> list[RenderableType]
     return [heading("What devices exchange in a micro-step (compiled)"), table]
 
 
-def _told(compiler: Mapping[str, Any]) -> list[RenderableType]:
-    options = [f"{name}={value}" for name, value in compiler["compiler_options"].items()]
-    told = [f"It was compiled with {formatting.listed(options)}."] if options else []
-    if compiler["estimated_cycles"] is not None:
-        told.append(f"The compiler's own guess is {compiler['estimated_cycles']:,} cycles a micro-step.")
-    return [*told, *compiler["notes"]]
+def _compiler_notes(compiler: CompilerEvidence) -> list[RenderableType]:
+    options = [f"{name}={value}" for name, value in compiler.compiler_options.items()]
+    notes = [f"It was compiled with {formatting.listed(options)}."] if options else []
+    if compiler.estimated_cycles is not None:
+        notes.append(f"The compiler's own guess is {compiler.estimated_cycles:,} cycles a micro-step.")
+    return [*notes, *compiler.notes]
 
 
-def _config(estimate: Mapping[str, Any]) -> str:
-    return TrainConfig.from_dict(estimate["config"]).describe()
-
-
-def _memory(memory: Mapping[str, Any], explain: bool) -> RenderableType:
-    per_device: Mapping[str, Any] = memory["per_device_bytes"]
-    total = per_device.get("total")
+def _memory(memory: MemoryCost, explain: bool) -> RenderableType:
+    sizes = memory.to_dict()
     table = open_table("", "size", "share", *(["what it holds"] if explain else []))
     for name, meaning in MEMORY_PARTS.items():
-        size = per_device.get(name)
+        size = sizes[name]
         if not size and not explain:
             continue
-        part = _share(size, total) if size and name != "host" else ""
+        part = _share(size, memory.total) if size and name != "host" else ""
         table.add_row(name.replace("_", " "), formatting.size(size), part, *([meaning] if explain else []))
-    low, high = per_device.get("total_low"), per_device.get("total_high")
-    interval = "" if low is None or high is None else f"{formatting.size(low)} to {formatting.size(high)}"
+    low, high = formatting.size(memory.total_low), formatting.size(memory.total_high)
     table.add_section()
-    table.add_row("total", formatting.size(total), "", *([f"interval: {interval}"] if explain and interval else []))
-    return (
-        table
-        if explain or not interval
-        else Group(table, f"The total lies between {interval.replace(' to ', ' and ')}.")
-    )
+    table.add_row("total", formatting.size(memory.total), "", *([f"interval: {low} to {high}"] if explain else []))
+    return table if explain else Group(table, f"The total lies between {low} and {high}.")
 
 
-def _fits(memory: Mapping[str, Any]) -> str:
-    capacity, upper = memory.get("capacity_bytes"), memory["per_device_bytes"].get("total_high")
-    if capacity is None:
-        return "Whether it fits is not known: the usable memory of this device is not published."
-    headroom = memory.get("headroom") or 0.0
-    offered = f"{formatting.size(int(capacity * (1 - headroom)))} of a device's {formatting.size(capacity)}"
-    kept = f" ({formatting.percent(headroom)} is kept free)" if headroom else ""
-    if not memory.get("fits") and memory.get("may_fit"):
-        between = f"{formatting.size(memory['per_device_bytes'].get('total_low'))} to {formatting.size(upper)}"
+def _offered(capacity: Capacity) -> str:
+    free = f" ({formatting.percent(capacity.headroom)} is kept free)" if capacity.headroom else ""
+    return f"{formatting.size(capacity.usable_bytes)} of a device's {formatting.size(capacity.device_bytes)}{free}"
+
+
+def _fits(estimate: Estimate) -> str:
+    offered, upper = _offered(estimate.capacity), formatting.size(estimate.memory.total_high)
+    if not estimate.fits and estimate.may_fit:
+        between = f"{formatting.size(estimate.memory.total_low)} to {upper}"
         ask = "--evidence compiled asks the compiler."
-        return f"It may fit: it needs {between}, and may use {offered}{kept}; {ask}"
-    verdict = "It fits" if memory.get("fits") else "It does not fit"
-    return f"{verdict}: it may need {formatting.size(upper)}, and may use {offered}{kept}."
+        return f"It may fit: it needs {between}, and may use {offered}; {ask}"
+    verdict = "It fits" if estimate.fits else "It does not fit"
+    return f"{verdict}: it may need {upper}, and may use {offered}."
 
 
-def _time(time: Mapping[str, Any], explain: bool, *, probed: bool = False) -> RenderableType:
+def _time(time: TimeCost, explain: bool, *, probed: bool = False) -> RenderableType:
     table = open_table("", "figure", "share", *(["what it is"] if explain else []))
-    whole = time.get("micro_step_seconds")
+    whole = time.micro_step_seconds
 
     def row(name: str, figure: str, meaning: str, share: str = "") -> None:
         table.add_row(name, figure, share, *([meaning] if explain else []))
 
     row("micro-step", formatting.seconds(whole), "one batch, forward and backward; the sum of the four parts")
     for name, meaning in TIME_PARTS.items():
-        part = time.get(name)
+        part: float = getattr(time, name)
         row("  " + name.removesuffix("_seconds"), formatting.seconds(part), meaning, _share(part, whole))
-    row("update", formatting.seconds(time.get("update_seconds")), "one change of the weights")
-    row("samples/s", formatting.rate(time.get("samples_per_second")), "over all devices")
+    row("update", formatting.seconds(time.update_seconds), "one change of the weights")
+    row("samples/s", formatting.rate(time.samples_per_second), "over all devices")
     peak = "peak that was probed, no data sheet's" if probed else "peak"
     meaning = f"model FLOPs over the devices' {peak}; recomputation does not count"
-    row("MFU, of the probed peak" if probed else "MFU", formatting.percent(time.get("mfu")), meaning)
-    row("bound by", str(time.get("bound") or formatting.NOT_KNOWN), "the largest of the four parts")
+    row("MFU, of the probed peak" if probed else "MFU", formatting.percent(time.mfu), meaning)
+    row("bound by", time.bound, "the largest of the four parts")
     return table
 
 
-def _band(time: Mapping[str, Any], accuracy: Mapping[str, Any] | None) -> str:
-    """How far the time may be off, by the rows of a study; else that nobody knows."""
-    seconds = time.get("micro_step_seconds")
-    if accuracy is None or seconds is None:
+def _band(time: TimeCost, accuracy: Accuracy | None) -> str:
+    """Return how far the time may be off by the rows of a study, or that no study says so."""
+    seconds = time.micro_step_seconds
+    if accuracy is None:
         return "How far this time may be off is not known: no study has enough measurements of such hardware."
-    low, high = accuracy["low_ratio"], accuracy["high_ratio"]
-    shown = f"{formatting.percent(accuracy['share'])} of {accuracy['rows']} {accuracy['of']}"
+    low, high = accuracy.low, accuracy.high
     return (
         f"The micro-step probably takes {formatting.seconds_range(seconds * low, seconds * high)}: "
-        f"{shown} took {low:g} "
-        f"to {high:g} times what was predicted ({accuracy['source']})."
+        f"{formatting.percent(SHARE)} of {accuracy.rows} {accuracy.of} took {low:g} "
+        f"to {high:g} times what was predicted ({accuracy.source})."
     )
 
 
-def _share(part: float | None, whole: float | None) -> str:
-    if part is None or not whole:
+def _share(part: float, whole: float) -> str:
+    if not whole:
         return ""
     share = part / whole
     return "<0.1%" if 0 < share < 0.001 else formatting.percent(share)
 
 
-def _coverage(coverage: Mapping[str, Any], explain: bool) -> list[RenderableType]:
-    unknown = coverage.get("unknown_ops") or []
+def _coverage(unknown: Sequence[UnknownOp], explain: bool) -> list[RenderableType]:
     if unknown:
-        told = formatting.listed(
-            [f"{one['primitive']} ({formatting.counted(one['count'], 'time')})" for one in unknown]
-        )
-        return [f"\nCounted by their bytes alone, because no rule knows them: {told}."]
+        listed = formatting.listed([f"{one.primitive} ({formatting.counted(one.count, 'time')})" for one in unknown])
+        return [f"\nCounted by their bytes alone, because no rule knows them: {listed}."]
     return ["\nEvery operation of the training program is known to the cost model."] if explain else []
 
 
-def _largest(explanation: Mapping[str, Any]) -> list[RenderableType]:
-    """The temporaries that make the memory peak."""
-    tensors = explanation.get("largest_tensors") or []
-    if not tensors:
+def _largest(explanation: Explanation | None) -> list[RenderableType]:
+    """Return the temporaries that make the memory peak as a table."""
+    if explanation is None or not explanation.largest_tensors:
         return []
     table = open_table("layer", "for", "shape", "size")
-    for tensor in tensors:
-        shape = "x".join(map(str, tensor["shape"])) or "scalar"
-        table.add_row(
-            tensor["layer"], tensor["purpose"], f"{tensor['dtype']} {shape}", formatting.size(tensor["bytes"])
-        )
+    for tensor in explanation.largest_tensors:
+        shape = "x".join(map(str, tensor.shape)) or "scalar"
+        table.add_row(tensor.layer, tensor.purpose, f"{tensor.dtype} {shape}", formatting.size(tensor.bytes))
     return [heading("The largest temporaries at the memory peak"), table]

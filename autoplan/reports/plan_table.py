@@ -94,15 +94,15 @@ def shortlist(result: TuneResult, *, everything: bool = False) -> RenderableType
     shown, left = (list(enumerate(result.shortlist)), 0) if everything else _first(result.shortlist)
     table = open_table("", "configuration", "samples/s", "memory a device", "why")
     for number, candidate in shown:
-        table.add_row(str(number), candidate.config.describe(), *_forecast(candidate), candidate.reason)
+        table.add_row(str(number), candidate.config.describe(), *_estimate(candidate), candidate.reason)
     parts: list[RenderableType] = [
         "Nothing was measured: a dry run lists what tuning would try, the most promising first; figures are analytic.",
         table,
         *([f"… and {left:,} more (--all)"] if left else []),
         *(_rejections(result.rejected) if everything else _rejections_in_short(result.rejected)),
     ]
-    if result.forecast_seconds is not None:
-        parts.append(f"\nTuning would take about {formatting.duration(result.forecast_seconds)} (analytic).")
+    if result.estimated_seconds is not None:
+        parts.append(f"\nTuning would take about {formatting.duration(result.estimated_seconds)} (analytic).")
     return Group(*parts)
 
 
@@ -131,11 +131,15 @@ def shortlist_document(result: TuneResult) -> dict[str, Any]:
         "schema": 1,
         "evidence": "analytic",
         "shortlist": [
-            {"config": item.config.to_dict(), "estimate": item.estimate, "reason": item.reason}
+            {
+                "config": item.config.to_dict(),
+                "estimate": item.estimate and item.estimate.to_dict(),
+                "reason": item.reason,
+            }
             for item in result.shortlist
         ],
         "rejected": [to_plain(item) for item in result.rejected],
-        "forecast_seconds": result.forecast_seconds,
+        "forecast_seconds": result.estimated_seconds,
     }
 
 
@@ -276,8 +280,8 @@ def _trials_table(trials: Sequence[TrialRecord], columns: Sequence[str]) -> Tabl
     table = open_table("trial", "configuration", *stacked(*predicted, *columns), "outcome")
     for trial in trials:
         shown = outcome_cells(trial.measurement or trial.compiled, trial.whole_fit_seconds)
-        forecast = trial.predicted_update_seconds
-        shown["predicted update"] = "—" if forecast is None else formatting.seconds(forecast)
+        estimate = trial.predicted_update_seconds
+        shown["predicted update"] = "—" if estimate is None else formatting.seconds(estimate)
         cells = [shown[name] for name in (*predicted, *columns)]
         table.add_row(str(trial.number), trial.config.describe(), *cells, _outcome(trial))
     return table
@@ -305,8 +309,9 @@ def outcome_cells(measured: Measurement | CompilerEvidence | None, whole_fit_sec
 
 def _outcome_figures(measured: Measurement | CompilerEvidence | None, whole_fit_seconds: float | None) -> list[str]:
     if isinstance(measured, CompilerEvidence):
-        time = measured.time or {}
-        seconds, rate = formatting.seconds(time.get("update_seconds")), formatting.rate(time.get("samples_per_second"))
+        time = measured.time
+        seconds = formatting.seconds(None if time is None else time.update_seconds)
+        rate = formatting.rate(None if time is None else time.samples_per_second)
         compiling = formatting.span(measured.compile_seconds)
         return [seconds, rate, compiling, "—", formatting.size(measured.memory.must_fit_bytes)]
     if measured is None:
@@ -360,11 +365,11 @@ def _rejection_group(group: Sequence[Rejection]) -> list[RenderableType]:
     return [table, *([f"and {left:,} more; --format json lists all"] if left > 0 else [])]
 
 
-def _forecast(candidate: Candidate) -> tuple[str, str]:
-    estimate = candidate.estimate or {}
-    rate = (estimate.get("time") or {}).get("samples_per_second")
-    memory = ((estimate.get("memory") or {}).get("per_device_bytes") or {}).get("total")
-    return formatting.rate(rate), formatting.size(memory)
+def _estimate(candidate: Candidate) -> tuple[str, str]:
+    estimate = candidate.estimate
+    if estimate is None:
+        return formatting.rate(None), formatting.size(None)
+    return formatting.rate(estimate.time.samples_per_second), formatting.size(estimate.memory.total)
 
 
 def to_know(notes: Sequence[str]) -> list[RenderableType]:

@@ -59,7 +59,7 @@ def _left_out(own: Findings, backend: str, why: str) -> Rejection:
 
 def _merged(own: Findings, found: Mapping[str, Findings], refused: Sequence[Rejection]) -> Findings:
     every = (own, *found.values())
-    forecasts = {config: one for findings in every for config, one in findings.forecasts.items()}
+    estimates = {config: one for findings in every for config, one in findings.estimates.items()}
     left_out = [f"not tried on {rejection.config.backend}: {rejection.reason}" for rejection in refused]
     notes = dict.fromkeys((*(note for findings in every for note in findings.notes), *left_out))
     return replace(
@@ -69,7 +69,7 @@ def _merged(own: Findings, found: Mapping[str, Findings], refused: Sequence[Reje
             tuple(config for findings in every for config in findings.space.configs),
             tuple(one for findings in every for one in findings.space.rejected),
         ),
-        forecasts=forecasts,
+        estimates=estimates,
         shortlist=tuple(_in_turn(own, found)),
         rejected=(*refused, *(one for findings in every for one in findings.rejected)),
         notes=tuple(notes),

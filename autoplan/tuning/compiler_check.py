@@ -18,15 +18,17 @@ from autoplan.errors import HardwareError, StudyError
 from autoplan.jobs.runner import TRACED_ON, Bench, compilers_at_once
 from autoplan.machine import compiler_packages
 from autoplan.plan.records import CompilerEvidence, Evidence, Failure, FailureKind, Rejection, TrialRecord
+from autoplan.tuning.candidate_estimate import CandidateEstimate
 from autoplan.tuning.estimates.estimator import Findings
 from autoplan.tuning.request import WITNESSES, Event, Watch
 from autoplan.tuning.space.legal_configs import Space
-from autoplan.tuning.space.prune import Forecast, distance, would_fit
+from autoplan.tuning.space.prune import distance, would_fit
 from autoplan.tuning.trials.storage import StudyPlace, study_name
 from autoplan.tuning.trials.study import Study, knob_choices
 from cost_models.config import Affects, TrainConfig
 from cost_models.execution import program_key
 from cost_models.hardware.compile_targets import compiler_target
+from cost_models.memory import MemoryCost
 
 NOTHING_LEFT = "nothing that may fit is left to compile"
 """Why compiling ends where the compiler finds everything too large."""
@@ -125,30 +127,30 @@ class Witness:
     def _least(self) -> list[TrainConfig]:
         """What needs least of all that has not been compiled and that the prediction alone does not rule out."""
         known = self._known()
-        left = [one for one in self.findings.forecasts.values() if self._legal(one.config) and one.config not in known]
+        left = [one for one in self.findings.estimates.values() if self._legal(one.config) and one.config not in known]
         left = [one for one in left if one.may_fit]
-        return [one.config for one in sorted(left, key=lambda one: self._corrected(one).least_bytes or 0)[:1]]
+        return [one.config for one in sorted(left, key=lambda one: self._corrected(one).least_bytes)[:1]]
 
     def _instead(self) -> TrainConfig | None:
         """The best of the shortlist that fits by all that is known; else what would be compiled next."""
         fitting = []
         for config in self.findings.shortlist:
-            forecast, record = self.findings.forecasts.get(config), self.study.outcome(config)
-            if forecast is None or (record is not None and _is_too_large(record, forecast)):
+            estimate, record = self.findings.estimates.get(config), self.study.outcome(config)
+            if estimate is None or (record is not None and _is_too_large(record, estimate)):
                 continue
-            if (corrected := self._corrected(forecast)).fits:
+            if (corrected := self._corrected(estimate)).fits:
                 fitting.append(corrected)
         if fitting:
             return self._least_change_first(sorted(fitting, key=lambda one: one.seconds_per_sample))[0].config
         return next(iter(self._ahead()), None)
 
-    def _ranked(self) -> list[Forecast]:
+    def _ranked(self) -> list[CandidateEstimate]:
         """What may fit, best first, as far as the compiler has corrected it. What it refused is not there."""
-        corrected = [self._corrected(one) for one in self.findings.forecasts.values() if self._legal(one.config)]
+        corrected = [self._corrected(one) for one in self.findings.estimates.values() if self._legal(one.config)]
         hopeful = [one for one in corrected if one.may_fit and _within_headroom(one)]
         return self._least_change_first(sorted(hopeful, key=lambda one: one.seconds_per_sample))
 
-    def _least_change_first(self, ordered: list[Forecast]) -> list[Forecast]:
+    def _least_change_first(self, ordered: list[CandidateEstimate]) -> list[CandidateEstimate]:
         """What no prediction tells apart from the best stands by how little it changes of the script."""
         own = self.findings.space.baseline
         ties = [one for one in ordered if one.seconds_per_sample <= TIE * ordered[0].seconds_per_sample]
@@ -178,36 +180,36 @@ class Witness:
                 chosen[name] = getattr(own, name) if getattr(own, name) in values else min(values, default=None)
         return chosen
 
-    def _corrected(self, forecast: Forecast) -> Forecast:
-        own = self._evidence(forecast.config)
+    def _corrected(self, estimate: CandidateEstimate) -> CandidateEstimate:
+        own = self._evidence(estimate.config)
         if own is not None:
             return replace(
-                forecast,
-                update_seconds=_update_seconds(own) or forecast.update_seconds,
+                estimate,
+                update_seconds=_update_seconds(own) or estimate.update_seconds,
                 needed_bytes=own.memory.must_fit_bytes,
                 least_bytes=own.memory.must_fit_bytes,
             )
-        known = self._nearest_known(forecast)
+        known = self._nearest_known(estimate)
         if known is None:
-            return forecast
+            return estimate
         like, total_bytes, update_seconds = known
-        total = carried(forecast, like, total_bytes)
+        total = carried(estimate.analytic.memory, like.analytic.memory, total_bytes)
         time_ratio = 1.0 if update_seconds is None else update_seconds / like.update_seconds
         return replace(
-            forecast,
-            update_seconds=forecast.update_seconds * time_ratio,
+            estimate,
+            update_seconds=estimate.update_seconds * time_ratio,
             needed_bytes=round(total * (1 + CARRIED)),
             least_bytes=round(total * (1 - CARRIED)),
         )
 
-    def _nearest_known(self, forecast: Forecast) -> tuple[Forecast, int, float | None] | None:
-        """(forecast, compiled bytes, compiled seconds) of its like with the nearest local batch."""
+    def _nearest_known(self, estimate: CandidateEstimate) -> tuple[CandidateEstimate, int, float | None] | None:
+        """(estimate, compiled bytes, compiled seconds) of its like with the nearest local batch."""
         found = [
-            (self.findings.forecasts[config], *figures_)
+            (self.findings.estimates[config], *figures_)
             for config, figures_ in self._known().items()
-            if config in self.findings.forecasts and _alike(config, forecast.config)
+            if config in self.findings.estimates and _alike(config, estimate.config)
         ]
-        size = forecast.config.batch.local
+        size = estimate.config.batch.local
         return min(found, key=lambda one: abs(one[0].config.batch.local - size), default=None)
 
     def _known(self) -> dict[TrainConfig, tuple[int, float | None]]:
@@ -262,17 +264,17 @@ class Witness:
     def _ask(self, config: TrainConfig, number: int) -> CompilerEvidence | Failure:
         return self.bench.witness(
             config,
-            model_flops=self.findings.forecasts[config].estimate.get("model_flops"),
+            model_flops=self.findings.estimates[config].analytic.model_flops,
             name=f"compile-{number}",
             on_phase=lambda phase: self.watch(Event("trial_phase", phase, number=number)),
         )
 
     def _record(self, config: TrainConfig, outcome: CompilerEvidence | Failure) -> None:
         self._compiled += 1
-        forecast = self.findings.forecasts[config]
-        objective = None if isinstance(outcome, Failure) else self._seconds_per_sample(forecast, outcome)
+        estimate = self.findings.estimates[config]
+        objective = None if isinstance(outcome, Failure) else self._seconds_per_sample(estimate, outcome)
         try:
-            record = self.study.tell(config, outcome, objective, forecast.update_seconds)
+            record = self.study.tell(config, outcome, objective, estimate.update_seconds)
         except StudyError as error:
             self._without_study(error)
             record = self.study.records[-1]
@@ -289,9 +291,9 @@ class Witness:
             )
         )
 
-    def _seconds_per_sample(self, forecast: Forecast, evidence: CompilerEvidence) -> float:
-        seconds = _update_seconds(evidence) or forecast.update_seconds
-        return replace(forecast, update_seconds=seconds).seconds_per_sample
+    def _seconds_per_sample(self, estimate: CandidateEstimate, evidence: CompilerEvidence) -> float:
+        seconds = _update_seconds(evidence) or estimate.update_seconds
+        return replace(estimate, update_seconds=seconds).seconds_per_sample
 
     def _too_large(self) -> list[Rejection]:
         """What the compiler found too large: in an error of its own, or by its figures."""
@@ -299,11 +301,11 @@ class Witness:
         found = []
         for record in self.study.records:
             config = record.config
-            forecast = self.findings.forecasts.get(config)
+            estimate = self.findings.estimates.get(config)
             needed = _needed_bytes(record)
-            if forecast is None or not _is_too_large(record, forecast):
+            if estimate is None or not _is_too_large(record, estimate):
                 continue
-            usable = forecast.usable_bytes
+            usable = estimate.usable_bytes
             if record.failure is not None and record.failure.available_bytes is not None:
                 usable = record.failure.available_bytes
             found.append(
@@ -316,8 +318,8 @@ class Witness:
                         "evidence": Evidence.COMPILED.value,
                         "needed_bytes": needed,
                         "usable_bytes": usable,
-                        "capacity_bytes": forecast.capacity_bytes,
-                        "headroom": forecast.headroom,
+                        "capacity_bytes": estimate.capacity_bytes,
+                        "headroom": estimate.headroom,
                     },
                     nearest=would_fit(config, fitting),
                 )
@@ -363,18 +365,16 @@ def witnessed(
         return place, Witness(bench.with_(logs=place.folder), kept, findings, watch, most).run()
 
 
-def _within_headroom(forecast: Forecast) -> bool:
-    """Whether the lower end leaves the headroom free: of what the compiler has seen that is its figure."""
-    return (
-        forecast.least_bytes is None or forecast.usable_bytes is None or forecast.least_bytes <= forecast.usable_bytes
-    )
+def _within_headroom(estimate: CandidateEstimate) -> bool:
+    """Whether the lower end leaves the headroom free; after a compilation that end is the compiler's figure."""
+    return estimate.analytic.capacity.fits(estimate.least_bytes)
 
 
-def _is_too_large(record: TrialRecord, forecast: Forecast) -> bool:
+def _is_too_large(record: TrialRecord, estimate: CandidateEstimate) -> bool:
     if record.failure is not None:
         return record.failure.kind is FailureKind.COMPILE_OOM
     needed = _needed_bytes(record)
-    return needed is not None and forecast.usable_bytes is not None and needed > forecast.usable_bytes
+    return needed is not None and not estimate.analytic.capacity.fits(needed)
 
 
 def _needed_bytes(record: TrialRecord) -> int | None:
@@ -388,17 +388,17 @@ def _alike(one: TrainConfig, other: TrainConfig) -> bool:
     return program_key(one.with_(jit_compile=True)) == program_key(other.with_(jit_compile=True))
 
 
-def carried(forecast: Forecast, like: Forecast, compiled_bytes: int) -> float:
+def carried(memory: MemoryCost, like: MemoryCost, compiled_bytes: int) -> float:
     """Bytes of a device: state as it is counted, temporaries as many times as the compiler found of its like."""
-    own_state, own_total = _state_and_total(forecast)
+    own_state, own_total = _state_and_total(memory)
     state, total = _state_and_total(like)
     ratio = max(0, compiled_bytes - state) / max(1, total - state)
     return own_state + ratio * (own_total - own_state)
 
 
-def _state_and_total(forecast: Forecast) -> tuple[int, int]:
-    parts = forecast.estimate["memory"]["per_device_bytes"]
-    return sum(parts[name] for name in _STATE), parts["total"]
+def _state_and_total(memory: MemoryCost) -> tuple[int, int]:
+    components = memory.components()
+    return sum(components[name] for name in _STATE), memory.total
 
 
 def _first_line(text: str) -> str:
@@ -406,4 +406,4 @@ def _first_line(text: str) -> str:
 
 
 def _update_seconds(evidence: CompilerEvidence) -> float | None:
-    return None if evidence.time is None else float(evidence.time["update_seconds"])
+    return None if evidence.time is None else evidence.time.update_seconds

@@ -12,6 +12,7 @@ from autoplan.jobs.client import SourceSpec
 from autoplan.plan import knobs
 from autoplan.plan.records import CompilerEvidence, Failure, Measurement, Plan, Rejection
 from cost_models.config import Batch, Mesh, TrainConfig
+from cost_models.estimate import Estimate
 from cost_models.hardware.cluster import Cluster
 
 WITNESSES = 5
@@ -147,10 +148,10 @@ class Event:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A configuration on the shortlist with what is forecast for it. `baseline`: it is the script's own."""
+    """A configuration on the shortlist with what is estimated for it. `baseline`: it is the script's own."""
 
     config: TrainConfig
-    estimate: Mapping[str, Any] | None
+    estimate: Estimate | None
     reason: str
     baseline: bool = False
 
@@ -162,7 +163,7 @@ class TuneResult:
     plan: Plan | None
     shortlist: tuple[Candidate, ...]
     rejected: tuple[Rejection, ...]
-    forecast_seconds: float | None
+    estimated_seconds: float | None
     study_path: str | None
     written_to: Path | None
     interrupted: bool = False

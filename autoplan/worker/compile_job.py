@@ -85,4 +85,4 @@ def _priced(
         time = compiled_time(workload, config, cluster, model_flops=model_flops)
     except (ConfigError, HardwareError) as error:
         return found.evidence.model_copy(update={**read, "notes": [f"the compiled program has no price: {error}"]})
-    return found.evidence.model_copy(update={**read, "time": time.to_dict()})
+    return found.evidence.model_copy(update={**read, "time": time})

@@ -88,7 +88,7 @@ def _notes(call: FitCall, facts: DataFacts, seen: Seen) -> list[str]:
     if facts.samples is not None and facts.batch > facts.samples:
         notes.append(
             f"the global batch is {facts.batch:,} and an epoch has {facts.samples:,} samples, so a micro-step has no "
-            "more; forecasts are of the whole batch"
+            "more; estimates are of the whole batch"
         )
     own_optimizers = model_facts.own_optimizers(call.model)
     if own_optimizers:

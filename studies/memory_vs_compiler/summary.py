@@ -5,8 +5,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
-from typing import Any
 
 from studies.memory_vs_compiler.estimates import read
 from studies.memory_vs_compiler.models import MODELS
@@ -130,16 +128,13 @@ def _error(row: Row) -> float:
 def _corrected(costs: dict[Point, dict[str, int]], truths: dict[Point, int]) -> list[Row]:
     """Return the estimates of the other batches, corrected by the compilation of one batch, as `tune` does."""
     from autoplan.tuning.compiler_check import CARRIED, carried
+    from cost_models.memory import MemoryCost
 
     found = []
     for point, cost in costs.items():
         at = COMPILED_AT * MODELS[point.model].batch
         like = point.at(at)
         if point.batch != at and like in costs:
-            total = carried(_forecast(cost), _forecast(costs[like]), truths[like])
+            total = carried(MemoryCost.from_dict(cost), MemoryCost.from_dict(costs[like]), truths[like])
             found.append(Row(point, truths[point], total, total * (1 - CARRIED), total * (1 + CARRIED)))
     return found
-
-
-def _forecast(cost: dict[str, int]) -> Any:
-    return SimpleNamespace(estimate={"memory": {"per_device_bytes": cost}})

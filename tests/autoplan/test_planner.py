@@ -82,10 +82,10 @@ def test_a_step_is_traced_on_jax_whatever_it_trains_on(tune, every_backend):
     assert {job.backend for job in client.jobs if job.kind is JobKind.TRACE} == {"jax"}
     assert {job.backend for job in client.jobs if job.kind is JobKind.MEASURE} == {"torch"}
     assert plan.config.backend == plan.baseline.config.backend == "torch"
-    assert plan.predicted["config"]["backend"] == "torch"
+    assert plan.predicted.config.backend == "torch"
 
 
-def test_without_jax_trials_go_without_forecasts_and_that_is_said(tune, monkeypatch):
+def test_without_jax_trials_go_without_estimates_and_that_is_said(tune, monkeypatch):
     monkeypatch.setattr(keras_backend, "installed", lambda name: name == "torch")
     plan = tune(fake(), backend="torch").plan
     assert plan.predicted is None
@@ -228,9 +228,9 @@ def test_a_dry_run_lists_and_measures_nothing(tune, tmp_path):
     assert [one.baseline for one in result.shortlist].count(True) == 1
     own = next(one for one in result.shortlist if one.baseline)
     assert own.reason.startswith("your own configuration; predicted ")
-    assert result.forecast_seconds > 60
+    assert result.estimated_seconds > 60
     assert not (tmp_path / ".autoplan").exists()
-    assert tune(fake(), dry_run=True, output=None, measure=False).forecast_seconds is None, "no trial would run"
+    assert tune(fake(), dry_run=True, output=None, measure=False).estimated_seconds is None, "no trial would run"
 
 
 def test_for_hardware_that_is_not_here_a_default_yields_to_jax_unless_the_source_needs_it(tune, monkeypatch):
@@ -257,7 +257,7 @@ def test_hardware_that_is_not_here_gives_an_analytic_plan(tune):
     plan = tune(client, here=cluster(4, kind="tpu", local=False), only=()).plan
     assert plan.evidence is Evidence.ANALYTIC
     assert (plan.measured, plan.verification, plan.trials) == (None, None, [])
-    assert plan.predicted["evidence"] == "analytic"
+    assert plan.predicted.to_dict()["evidence"] == "analytic"
     assert "nothing was measured" in plan.notes[0]
     assert JobKind.MEASURE not in {job.kind for job in client.jobs}
 
@@ -281,17 +281,17 @@ def test_a_training_step_that_cannot_be_traced_is_measured_by_least_change(tune)
     assert plan.predicted is None
     assert all(record.predicted_update_seconds is None for record in plan.trials)
     told = (
-        "nothing could be forecast, so trials went by least change from the script: the training step cannot be traced"
+        "nothing could be estimated, so trials went by least change from the script: the training step cannot be traced"
     )
     assert any(note.startswith(told) for note in plan.notes)
     listed = tune(fake(plant=untraceable), dry_run=True).shortlist
     assert [(one.estimate, one.reason) for one in listed[:2]] == [
-        (None, "no forecast; your own configuration"),
-        (None, "no forecast; accumulation 4"),
+        (None, "no estimate; your own configuration"),
+        (None, "no estimate; accumulation 4"),
     ]
 
 
-def test_without_forecasts_and_without_measuring_there_is_no_plan(tune):
+def test_without_estimates_and_without_measuring_there_is_no_plan(tune):
     with pytest.raises(WorkloadError, match=r"cannot be traced as it is \(crash: odd\)"):
         tune(fake(plant=untraceable), measure=False)
 
@@ -329,13 +329,13 @@ def test_an_estimate_is_of_all_devices_on_data_unless_a_mesh_is_given(tune, monk
     spec = client.jobs[0].source
     estimated = planner.estimate(
         EstimateRequest(source=spec, hardware="tpu-v5e-8", settings={"global": 512, "accumulation": 2})
-    )
+    ).to_dict()
     assert estimated["config"]["batch"] == {"local": 64, "global": 512, "accumulation": 2, "effective": 1024}
     assert estimated["config"]["mesh"] == {"data": 8, "model": 1}
     assert estimated["evidence"] == "analytic"
     (told,) = estimated["notes"]
     assert told.startswith("no --mesh was given, so the batch is split over all 8 devices; `tune` starts from the ")
-    estimated = planner.estimate(EstimateRequest(source=spec, hardware="tpu-v5e-8", mesh={"data": 2}))
+    estimated = planner.estimate(EstimateRequest(source=spec, hardware="tpu-v5e-8", mesh={"data": 2})).to_dict()
     assert estimated["notes"] == []
     assert estimated["config"]["batch"] == {"local": 16, "global": 32, "accumulation": 8, "effective": 256}
     with pytest.raises(ConfigError, match="a global batch of 12 does not divide over 8 devices"):
@@ -403,7 +403,7 @@ def test_a_real_script_is_tuned_from_end_to_end(quick, tmp_path):
     assert plan.source.args == ["16"]
     assert plan.source.fit.updates == 300 * 2048 // 128
     assert plan.hardware.name == "local"
-    assert plan.predicted["config"] == plan.config
+    assert plan.predicted.config == plan.config
     assert any("CSVLogger" in note for note in plan.notes)
     assert not (tmp_path / "log.csv").exists()
     assert not (tmp_path / "reached_the_end").exists()
@@ -458,6 +458,7 @@ def test_a_real_estimate_for_hardware_that_is_not_here(quick):
             settings={"global": 1024, "precision": "mixed_bfloat16"},
         )
     )
+    estimated = estimated.to_dict()
     assert estimated["hardware"] == "tpu-v5e-8"
     assert estimated["config"]["precision"] == "mixed_bfloat16"
     assert estimated["config"]["batch"] == {"local": 128, "global": 1024, "accumulation": 2, "effective": 2048}

@@ -15,7 +15,7 @@ from autoplan.jobs.client import Job, JobKind, JobResult, Observation
 from autoplan.plan.records import Failure, FailureKind
 from cost_models.config import TrainConfig
 from cost_models.workload.serialization import workload_to_dict
-from tests.builders import plans
+from tests.builders import estimates, plans
 from tests.builders.observations import observation
 from tests.builders.workloads import dense
 
@@ -109,7 +109,7 @@ def compiled(total_bytes: int, micro_step_seconds: float | None = None, accumula
     memory = {"argument_bytes": 0, "output_bytes": 0, "alias_bytes": 0}
     time = None
     if micro_step_seconds is not None:
-        time = {"micro_step_seconds": micro_step_seconds, "update_seconds": micro_step_seconds * accumulation}
+        time = estimates.time(micro_step_seconds, accumulation=accumulation).to_dict()
     evidence = {
         "target": "XLA:TPU v5e:2x2",
         "versions": {"jax": "0.10.2"},

@@ -6,6 +6,7 @@ from typing import Any
 
 from autoplan.plan.records import Plan
 from cost_models.config import TrainConfig
+from cost_models.estimate import Estimate
 
 GIB = 2**30
 MIB = 2**20
@@ -106,6 +107,7 @@ def estimate(micro_step_seconds: float = 0.0035, *, total_bytes: int = 300 * MIB
             "capacity_bytes": 30 * GIB,
             "headroom": 0.08,
             "fits": True,
+            "may_fit": True,
         },
         "time": {
             "micro_step_seconds": micro_step_seconds,
@@ -119,9 +121,16 @@ def estimate(micro_step_seconds: float = 0.0035, *, total_bytes: int = 300 * MIB
             "bound": "compute",
         }
         | time,
+        "accuracy": None,
+        "model_flops": None,
         "coverage": {"unknown_ops": []},
     }
     return short(figures)
+
+
+def analytic(micro_step_seconds: float = 0.0035, **changes: Any) -> Estimate:
+    """The estimate whose JSON `estimate` is."""
+    return Estimate.from_dict(estimate(micro_step_seconds, **changes))
 
 
 def plain_plan(**changes: Any) -> dict[str, Any]:

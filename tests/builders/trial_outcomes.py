@@ -1,23 +1,24 @@
-"""What became of configurations, and what was forecast for them, made up for the rescue's decisions."""
+"""What became of configurations, and what was estimated for them, made up for the rescue's decisions."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from autoplan.plan.records import Failure, FailureKind, Measurement, TrialRecord
-from autoplan.tuning.space.prune import Forecast
+from autoplan.tuning.candidate_estimate import CandidateEstimate
 from cost_models.config import TrainConfig
 from tests.builders import plans
+from tests.builders.estimates import candidate
 from tests.builders.observations import GIB
 
 
-def forecasts(
+def estimates(
     gib_by_config: Mapping[TrainConfig, float], *, capacity: float = 1.0, headroom: float = 0.0, low: float = 0.9
-) -> dict[TrainConfig, Forecast]:
-    """Forecasts whose upper ends are given in GiB, the lower ends being a share of them; capacity in GiB."""
+) -> dict[TrainConfig, CandidateEstimate]:
+    """Estimates whose upper ends are given in GiB, the lower ends being a share of them; capacity in GiB."""
     return {
-        one: Forecast(
-            one, 1.0, int(gib * GIB), int(capacity * GIB), headroom, None, {}, least_bytes=int(gib * low * GIB)
+        one: candidate(
+            one, needed=int(gib * GIB), least=int(gib * low * GIB), capacity=int(capacity * GIB), headroom=headroom
         )
         for one, gib in gib_by_config.items()
     }

@@ -1,4 +1,4 @@
-"""What trials teach the forecasts: how many times as long each kind of execution takes as was predicted for it.
+"""What trials teach the estimates: how many times as long each kind of execution takes as was predicted for it.
 
 A training step is traced on JAX and priced as XLA would fuse it. Another backend dispatches at another cost and fuses
 less, and without a compiler nothing is fused at all; arithmetic knows that roughly, and the first trials know better.
@@ -9,16 +9,13 @@ From three trials of a kind on, factors of arithmetic, traffic and the host's wo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields
 from statistics import median
-from typing import Any
 
 from autoplan.plan.records import TrialRecord
-from autoplan.tuning.space.prune import Forecast
+from autoplan.tuning.candidate_estimate import CandidateEstimate
 from cost_models.calibration import Calibration, TimePair, calibrate
 from cost_models.config import TrainConfig
 from cost_models.execution import Executor
-from cost_models.time.cost import TimeCost
 
 WORTH_TELLING = 1.5
 """A correction of less than this, either way, is within what the analytic tier claims."""
@@ -44,16 +41,16 @@ def factors(records: Iterable[TrialRecord]) -> dict[Executor, float]:
 
 
 def calibrations(
-    forecasts: Mapping[TrainConfig, Forecast], records: Iterable[TrialRecord]
+    estimates: Mapping[TrainConfig, CandidateEstimate], records: Iterable[TrialRecord]
 ) -> dict[Executor, Calibration]:
-    """Factors of the parts of a micro-step, for each kind of execution of which enough was measured and forecast."""
+    """Factors of the parts of a micro-step, for each kind of execution of which enough was measured and estimated."""
     pairs: dict[Executor, list[TimePair]] = {}
     for record in records:
         config = record.config
-        predicted = _parts(forecasts.get(config))
-        if record.measurement is not None and predicted is not None:
+        estimate = estimates.get(config)
+        if record.measurement is not None and estimate is not None:
             observed = record.measurement.micro_step_seconds
-            pairs.setdefault(Executor.of(config), []).append(TimePair(predicted, observed))
+            pairs.setdefault(Executor.of(config), []).append(TimePair(estimate.analytic.time, observed))
     return {
         execution: calibrate(found, probed=execution == _AS_PRICED)
         for execution, found in pairs.items()
@@ -61,68 +58,62 @@ def calibrations(
     }
 
 
-def _parts(forecast: Forecast | None) -> TimeCost | None:
-    time: Mapping[str, Any] = (forecast.estimate.get("time") or {}) if forecast is not None else {}
-    names = [item.name for item in fields(TimeCost)]
-    return TimeCost(**{name: time[name] for name in names}) if all(name in time for name in names) else None
-
-
 def corrected(
-    forecasts: Mapping[TrainConfig, Forecast], records: Sequence[TrialRecord]
+    estimates: Mapping[TrainConfig, CandidateEstimate], records: Sequence[TrialRecord]
 ) -> Callable[[TrainConfig], float]:
-    """Predicted seconds a sample as the trials correct them; infinite for what was not forecast.
+    """Predicted seconds a sample as the trials correct them; infinite for what was not estimated.
 
     An execution that no trial has shown is taken to be as near its prediction as the best known: it gets its chance.
     """
-    known, by_parts = factors(records), calibrations(forecasts, records)
+    known, by_parts = factors(records), calibrations(estimates, records)
     hope = min(known.values(), default=1.0)
 
     def seconds(config: TrainConfig) -> float:
-        forecast, execution = forecasts.get(config), Executor.of(config)
-        if forecast is None:
+        estimate, execution = estimates.get(config), Executor.of(config)
+        if estimate is None:
             return float("inf")
-        predicted = _parts(forecast)
-        if execution in by_parts and predicted is not None:
+        predicted = estimate.analytic.time
+        if execution in by_parts:
             factor = by_parts[execution].time(predicted).micro_step_seconds / predicted.micro_step_seconds
         else:
             factor = known.get(execution, hope)
-        return forecast.seconds_per_sample * factor
+        return estimate.seconds_per_sample * factor
 
     return seconds
 
 
 def reordered(
-    shortlist: Sequence[TrainConfig], forecasts: Mapping[TrainConfig, Forecast], records: Sequence[TrialRecord]
+    shortlist: Sequence[TrainConfig], estimates: Mapping[TrainConfig, CandidateEstimate], records: Sequence[TrialRecord]
 ) -> list[TrainConfig]:
     """The shortlist by corrected prediction, but for the first of each mesh and backend, which stay in front.
 
-    The order stays where nothing was forecast or measured, and where one kind of execution has too few trials to tell
+    The order stays where nothing was estimated or measured, and where one kind of execution has too few trials to tell
     more than one factor.
     """
     kinds = {Executor.of(config) for config in shortlist}
-    if not factors(records) or not forecasts:
+    if not factors(records) or not estimates:
         return list(shortlist)
-    if len(kinds) < 2 and kinds.isdisjoint(calibrations(forecasts, records)):
+    if len(kinds) < 2 and kinds.isdisjoint(calibrations(estimates, records)):
         return list(shortlist)
     firsts = {(config.mesh, config.backend): config for config in reversed(shortlist)}
     heads = [config for config in shortlist if firsts[config.mesh, config.backend] == config]
-    seconds = corrected(forecasts, records)
+    seconds = corrected(estimates, records)
     return [*heads, *sorted((config for config in shortlist if config not in heads), key=seconds)]
 
 
 def contenders(
     untried: Sequence[TrainConfig],
-    forecasts: Mapping[TrainConfig, Forecast],
+    estimates: Mapping[TrainConfig, CandidateEstimate],
     records: Sequence[TrialRecord],
     *,
     local_batch: int,
 ) -> list[TrainConfig]:
     """What may be tried now: nothing that a better corrected prediction clearly beats has its turn before that.
 
-    Where nothing was forecast, micro-batches below the script's own come last: they launch more for as many samples.
+    Where nothing was estimated, micro-batches below the script's own come last: they launch more for as many samples.
     """
-    of = corrected(forecasts, records)
-    seconds = {one: of(one) for one in untried if one in forecasts}
+    of = corrected(estimates, records)
+    seconds = {one: of(one) for one in untried if one in estimates}
     if seconds:
         return [one for one in untried if one in seconds and seconds[one] <= CLEARLY * min(seconds.values())]
     return [one for one in untried if one.batch.local >= local_batch] or list(untried)

@@ -16,27 +16,27 @@ from autoplan.jobs.client import Observation
 from autoplan.jobs.runner import Bench
 from autoplan.plan.knobs import KNOBS, Knob, changes
 from autoplan.plan.records import Failure, FailureKind, Rejection
+from autoplan.tuning.candidate_estimate import CandidateEstimate
 from autoplan.tuning.objective import PlannedFit
 from autoplan.tuning.request import Candidate
 from autoplan.tuning.space.known_issues import Versions
 from autoplan.tuning.space.legal_configs import Space
 from autoplan.tuning.space.prune import (
     KEEP_AT_MOST,
-    Forecast,
     distance,
     feasible,
     rank,
     without_idle_accumulation,
 )
 from cost_models.config import Affects, Batch, Layout, Mesh, Remat, RematMode, TrainConfig
-from cost_models.estimate import estimate
+from cost_models.estimate import estimate as analytic_estimate
 from cost_models.hardware.cluster import Cluster
 from cost_models.memory import MemoryCost
 from cost_models.workload.workload import Workload
 
 TRACES_AT_ONCE = 2
 LOCAL_BATCHES_TRACED = 6
-"""A step whose structure changes with the batch is traced at so many local batches; the others have no forecast."""
+"""A step whose structure changes with the batch is traced at so many local batches; the others have no estimate."""
 LONGEST_REASON = 400
 """Characters of an error that stand in a note."""
 _FRAMES = re.compile(r'File "[^"]*", line \d+, in \S+ |\^{2,} ')
@@ -61,9 +61,9 @@ class Structure:
 
 @dataclass(frozen=True)
 class Findings:
-    """Facts of the training, its space, forecasts, and the shortlist in the order in which to try it.
+    """Facts of the training, its space, estimates, and the shortlist in the order in which to try it.
 
-    `forecasts` is empty where the training step cannot be traced, and `notes` then say why. `elsewhere` is what was
+    `estimates` is empty where the training step cannot be traced, and `notes` then say why. `elsewhere` is what was
     found of the other backends, where the backend itself is tuned; their configurations stand in the shortlist too.
     """
 
@@ -71,7 +71,7 @@ class Findings:
     cluster: Cluster
     versions: Versions
     space: Space
-    forecasts: Mapping[TrainConfig, Forecast]
+    estimates: Mapping[TrainConfig, CandidateEstimate]
     shortlist: tuple[TrainConfig, ...]
     rejected: tuple[Rejection, ...]
     notes: tuple[str, ...] = ()
@@ -86,14 +86,14 @@ class Findings:
         return tuple(map(self._candidate, self.shortlist))
 
     def _candidate(self, config: TrainConfig) -> Candidate:
-        forecast, own = self.forecasts.get(config), config == self.space.baseline
-        if forecast is None:
+        estimate, own = self.estimates.get(config), config == self.space.baseline
+        if estimate is None:
             words = ", ".join(changes(self.space.baseline, config)) or "your own configuration"
-            return Candidate(config, None, f"no forecast; {words}", own)
-        best = min(one.seconds_per_sample for one in self.forecasts.values() if one.config in self.shortlist)
-        ratio = forecast.seconds_per_sample / best
+            return Candidate(config, None, f"no estimate; {words}", own)
+        best = min(one.seconds_per_sample for one in self.estimates.values() if one.config in self.shortlist)
+        ratio = estimate.seconds_per_sample / best
         told = f"{'your own configuration; ' if own else ''}estimated to take {ratio:.2f} times as long as the best"
-        return Candidate(config, forecast.estimate, told, own)
+        return Candidate(config, estimate.analytic, told, own)
 
 
 def versions_of(observation: Observation, cluster: Cluster) -> Versions:
@@ -112,19 +112,19 @@ def survey(
     remat_asked: bool,
     measurable: bool = False,
 ) -> Findings:
-    """Forecast the space and prune it in two visible steps: what fits, then what may win.
+    """Estimate the space and prune it in two visible steps: what fits, then what may win.
 
     `remat_asked`: rematerialization was asked for, so it is tried where nothing needs it, too. `measurable`: trials
     follow, so where nothing is sure to fit, what may fit is tried.
     NoFeasibleConfiguration when nothing fits; WorkloadError when the training step cannot be traced.
     """
     with Tracer(bench, local_batch=space.baseline.batch.local) as tracer:
-        forecaster = _Forecaster(tracer, observation, headroom)
-        forecaster.add([space.baseline, *(c for c in space.configs if c.remat.mode is RematMode.NONE)])
-        wanted, spared = _where_it_is_needed(space, forecaster.forecasts, remat_asked=remat_asked)
-        forecaster.add(wanted)
-    rejected = (*forecaster.tracer.rejected, *forecaster.rejected)
-    legal = [forecaster.forecasts[config] for config in space.configs if config in forecaster.forecasts]
+        estimator = _Estimator(tracer, observation, headroom)
+        estimator.add([space.baseline, *(c for c in space.configs if c.remat.mode is RematMode.NONE)])
+        wanted, spared = _where_it_is_needed(space, estimator.estimates, remat_asked=remat_asked)
+        estimator.add(wanted)
+    rejected = (*estimator.tracer.rejected, *estimator.rejected)
+    legal = [estimator.estimates[config] for config in space.configs if config in estimator.estimates]
     if not legal:
         raise WorkloadError(f"no configuration can be traced: {'; '.join(r.reason for r in rejected)}")
     legal, no_better = _decided_by_estimates(space.baseline, legal)
@@ -136,13 +136,13 @@ def survey(
         cluster=bench.cluster,
         versions=versions,
         space=space,
-        forecasts=forecaster.forecasts,
+        estimates=estimator.estimates,
         shortlist=tuple(_in_order_of_trial(kept)),
         rejected=(*space.rejected, *rejected, *spared, *no_better, *too_large, *idle, *too_slow),
     )
 
 
-def without_forecasts(
+def without_estimates(
     bench: Bench, observation: Observation, space: Space, versions: Versions, reason: str
 ) -> Findings:
     """What is left where the training step cannot be traced: measuring, by least change from the script's own.
@@ -158,10 +158,10 @@ def without_forecasts(
         cluster=bench.cluster,
         versions=versions,
         space=space,
-        forecasts={},
+        estimates={},
         shortlist=tuple(nearest_first[:KEEP_AT_MOST]),
         rejected=space.rejected,
-        notes=(f"nothing could be forecast, so trials went by least change from the script: {_in_short(reason)}",),
+        notes=(f"nothing could be estimated, so trials went by least change from the script: {_in_short(reason)}",),
     )
 
 
@@ -257,17 +257,17 @@ class Tracer:
 
 
 @dataclass
-class _Forecaster:
+class _Estimator:
     """Keeps what arithmetic says of each configuration."""
 
     tracer: Tracer
     observation: Observation
     headroom: float
-    forecasts: dict[TrainConfig, Forecast] = field(default_factory=dict)
+    estimates: dict[TrainConfig, CandidateEstimate] = field(default_factory=dict)
     rejected: list[Rejection] = field(default_factory=list)
 
     def add(self, configs: Iterable[TrainConfig]) -> None:
-        """Forecast these configurations."""
+        """Estimate these configurations."""
         for workload, group in self.tracer.workloads(configs):
             self._estimate(workload, group)
 
@@ -276,12 +276,12 @@ class _Forecaster:
         unpublished: dict[str, list[TrainConfig]] = {}
         for config in group:
             try:
-                one = estimate(workload, config, cluster, headroom=self.headroom)
+                one = analytic_estimate(workload, config, cluster, headroom=self.headroom)
             except HardwareError as error:
                 unpublished.setdefault(str(error), []).append(config)
                 continue
             outside_bytes = self._outside_bytes(config, one.memory)
-            self.forecasts[config] = Forecast.from_estimate(config, one.to_dict(), samples, outside_bytes)
+            self.estimates[config] = CandidateEstimate.of(one, samples, outside_bytes)
         for reason, configs in unpublished.items():
             self.rejected.append(_unforeseen(configs, reason))
 
@@ -304,21 +304,21 @@ def _by_structure(configs: Iterable[TrainConfig]) -> dict[Structure, list[TrainC
 
 
 def _unforeseen(group: Sequence[TrainConfig], reason: str) -> Rejection:
-    """One Rejection for configurations of which nothing can be forecast."""
+    """One Rejection for configurations of which nothing can be estimated."""
     figures = {"configurations": len(group)}
     return Rejection(config=group[0], stage="known_issue", reason=reason, figures=figures)
 
 
 def _where_it_is_needed(
-    space: Space, forecasts: Mapping[TrainConfig, Forecast], *, remat_asked: bool
+    space: Space, estimates: Mapping[TrainConfig, CandidateEstimate], *, remat_asked: bool
 ) -> tuple[list[TrainConfig], list[Rejection]]:
-    """Rematerialized configurations that are worth a forecast: those that do not fit without it."""
+    """Rematerialized configurations that are worth an estimate: those that do not fit without it."""
     wanted: list[TrainConfig] = []
     spared: list[TrainConfig] = []
     for config in space.configs:
-        if config.remat.mode is RematMode.NONE or config in forecasts:
+        if config.remat.mode is RematMode.NONE or config in estimates:
             continue
-        without = forecasts.get(config.with_(remat=Remat()))
+        without = estimates.get(config.with_(remat=Remat()))
         fits_without = without is not None and without.fits and not remat_asked
         (spared if fits_without else wanted).append(config)
     if not spared:
@@ -328,7 +328,9 @@ def _where_it_is_needed(
     return wanted, [Rejection(config=spared[0], stage="slower", reason=reason, figures=figures)]
 
 
-def _decided_by_estimates(baseline: TrainConfig, legal: Sequence[Forecast]) -> tuple[list[Forecast], list[Rejection]]:
+def _decided_by_estimates(
+    baseline: TrainConfig, legal: Sequence[CandidateEstimate]
+) -> tuple[list[CandidateEstimate], list[Rejection]]:
     """Drop, for each knob that estimates decide, all values but the fastest where all else is equal."""
     left, rejected = list(legal), []
     for knob in KNOBS:
@@ -339,10 +341,10 @@ def _decided_by_estimates(baseline: TrainConfig, legal: Sequence[Forecast]) -> t
 
 
 def _fastest_values(
-    knob: Knob, baseline: TrainConfig, legal: Sequence[Forecast]
-) -> tuple[list[Forecast], list[Rejection]]:
+    knob: Knob, baseline: TrainConfig, legal: Sequence[CandidateEstimate]
+) -> tuple[list[CandidateEstimate], list[Rejection]]:
     """Drop what is slower than its equal with another value of this knob; the baseline stays, and of ties the least."""
-    groups: dict[TrainConfig, list[Forecast]] = {}
+    groups: dict[TrainConfig, list[CandidateEstimate]] = {}
     for one in legal:
         groups.setdefault(knob.set(one.config, knob.value(baseline)), []).append(one)
     fastest = {
@@ -363,9 +365,9 @@ def _fastest_values(
     ]
 
 
-def _best_of_each_mesh(fitting: Sequence[Forecast]) -> list[Forecast]:
+def _best_of_each_mesh(fitting: Sequence[CandidateEstimate]) -> list[CandidateEstimate]:
     """The best prediction for each number of devices, so that how the training scales is measured."""
-    best: dict[Mesh, Forecast] = {}
+    best: dict[Mesh, CandidateEstimate] = {}
     for one in fitting:
         known = best.get(one.config.mesh)
         if known is None or one.seconds_per_sample < known.seconds_per_sample:
@@ -373,7 +375,7 @@ def _best_of_each_mesh(fitting: Sequence[Forecast]) -> list[Forecast]:
     return list(best.values())
 
 
-def _in_order_of_trial(kept: Sequence[Forecast]) -> list[TrainConfig]:
+def _in_order_of_trial(kept: Sequence[CandidateEstimate]) -> list[TrainConfig]:
     """The best prediction, then the best of every other mesh, then the rest by prediction."""
     first = sorted(_best_of_each_mesh(kept), key=lambda one: one.seconds_per_sample)
     return list(dict.fromkeys(one.config for one in (*first, *kept)))

@@ -11,16 +11,16 @@ from typing import Literal
 from autoplan import formatting
 from autoplan.plan.knobs import Tradeoff, changes
 from autoplan.plan.records import Evidence, Failure, Rescue, Rung, TrialRecord
+from autoplan.tuning.candidate_estimate import CandidateEstimate
 from autoplan.tuning.oom_rescue.change_order import MEANING, NAMES, kinds_of_change
 from autoplan.tuning.oom_rescue.search import RescueSearch
-from autoplan.tuning.space.prune import Forecast
 from cost_models.config import TrainConfig
 
 
 def rescue(
     search: RescueSearch,
     baseline: TrialRecord,
-    forecasts: Mapping[TrainConfig, Forecast],
+    estimates: Mapping[TrainConfig, CandidateEstimate],
     *,
     usable_bytes: int | None,
     batch_norm: bool,
@@ -30,7 +30,7 @@ def rescue(
     if least is None:
         return None
     tried = [_tried(search.baseline, record) for record in search.records]
-    passed_over = [_passed_over(search, config, forecasts.get(config)) for config in _best_of_each_kind(search, least)]
+    passed_over = [_passed_over(search, config, estimates.get(config)) for config in _best_of_each_kind(search, least)]
     return Rescue(
         config=least,
         changed=changes(search.baseline, least),
@@ -42,24 +42,27 @@ def rescue(
 
 
 def nothing_runs(
-    search: RescueSearch, baseline: TrialRecord, forecasts: Mapping[TrainConfig, Forecast], usable_bytes: int | None
+    search: RescueSearch,
+    baseline: TrialRecord,
+    estimates: Mapping[TrainConfig, CandidateEstimate],
+    usable_bytes: int | None,
 ) -> str:
     """Return the message where no configuration runs: what each needed, the least need, and what would fit."""
     own = [f"your own configuration {_ended(baseline.failure, usable_bytes)}"]
     others = [f"{_changed(search.baseline, record)} {_ended(record.failure, None)}" for record in search.records]
-    basis = "estimated" if forecasts else "assumed"
+    basis = "estimated" if estimates else "assumed"
     rest = [f"all others are {basis} to need no less"] if len(search.order) > len(search.records) else []
-    known = [one for config in search.order if (one := forecasts.get(config)) is not None and one.needed_bytes]
+    known = [one for config in search.order if (one := estimates.get(config)) is not None and one.needed_bytes]
     least = min(known, key=lambda one: one.needed_bytes or 0, default=None)
-    forecast = ""
+    estimate = ""
     if least is not None and least.needed_bytes:
         size = formatting.size(least.needed_bytes)
-        forecast = f" The least estimate for any of them is {size} (analytic; {least.config.describe()})."
+        estimate = f" The least estimate for any of them is {size} (analytic; {least.config.describe()})."
     held = [held for record in (baseline, *search.records) if (held := _held(record.failure)) is not None]
     more = f"more than {formatting.size(max(usable_bytes or 0, min(held)))} of memory" if held else "more memory"
     return (
         f"no configuration of this training runs in the available memory: {'; '.join([*own, *others, *rest])}."
-        f"{forecast} What would fit: {more}, a smaller model, fewer restrictions (--fix, --only), or a smaller "
+        f"{estimate} What would fit: {more}, a smaller model, fewer restrictions (--fix, --only), or a smaller "
         f"effective batch (--effective-batch 1..{search.baseline.batch.effective}), which is another training"
     )
 
@@ -137,14 +140,14 @@ def _tried(baseline: TrainConfig, record: TrialRecord) -> Rung:
     )
 
 
-def _passed_over(search: RescueSearch, config: TrainConfig, forecast: Forecast | None) -> Rung:
+def _passed_over(search: RescueSearch, config: TrainConfig, estimate: CandidateEstimate | None) -> Rung:
     return Rung(
         config=config,
         changed=changes(search.baseline, config),
         outcome="passed_over",
         evidence=Evidence.ANALYTIC,
         reason=search.why_not(config),
-        needed_bytes=None if forecast is None else forecast.least_bytes,
+        needed_bytes=None if estimate is None else estimate.least_bytes,
     )
 
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from autoplan.plan.knobs import changes
 from autoplan.plan.records import TrialRecord
+from autoplan.tuning.candidate_estimate import CandidateEstimate
 from autoplan.tuning.oom_rescue.change_order import least_first
-from autoplan.tuning.space.prune import Forecast
 from cost_models.config import Remat, RematMode, TrainConfig
 from cost_models.execution import program_key
 
@@ -53,7 +53,7 @@ class Need:
 
 
 def needs(
-    baseline: TrainConfig, configs: Iterable[TrainConfig], forecasts: Mapping[TrainConfig, Forecast]
+    baseline: TrainConfig, configs: Iterable[TrainConfig], estimates: Mapping[TrainConfig, CandidateEstimate]
 ) -> dict[TrainConfig, Need]:
     """Return the need of the baseline and of each configuration that can be tried.
 
@@ -61,7 +61,7 @@ def needs(
     a configuration without one cannot be built, except a rematerialized one, which was not traced.
     """
     every = list(dict.fromkeys((baseline, *configs)))
-    estimated = {config: need for config in every if (need := _estimated_need(forecasts.get(config))) is not None}
+    estimated = {config: need for config in every if (need := _estimated_need(estimates.get(config))) is not None}
     if baseline not in estimated:
         return {config: Need(0.0, _micro_batch(config) / _micro_batch(baseline)) for config in every}
     found = dict(estimated)
@@ -160,12 +160,12 @@ class RescueSearch:
         return self._last_hope
 
 
-def _estimated_need(forecast: Forecast | None) -> Need | None:
+def _estimated_need(estimate: CandidateEstimate | None) -> Need | None:
     """Return the need as shares of the capacity; None where one of them is not known."""
-    if forecast is None or not forecast.needed_bytes or not forecast.capacity_bytes:
+    if estimate is None or not estimate.needed_bytes or not estimate.capacity_bytes:
         return None
-    capacity = forecast.capacity_bytes
-    return Need((forecast.least_bytes or 0) / capacity, forecast.needed_bytes / capacity, 1 - forecast.headroom)
+    capacity = estimate.capacity_bytes
+    return Need((estimate.least_bytes or 0) / capacity, estimate.needed_bytes / capacity, 1 - estimate.headroom)
 
 
 def _micro_batch(config: TrainConfig) -> float:

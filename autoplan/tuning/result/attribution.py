@@ -46,7 +46,7 @@ def measured_rates(records: Iterable[TrialRecord]) -> Rates:
 
 def predicted_rates(findings: Findings) -> Rates:
     """What arithmetic says."""
-    return Rates(Evidence.ANALYTIC, {c: one.seconds_per_sample for c, one in findings.forecasts.items()})
+    return Rates(Evidence.ANALYTIC, {c: one.seconds_per_sample for c, one in findings.estimates.items()})
 
 
 def contributions(baseline: TrainConfig, config: TrainConfig, tiers: Sequence[Rates]) -> list[str]:
@@ -108,12 +108,12 @@ def _against(findings: Findings, config: TrainConfig, best: TrainConfig, rates: 
     ratio = rates.ratio(best, config) or 1.0
     samples = formatting.counted(best.batch.local, "sample")
     on = f"the best on {best.mesh.devices}, with {samples} each, takes {_times(ratio)} ({rates.evidence})"
-    forecast = findings.forecasts.get(best)
-    time = {} if forecast is None else forecast.estimate.get("time") or {}
-    bound, whole = time.get("bound"), time.get("micro_step_seconds")
-    if bound not in _FIXED or not whole:
+    estimate = findings.estimates.get(best)
+    if estimate is None or estimate.analytic.time.bound not in _FIXED:
         return on
-    share = f"{formatting.percent(time[f'{bound}_seconds'] / whole)} of it {_FIXED[bound]} (analytic)"
+    time = estimate.analytic.time
+    share = formatting.percent(getattr(time.parts, time.bound) / time.micro_step_seconds)
+    share = f"{share} of it {_FIXED[time.bound]} (analytic)"
     kept = len({one.batch.effective for one in findings.space.configs}) == 1
     return f"{on}, {share}{_SPREADS if kept else ''}"
 
@@ -125,8 +125,8 @@ def _times(ratio: float) -> str:
 
 
 def _may_fit(findings: Findings, config: TrainConfig) -> bool:
-    forecast = findings.forecasts.get(config)
-    return forecast is None or forecast.may_fit
+    estimate = findings.estimates.get(config)
+    return estimate is None or estimate.may_fit
 
 
 def _best_rate(rates: Rates, configs: Iterable[TrainConfig], devices: int) -> float | None:

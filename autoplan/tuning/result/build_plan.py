@@ -62,10 +62,10 @@ def analytic_plan(request: TuneRequest, findings: Findings) -> Plan:
     NoFeasibleConfiguration where it is not sure to fit: only a compiler or a run could tell.
     """
     best = findings.shortlist[0]
-    if not findings.forecasts[best].fits:
-        raise NoFeasibleConfiguration(nothing_fits(list(findings.forecasts.values())))
+    if not findings.estimates[best].fits:
+        raise NoFeasibleConfiguration(nothing_fits(list(findings.estimates.values())))
     best = _least_change(findings, best)
-    why = f"best of {len(findings.forecasts)} configurations by prediction; nothing was measured"
+    why = f"best of {len(findings.estimates)} configurations by prediction; nothing was measured"
     untried = [*_untried(findings.space.baseline, best), *_idle(findings, best)]
     return _plan(
         request,
@@ -79,7 +79,7 @@ def analytic_plan(request: TuneRequest, findings: Findings) -> Plan:
 
 def _least_change(findings: Findings, best: TrainConfig) -> TrainConfig:
     """What changes least of those whose prediction is as good as the best: arithmetic does not tell so little apart."""
-    known = findings.forecasts
+    known = findings.estimates
     most = AS_GOOD * known[best].seconds_per_sample
     alike = [one for one in findings.shortlist if one in known and known[one].fits]
     alike = [one for one in alike if known[one].seconds_per_sample <= most]
@@ -99,13 +99,13 @@ def compiled_plan(request: TuneRequest, findings: Findings, witnessed: Witnessed
     if winner is None:
         found = "none that was compiled was found to fit" if witnessed.records else "none was compiled"
         why = (
-            f"best of {len(findings.forecasts)} configurations by prediction; {found} ({witnessed.ended}), so no "
+            f"best of {len(findings.estimates)} configurations by prediction; {found} ({witnessed.ended}), so no "
             "compiler stands behind it"
         )
-        why += "" if findings.forecasts[best].fits else "; whether it fits is not sure"
+        why += "" if findings.estimates[best].fits else "; whether it fits is not sure"
     else:
         why = (
-            f"best of {len(findings.forecasts)} configurations by prediction, corrected by what the compiler said of "
+            f"best of {len(findings.estimates)} configurations by prediction, corrected by what the compiler said of "
             f"{len(compiled)} of them; this one was compiled"
         )
     return _plan(
@@ -130,7 +130,7 @@ def compiled_plan(request: TuneRequest, findings: Findings, witnessed: Witnessed
 
 def _baseline_too_large(findings: Findings) -> list[str]:
     """Figures of a baseline stand beside the plan's, though on this hardware it may not run at all."""
-    own = findings.forecasts.get(findings.space.baseline)
+    own = findings.estimates.get(findings.space.baseline)
     if own is None or own.fits:
         return []
     hope = "may not fit" if own.may_fit else "does not fit"
@@ -368,12 +368,12 @@ def _notes(findings: Findings, config: TrainConfig) -> list[str]:
 
 
 def _baseline(findings: Findings, record: TrialRecord | None) -> BaselineRecord:
-    forecast = findings.forecasts.get(findings.space.baseline)
+    estimate = findings.estimates.get(findings.space.baseline)
     return BaselineRecord(
         config=findings.space.baseline,
         measured=record.measurement if record else None,
         failure=record.failure if record else None,
-        predicted=dict(forecast.estimate) if forecast else None,
+        predicted=estimate.analytic if estimate else None,
     )
 
 
@@ -393,7 +393,7 @@ def _plan(
     rescue: Rescue | None = None,
     left_out: Sequence[Rejection] = (),
 ) -> Plan:
-    forecast = findings.forecasts.get(config)
+    estimate = findings.estimates.get(config)
     fields: dict[str, Any] = {"schema": 1}
     return Plan(
         **fields,
@@ -403,7 +403,7 @@ def _plan(
         environment=Environment(**findings.of(config).observation.environment),
         config=config,
         baseline=baseline,
-        predicted=dict(forecast.estimate) if forecast else None,
+        predicted=estimate.analytic if estimate else None,
         compiled=compiled,
         measured=measured,
         verification=verification,

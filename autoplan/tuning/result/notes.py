@@ -109,7 +109,7 @@ def limit_note(limit_bytes: int | None, cluster: Cluster) -> str | None:
     told = f"memory was limited to {formatting.size(limit_bytes)} (--memory-limit)"
     if cluster.local and cluster.chip.kind == "cpu":
         return f"{told}: a trial whose processes held more was ended"
-    return f"{told} in forecasts; the device itself was not limited"
+    return f"{told} in estimates; the device itself was not limited"
 
 
 def baseline_notes(baseline: TrainConfig, observation: Observation, versions: Versions) -> list[str]:

@@ -14,12 +14,13 @@ from autoplan.errors import ConfigError, NoFeasibleConfiguration, StudyError
 from autoplan.jobs.client import Observation
 from autoplan.jobs.runner import Bench, explain_failure
 from autoplan.plan.records import Evidence, Failure, FailureKind, Measurement, Outcome, Rejection, Rescue, TrialRecord
+from autoplan.tuning.candidate_estimate import CandidateEstimate
 from autoplan.tuning.estimates.calibration import contenders, reordered
 from autoplan.tuning.objective import PlannedFit, settled_compile_seconds
 from autoplan.tuning.oom_rescue.report import nothing_runs, rescue
 from autoplan.tuning.oom_rescue.search import Need, RescueSearch, cannot_run, needs
 from autoplan.tuning.request import Event, Watch
-from autoplan.tuning.space.prune import Forecast, distance
+from autoplan.tuning.space.prune import distance
 from autoplan.tuning.trials.study import Study
 from autoplan.tuning.verification.verifier import verification_seconds
 from cost_models.config import TrainConfig
@@ -71,7 +72,7 @@ class Runner:
     bench: Bench
     study: Study
     observation: Observation
-    forecasts: Mapping[TrainConfig, Forecast]
+    estimates: Mapping[TrainConfig, CandidateEstimate]
     legal: frozenset[TrainConfig]
     watch: Watch
     trials: int
@@ -119,11 +120,11 @@ class Runner:
                 raise
             interrupted = True
         usable_bytes, batch_norm = self.bench.usable_bytes(), self.observation.batch_norm
-        found = rescue(search, failed, self.forecasts, usable_bytes=usable_bytes, batch_norm=batch_norm)
+        found = rescue(search, failed, self.estimates, usable_bytes=usable_bytes, batch_norm=batch_norm)
         if found is None and search.next() is not None:
             raise _spent(self.bench)
         if found is None:
-            raise NoFeasibleConfiguration(nothing_runs(search, failed, self.forecasts, usable_bytes))
+            raise NoFeasibleConfiguration(nothing_runs(search, failed, self.estimates, usable_bytes))
         record = next(one for one in search.records if one.config == found.config)
         return Reference(record, found, interrupted)
 
@@ -158,7 +159,7 @@ class Runner:
                 return f"all {self.trials} trials are done"
             if not self._may_go_on():
                 return "the budget is spent, but for verification"
-            self.study.reorder(reordered(self.study.shortlist, self.forecasts, self.study.records))
+            self.study.reorder(reordered(self.study.shortlist, self.estimates, self.study.records))
             try:
                 config = self.study.ask(self._contenders)
             except StudyError as error:
@@ -171,7 +172,7 @@ class Runner:
 
     def _contenders(self, untried: Sequence[TrainConfig]) -> list[TrainConfig]:
         own = self.observation.config.batch.local
-        return contenders(untried, self.forecasts, self.study.records, local_batch=own)
+        return contenders(untried, self.estimates, self.study.records, local_batch=own)
 
     def objective(self, record: TrialRecord) -> float | None:
         """Seconds a sample of the planned fit; None for a failure."""
@@ -219,12 +220,12 @@ class Runner:
         return [*first, *(record for record in better if record not in first)]
 
     def _may_fit(self, config: TrainConfig) -> bool:
-        """Whether it is forecast to fit. Where nothing is forecast, nothing speaks against it."""
-        forecast = self.forecasts.get(config)
-        return not self.forecasts or (forecast is not None and forecast.fits)
+        """Whether it is estimated to fit. Where nothing is estimated, nothing speaks against it."""
+        estimate = self.estimates.get(config)
+        return not self.estimates or (estimate is not None and estimate.fits)
 
     def _needs(self, baseline: TrainConfig) -> dict[TrainConfig, Need]:
-        return needs(baseline, self.legal, self.forecasts)
+        return needs(baseline, self.legal, self.estimates)
 
     def _learn(self, record: TrialRecord) -> None:
         """Take off the shortlist what needs no less than a configuration that ran out of memory."""
@@ -239,7 +240,7 @@ class Runner:
             Rejection(
                 config=gone[0],
                 stage="infeasible",
-                reason=f"forecast to need no less than {config.describe()}, which ran out of memory",
+                reason=f"estimated to need no less than {config.describe()}, which ran out of memory",
                 figures={"evidence": Evidence.ANALYTIC.value, "configurations": len(gone)},
             )
         )
@@ -288,11 +289,11 @@ class Runner:
             self.study.abandon(config)
 
     def _record(self, config: TrainConfig, outcome: Outcome) -> TrialRecord:
-        forecast = self.forecasts.get(config)
+        estimate = self.estimates.get(config)
         objective = None
         if isinstance(outcome, Measurement):
             objective = self._seconds_per_sample(config, outcome)
-        predicted = forecast.update_seconds if forecast else None
+        predicted = estimate.update_seconds if estimate else None
         try:
             record = self.study.tell(config, outcome, objective, predicted)
         except StudyError as error:

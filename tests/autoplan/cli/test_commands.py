@@ -13,9 +13,11 @@ from autoplan.cli import commands
 from autoplan.errors import NoFeasibleConfiguration, StudyError
 from autoplan.plan import file
 from autoplan.plan.records import Plan
+from autoplan.tuning.estimates.configuration import ConfigurationEstimate
 from autoplan.tuning.request import Candidate, CompareRequest, EstimateRequest, Event, TuneRequest, TuneResult
 from tests.builders import comparison_rows, plans
 
+ANSWER = ConfigurationEstimate(plans.analytic())
 ROOT = Path(__file__).parents[3]
 SCRIPT = "import keras\nmodel = keras.Sequential()\nmodel.fit()\n"
 
@@ -180,7 +182,7 @@ def test_an_interrupted_study_answers_and_exits_with_130(folder, monkeypatch):
 
 
 def test_a_dry_run_lists_candidates_and_writes_nothing(folder, monkeypatch):
-    candidate = Candidate(plans.train_config(), plans.estimate(), "the best by prediction")
+    candidate = Candidate(plans.train_config(), plans.analytic(), "the best by prediction")
     asked = []
 
     def tune(request, watch):
@@ -198,7 +200,7 @@ def test_a_dry_run_lists_candidates_and_writes_nothing(folder, monkeypatch):
     as_json = json.loads(run("tune", "train.py", "--dry-run", "--format", "json").stdout)
     assert as_json["forecast_seconds"] == 200.0
     assert as_json["shortlist"] == [
-        {"config": plans.config(), "estimate": plans.estimate(), "reason": "the best by prediction"}
+        {"config": plans.config(), "estimate": plans.analytic().to_dict(), "reason": "the best by prediction"}
     ]
     alone = run("tune", "train.py", "--all")
     assert alone.exit_code == 2
@@ -258,7 +260,7 @@ def test_estimate_prints_the_document_and_nothing_else(folder, monkeypatch):
 
     def estimate(request, watch):
         asked.append(request)
-        return plans.estimate()
+        return ANSWER
 
     monkeypatch.setattr(planner, "estimate", estimate)
     done = run(
@@ -266,7 +268,7 @@ def test_estimate_prints_the_document_and_nothing_else(folder, monkeypatch):
         *("--precision", "mixed_bfloat16", "--remat", "activations", "--steps-per-execution", "4"),
         *("--mesh", "data=4,model=2", "--shard-state", "--format", "json", "--", "--small"),
     )
-    assert json.loads(done.stdout) == plans.estimate()
+    assert json.loads(done.stdout) == {**plans.analytic().to_dict(), "notes": []}
     assert (done.exit_code, done.stderr) == (0, "")
     request = asked[0]
     assert request.source.args == ["--small"]
@@ -287,7 +289,7 @@ def test_estimate_prints_the_document_and_nothing_else(folder, monkeypatch):
 
 
 def test_estimate_in_text_and_with_explanations(folder, monkeypatch):
-    monkeypatch.setattr(planner, "estimate", lambda request, watch: plans.estimate())
+    monkeypatch.setattr(planner, "estimate", lambda request, watch: ANSWER)
     short = run("estimate", "train.py", "--hardware", "tpu-v4-8")
     assert short.stdout.splitlines()[0] == (
         "float32, batch 128 on tpu-v4-8. Every figure is analytic: nothing was run or measured."
@@ -298,7 +300,9 @@ def test_estimate_in_text_and_with_explanations(folder, monkeypatch):
 
 def test_estimate_is_of_this_machine_unless_told_otherwise(folder, monkeypatch):
     asked = []
-    monkeypatch.setattr(planner, "estimate", lambda request, watch: asked.append(request) or plans.estimate())
+    monkeypatch.setattr(
+        planner, "estimate", lambda request, watch: asked.append(request) or ConfigurationEstimate(plans.analytic())
+    )
     assert run("estimate", "train.py").exit_code == 0
     assert (asked[0].hardware, asked[0].mesh) == ("local", None)
 
@@ -320,7 +324,7 @@ def compared_with(monkeypatch):
 
     def compare(request, watch):
         requests.append(request)
-        watch(Event("stage", "forecasting"))
+        watch(Event("stage", "estimating"))
         return comparison_rows.comparison(comparison_rows.row("a"), comparison_rows.row("b", samples_per_second=2.0))
 
     monkeypatch.setattr(planner, "compare", compare)
@@ -332,8 +336,8 @@ def test_compare_asks_with_the_documented_defaults_and_prints_a_table(folder, co
     assert done.exit_code == 0
     assert compared_with == [CompareRequest(source=compared_with[0].source)]
     assert "It fits on 2 of 2 kinds of hardware." in done.stdout
-    assert "forecasting" in done.stderr
-    assert "forecasting" not in done.stdout
+    assert "estimating" in done.stderr
+    assert "estimating" not in done.stdout
 
 
 def test_every_option_of_compare_reaches_the_planner(folder, compared_with):

@@ -21,6 +21,7 @@ from cost_models.hardware.catalogue import rows
 from cost_models.hardware.lookup import cluster
 from cost_models.workload.serialization import workload_from_dict, workload_to_dict
 from cost_models.workload.workload import Tensor
+from tests.builders import estimates as made
 from tests.builders import workloads
 from tests.builders.fake_client import FakeClient, failure
 from tests.builders.observations import cluster as machine
@@ -226,10 +227,10 @@ def test_what_one_kind_of_hardware_lacks_stands_in_its_row(compare):
     assert found.rows[1].reason.startswith("--fix mesh=data=8: gpu-t4 has 1 device(s)")
 
 
-# The compiler as witness: what it says takes the forecast's place.
+# The compiler as witness: what it says takes the estimate's place.
 
 
-TIME = {"samples_per_second": 123.0, "mfu": 0.5, "bound": "memory"}
+TIME = dataclasses.replace(made.time(1.0), samples_per_second=123.0, mfu=0.5, bound="memory")
 
 
 def said_of(one, total_bytes, time=TIME):
@@ -270,16 +271,16 @@ def test_the_compilers_winner_is_the_row(witnessed):
     assert (row.samples_per_second, row.mfu, row.bound) == (123.0, 0.5, "memory")
 
 
-def test_a_compiled_program_that_nobody_can_price_keeps_its_forecast_and_says_so(witnessed):
-    forecasts = {}
+def test_a_compiled_program_that_nobody_can_price_keeps_its_estimate_and_says_so(witnessed):
+    estimates = {}
 
     def answer(findings):
-        forecasts.update(findings.forecasts)
+        estimates.update(findings.estimates)
         return Witnessed(said_of(findings.shortlist[-1], 5 * GIB, time=None), (), (), "the best is compiled")
 
     row = witnessed(answer)
     assert row.evidence is Evidence.COMPILED
-    assert row.samples_per_second == forecasts[row.config].estimate["time"]["samples_per_second"]
+    assert row.samples_per_second == estimates[row.config].analytic.time.samples_per_second
     assert row.notes == ("its memory is compiled, its rate is analytic: the program could not be priced",)
 
 
@@ -308,7 +309,7 @@ def test_what_the_compiler_finds_too_large_is_no_row_that_trains(witnessed, ende
     assert (row.samples_per_second, row.usd_per_million_samples) == (None, None)
 
 
-def test_where_no_compiler_can_be_asked_the_forecast_stays_and_says_so(witnessed):
+def test_where_no_compiler_can_be_asked_the_estimate_stays_and_says_so(witnessed):
     def refuse(findings):
         raise HardwareError("XLA:TPU is not installed here")
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from autoplan.plan.fields import UNREADABLE, Config
+from autoplan.plan.fields import UNREADABLE_CONFIG, Config
 from cost_models.config import Batch, Layout, Mesh, Precision, Remat, RematMode, TrainConfig
 
 FULL = TrainConfig(
@@ -34,10 +34,10 @@ def test_a_configuration_passes_as_it_is():
     ("value", "kind"),
     [
         ("float32", "dict_type"),
-        ({}, UNREADABLE),
-        ({"batch": {"global": 64, "local": 32}}, UNREADABLE),
-        ({"batch": 64}, UNREADABLE),
-        ({"batch": {"global": 64}, "remat": "none"}, UNREADABLE),
+        ({}, UNREADABLE_CONFIG),
+        ({"batch": {"global": 64, "local": 32}}, UNREADABLE_CONFIG),
+        ({"batch": 64}, UNREADABLE_CONFIG),
+        ({"batch": {"global": 64}, "remat": "none"}, UNREADABLE_CONFIG),
     ],
 )
 def test_what_is_no_configuration_is_refused(value, kind):

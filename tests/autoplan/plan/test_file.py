@@ -452,3 +452,13 @@ def test_training_refuses_them_before_the_script_runs(tmp_path):
     assert done.returncode == 2
     assert done.stderr.startswith("error: config.mesh.model is 4")
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("name", ["measured_plan.yaml", "compiled_plan.yaml"])
+def test_a_plan_of_the_first_version_is_read_and_written_with_the_same_values(name):
+    """Its records held plain mappings, where they now hold configurations and estimates."""
+    text = (Path(__file__).parent / name).read_text()
+    plan = file.read(Path(__file__).parent / name)
+    assert isinstance(plan.config, TrainConfig)
+    assert plan.predicted.config == plan.config
+    assert yaml.safe_load(file.to_yaml(plan)) == yaml.safe_load(text)

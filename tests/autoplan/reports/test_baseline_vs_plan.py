@@ -231,7 +231,7 @@ def test_a_prediction_tells_how_many_devices_each_side_uses():
 
 def test_a_prediction_is_of_one_tier():
     """Where the compiler was asked about both, both rates are its programs'; else both are analytic."""
-    own, time = plans.plain_plan()["baseline"]["config"], {"micro_step_seconds": 0.5, "samples_per_second": 100.0}
+    own, time = plans.plain_plan()["baseline"]["config"], plans.estimate(0.5, samples_per_second=100.0)["time"]
 
     def compiled(config, rate):
         return {"number": 0, "config": config, "outcome": "compiled", "compiled": evidence(time | rate)}
@@ -251,8 +251,8 @@ def test_nothing_is_predicted_of_a_baseline_that_may_not_fit_or_that_is_the_plan
     plain = plans.plain_plan()
     large = plans.estimate(0.05)
     baseline = {"config": plain["baseline"]["config"], "predicted": large}
-    for may_fit, does in ((False, "does not fit"), (True, "may not fit")):
-        large["memory"] |= {"fits": False, "may_fit": may_fit}
+    for capacity, does in ((250 * plans.MIB, "does not fit"), (300 * plans.MIB, "may not fit")):
+        large["memory"] |= {"capacity_bytes": capacity}
         told = f"Your own configuration {does} there (analytic), so there is no speed-up to predict."
         assert baseline_vs_plan.headline(analytic(baseline=baseline)).endswith(told)
     same = analytic(config=baseline["config"])

@@ -2,14 +2,26 @@ from __future__ import annotations
 
 import io
 import re
+from dataclasses import replace
 
 import pytest
 
 from autoplan.reports import estimate as estimate_report
 from autoplan.reports import plan_table
-from cost_models.memory import MemoryCost
+from autoplan.tuning.estimates.configuration import ConfigurationEstimate
+from cost_models.accuracy import Accuracy
+from cost_models.estimate import Explanation
+from cost_models.memory import Capacity, LiveTensor, MemoryCost
 from cost_models.time.cost import TimeCost
+from cost_models.workload.workload import UnknownOp
 from tests.builders import plans
+
+
+def estimate(accuracy=None, capacity=None, unknown_ops=(), explanation=None, notes=(), hardware="tpu-v4-8", **time):
+    analytic = plans.analytic(**time)
+    changes = {"accuracy": accuracy, "unknown_ops": unknown_ops, "hardware": hardware}
+    changes |= {"capacity": capacity} if capacity else {}
+    return ConfigurationEstimate(replace(analytic, **changes), explanation=explanation, notes=notes)
 
 
 def lines(estimate, **options) -> list[list[str]]:
@@ -23,13 +35,13 @@ def text(estimate, **options) -> str:
 
 
 def test_the_first_line_says_what_where_and_that_nothing_was_measured():
-    assert lines(plans.estimate())[0] == [
+    assert lines(estimate())[0] == [
         "float32, batch 128 on tpu-v4-8. Every figure is analytic: nothing was run or measured."
     ]
 
 
 def test_memory_by_component_with_shares_of_the_total():
-    rows = lines(plans.estimate())
+    rows = lines(estimate())
     assert ["parameters", "100 MiB", "33%"] in rows
     assert ["optimizer", "50.0 MiB", "17%"] in rows
     assert ["total", "300 MiB"] in rows
@@ -38,7 +50,7 @@ def test_memory_by_component_with_shares_of_the_total():
 
 
 def test_time_by_part_with_shares_of_the_micro_step():
-    rows = lines(plans.estimate())
+    rows = lines(estimate())
     assert ["micro-step", "3.50 ms"] in rows
     assert ["compute", "1.75 ms", "50%"] in rows
     assert ["overhead", "875 µs", "25%"] in rows
@@ -50,58 +62,53 @@ def test_time_by_part_with_shares_of_the_micro_step():
 
 
 def test_the_mfu_of_this_machine_says_that_its_peak_was_probed():
-    here = plans.estimate() | {"hardware": "local"}
+    here = estimate(hardware="local")
     assert ["MFU, of the probed peak", "21%"] in lines(here)
     assert "model FLOPs over the devices' peak that was probed, no data sheet's" in text(here, explain=True)
 
 
 def test_time_has_a_band_where_a_study_has_measured_such_hardware():
     """3.5 ms, and nine of ten rows took 0.5 to 2 times what was predicted."""
-    accuracy = {"low_ratio": 0.5, "high_ratio": 2.0, "share": 0.9, "rows": 800, "of": "rows", "source": "studies/rows"}
+    accuracy = Accuracy(low=0.5, high=2.0, rows=800, of="rows", source="studies/rows")
     assert (
         "The micro-step probably takes 1.75 to 7.00 ms: 90% of 800 rows took 0.5 to 2 times what was predicted "
         "(studies/rows)."
-    ) in text(plans.estimate() | {"accuracy": accuracy})
+    ) in text(estimate(accuracy=accuracy))
     unknown = "How far this time may be off is not known: no study has enough measurements of such hardware."
-    assert unknown in text(plans.estimate() | {"accuracy": None})
+    assert unknown in text(estimate())
 
 
 def test_what_was_taken_for_granted_is_told():
-    told = lines(plans.estimate() | {"notes": ["no --mesh was given"]})
+    told = lines(estimate(notes=("no --mesh was given",)))
     assert told[-2:] == [["To know"], ["- no --mesh was given"]]
-    assert ["To know"] not in lines(plans.estimate() | {"notes": []})
+    assert ["To know"] not in lines(estimate())
 
 
 def test_fitting_and_not_fitting_give_both_sides():
-    fits = plans.estimate()
+    fits = estimate()
     assert "It fits: it may need 320 MiB, and may use 27.6 GiB of a device's 30.0 GiB (8% is kept free)." in text(fits)
-    fits["memory"] |= {"capacity_bytes": 256 * plans.MIB, "fits": False, "headroom": 0.0}
-    assert "It does not fit: it may need 320 MiB, and may use 256 MiB of a device's 256 MiB." in text(fits)
+    small = estimate(capacity=Capacity(256 * plans.MIB, 0.0))
+    assert "It does not fit: it may need 320 MiB, and may use 256 MiB of a device's 256 MiB." in text(small)
 
 
 def test_where_the_interval_spans_the_limit_the_answer_is_open():
-    open_answer = plans.estimate()
-    open_answer["memory"] |= {"capacity_bytes": 300 * plans.MIB, "fits": False, "may_fit": True, "headroom": 0.0}
+    open_answer = estimate(capacity=Capacity(300 * plans.MIB, 0.0))
     told = "It may fit: it needs 280 MiB to 320 MiB, and may use 300 MiB of a device's 300 MiB; --evidence compiled"
     assert told in " ".join(text(open_answer).split())
 
 
-def test_unknown_capacity_and_mfu_stay_unknown():
-    unknown = plans.estimate(mfu=None)
-    unknown["memory"]["capacity_bytes"] = None
-    assert "Whether it fits is not known" in text(unknown)
-    assert ["MFU", "not known"] in lines(unknown)
+def test_an_unknown_mfu_stays_unknown():
+    assert ["MFU", "not known"] in lines(estimate(mfu=None))
 
 
 def test_operations_without_a_rule_are_named():
-    estimate = plans.estimate()
-    estimate["coverage"] = {"unknown_ops": [{"primitive": "eigh", "count": 3, "reason": ""}]}
-    assert "Counted by their bytes alone, because no rule knows them: eigh (3 times)." in text(estimate)
+    unknown = estimate(unknown_ops=(UnknownOp(primitive="eigh", count=3, reason=""),))
+    assert "Counted by their bytes alone, because no rule knows them: eigh (3 times)." in text(unknown)
 
 
 def test_explanations_name_every_part_and_the_largest_temporaries():
-    tensor = {"layer": "block/dense", "purpose": "activation", "dtype": "float32", "shape": [128, 512], "bytes": 2**18}
-    told = lines(plans.estimate() | {"explanation": {"largest_tensors": [tensor]}}, explain=True)
+    tensor = LiveTensor(layer="block/dense", purpose="activation", dtype="float32", shape=(128, 512), bytes=2**18)
+    told = lines(estimate(explanation=Explanation((tensor,))), explain=True)
     assert ["block/dense", "activation", "float32 128x512", "256 KiB"] in told
     assert ["accumulators", "0 B", "summed gradients between updates"] in told
     assert ["total", "300 MiB", "interval: 280 MiB to 320 MiB"] in told
@@ -125,4 +132,4 @@ def test_every_part_of_the_cost_models_has_its_explanation(named, cost):
 
 
 def test_a_bare_step_is_never_printed():
-    assert not re.search(r"(?<![-_])\bsteps?\b(?!_)", text(plans.estimate(), explain=True))
+    assert not re.search(r"(?<![-_])\bsteps?\b(?!_)", text(estimate(), explain=True))

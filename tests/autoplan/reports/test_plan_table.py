@@ -28,7 +28,7 @@ def text(shown, stream=None, width=None) -> str:
 
 
 def result(**changes) -> TuneResult:
-    fields = {"plan": plans.plan(), "shortlist": (), "rejected": (), "forecast_seconds": None, "study_path": None}
+    fields = {"plan": plans.plan(), "shortlist": (), "rejected": (), "estimated_seconds": None, "study_path": None}
     return TuneResult(**(fields | {"written_to": PATH} | changes))
 
 
@@ -293,7 +293,7 @@ def test_without_a_pair_nothing_is_said_of_other_processes():
 @pytest.fixture
 def dry():
     candidates = (
-        Candidate(plans.train_config(), plans.estimate(), "the best by prediction"),
+        Candidate(plans.train_config(), plans.analytic(), "the best by prediction"),
         Candidate(plans.train_config(batch=(64, 2)), None, "your own configuration", baseline=True),
     )
     rejected = (
@@ -301,7 +301,7 @@ def dry():
         Rejection(config=plans.config(), stage="slower", reason="no gain", figures={"configurations": 19}),
         Rejection(config=plans.config(), stage="slower", reason="predicted 3 times"),
     )
-    return result(plan=None, shortlist=candidates, rejected=rejected, forecast_seconds=200.0, written_to=None)
+    return result(plan=None, shortlist=candidates, rejected=rejected, estimated_seconds=200.0, written_to=None)
 
 
 def test_a_dry_run_shows_candidates_with_tier_and_reason(dry):
@@ -323,7 +323,7 @@ def test_a_dry_run_shows_candidates_with_tier_and_reason(dry):
 
 
 def test_a_long_dry_run_shows_its_first_and_the_scripts_own(dry):
-    first = tuple(Candidate(plans.train_config(batch=(2**n, 1)), plans.estimate(), "promising") for n in range(8))
+    first = tuple(Candidate(plans.train_config(batch=(2**n, 1)), plans.analytic(), "promising") for n in range(8))
     long = replace(dry, shortlist=(*first, dry.shortlist[1], *first))
     lines = text(plan_table.tuned(long)).splitlines()
     rows = [re.split(r"\s{2,}", line) for line in lines[3:9]]

@@ -8,7 +8,7 @@ from autoplan.errors import SourceError
 from autoplan.jobs.client import SourceSpec
 from autoplan.jobs.runner import Bench, Clock
 from autoplan.tuning.backend_choice import Place, widened
-from autoplan.tuning.estimates.estimator import without_forecasts
+from autoplan.tuning.estimates.estimator import without_estimates
 from autoplan.tuning.space.legal_configs import legal_configs
 from cost_models.config import Mesh
 from tests.builders.fake_client import FakeClient
@@ -21,7 +21,7 @@ OWN = config(64)
 def findings(own=OWN):
     facts, here = observation(own), cluster()
     space = legal_configs(facts, here, VERSIONS, only=["batch"])
-    return without_forecasts(bench(own.backend), facts, space, VERSIONS, f"nothing is traced on {own.backend}")
+    return without_estimates(bench(own.backend), facts, space, VERSIONS, f"nothing is traced on {own.backend}")
 
 
 def bench(backend):

@@ -54,7 +54,7 @@ def test_the_best_prediction_is_compiled_and_is_the_plan(plan_for):
     assert [record.outcome for record in plan.trials] == ["compiled"]
     assert plan.trials[0].compiled == plan.compiled
     assert plan.measured is None
-    assert plan.predicted["evidence"] == "analytic"
+    assert plan.predicted.to_dict()["evidence"] == "analytic"
 
 
 def test_what_the_compiler_finds_too_large_is_rejected_with_its_figures_and_the_next_is_asked(plan_for):
@@ -98,7 +98,7 @@ def test_a_slower_compiled_program_lets_another_win(plan_for):
     plan = plan_for(client, only=("precision",)).plan
     assert asked(client)[0].precision is Precision.FLOAT32
     assert plan.config.precision == "mixed_bfloat16"
-    assert plan.compiled.time["micro_step_seconds"] == 1e-4
+    assert plan.compiled.time.micro_step_seconds == 1e-4
 
 
 def test_no_more_are_compiled_than_asked_for(plan_for):
@@ -280,11 +280,11 @@ def test_what_another_backend_would_run_is_not_compiled(plan_for, monkeypatch):
     assert (plan.evidence, plan.config.backend) == (Evidence.COMPILED, "jax")
 
 
-def test_where_no_forecast_is_sure_the_compiler_decides(plan_for):
-    """A chip with less than the upper end of what is forecast, and more than the lower one."""
+def test_where_no_estimate_is_sure_the_compiler_decides(plan_for):
+    """A chip with less than the upper end of what is estimated, and more than the lower one."""
     wishes = {"only": ("steps_per_execution",), "fix": {"mesh.data": "1"}}
-    sizes = plan_for(fake(own=OWN), witnesses=0, **wishes).plan.predicted["memory"]["per_device_bytes"]
-    low, high = sizes["total_low"], sizes["total_high"]
+    memory = plan_for(fake(own=OWN), witnesses=0, **wishes).plan.predicted.memory
+    low, high = memory.total_low, memory.total_high
     chip = dataclasses.replace(NAMED.chip, usable_memory_bytes=int((low + high) / 2 / 0.92))
     small = dataclasses.replace(NAMED, chip=chip)
     plan = plan_for(fake(own=OWN, compiler=lambda config: compiled(low)), here=small, **wishes).plan
@@ -326,7 +326,7 @@ def test_the_command_ends_with_a_plan_that_the_real_compiler_stands_behind(tmp_p
     plan = file.read(tmp_path / "plan.yaml")
     assert plan.evidence is Evidence.COMPILED
     assert 0 < plan.compiled.memory.total_bytes <= plan.hardware.capacity_bytes * 0.92
-    assert plan.compiled.time["micro_step_seconds"] > 0
+    assert plan.compiled.time.micro_step_seconds > 0
     assert [record.outcome for record in plan.trials][-1] == "compiled"
     assert "measured" not in ran.stdout
     assert file.first_line(plan).startswith("Nothing was run for this plan: its figures are compiled, for ")

@@ -9,7 +9,7 @@ from autoplan.errors import HardwareError, SourceError, WorkloadError
 from autoplan.jobs.client import JobKind, JobResult, SourceSpec
 from autoplan.jobs.runner import Bench, Clock
 from autoplan.plan.records import FailureKind
-from autoplan.tuning.estimates.estimator import LOCAL_BATCHES_TRACED, LONGEST_REASON, Tracer, survey, without_forecasts
+from autoplan.tuning.estimates.estimator import LOCAL_BATCHES_TRACED, LONGEST_REASON, Tracer, survey, without_estimates
 from autoplan.tuning.space.legal_configs import legal_configs
 from cost_models.estimate import estimate
 from cost_models.workload.serialization import workload_from_dict, workload_to_dict
@@ -47,20 +47,20 @@ def test_a_structure_is_traced_once_on_one_device_without_accumulation():
     traced = client.of_kind(JobKind.TRACE)
     assert sorted(one.precision for one in traced) == ["float32", "mixed_bfloat16", "mixed_float16"]
     assert {(one.mesh.devices, one.batch.accumulation) for one in traced} == {(1, 1)}
-    assert len(found.forecasts) > 20
+    assert len(found.estimates) > 20
 
 
 @pytest.mark.parametrize(("here", "shares"), [(cluster(), 1), (cluster(2), 2)])
 def test_on_a_cpu_what_the_process_holds_besides_its_weights_counts(here, shares):
-    """Measured when the weights are there, and forecasts count those too."""
+    """Measured when the weights are there, and estimates count those too."""
     held = 2**30
     found = surveyed(FakeClient(observation(process_bytes=held)), here, only=["batch", "mesh"])
-    one = next(one for own, one in found.forecasts.items() if own.mesh.devices == shares)
-    memory = one.estimate["memory"]["per_device_bytes"]
-    weights = memory["parameters"] + memory["non_trainable"]
+    one = next(one for own, one in found.estimates.items() if own.mesh.devices == shares)
+    memory = one.analytic.memory
+    weights = memory.parameters + memory.non_trainable
     assert one.outside_bytes == (held - weights) // shares
-    assert one.needed_bytes == memory["total_high"] + one.outside_bytes
-    assert one.least_bytes == memory["total_low"] + one.outside_bytes
+    assert one.needed_bytes == memory.total_high + one.outside_bytes
+    assert one.least_bytes == memory.total_low + one.outside_bytes
 
 
 def test_freed_memory_is_kept_by_those_alone_that_would_have_it_paged_in_again():
@@ -81,15 +81,15 @@ def test_freed_memory_is_kept_by_those_alone_that_would_have_it_paged_in_again()
 def test_memory_of_a_host_is_not_a_devices():
     client = FakeClient(observation(process_bytes=2**30))
     found = surveyed(client, cluster(kind="gpu"), only=["batch"])
-    assert {one.outside_bytes for one in found.forecasts.values()} == {0}
+    assert {one.outside_bytes for one in found.estimates.values()} == {0}
 
 
-def test_forecasts_are_the_cost_models_estimates():
+def test_estimates_are_the_cost_models_estimates():
     client = FakeClient()
     found = surveyed(client, only=["batch"])
     workload = workload_from_dict(client._answer(client.jobs[0])["workload"])
-    for own, forecast in found.forecasts.items():
-        assert forecast.estimate == estimate(workload, own, cluster(), headroom=0.08).to_dict()
+    for own, found_estimate in found.estimates.items():
+        assert found_estimate.analytic == estimate(workload, own, cluster(), headroom=0.08)
 
 
 def test_a_tracer_traces_each_structure_once_at_the_batch_it_was_given():
@@ -116,11 +116,11 @@ def test_a_freed_effective_batch_is_tried_once_a_micro_batch_and_where_it_is_the
     assert len(legal) > len({one.global_size for one in legal}) > 5
 
 
-def test_where_nothing_is_forecast_smaller_micro_batches_come_last():
+def test_where_nothing_is_estimated_smaller_micro_batches_come_last():
     client = FakeClient(observation(config(32, 2)))
     space = legal_configs(client.facts, cluster(), VERSIONS, effective_batch=(16, 128))
     bench = Bench(client, SOURCE, "jax", cluster(), Clock.start(None), baseline=space.baseline)
-    order = without_forecasts(bench, client.facts, space, VERSIONS, "no reason").shortlist
+    order = without_estimates(bench, client.facts, space, VERSIONS, "no reason").shortlist
     smaller = [one.batch.local < 32 for one in order]
     assert smaller == sorted(smaller)
     assert any(smaller)
@@ -130,25 +130,25 @@ def test_where_nothing_is_forecast_smaller_micro_batches_come_last():
 def test_the_shortlist_begins_with_the_best_and_the_best_of_each_mesh():
     found = surveyed(FakeClient(), cluster(4), only=["batch", "mesh"])
     assert sorted(one.mesh.data for one in found.shortlist[:3]) == [1, 2, 4]
-    seconds = [found.forecasts[one].seconds_per_sample for one in found.shortlist]
-    assert seconds[0] == min(one.seconds_per_sample for one in found.forecasts.values())
+    seconds = [found.estimates[one].seconds_per_sample for one in found.shortlist]
+    assert seconds[0] == min(one.seconds_per_sample for one in found.estimates.values())
     assert seconds[3:] == sorted(seconds[3:])
     assert len(set(found.shortlist)) == len(found.shortlist)
 
 
-def test_the_baseline_is_forecast_and_kept_however_slow():
+def test_the_baseline_is_estimated_and_kept_however_slow():
     own = config(1, 64)
     found = surveyed(FakeClient(observation(own)))
     assert own in found.shortlist
 
 
-def test_rematerialization_is_forecast_where_something_does_not_fit_without():
+def test_rematerialization_is_estimated_where_something_does_not_fit_without():
     # Room for half of what may be tried: the other half may need rematerialization.
     facts = observation(config(64), samples=4096)
-    plenty = surveyed(FakeClient(facts)).forecasts.values()
-    needed = sorted(one.estimate["memory"]["per_device_bytes"]["total_high"] for one in plenty)
+    plenty = surveyed(FakeClient(facts)).estimates.values()
+    needed = sorted(one.analytic.memory.total_high for one in plenty)
     found = surveyed(FakeClient(facts), cluster(usable_bytes=math.ceil(needed[len(needed) // 2] / 0.92)))
-    assert {one.remat.mode.value for one in found.forecasts} == {"none", "activations"}
+    assert {one.remat.mode.value for one in found.estimates} == {"none", "activations"}
     spared = [one for one in found.rejected if "these fit without it" in one.reason]
     assert len(spared) == 1
 
@@ -158,7 +158,7 @@ def test_a_step_that_changes_with_the_batch_is_traced_batch_by_batch():
     found = surveyed(client, only=["batch"])
     locals_traced = [one.batch.local for one in client.of_kind(JobKind.TRACE)]
     assert len(locals_traced) == len(set(locals_traced)) == LOCAL_BATCHES_TRACED
-    assert {one.batch.local for one in found.forecasts} == set(locals_traced)
+    assert {one.batch.local for one in found.estimates} == set(locals_traced)
     left_out = [one for one in found.rejected if "changes its structure with the batch" in one.reason]
     assert len(left_out) == 7 - LOCAL_BATCHES_TRACED
 
@@ -181,14 +181,14 @@ def test_weights_are_made_where_building_looks_at_them():
     plant = lambda job: failure() if job.kind is JobKind.TRACE and job.options.get("abstract") else None  # noqa: E731
     client = FakeClient(plant=plant)
     found = surveyed(client, only=["batch"])
-    assert len(found.forecasts) == 7
+    assert len(found.estimates) == 7
     assert [job.options.get("abstract") for job in client.jobs] == [True, None]
 
 
 def test_a_figure_that_nobody_published_leaves_out_what_needs_it():
     without_link = dataclasses.replace(cluster(4, kind="gpu"), inner_link=None)
     found = surveyed(FakeClient(), without_link, only=["batch", "mesh"])
-    assert {one.mesh.data for one in found.forecasts} == {1}
+    assert {one.mesh.data for one in found.estimates} == {1}
     assert any("no figure is known for the link" in one.reason for one in found.rejected)
 
 
@@ -234,15 +234,15 @@ It began as TypeError: a traced array)"""
 
 
 @pytest.mark.parametrize("reason", [UNTRACEABLE, " ".join(UNTRACEABLE.split())], ids=["lines", "one line"])
-def test_why_nothing_was_forecast_is_told_in_short(reason):
+def test_why_nothing_was_estimated_is_told_in_short(reason):
     client = FakeClient()
     space = legal_configs(client.facts, cluster(), VERSIONS)
     bench = Bench(client, SOURCE, "jax", cluster(), Clock.start(None), baseline=space.baseline)
-    told = without_forecasts(bench, client.facts, space, VERSIONS, reason).notes[0]
+    told = without_estimates(bench, client.facts, space, VERSIONS, reason).notes[0]
     assert told.partition("the script: ")[2] == (
         "the training step cannot be traced as it is (unsupported: train.py failed by itself: "
         "z = Sampling()([mean, deviation]) AttributeError: Exception encountered when calling Sampling.call(). "
         "no such attribute It began as TypeError: a traced array)"
     )
-    long = without_forecasts(bench, client.facts, space, VERSIONS, "x" * 1000).notes[0]
+    long = without_estimates(bench, client.facts, space, VERSIONS, "x" * 1000).notes[0]
     assert long.endswith(f": {'x' * LONGEST_REASON} ...")

@@ -13,7 +13,7 @@ from autoplan.tuning.oom_rescue.search import RescueSearch, needs
 from autoplan.tuning.request import TuneRequest
 from tests.builders.fake_client import FakeClient, failure, micro_step_seconds
 from tests.builders.observations import GIB, cluster, config, observation
-from tests.builders.trial_outcomes import failed, forecasts, ran
+from tests.builders.trial_outcomes import estimates, failed, ran
 
 OWN = config(64)
 BF16 = {"precision": "mixed_bfloat16"}
@@ -22,7 +22,7 @@ NEEDS = {OWN: 1.9, config(32, 2): 1.05, config(16, 4): 0.6, config(8, 8): 0.4, c
 
 def rescued(runs, known, *, legal=None, batch_norm=False, kind=FailureKind.OOM):
     """The rescue where `runs(config)` says what runs, and the search as it then stands."""
-    found = forecasts(known)
+    found = estimates(known)
     search = RescueSearch(OWN, legal or known, needs(OWN, legal or known, found))
     while (one := search.next()) is not None:
         search.add(ran(one) if runs(one) else failed(one, kind, held=1.01))
@@ -45,7 +45,7 @@ def test_the_least_change_is_told_with_what_was_not_enough():
     assert found.tried[1].reason == "too large"
 
 
-def test_what_forecasts_rule_out_is_told_as_analytic():
+def test_what_estimates_rule_out_is_told_as_analytic():
     known = {OWN: 4.0, config(32, 2): 2.0, config(16, 4): 1.5, config(64, **BF16): 0.9}
     found, _, _ = rescued(lambda one: True, known)
     assert found.changed == ["precision mixed_bfloat16"]

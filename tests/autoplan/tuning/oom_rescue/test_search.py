@@ -11,7 +11,7 @@ from autoplan.tuning.oom_rescue.search import (
     needs,
 )
 from tests.builders.observations import config
-from tests.builders.trial_outcomes import failed, forecasts, ran
+from tests.builders.trial_outcomes import estimates, failed, ran
 
 OWN = config(64)
 BF16 = {"precision": "mixed_bfloat16"}
@@ -31,7 +31,7 @@ def climb(search, runs, *, kind=FailureKind.OOM):
 
 
 def search_of(gib_by_config, **more):
-    known = forecasts(gib_by_config, **more)
+    known = estimates(gib_by_config, **more)
     return RescueSearch(OWN, known, needs(OWN, known, known))
 
 
@@ -47,28 +47,28 @@ def split(*, state=0.1, sample=0.02, accumulators=0.02, **changes):
 
 
 def test_needs_are_shares_of_the_capacity():
-    known = forecasts({OWN: 3.0, config(32, 2): 1.5}, capacity=2.0, headroom=0.25, low=0.5)
+    known = estimates({OWN: 3.0, config(32, 2): 1.5}, capacity=2.0, headroom=0.25, low=0.5)
     assert needs(OWN, known, known) == {OWN: Need(0.75, 1.5, 0.75), config(32, 2): Need(0.375, 0.75, 0.75)}
 
 
-def test_without_forecasts_needs_go_by_the_micro_batch_and_its_width():
+def test_without_estimates_needs_go_by_the_micro_batch_and_its_width():
     every = [config(32, 2), config(64, **BF16), config(16, 4, **BF16), config(64, **MESH)]
     found = needs(OWN, every, {})
     assert [found[one].high for one in every] == [0.5, 0.5, 0.125, 0.5]
     assert all(need.fits and need.low == 0 for need in found.values())
 
 
-def test_a_rematerialized_one_without_a_forecast_goes_by_its_plain_twin():
-    known = forecasts({OWN: 1.0, config(32, 2): 0.5})
+def test_a_rematerialized_one_without_an_estimate_goes_by_its_plain_twin():
+    known = estimates({OWN: 1.0, config(32, 2): 0.5})
     found = needs(OWN, [config(32, 2), config(32, 2, **REMAT), config(16, 4)], known)
     assert found[config(32, 2, **REMAT)].high < found[config(32, 2)].high
     assert config(16, 4) not in found, "it could not be traced"
 
 
 def test_what_needs_no_less_than_a_failure_cannot_run():
-    found = needs(OWN, known := forecasts({OWN: 1.0, config(64, **BF16): 1.2, config(64, **REMAT): 1.6}), known)
+    found = needs(OWN, known := estimates({OWN: 1.0, config(64, **BF16): 1.2, config(64, **REMAT): 1.6}), known)
     assert cannot_run(OWN, OWN, found)
-    assert not cannot_run(config(64, **BF16), OWN, found), "forecasts of another structure rank less well"
+    assert not cannot_run(config(64, **BF16), OWN, found), "estimates of another structure rank less well"
     assert cannot_run(config(64, **REMAT), OWN, found)
     assert not cannot_run(config(8), OWN, found)
 
@@ -78,8 +78,8 @@ def test_what_needs_no_less_than_a_failure_cannot_run():
 
 @pytest.mark.parametrize("least", [2, 4, 8, 16, 32, 64])
 @pytest.mark.parametrize("scale", [0.5, 0.8, 1.0, 1.3, 2.5])
-def test_the_least_accumulation_is_found_in_few_trials_however_wrong_the_scale_of_forecasts(least, scale):
-    """The truth is that accumulation `least` runs and less does not; forecasts are off by a factor."""
+def test_the_least_accumulation_is_found_in_few_trials_however_wrong_the_scale_of_estimates(least, scale):
+    """The truth is that accumulation `least` runs and less does not; estimates are off by a factor."""
     truth = split()
     limit = truth[config(64 // least, least)] * 1.001
     search = search_of({one: gib / limit * scale for one, gib in truth.items()}, low=0.4)
@@ -88,20 +88,20 @@ def test_the_least_accumulation_is_found_in_few_trials_however_wrong_the_scale_o
     assert len(tried) <= MOST_TRIALS
 
 
-def test_good_forecasts_need_two_trials():
-    """The one that is forecast to fit runs, and the next smaller change, of which that is not sure, does not."""
+def test_good_estimates_need_two_trials():
+    """The one that is estimated to fit runs, and the next smaller change, of which that is not sure, does not."""
     search = search_of({OWN: 1.9, config(32, 2): 1.05, config(16, 4): 0.6, config(8, 8): 0.4}, headroom=0.08)
     assert climb(search, lambda one: one.batch.global_size <= 16) == [config(16, 4), config(32, 2)]
     assert search.least == config(16, 4)
 
 
-def test_what_is_forecast_to_need_more_than_there_is_is_not_tried():
+def test_what_is_estimated_to_need_more_than_there_is_is_not_tried():
     search = search_of({OWN: 4.0, config(32, 2): 2.0, config(16, 4): 0.9})
     assert climb(search, lambda one: True) == [config(16, 4)]
     assert search.why_not(config(32, 2)) == "estimated to need more memory than there is"
 
 
-def test_what_is_forecast_to_need_no_less_than_the_baseline_is_not_tried():
+def test_what_is_estimated_to_need_no_less_than_the_baseline_is_not_tried():
     search = search_of({OWN: 0.8, config(32, 2): 0.85, config(64, **BF16): 0.5})
     assert climb(search, lambda one: True) == [config(64, **BF16)]
     told = "estimated to need no less than your own configuration, which ran out of memory"
@@ -144,7 +144,7 @@ def test_a_failure_of_another_kind_says_nothing_of_memory():
 
 
 @pytest.mark.parametrize("least", [2, 4, 8, 16, 32, 64])
-def test_without_forecasts_the_least_accumulation_is_found_by_batch(least):
+def test_without_estimates_the_least_accumulation_is_found_by_batch(least):
     search = RescueSearch(OWN, ACCUMULATIONS, needs(OWN, ACCUMULATIONS, {}))
     tried = climb(search, lambda one: one.batch.global_size <= 64 // least)
     assert search.least == config(64 // least, least)

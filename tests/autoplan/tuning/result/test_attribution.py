@@ -6,8 +6,8 @@ from autoplan.plan.records import Evidence, Failure, FailureKind, Measurement, T
 from autoplan.tuning.estimates.estimator import Findings
 from autoplan.tuning.result.attribution import Rates, contributions, idle_devices, measured_rates, predicted_rates
 from autoplan.tuning.space.legal_configs import Space
-from autoplan.tuning.space.prune import Forecast
 from tests.builders import plans
+from tests.builders.estimates import candidate
 from tests.builders.observations import VERSIONS, cluster, config, observation
 
 OWN = config(32, 8, precision="mixed_bfloat16")
@@ -31,11 +31,11 @@ def test_what_no_tier_knows_is_left_out():
     assert contributions(OWN, WON, [MEASURED]) == ["accumulation 1 alone: 3.00 times as fast (measured)"]
 
 
-def found(legal, forecasts, devices=8):
+def found(legal, estimates, devices=8):
     """Findings of configurations, with what arithmetic says of some: (seconds, what bounds it, that part)."""
     known = {
-        one: Forecast(one, seconds, None, None, 0.08, None, {"time": {"micro_step_seconds": seconds, **time}})
-        for one, (seconds, time) in forecasts.items()
+        one: candidate(one, update_seconds=seconds * one.batch.accumulation, **time)
+        for one, (seconds, time) in estimates.items()
     }
     there = cluster(devices, kind="gpu", local=False)
     return Findings(observation(OWN), there, VERSIONS, Space(OWN, tuple(legal), ()), known, tuple(legal), ())

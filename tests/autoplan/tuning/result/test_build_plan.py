@@ -10,11 +10,11 @@ from autoplan.tuning.estimates.estimator import Findings
 from autoplan.tuning.request import TuneRequest
 from autoplan.tuning.result.build_plan import analytic_plan, measured_plan
 from autoplan.tuning.space.legal_configs import Space
-from autoplan.tuning.space.prune import Forecast
 from autoplan.tuning.trials.runner import Tried
 from autoplan.tuning.verification.statistics import Timed
 from autoplan.tuning.verification.verifier import Verified
 from tests.builders import plans
+from tests.builders.estimates import candidate
 from tests.builders.observations import VERSIONS, cluster, config, observation
 
 OWN, WINNER, OTHER = config(32, 8), config(256), config(128, 2)
@@ -31,10 +31,9 @@ def record(number, own, seconds=None):
 
 
 def findings(legal=(OWN, WINNER, OTHER), **facts):
-    estimate = {"evidence": "analytic", "config": WINNER.to_dict()}
-    forecasts = {WINNER: Forecast(WINNER, 0.1, None, None, 0.08, 1024, estimate)}
+    estimates = {WINNER: candidate(WINNER, update_seconds=0.1, headroom=0.08, samples=1024)}
     facts = observation(OWN, **facts)
-    return Findings(facts, cluster(), VERSIONS, Space(OWN, tuple(legal), ()), forecasts, (WINNER, OTHER), ())
+    return Findings(facts, cluster(), VERSIONS, Space(OWN, tuple(legal), ()), estimates, (WINNER, OTHER), ())
 
 
 def verified(own, *, faster=True, numerics="exact", speedup=1.5):
@@ -62,7 +61,7 @@ def test_a_winner_that_holds_is_the_plan_with_the_figures_of_its_trial():
     assert plan.measured.micro_step_seconds == 0.02
     assert plan.verification.speedup == 1.5
     assert plan.evidence is Evidence.MEASURED
-    assert plan.predicted["config"] == WINNER.to_dict()
+    assert plan.predicted.config == WINNER
     assert plan.notes[0] == "accumulation 1: shown faster than the baseline in 3 pairs of clean processes"
 
 
@@ -168,8 +167,8 @@ def test_pairs_beside_other_work_are_told():
 def test_of_predictions_that_are_as_good_an_analytic_plan_takes_the_least_change(seconds, expected):
     """256 samples an update: a micro-batch of 128 is nearer to the script's 32 than one of 256."""
     facts = findings()
-    forecasts = {**facts.forecasts, OTHER: Forecast(OTHER, seconds, None, None, 0.08, 1024, {"config": {}})}
-    plan = analytic_plan(REQUEST, replace(facts, forecasts=forecasts))
+    estimates = {**facts.estimates, OTHER: candidate(OTHER, update_seconds=seconds, headroom=0.08, samples=1024)}
+    plan = analytic_plan(REQUEST, replace(facts, estimates=estimates))
     assert plan.config == expected
 
 

@@ -169,7 +169,7 @@ def test_a_limit_on_memory_is_told_with_what_it_was_held_against():
     assert limit_note(None, cluster()) is None
     told = "memory was limited to 2.00 GiB (--memory-limit)"
     assert limit_note(2**31, cluster()) == f"{told}: a trial whose processes held more was ended"
-    elsewhere = f"{told} in forecasts; the device itself was not limited"
+    elsewhere = f"{told} in estimates; the device itself was not limited"
     assert limit_note(2**31, cluster(kind="gpu")) == elsewhere
     assert limit_note(2**31, cluster(local=False)) == elsewhere
 

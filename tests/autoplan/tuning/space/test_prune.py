@@ -4,53 +4,20 @@ import pytest
 
 from autoplan.errors import NoFeasibleConfiguration
 from autoplan.plan.knobs import changes
-from autoplan.tuning.space.prune import Forecast, distance, feasible, nearest, rank, without_idle_accumulation
+from autoplan.tuning.space.prune import distance, feasible, nearest, rank, without_idle_accumulation
+from tests.builders.estimates import candidate
 from tests.builders.observations import GIB, config
 
 
-def forecast(own, *, update_seconds=1.0, needed=GIB, capacity=10 * GIB, headroom=0.1, samples=None, least=None):
-    return Forecast(own, update_seconds, needed, capacity, headroom, samples, {}, least_bytes=least)
-
-
-def test_a_forecast_reads_the_figures_of_an_estimate():
-    estimate = {
-        "memory": {"per_device_bytes": {"total_high": 7}, "capacity_bytes": 10, "headroom": 0.2, "fits": True},
-        "time": {"update_seconds": 3.0},
-    }
-    read = Forecast.from_estimate(config(), estimate, 100)
-    assert (read.update_seconds, read.needed_bytes, read.capacity_bytes, read.headroom) == (3.0, 7, 10, 0.2)
-    assert read.samples == 100
-    assert read.estimate == estimate
-
-
-def test_what_the_process_holds_besides_is_needed_too():
-    memory = {"per_device_bytes": {"total_low": 5, "total_high": 7}, "capacity_bytes": 10, "headroom": 0.0}
-    read = Forecast.from_estimate(config(), {"memory": memory, "time": {"update_seconds": 3.0}}, 100, 4)
-    assert (read.least_bytes, read.needed_bytes, read.outside_bytes) == (9, 11, 4)
-    assert (read.fits, read.may_fit) == (False, True)
-
-
-@pytest.mark.parametrize(
-    ("needed", "capacity", "fits"),
-    [(9 * GIB, 10 * GIB, True), (9 * GIB + 1, 10 * GIB, False), (None, 10 * GIB, True), (9 * GIB, None, True)],
-)
-def test_what_fits_is_at_most_capacity_less_headroom(needed, capacity, fits):
-    assert forecast(config(), needed=needed, capacity=capacity).fits is fits
-
-
-def test_seconds_a_sample_count_a_partial_batch_as_a_whole_micro_step():
-    update_seconds, global_size, accumulation = 6.0, 10, 3
-    one = forecast(config(global_size, accumulation), update_seconds=update_seconds)
-    assert one.seconds_per_sample == pytest.approx(update_seconds / (global_size * accumulation))
-    one = forecast(config(global_size, accumulation), update_seconds=update_seconds, samples=95)
-    assert one.seconds_per_sample == pytest.approx(10 * (update_seconds / accumulation) / 95)
+def estimate(own, **figures):
+    return candidate(own, **{"headroom": 0.1, **figures})
 
 
 def test_what_does_not_fit_is_told_with_figures_and_the_nearest_change_that_would():
-    whole = forecast(config(64), needed=19 * GIB + 2 * GIB // 5, capacity=16 * GIB, headroom=0.0625)
-    half = forecast(config(32, 2), needed=16 * GIB, capacity=16 * GIB, headroom=0.0625)
-    quarter = forecast(config(16, 4), needed=10 * GIB, capacity=16 * GIB, headroom=0.0625)
-    other = forecast(config(16, 4, precision="mixed_bfloat16"), needed=6 * GIB, capacity=16 * GIB, headroom=0.0625)
+    whole = estimate(config(64), needed=19 * GIB + 2 * GIB // 5, capacity=16 * GIB, headroom=0.0625)
+    half = estimate(config(32, 2), needed=16 * GIB, capacity=16 * GIB, headroom=0.0625)
+    quarter = estimate(config(16, 4), needed=10 * GIB, capacity=16 * GIB, headroom=0.0625)
+    other = estimate(config(16, 4, precision="mixed_bfloat16"), needed=6 * GIB, capacity=16 * GIB, headroom=0.0625)
     fitting, rejected = feasible([whole, half, quarter, other])
     assert fitting == [quarter, other]
     assert [r.config for r in rejected] == [whole.config, half.config]
@@ -66,18 +33,18 @@ def test_what_does_not_fit_is_told_with_figures_and_the_nearest_change_that_woul
 
 
 def test_small_sizes_are_told_in_small_units():
-    small = forecast(config(64), needed=3 * 2**20, capacity=2 * 2**20, headroom=0.25)
-    _, rejected = feasible([small, forecast(config(32, 2), needed=2**20, capacity=2 * 2**20)])
+    small = estimate(config(64), needed=3 * 2**20, capacity=2 * 2**20, headroom=0.25)
+    _, rejected = feasible([small, estimate(config(32, 2), needed=2**20, capacity=2 * 2**20)])
     assert rejected[0].reason == "needs 3.00 MiB of 1.50 MiB"
     with pytest.raises(
         NoFeasibleConfiguration, match=r"the least memory needed is 83\.2 KiB a device .* has 50\.0 KiB"
     ):
-        feasible([forecast(config(64), needed=85_197, capacity=51_200)])
+        feasible([estimate(config(64), needed=85_197, capacity=51_200)])
 
 
 def test_when_nothing_fits_the_least_need_and_what_would_fit_are_told():
-    large = forecast(config(64), needed=40 * GIB)
-    least = forecast(config(1, 64), needed=18 * GIB)
+    large = estimate(config(64), needed=40 * GIB)
+    least = estimate(config(1, 64), needed=18 * GIB)
     with pytest.raises(NoFeasibleConfiguration) as caught:
         feasible([large, least])
     assert caught.value.exit_code == 3
@@ -89,8 +56,8 @@ def test_when_nothing_fits_the_least_need_and_what_would_fit_are_told():
 
 
 def test_what_may_fit_is_kept_where_nothing_is_sure_to_and_trials_can_tell():
-    hopeless = forecast(config(64), needed=20 * GIB, least=15 * GIB)
-    hopeful = forecast(config(32, 2), needed=12 * GIB, least=9 * GIB)
+    hopeless = estimate(config(64), needed=20 * GIB, least=15 * GIB)
+    hopeful = estimate(config(32, 2), needed=12 * GIB, least=9 * GIB)
     fitting, rejected = feasible([hopeless, hopeful], measurable=True)
     assert fitting == [hopeful]
     assert [r.config for r in rejected] == [hopeless.config]
@@ -98,12 +65,12 @@ def test_what_may_fit_is_kept_where_nothing_is_sure_to_and_trials_can_tell():
         feasible([hopeless, hopeful])
     with pytest.raises(NoFeasibleConfiguration):
         feasible([hopeless], measurable=True)
-    sure = forecast(config(16, 4), needed=5 * GIB, least=4 * GIB)
+    sure = estimate(config(16, 4), needed=5 * GIB, least=4 * GIB)
     assert feasible([hopeful, sure], measurable=True)[0] == [sure]
 
 
 def by_seconds(*seconds):
-    return [forecast(config(64, n + 1), update_seconds=s * 64 * (n + 1)) for n, s in enumerate(seconds)]
+    return [estimate(config(64, n + 1), update_seconds=s * 64 * (n + 1)) for n, s in enumerate(seconds)]
 
 
 def test_all_within_a_factor_of_the_best_are_kept_the_best_first():
@@ -123,7 +90,7 @@ def batches(*splits, own=(16, 4), faster=()):
     seconds = [
         one.batch.effective * (0.5 if split in faster else 1.0) for one, split in zip(configs, splits, strict=True)
     ]
-    found = [forecast(one, update_seconds=took) for one, took in zip(configs, seconds, strict=True)]
+    found = [estimate(one, update_seconds=took) for one, took in zip(configs, seconds, strict=True)]
     kept, rejected = without_idle_accumulation(config(*own), found)
     return [(one.config.batch.global_size, one.config.batch.accumulation) for one in kept], rejected
 
@@ -191,7 +158,7 @@ def test_distance_counts_knobs_then_octaves_of_the_global_batch():
 
 
 def test_the_nearest_is_the_one_of_least_change_and_then_the_fastest():
-    far = forecast(config(16, 4, precision="mixed_float16"), update_seconds=1.0)
-    slow = forecast(config(64, precision="mixed_float16"), update_seconds=9.0)
-    fast = forecast(config(64, precision="mixed_bfloat16"), update_seconds=5.0)
+    far = estimate(config(16, 4, precision="mixed_float16"), update_seconds=1.0)
+    slow = estimate(config(64, precision="mixed_float16"), update_seconds=9.0)
+    fast = estimate(config(64, precision="mixed_bfloat16"), update_seconds=5.0)
     assert nearest(config(64), [far, slow, fast]) == fast

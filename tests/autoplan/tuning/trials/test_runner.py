@@ -6,10 +6,10 @@ from autoplan.errors import NoFeasibleConfiguration, SourceError, StudyError
 from autoplan.jobs.client import JobKind, SourceSpec
 from autoplan.jobs.runner import Bench, Clock
 from autoplan.plan.records import FailureKind
-from autoplan.tuning.space.prune import Forecast
 from autoplan.tuning.trials.runner import MEASURED, Runner
 from autoplan.tuning.trials.storage import StudyPlace
 from autoplan.tuning.trials.study import Study, knob_choices
+from tests.builders.estimates import candidate
 from tests.builders.fake_client import FakeClient, failure, micro_step_seconds
 from tests.builders.observations import cluster, config, observation
 
@@ -94,16 +94,16 @@ def test_a_reference_of_an_earlier_run_is_not_tried_again(runner):
 
 
 def test_what_needs_no_less_than_what_ran_out_of_memory_is_not_asked_for(runner):
-    """bfloat16 is forecast to need as much as the split of two that fails: of another structure that proves nothing."""
+    """bfloat16 is estimated to need as much as the split of two that fails: for another program it proves nothing."""
     client = FakeClient(plant=out_of_memory(OWN, config(32, 2)))
     one = runner(client)
     needed = {OWN: 100, OTHERS[0]: 60, OTHERS[1]: 70, OTHERS[2]: 60, OTHERS[3]: 95}
-    one.forecasts = {c: Forecast(c, 1.0, size, 110, 0.0, None, {}) for c, size in needed.items()}
+    one.estimates = {c: candidate(c, needed=size, capacity=110) for c, size in needed.items()}
     one.run_reference(one.run_baseline(OWN))
     one.run_rest()
     assert configs(one.study.records) == [OWN, config(32, 2), config(64, precision="mixed_bfloat16")]
     assert [rejection.stage for rejection in one.left_out] == ["infeasible"]
-    told = "forecast to need no less than float32, batch 32x2, which ran out of memory"
+    told = "estimated to need no less than float32, batch 32x2, which ran out of memory"
     assert one.left_out[0].reason == told
     assert one.left_out[0].figures == {"evidence": "analytic", "configurations": 2}
 
@@ -116,10 +116,10 @@ def test_ctrl_c_keeps_what_ran_and_without_that_ends_it_all(runner):
 
     one = runner(FakeClient(plant=plant))
     needed = {OWN: 100, OTHERS[0]: 80, OTHERS[1]: 60, OTHERS[2]: 70, OTHERS[3]: 40}
-    one.forecasts = {c: Forecast(c, 1.0, size, 65, 0.0, None, {}) for c, size in needed.items()}
+    one.estimates = {c: candidate(c, needed=size, capacity=65) for c, size in needed.items()}
     with pytest.raises(KeyboardInterrupt):
         one.run_reference(one.run_baseline(OWN))
-    one.forecasts = {c: Forecast(c, 1.0, size, 50, 0.0, None, {}, least_bytes=1) for c, size in needed.items()}
+    one.estimates = {c: candidate(c, needed=size, least=1, capacity=50) for c, size in needed.items()}
     found = one.run_reference(one.run_baseline(OWN))
     assert found.interrupted
     assert configs([found.record]) == [OTHERS[3]]
@@ -214,7 +214,7 @@ def test_only_what_needs_less_memory_than_a_baseline_that_ran_out_of_it_is_tried
     client = FakeClient(plant=out_of_memory(OWN))
     one = runner(client)
     needed = {OWN: 100, OTHERS[0]: 110, OTHERS[1]: 90, OTHERS[2]: 100, OTHERS[3]: 50}
-    one.forecasts = {c: Forecast(c, 1.0, size, 1000, 0.0, None, {}) for c, size in needed.items()}
+    one.estimates = {c: candidate(c, needed=size, capacity=1000) for c, size in needed.items()}
     assert configs([one.run_reference(one.run_baseline(OWN)).record]) == [OTHERS[1]]
     assert client.of_kind(JobKind.MEASURE) == [OWN, OTHERS[1]]
 

@@ -13,7 +13,7 @@ import sqlalchemy
 
 from autoplan import planner
 from autoplan.errors import StudyError
-from autoplan.plan.records import Failure, FailureKind, Measurement
+from autoplan.plan.records import Failure, FailureKind, Measurement, TrialRecord
 from autoplan.tuning.trials.storage import StudyPlace
 from autoplan.tuning.trials.study import (
     PREDICTED_FIRST,
@@ -21,6 +21,7 @@ from autoplan.tuning.trials.study import (
     knob_choices,
     refuse_unusable,
 )
+from cost_models.config import TrainConfig
 from tests.builders import plans, tune_requests
 from tests.builders.observations import GIB, cluster, config
 
@@ -397,3 +398,11 @@ def test_a_full_disk_ends_the_trials_and_loses_nothing(tune, monkeypatch):
     assert len(result.plan.trials) == 3
     assert result.plan.config == tune_requests.BEST
     assert any(event.kind == "note" and "the disk is full" in event.text for event in tune.events)
+
+
+def test_records_of_the_first_version_are_read_and_stored_with_the_same_values():
+    """They held plain mappings as configurations."""
+    stored = json.loads((Path(__file__).parent / "stored_records.json").read_text())
+    records = [TrialRecord.model_validate(one) for one in stored]
+    assert all(isinstance(record.config, TrainConfig) for record in records)
+    assert [record.model_dump(mode="json") for record in records] == stored
