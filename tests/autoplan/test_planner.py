@@ -227,7 +227,7 @@ def test_a_dry_run_lists_and_measures_nothing(tune, tmp_path):
     assert result.shortlist[0].reason == "estimated to take 1.00 times as long as the best"
     assert [one.baseline for one in result.shortlist].count(True) == 1
     own = next(one for one in result.shortlist if one.baseline)
-    assert own.reason.startswith("your own configuration; predicted ")
+    assert own.reason.startswith("your own configuration; estimated to take ")
     assert result.estimated_seconds > 60
     assert not (tmp_path / ".autoplan").exists()
     assert tune(fake(), dry_run=True, output=None, measure=False).estimated_seconds is None, "no trial would run"
