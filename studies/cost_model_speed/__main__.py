@@ -1,11 +1,12 @@
 """How fast are the cost models, and how large a model can be traced?
 
-    python -m studies.cost_model_speed                      # both questions
-    python -m studies.cost_model_speed trace|table          # one question; the rows of the other stay in results.csv
+    python -m studies.cost_model_speed                      # all questions
+    python -m studies.cost_model_speed trace|table|read     # one question; the rows of the others stay in results.csv
 
 trace   a decoder with 69 billion parameters (`decoder.py`), traced in a new process
 table   a million candidates of one model: every precision, rematerialization and mesh, with many batches and
         accumulations, in one table; rows drawn at random are compared with `memory` and `step_time`
+read    a workload of 117,000 operations (the decoder with 240 blocks), read and checked from plain values
 
 "met by CPU seconds" uses the CPU seconds of all threads, which do not depend on other processes. The column "seconds"
 has the wall time.
@@ -13,6 +14,7 @@ has the wall time.
 
 from __future__ import annotations
 
+import gc
 import json
 import random
 import sys
@@ -46,6 +48,7 @@ HERE = Path(__file__).resolve().parent
 GIB = 2**30
 MOST_TRACE_SECONDS, MOST_TRACE_BYTES = 60.0, 3 * GIB
 MOST_TABLE_SECONDS, ROWS = 2.0, 1_000_000
+MOST_READ_SECONDS, READINGS = 0.5, 5
 PRECISIONS = ("float32", "mixed_bfloat16", "mixed_float16", "bfloat16")
 HARDWARE = {"gpu-h100-80gb-x8-n8": (*range(1, 9), *range(16, 65, 8)), "tpu-v5e-256": tuple(2**n for n in range(9))}
 """For each hardware, the devices on the data axis."""
@@ -138,12 +141,35 @@ def table_rows() -> list[dict[str, Any]]:
     return [table_row(hardware, workloads) for hardware in HARDWARE]
 
 
+def read_row() -> dict[str, Any]:
+    """Time the reading of plain values, as `json.loads` returns them; the best of several readings counts."""
+    with tempfile.TemporaryDirectory(prefix="autoplan-study-") as folder:
+        out = Path(folder) / "workloads.json"
+        trace("deep", ["mixed_bfloat16/none"], Path(folder))
+        plain = json.loads(out.read_text())[0]
+    by_clock, by_cpu = [], []
+    for _ in range(READINGS):
+        gc.collect()
+        started, began = time.perf_counter(), time.process_time()
+        workload = workload_from_dict(plain)
+        by_cpu.append(time.process_time() - began)
+        by_clock.append(time.perf_counter() - started)
+    return {
+        "question": "read",
+        "seconds": min(by_clock),
+        "CPU seconds": min(by_cpu),
+        "operations": len(workload.ops),
+        "met by CPU seconds": min(by_cpu) < MOST_READ_SECONDS,
+        **harness.provenance(),
+    }
+
+
 def main() -> None:
     parser = harness.parser("studies.cost_model_speed", __doc__)
-    parser.add_argument("question", nargs="*", default=["trace", "table"])
+    parser.add_argument("question", nargs="*", default=["trace", "table", "read"])
     asked = parser.parse_args().question
     harness.header("How fast are the cost models, and how large a model can be traced?")
-    for name, rows_of in (("trace", lambda: [traced_row()]), ("table", table_rows)):
+    for name, rows_of in (("trace", lambda: [traced_row()]), ("table", table_rows), ("read", lambda: [read_row()])):
         if name in asked:
             rows = rows_of()
             harness.write_rows(HERE / "results.csv", rows, "question")
