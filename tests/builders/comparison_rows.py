@@ -6,8 +6,8 @@ from autoplan.comparison.result import Comparison, Row, Verdict, ordered
 from autoplan.jobs.client import SourceSpec
 from cost_models.hardware.pricing import Offer
 from tests.builders.observations import config, observation
+from tests.builders.workloads import GIB
 
-GIB = 2**30
 PRICE = Offer(3.6, "on demand, somewhere", ("a list (read 2026-11-29)",))
 
 

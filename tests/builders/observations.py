@@ -8,8 +8,8 @@ from autoplan.jobs.client import Observation
 from autoplan.tuning.space.known_issues import Versions
 from cost_models.config import TrainConfig
 from cost_models.hardware.cluster import Chip, Cluster, Link
+from tests.builders.workloads import GIB
 
-GIB = 2**30
 VERSIONS = Versions("3.15.1", "0.10.2", "cpu")
 
 

@@ -7,8 +7,8 @@ from typing import Any
 from autoplan.plan.records import Plan
 from cost_models.config import TrainConfig
 from cost_models.estimate import Estimate
+from tests.builders.workloads import GIB
 
-GIB = 2**30
 MIB = 2**20
 
 

@@ -11,6 +11,7 @@ from cost_models.workload.affine import Affine
 from cost_models.workload.serialization import workload_from_dict, workload_to_dict
 from cost_models.workload.workload import Kind, Op, Role, Tensor
 from cost_models.xla.profiles.choice import compiler_profile
+from tests.builders.configs import local_config as config
 from tests.builders.workloads import B, Step, cluster, dense
 
 K, N = 1024, 512
@@ -27,10 +28,6 @@ def test_chips_of_a_kind_need_the_same_and_other_kinds_their_own():
     faster = cluster("gpu", 2)
     assert memory(workload, one, GPU) == memory(workload, one, faster)
     assert memory(workload, one, cluster("tpu")).total_high != memory(workload, one, GPU).total_high
-
-
-def config(local=8, data=1, accumulation=1, **more):
-    return TrainConfig(Batch(local, data, accumulation), mesh=Mesh(data), **more)
 
 
 @pytest.mark.parametrize("kind", ["gpu", "tpu", "cpu"])

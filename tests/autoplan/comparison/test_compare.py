@@ -26,8 +26,8 @@ from tests.builders import workloads
 from tests.builders.fake_client import FakeClient, failure
 from tests.builders.observations import cluster as machine
 from tests.builders.observations import config, observation
+from tests.builders.workloads import GIB
 
-GIB = 2**30
 OWN = config(64)
 
 

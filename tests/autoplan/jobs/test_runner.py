@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from autoplan.errors import NoFeasibleConfiguration, OutputError, SourceError, WorkerError
-from autoplan.jobs.client import JobKind, JobResult, SourceSpec
+from autoplan.jobs.client import JobKind, JobResult
 from autoplan.jobs.runner import (
     LONGEST_LIMIT_SECONDS,
     PATIENCE,
@@ -16,8 +16,7 @@ from autoplan.jobs.runner import (
 from autoplan.plan.records import Failure, FailureKind, Measurement
 from tests.builders.fake_client import FakeClient, failure
 from tests.builders.observations import GIB, cluster, config
-
-SOURCE = SourceSpec(kind="script", path="train.py", sha256="0" * 64)
+from tests.builders.sources import SOURCE
 
 
 class Limits(FakeClient):

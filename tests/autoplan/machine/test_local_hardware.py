@@ -14,8 +14,7 @@ from autoplan.errors import HardwareError
 from autoplan.machine import local_hardware
 from cost_models.hardware.lookup import cluster
 from cost_models.parallel.collectives import all_reduce
-
-GIB = 2**30
+from tests.builders.workloads import GIB
 
 PROFILE = {
     "schema": 3,

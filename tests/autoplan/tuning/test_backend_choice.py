@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from autoplan.errors import SourceError
-from autoplan.jobs.client import SourceSpec
 from autoplan.jobs.runner import Bench, Clock
 from autoplan.tuning.backend_choice import Place, widened
 from autoplan.tuning.estimates.estimator import without_estimates
@@ -13,8 +12,8 @@ from autoplan.tuning.space.legal_configs import legal_configs
 from cost_models.config import Mesh
 from tests.builders.fake_client import FakeClient
 from tests.builders.observations import VERSIONS, cluster, config, observation
+from tests.builders.sources import SOURCE
 
-SOURCE = SourceSpec(kind="script", path="train.py", sha256="0" * 64)
 OWN = config(64)
 
 

@@ -23,8 +23,8 @@ from cost_models.config import Precision, TrainConfig
 from cost_models.hardware.lookup import cluster
 from tests.builders.fake_client import compiled, failure
 from tests.builders.tune_requests import BEST, OWN, fake
+from tests.builders.workloads import GIB
 
-GIB = 2**30
 NAMED = cluster("tpu-v5e-4")
 
 

@@ -3,12 +3,11 @@ from __future__ import annotations
 import pytest
 
 from autoplan.errors import ConfigError
-from autoplan.jobs.client import SourceSpec
 from autoplan.tuning.request import EstimateRequest
 from cost_models.config import Precision
 from tests.builders.observations import cluster, config
+from tests.builders.sources import SOURCE
 
-SOURCE = SourceSpec(kind="script", path="train.py", sha256="0" * 64)
 OWN = config(64, 2, remat={"mode": "full"})
 
 

@@ -6,9 +6,7 @@ from cost_models.errors import HardwareError
 from cost_models.hardware.cluster import Chip, Cluster, Link
 from cost_models.hardware.description import from_mapping
 from cost_models.hardware.lookup import cluster
-
-GIB = 2**30
-
+from tests.builders.workloads import GIB
 
 CHIP = {
     "name": "house-accelerator",

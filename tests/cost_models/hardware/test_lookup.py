@@ -7,8 +7,7 @@ import pytest
 from cost_models.hardware.catalogue import rows
 from cost_models.hardware.description import from_mapping
 from cost_models.hardware.lookup import cluster, describe, known
-
-GIB = 2**30
+from tests.builders.workloads import GIB
 
 
 def every_name():

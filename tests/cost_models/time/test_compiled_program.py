@@ -1,12 +1,15 @@
 """Seconds of compiled programs against hand formulas: a chip of 100 TFLOP/s and 1 TB/s behind links of 100 GB/s."""
 
+from functools import partial
+
 import pytest
 
-from cost_models.config import Batch, Mesh, Precision, TrainConfig
+from cost_models.config import Batch, Precision, TrainConfig
 from cost_models.errors import ConfigError, WorkloadError
 from cost_models.hlo.reader import workload_of
 from cost_models.parallel.collectives import all_gather, all_reduce, collective_permute
 from cost_models.time.compiled_program import compiled_time
+from tests.builders.configs import local_config
 from tests.builders.hlo_texts import DEVICES, program, read, real
 from tests.builders.workloads import cluster, dense
 
@@ -17,10 +20,7 @@ COPY = 2 * 4 * N * N / BANDWIDTH
 SQUARE = f"f32[{N},{N}]"
 DOT = "lhs_contracting_dims={1}, rhs_contracting_dims={0}"
 GROUPS = "channel_id=1, replica_groups={{0,1,2,3}}, use_global_device_ids=true, to_apply=%add"
-
-
-def config(data=1, **more):
-    return TrainConfig(Batch(8, data), mesh=Mesh(data, more.pop("model", 1)), **more)
+config = partial(local_config, 8)
 
 
 def timed(lines, *others, devices=1, machine=None, axes=None, **how):

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from autoplan.errors import HardwareError, SourceError, WorkloadError
-from autoplan.jobs.client import JobKind, JobResult, SourceSpec
+from autoplan.jobs.client import JobKind, JobResult
 from autoplan.jobs.runner import Bench, Clock
 from autoplan.plan.records import FailureKind
 from autoplan.tuning.estimates.estimator import LOCAL_BATCHES_TRACED, LONGEST_REASON, Tracer, survey, without_estimates
@@ -15,8 +15,7 @@ from cost_models.estimate import estimate
 from cost_models.workload.serialization import workload_from_dict, workload_to_dict
 from tests.builders.fake_client import FakeClient, failure
 from tests.builders.observations import VERSIONS, cluster, config, observation
-
-SOURCE = SourceSpec(kind="script", path="train.py", sha256="0" * 64)
+from tests.builders.sources import SOURCE
 
 
 def surveyed(client, here=None, *, remat_asked=False, **wishes):

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from autoplan.errors import NoFeasibleConfiguration, SourceError, StudyError
-from autoplan.jobs.client import JobKind, SourceSpec
+from autoplan.jobs.client import JobKind
 from autoplan.jobs.runner import Bench, Clock
 from autoplan.plan.records import FailureKind
 from autoplan.tuning.trials.runner import MEASURED, Runner
@@ -12,8 +12,8 @@ from autoplan.tuning.trials.study import Study, knob_choices
 from tests.builders.estimates import candidate
 from tests.builders.fake_client import FakeClient, failure, micro_step_seconds
 from tests.builders.observations import cluster, config, observation
+from tests.builders.sources import SOURCE
 
-SOURCE = SourceSpec(kind="script", path="train.py", sha256="0" * 64)
 OWN = config(64)
 OTHERS = [
     config(32, 2),

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from autoplan.jobs.client import JobKind, SourceSpec
+from autoplan.jobs.client import JobKind
 from autoplan.jobs.runner import Bench, Clock
 from autoplan.plan import file
 from autoplan.plan.records import Failure, FailureKind, TrialRecord
@@ -20,9 +20,9 @@ from autoplan.tuning.verification.verifier import (
 )
 from tests.builders.fake_client import FakeClient, failure, micro_step_seconds
 from tests.builders.observations import cluster, config, observation
+from tests.builders.sources import SOURCE
 from tests.builders.tune_requests import fake, interrupting
 
-SOURCE = SourceSpec(kind="script", path="train.py", sha256="0" * 64)
 OWN, WINNER = config(32, 8), config(256)
 
 
