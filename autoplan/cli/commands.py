@@ -60,10 +60,14 @@ AnyBackend = Annotated[
         metavar="NAME", help="jax, tensorflow, torch, or auto to have it tuned; else the script's.", show_default=False
     ),
 ]
-WitnessCount = Annotated[
+CompileCount = Annotated[
     int | None,
-    typer.Option(min=0, metavar="N", help="For hardware not here: have its compiler check N.", show_default=False),
+    typer.Option(
+        "--compile", min=0, metavar="N", help="For absent hardware: compile N candidates at most.", show_default=False
+    ),
 ]
+WitnessCount = Annotated[int | None, typer.Option("--witness", min=0, hidden=True)]
+"""The former name of `--compile`."""
 EffectiveBatch = Annotated[
     str, typer.Option(metavar="keep|N|LO..HI", help="Samples an update: as they are, N, or searched between.")
 ]
@@ -107,6 +111,7 @@ def tune(
     output: Annotated[Path, typer.Option(metavar="FILE", help="Where the plan is written.")] = Path("plan.yaml"),
     scratch: Annotated[bool, typer.Option("--scratch", help="Run trials in an empty working directory.")] = False,
     no_measure: Annotated[bool, typer.Option("--no-measure", help="Plan by arithmetic alone; run no trial.")] = False,
+    compile_: CompileCount = None,
     witness: WitnessCount = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be tried, and stop.")] = False,
     everything: Annotated[bool, typer.Option("--all", help="With --dry-run: print all of it.")] = False,
@@ -135,7 +140,7 @@ def tune(
         memory_limit_bytes=None if memory_limit is None else parsing.size_bytes(memory_limit),
         output=None if dry_run else output,
         measure=not no_measure,
-        witnesses=witness,
+        witnesses=witness if compile_ is None else compile_,
         dry_run=dry_run,
         scratch=scratch,
     )

@@ -86,6 +86,21 @@ def test_every_option_of_tune_reaches_the_planner(folder, asked):
     )
 
 
+@pytest.mark.parametrize(
+    ("options", "most"),
+    [(["--compile", "3"], 3), (["--witness", "3"], 3), (["--witness", "3", "--compile", "0"], 0), ([], None)],
+)
+def test_compile_limits_the_compiled_candidates_and_witness_is_its_former_name(folder, asked, options, most):
+    assert run("tune", "train.py", *options).exit_code == 0
+    assert asked[0].witnesses == most
+
+
+def test_help_names_compile_alone():
+    text = run("tune", "--help").output
+    assert "--compile" in text
+    assert "--witness" not in text
+
+
 def test_words_of_the_script_need_the_two_dashes(folder, asked):
     done = run("tune", "train.py", "--epochs", "3")
     assert done.exit_code == 2
