@@ -11,8 +11,10 @@ from autoplan import formatting
 from autoplan.comparison.compare import Sought, compared, sought
 from autoplan.comparison.result import Comparison
 from autoplan.errors import ConfigError, HardwareError, NoFeasibleConfiguration, SourceError, WorkerError, WorkloadError
-from autoplan.jobs.client import Client, Job, JobKind, Observation
-from autoplan.jobs.runner import TRACED_ON, Bench, Clock, replaced_once, temporary_folder
+from autoplan.jobs.budget import Clock
+from autoplan.jobs.client import Client
+from autoplan.jobs.messages import Job, JobKind, Observation
+from autoplan.jobs.runner import TRACED_ON, JobRunner, replaced_once, temporary_folder
 from autoplan.machine import local_hardware
 from autoplan.plan import file
 from autoplan.plan.records import Failure, Plan
@@ -82,7 +84,7 @@ def _tune(request: TuneRequest, chosen: keras_backend.Chosen, clock: Clock, watc
         workers = Workers(stack)
         looks = stack.enter_context(temporary_folder())
         cluster = _limited(request, _cluster(workers, request.hardware, chosen.name, request.devices, watch))
-        bench = Bench(
+        jobs = JobRunner(
             workers[chosen.name],
             request.source,
             chosen.name,
@@ -91,23 +93,23 @@ def _tune(request: TuneRequest, chosen: keras_backend.Chosen, clock: Clock, watc
             logs=looks,
             scratch=looks if request.scratch else None,
             tracer=workers.tracer(),
-            tell=lambda text: watch(Event("note", text)),
+            notify=lambda text: watch(Event("note", text)),
         )
-        if request.study is not None and _measured_here(request, bench) and not request.dry_run:
-            refuse_unusable(StudyPlace.choose(request.study, ""), known_at_once(bench))
+        if request.study is not None and _measured_here(request, jobs) and not request.dry_run:
+            refuse_unusable(StudyPlace.choose(request.study, ""), known_at_once(jobs))
         watch(Event("stage", f"looking at the training up to its fit, on {chosen.name}"))
-        findings = _found(request, bench, watch)
-        bench = bench.with_(baseline=findings.space.baseline)
+        findings = _found(request, jobs, watch)
+        jobs = jobs.with_(baseline=findings.space.baseline)
         if request.backend == keras_backend.AUTO:
-            places = _places(request, bench, workers, watch)
-            bench, findings = widened(bench, findings, places)
+            places = _places(request, jobs, workers, watch)
+            jobs, findings = widened(jobs, findings, places)
         limit = limit_note(request.memory_limit_bytes, cluster)
         findings = replace(findings, notes=(*findings.notes, *chosen.notes, *([limit] if limit else [])))
         if request.dry_run:
-            return _dry_run(request, findings, here=_measured_here(request, bench))
-        if not _measured_here(request, bench):
-            return _planned_from_afar(request, bench, findings, watch)
-        return _measure(request, bench, findings, watch)
+            return _dry_run(request, findings, here=_measured_here(request, jobs))
+        if not _measured_here(request, jobs):
+            return _planned_from_afar(request, jobs, findings, watch)
+        return _measure(request, jobs, findings, watch)
 
 
 def estimate(request: EstimateRequest, watch: Watch = silent) -> ConfigurationEstimate:
@@ -120,17 +122,17 @@ def estimate(request: EstimateRequest, watch: Watch = silent) -> ConfigurationEs
         workers = Workers(stack)
         looks = stack.enter_context(temporary_folder())
         cluster = _cluster(workers, request.hardware, backend, None, watch)
-        bench = Bench(workers[backend], request.source, backend, cluster, Clock.start(None), logs=looks)
-        observation = bench.observe(abstract=True)
+        jobs = JobRunner(workers[backend], request.source, backend, cluster, Clock.start(None), logs=looks)
+        observation = jobs.observe(abstract=True)
         baseline = observation.config
         config, notes = request.config(baseline, cluster), request.assumptions(baseline, cluster)
-        traced = bench.with_(baseline=baseline).trace(config.with_(batch=Batch(config.batch.local), mesh=Mesh()))
+        traced = jobs.with_(baseline=baseline).trace(config.with_(batch=Batch(config.batch.local), mesh=Mesh()))
         if isinstance(traced, Failure):
             raise ConfigError(f"the training step cannot be built under {config.describe()}: {traced.message}")
         estimated = estimate_workload(traced[1], config, cluster, headroom=request.headroom)
         compiled = None
         if request.compile:
-            found = bench.with_(baseline=baseline).witness(config, model_flops=estimated.model_flops)
+            found = jobs.with_(baseline=baseline).compile(config, model_flops=estimated.model_flops)
             compiled = answered(found, config)
         explanation = explain(traced[1], config, cluster) if request.explain else None
         return ConfigurationEstimate(estimated, compiled, explanation, tuple(notes))
@@ -157,7 +159,7 @@ def _compare(
 
         # A name that nobody knows is told before the source is run.
         clusters = [find(one.names[0]) for one in wanted]
-        bench = Bench(
+        jobs = JobRunner(
             workers[chosen.name],
             request.source,
             chosen.name,
@@ -165,16 +167,16 @@ def _compare(
             Clock.start(None),
             logs=looks,
             tracer=workers.tracer(),
-            tell=lambda text: watch(Event("note", text)),
+            notify=lambda text: watch(Event("note", text)),
         )
 
-        def ask(there: Bench, findings: Findings) -> Witnessed:
+        def ask(there: JobRunner, findings: Findings) -> Witnessed:
             why_not = why_not_here(there, findings.space)
             if why_not is not None:
                 raise HardwareError(why_not)
             return _said(request, None, there, findings, watch)[1]
 
-        return compared(request, bench, wanted, find, ask, watch)
+        return compared(request, jobs, wanted, find, ask, watch)
 
 
 def probe(backend: str | None = None, devices: int | None = None) -> dict[str, Any]:
@@ -237,38 +239,38 @@ def _backend(request: TuneRequest | CompareRequest, prefer: str | None) -> keras
     return keras_backend.choose(None if asked == keras_backend.AUTO else asked or fixed, script, prefer=prefer)
 
 
-def _places(request: TuneRequest, bench: Bench, workers: Workers, watch: Watch) -> dict[str, Place]:
+def _places(request: TuneRequest, jobs: JobRunner, workers: Workers, watch: Watch) -> dict[str, Place]:
     """The other backends that are installed."""
 
-    def find(there: Bench) -> Findings:
+    def find(there: JobRunner) -> Findings:
         watch(Event("stage", f"looking at the training up to its fit, on {there.backend}"))
         cluster = _limited(request, _cluster(workers, request.hardware, there.backend, None, watch))
         return _found(request, there.with_(cluster=cluster), watch)
 
-    others = [name for name in keras_backend.RUNNABLE if name != bench.backend and keras_backend.installed(name)]
-    return {name: Place(bench.with_(client=workers[name], backend=name, baseline=None), find) for name in others}
+    others = [name for name in keras_backend.RUNNABLE if name != jobs.backend and keras_backend.installed(name)]
+    return {name: Place(jobs.with_(client=workers[name], backend=name, baseline=None), find) for name in others}
 
 
-def _measured_here(request: TuneRequest, bench: Bench) -> bool:
-    return request.measure and bench.cluster.local
+def _measured_here(request: TuneRequest, jobs: JobRunner) -> bool:
+    return request.measure and jobs.cluster.local
 
 
-def _found(request: TuneRequest, bench: Bench, watch: Watch) -> Findings:
+def _found(request: TuneRequest, jobs: JobRunner, watch: Watch) -> Findings:
     """What there is to know before a trial, of the training on one backend."""
-    here = _measured_here(request, bench)
-    observation = bench.observe(abstract=not here)
-    space = _space(request, observation, bench.cluster)
-    bench = bench.with_(baseline=space.baseline)
+    here = _measured_here(request, jobs)
+    observation = jobs.observe(abstract=not here)
+    space = _space(request, observation, jobs.cluster)
+    jobs = jobs.with_(baseline=space.baseline)
     try:
-        return _survey(request, bench, observation, space, watch, decided=here)
+        return _survey(request, jobs, observation, space, watch, decided=here)
     except NoFeasibleConfiguration:
-        split = _space(request, observation, bench.cluster, shard_state=True)
-        asked = not here and request.most_compiled > 0 and why_not_here(bench, space) is None
+        split = _space(request, observation, jobs.cluster, shard_state=True)
+        asked = not here and request.most_compiled > 0 and why_not_here(jobs, space) is None
         if split.configs != space.configs:
             watch(Event("note", "nothing fits with the whole state on each device; looking at state that is split"))
         elif not asked:
             raise
-        return _survey(request, bench, observation, split, watch, decided=here or asked)
+        return _survey(request, jobs, observation, split, watch, decided=here or asked)
 
 
 def _cluster(workers: Workers, name: str, backend: str, devices: int | None, watch: Watch) -> Cluster:
@@ -318,17 +320,17 @@ def _space(request: TuneRequest, observation: Observation, cluster: Cluster, *, 
 
 
 def _survey(
-    request: TuneRequest, bench: Bench, observation: Observation, space: Space, watch: Watch, *, decided: bool
+    request: TuneRequest, jobs: JobRunner, observation: Observation, space: Space, watch: Watch, *, decided: bool
 ) -> Findings:
     """Estimates and shortlist; where nothing can be traced the shortlist alone.
 
     `decided`: trials or a compiler will tell what fits, where estimates are not sure.
     """
     watch(Event("stage", f"estimating {formatting.counted(len(space.configs), 'configuration')}"))
-    versions = versions_of(observation, bench.cluster)
+    versions = versions_of(observation, jobs.cluster)
     try:
         return survey(
-            bench,
+            jobs,
             observation,
             space,
             versions,
@@ -337,9 +339,9 @@ def _survey(
             measurable=decided,
         )
     except WorkloadError as error:
-        if not _measured_here(request, bench):
+        if not _measured_here(request, jobs):
             raise
-        findings = without_estimates(bench, observation, space, versions, str(error))
+        findings = without_estimates(jobs, observation, space, versions, str(error))
         watch(Event("note", findings.notes[0]))
         return findings
 
@@ -363,12 +365,12 @@ def _exact(findings: Findings) -> bool:
     )
 
 
-def _planned_from_afar(request: TuneRequest, bench: Bench, findings: Findings, watch: Watch) -> TuneResult:
+def _planned_from_afar(request: TuneRequest, jobs: JobRunner, findings: Findings, watch: Watch) -> TuneResult:
     """For hardware that is not here: its compiler is asked where it can be; else arithmetic alone."""
-    why_not = why_not_here(bench, findings.space) if request.most_compiled else None
+    why_not = why_not_here(jobs, findings.space) if request.most_compiled else None
     if request.most_compiled and why_not is None:
         try:
-            return _compile(request, bench, findings, watch)
+            return _compile(request, jobs, findings, watch)
         except HardwareError as error:  # it is here, and does not take this hardware
             why_not = str(error)
     if why_not is not None and request.witnesses:
@@ -378,32 +380,32 @@ def _planned_from_afar(request: TuneRequest, bench: Bench, findings: Findings, w
     return _finish(request, analytic_plan(request, findings), findings, watch)
 
 
-def _compile(request: TuneRequest, bench: Bench, findings: Findings, watch: Watch) -> TuneResult:
+def _compile(request: TuneRequest, jobs: JobRunner, findings: Findings, watch: Watch) -> TuneResult:
     """Compile the best predictions until the winner is a compiled one."""
-    place, said = _said(request, request.study, bench, findings, watch)
+    place, said = _said(request, request.study, jobs, findings, watch)
     result = _finish(request, compiled_plan(request, findings, said), findings, watch)
     return replace(result, study_path=str(place), interrupted=said.interrupted)
 
 
 def _said(
-    request: TuneRequest | CompareRequest, study: str | None, bench: Bench, findings: Findings, watch: Watch
+    request: TuneRequest | CompareRequest, study: str | None, jobs: JobRunner, findings: Findings, watch: Watch
 ) -> tuple[StudyPlace, Witnessed]:
-    own, name, most = identity(bench, findings), stem(request.source), request.most_compiled
-    return witnessed(bench, findings, watch, most, study=study, name=name, identity=own)
+    own, name, most = identity(jobs, findings), stem(request.source), request.most_compiled
+    return witnessed(jobs, findings, watch, most, study=study, name=name, identity=own)
 
 
-def _measure(request: TuneRequest, bench: Bench, findings: Findings, watch: Watch) -> TuneResult:
+def _measure(request: TuneRequest, jobs: JobRunner, findings: Findings, watch: Watch) -> TuneResult:
     """Trials, verification, plan."""
     space, observation = findings.space, findings.observation
-    key = identity(bench, findings)
+    key = identity(jobs, findings)
     place = StudyPlace.choose(request.study, study_name(stem(request.source), key))
-    bench = bench.with_(logs=place.folder)
+    jobs = jobs.with_(logs=place.folder)
     shortlist = findings.shortlist
     choices = knob_choices([space.baseline, *space.configs])
     kinds = len({(config.mesh, config.backend) for config in shortlist})
     with Study(place, shortlist, choices, key, first=max(PREDICTED_FIRST, kinds + 1)) as study:
         runner = Runner(
-            bench,
+            jobs,
             study,
             observation,
             findings.estimates,
@@ -433,7 +435,7 @@ def _try(runner: Runner, findings: Findings, watch: Watch) -> Tried:
     # A trial that ran out of memory was a short one, and no measure of how long others may take.
     wall_seconds = reference.record.measurement.wall_seconds if reference.record.measurement else 0.0
     seconds = max(runner.typical_seconds(), wall_seconds) or TRIAL_SECONDS
-    runner.bench = runner.bench.patient(seconds)
+    runner.jobs = runner.jobs.patient(seconds)
     runner.reference_seconds = seconds
     ended, interrupted = "interrupted", True
     if not reference.interrupted:
@@ -459,7 +461,7 @@ def _verify(runner: Runner, tried: Tried, watch: Watch) -> tuple[list[Verified] 
     """
     better = runner.worth_verifying(tried.reference)
     verifier = Verifier(
-        runner.bench,
+        runner.jobs,
         runner.observation,
         watch,
         most_pairs=PAIRS if tried.interrupted else MOST_PAIRS,

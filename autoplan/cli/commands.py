@@ -18,7 +18,7 @@ from autoplan.cli.framework import Commands, Format, SourceCommand, source_argum
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from autoplan.jobs.client import SourceSpec
+    from autoplan.sources.source import SourceSpec
     from autoplan.tuning.request import TuneRequest, TuneResult
 
 _OPTIONS: dict[str, Any] = {

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from autoplan import formatting
 from autoplan.comparison.result import Comparison, Row, Verdict, ordered
 from autoplan.errors import ConfigError, HardwareError, StudyError
-from autoplan.jobs.client import Observation
-from autoplan.jobs.runner import Bench
+from autoplan.jobs.messages import Observation
+from autoplan.jobs.runner import JobRunner
 from autoplan.plan.records import CompilerEvidence, Evidence
 from autoplan.tuning.candidate_estimate import CandidateEstimate
 from autoplan.tuning.compiler_check import NOTHING_LEFT, Witnessed
@@ -38,8 +38,8 @@ MOST_COMPILED = 5
 
 Find = Callable[[str], Cluster]
 """The cluster that a name means."""
-Ask = Callable[[Bench, Findings], Witnessed]
-"""Asks the compiler of the bench's cluster until the winner is a compiled one. HardwareError where it cannot."""
+Ask = Callable[[JobRunner, Findings], Witnessed]
+"""Asks the compiler of the runner's cluster until the winner is a compiled one. HardwareError where it cannot."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def sought(request: CompareRequest) -> list[Sought]:
 
 def compared(
     request: CompareRequest,
-    bench: Bench,
+    jobs: JobRunner,
     wanted: Sequence[Sought],
     find: Find,
     ask: Ask,
@@ -81,18 +81,18 @@ def compared(
     Raises an AutoplanError for whatever the user can mend. What is wrong with one kind of hardware stands in its row,
     unless it is wrong with all.
     """
-    watch(Event("stage", f"looking at the training up to its fit, on {bench.backend}"))
-    observation = bench.observe(abstract=True)
+    watch(Event("stage", f"looking at the training up to its fit, on {jobs.backend}"))
+    observation = jobs.observe(abstract=True)
     baseline = observation.config
-    bench = bench.with_(baseline=baseline)
+    jobs = jobs.with_(baseline=baseline)
     watch(Event("stage", f"estimating for {formatting.counted(len(wanted), 'kind')} of hardware"))
-    with Tracer(bench, local_batch=baseline.batch.local) as tracer:
+    with Tracer(jobs, local_batch=baseline.batch.local) as tracer:
         training = _Training(request, observation, baseline, tracer, find)
         training.start([one.names[0] for one in wanted])
         looks = [training.smallest(one) for one in wanted]
     if all(look.row.verdict is Verdict.NOT_KNOWN for look in looks):
         raise ConfigError(looks[0].row.reason or "nothing of this training can be estimated")
-    rows = [_refined(look, bench, ask, watch) if request.compile else look.row for look in looks]
+    rows = [_refined(look, jobs, ask, watch) if request.compile else look.row for look in looks]
     return Comparison(
         source=request.source,
         observation=observation,
@@ -308,7 +308,7 @@ def _row(empty: Row, seen: _Seen) -> Row:
     )
 
 
-def _refined(look: Look, bench: Bench, ask: Ask, watch: Watch) -> Row:
+def _refined(look: Look, jobs: JobRunner, ask: Ask, watch: Watch) -> Row:
     """The row by what the compiler of its hardware says: the one place where compiled evidence comes in.
 
     Where the compiler cannot be asked, the row stays as it was estimated and says why.
@@ -319,7 +319,7 @@ def _refined(look: Look, bench: Bench, ask: Ask, watch: Watch) -> Row:
         return replace(row, notes=(*row.notes, f"no compiler was asked: {why}"))
     watch(Event("stage", f"asking the compiler of {row.hardware}"))
     try:
-        said = ask(bench.with_(cluster=look.cluster), look.findings)
+        said = ask(jobs.with_(cluster=look.cluster), look.findings)
     except (HardwareError, StudyError) as error:
         return replace(row, notes=(*row.notes, f"no compiler was asked: {error}"))
     if said.interrupted:

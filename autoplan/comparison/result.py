@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from autoplan.jobs.client import Observation, SourceSpec
+from autoplan.jobs.messages import Observation
 from autoplan.plan.records import Evidence
+from autoplan.sources.source import SourceSpec
 from cost_models.config import TrainConfig
 from cost_models.hardware.cluster import Cluster
 from cost_models.hardware.pricing import Offer

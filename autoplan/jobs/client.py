@@ -1,10 +1,10 @@
-"""The bridge to worker processes: what is asked, what comes back, and the client that starts, limits and ends them.
+"""The client of worker processes: starts them, limits them and ends them.
 
 A client starts one server a backend (`python -m autoplan.worker serve`), which has imported Keras and the backend and
 forks a process a job. Each job has a channel of its own, a Unix socket that carries one JSON object a line:
 {"event": "started", "pid"}, {"event": "phase", "name"}, {"event": "imported", "names"}, {"event": "result", "value"},
 {"event": "failure", ...}, {"event": "error", "error", "message"} from the job, and {"event": "exit", "status"} from
-whoever waited for it.
+the server, which waits for it.
 """
 
 from __future__ import annotations
@@ -21,21 +21,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
-
-from pydantic import Field, model_validator
+from typing import Any
 
 from autoplan import errors
 from autoplan.jobs import exit_status
 from autoplan.jobs.exit_status import Ending, Watched
+from autoplan.jobs.messages import Job, JobResult
 from autoplan.jobs.output import JobOutput
 from autoplan.machine import processes
 from autoplan.machine.tempdirs import HeldFolder
-from autoplan.plan.fields import Config
-from autoplan.plan.records import Failure, FailureKind, Value
+from autoplan.plan.records import Failure, FailureKind
 from autoplan.sources.source import SourceSpec as SourceSpec  # what a job is about; its home is below this module
 
 PRELOADABLE = ("tensorflow", "torch", "scipy", "pandas", "sklearn", "h5py")
@@ -45,96 +42,6 @@ SEE_OUTPUT = "; the last of its output:"
 _WATCH_SECONDS = 0.2
 _LINES_SHOWN = 8
 _LOG_TAIL_BYTES = 4000
-
-
-class JobKind(StrEnum):
-    """What a worker can be asked.
-
-    observe   run the source up to the chosen fit; -> Observation
-    trace     the same, then the training step -> {"observation": ..., "workload": ...}
-    measure   run the chosen fit for a while -> Measurement
-    numerics  a few updates with a seed -> losses an update
-    lower     the same as trace, but what a compiler says -> {"evidence": CompilerEvidence} or {"too_large": ...}
-    probe     this machine's rates -> a hardware profile
-    """
-
-    OBSERVE = "observe"
-    TRACE = "trace"
-    MEASURE = "measure"
-    NUMERICS = "numerics"
-    LOWER = "lower"
-    PROBE = "probe"
-
-
-class Job(Value):
-    """One question to one process. `config` None means "as the script has it"."""
-
-    kind: JobKind
-    source: SourceSpec | None = None
-    backend: str = "jax"
-    config: Config | None = None
-    baseline: Config | None = Field(None, description="the script's own configuration, once observed")
-    devices: int | None = Field(None, description="simulated CPU devices; None leaves the machine as it is")
-    options: dict[str, Any] = {}
-
-    @model_validator(mode="after")
-    def _change_is_known(self) -> Self:
-        """What is applied is what differs from the script's own: without that, nothing would be, in silence."""
-        if self.config is not None and self.baseline is None:
-            raise ValueError("a job with a configuration needs the script's own beside it, as its baseline")
-        return self
-
-
-class Observation(Value):
-    """What the chosen `fit` said about itself, before a single micro-step."""
-
-    config: Config = Field(description="the script's own configuration")
-    structure: str
-    parameters: int
-    samples: int | None
-    samples_exact: bool = Field(True, description="samples were counted; else a batch may be partial")
-    epochs: int
-    steps_per_epoch: int | None = Field(description="micro-steps an epoch, as the script has it")
-    explicit_steps_per_epoch: bool
-    data: str = Field(description="arrays | tf.data | PyDataset | DataLoader | generator | synthetic | other")
-    rebatchable: bool
-    batch_norm: bool
-    random_layers: bool = Field(description="dropout, noise, random augmentation")
-    recurrent: bool
-    unweighted_metrics: bool
-    custom_train_step: bool
-    masks: bool = Field(False, description="positions are left out of the loss")
-    added_losses: bool = Field(False, description="losses that layers add of their own outputs, past any weights")
-    unscaled_train_step: bool = Field(False, description="its own train_step never calls optimizer.scale_loss")
-    own_optimizers: list[str] = Field([], description="attributes with optimizers that its own train_step applies")
-    schedule: bool = Field(description="a learning-rate schedule that counts micro-steps")
-    ema: bool
-    optimizer: str
-    writers_left_out: list[str] = Field([], description="callbacks that write and are left out of trials")
-    intercepted: list[str] = Field([], description="calls of the script that a candidate overrides")
-    held: dict[str, str] = Field({}, description="knobs that this source does not let be turned, with the reason")
-    layer_kinds: list[str] = Field([], description="class names of the model's layers, for known_issues")
-    setup_seconds: float
-    devices: int
-    device_kind: str
-    device_memory_bytes: int | None
-    process_bytes: int | None = Field(None, description="held before the first micro-step: libraries, data, weights")
-    environment: dict[str, str]
-    notes: list[str] = []
-
-
-@dataclass(frozen=True)
-class JobResult:
-    """What became of a job: exactly one of `value` and `failure` is set.
-
-    peak_bytes is the most memory that its processes were seen to take, in bytes (`endings.Watched`).
-    """
-
-    value: dict[str, Any] | None
-    failure: Failure | None
-    wall_seconds: float
-    peak_bytes: int | None = None
-    phases: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass

@@ -1,11 +1,10 @@
-"""The planner's workbench: one source on one cluster, and every question to a worker process about it.
+"""Runs jobs: every question to a worker process about one source on one cluster.
 
-Each question is a job in a process of its own with a time limit and a memory limit; answers are values.
+Each job runs in a process of its own with a time limit and a memory limit. Answers are values.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -15,21 +14,20 @@ from typing import Any, Protocol
 
 from autoplan import formatting
 from autoplan.errors import (
-    FAILED_BY_ITSELF,
     ConfigError,
     NoFeasibleConfiguration,
     OutputError,
-    ScriptFailed,
     SourceError,
-    WorkerError,
     WorkloadError,
 )
-from autoplan.jobs.client import Job, JobKind, JobResult, Observation, SourceSpec, log_tail
+from autoplan.jobs.answers import before_compiling, compiler_answer, too_large_to_start, value_of
+from autoplan.jobs.budget import Clock
+from autoplan.jobs.messages import Job, JobKind, JobResult, Observation
 from autoplan.machine import compiler_packages, local_hardware, processes, tempdirs
 from autoplan.machine.tempdirs import HeldFolder
 from autoplan.plan.records import CompilerEvidence, Failure, FailureKind, Measurement, Outcome
+from autoplan.sources.source import SourceSpec
 from cost_models.config import Affects, Layout, Mesh, TrainConfig
-from cost_models.errors import AutoplanError
 from cost_models.hardware.cluster import Cluster
 from cost_models.hardware.compile_targets import compiler_target
 from cost_models.workload.serialization import workload_from_dict
@@ -48,13 +46,12 @@ _CORES_FOR_TWO = 4
 SHORTEST_LIMIT_SECONDS = 60.0
 LONGEST_LIMIT_SECONDS = 1800.0
 SHORTEST_STEP_SECONDS = 1.0
-LINES_SHOWN = 10
 PATIENCE = 6.0
 """A trial may take this many times what the baseline's took."""
 
 
 class Runs(Protocol):
-    """What the bench needs of `jobs.Client`."""
+    """The part of `jobs.client.Client` that a runner uses."""
 
     def run(
         self,
@@ -69,34 +66,8 @@ class Runs(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Clock:
-    """The budget in seconds from `started_at` on. None: no end."""
-
-    budget_seconds: float | None
-    started_at: float
-
-    @classmethod
-    def start(cls, budget_seconds: float | None) -> Clock:
-        """The budget from now on."""
-        return cls(budget_seconds, time.monotonic())
-
-    def elapsed(self) -> float:
-        """Seconds since the start."""
-        return time.monotonic() - self.started_at
-
-    def left(self) -> float | None:
-        """Seconds left, never below zero."""
-        return None if self.budget_seconds is None else max(0.0, self.budget_seconds - self.elapsed())
-
-    def allows(self, seconds: float) -> bool:
-        """Whether so much time is left."""
-        left = self.left()
-        return left is None or left >= seconds
-
-
 def _silent(text: str) -> None:
-    """Nobody is told."""
+    """Show nothing."""
 
 
 def compilers_at_once() -> int:
@@ -104,12 +75,12 @@ def compilers_at_once() -> int:
     return 2 if processes.processors() >= _CORES_FOR_TWO else 1
 
 
-def replaced_once(run: Callable[[], JobResult], tell: Callable[[str], None] = _silent) -> JobResult:
-    """Run a job, and once more where its process was ended from outside: that says nothing of what was asked."""
+def replaced_once(run: Callable[[], JobResult], notify: Callable[[str], None] = _silent) -> JobResult:
+    """Run a job, and once more where its process was ended from outside, which is no answer."""
     first = run()
     if first.failure is None or not first.failure.outside:
         return first
-    tell(f"{first.failure.message}; it is tried once more")
+    notify(f"{first.failure.message}; it is tried once more")
     second = run()
     if second.failure is None or not second.failure.outside:
         return second
@@ -134,15 +105,15 @@ def temporary_folder() -> Iterator[Path]:
 
 
 @dataclass(frozen=True)
-class Bench:
-    """Source, cluster and limits of one tuning.
+class JobRunner:
+    """Runs the jobs of one tuning: its source, its cluster and its limits.
 
     logs       the folder of the jobs' output; None: it is not kept
     scratch    where each job gets an empty working directory; None: it runs where the source expects to
     tracer     workers on JAX, which trace whatever the training runs on; None where JAX is not installed
-    others     the same source on other backends, where the backend itself is tuned: who answers for which
-    traced     what was traced before; benches of one source on several backends share it
-    tell       is told what a person should know of a job while it runs
+    others     runners of the same source on other backends, by backend, where the backend itself is tuned
+    traced     traces so far; runners of one source on several backends share them
+    notify     takes what a user should know of a job while it runs
     """
 
     client: Runs
@@ -155,21 +126,21 @@ class Bench:
     scratch: Path | None = None
     limit_seconds: float = LONGEST_LIMIT_SECONDS
     tracer: Runs | None = None
-    others: Mapping[str, Bench] = field(default_factory=dict)
+    others: Mapping[str, JobRunner] = field(default_factory=dict)
     traced: dict[TrainConfig, tuple[Observation, Workload]] = field(default_factory=dict)
-    tell: Callable[[str], None] = _silent
+    notify: Callable[[str], None] = _silent
 
-    def of(self, config: TrainConfig) -> Bench:
-        """The bench of a configuration's backend, under this one's limits."""
+    def of(self, config: TrainConfig) -> JobRunner:
+        """Return the runner of a configuration's backend, with this runner's limits."""
         other = self.others.get(config.backend)
         return self if other is None else other.with_(logs=self.logs, limit_seconds=self.limit_seconds)
 
-    def with_(self, **changes: Any) -> Bench:
-        """A copy with other fields."""
+    def with_(self, **changes: Any) -> JobRunner:
+        """Return a copy with other fields."""
         return replace(self, **changes)
 
     def observe(self, *, abstract: bool = False) -> Observation:
-        """What the chosen fit says about itself.
+        """Observe the chosen fit: its data, its model and its own configuration.
 
         abstract  without making the model's weights, where its code lets that be
         SourceError when the source fails, never fits, or takes too long to reach its fit; NoFeasibleConfiguration when
@@ -179,8 +150,8 @@ class Bench:
             self._look_without_weights(JobKind.OBSERVE, None) if abstract else self._look(JobKind.OBSERVE, None, {})
         )
         if result.failure is not None and result.failure.out_of_memory:
-            raise NoFeasibleConfiguration(_too_large_to_start(result.failure, self._what_is_too_large()))
-        found = Observation.model_validate(_value(result))
+            raise NoFeasibleConfiguration(too_large_to_start(result.failure, self._what_is_too_large()))
+        found = Observation.model_validate(value_of(result))
         # What a live model does not let be turned, and what was assumed of it, is known without asking a worker.
         known = {"held": {**found.held, **self.source.held}, "notes": [*found.notes, *self.source.notes]}
         return found.model_copy(update=known)
@@ -211,14 +182,14 @@ class Bench:
         result = self._tracing()._look_without_weights(JobKind.TRACE, config)
         if result.failure is not None:
             return result.failure
-        value = _value(result)
+        value = value_of(result)
         answer = Observation.model_validate(value["observation"]), workload_from_dict(value["workload"])
         if key is not None:
             self.traced[key] = answer
         return answer
 
-    def _tracing(self) -> Bench:
-        """This bench with workers on JAX."""
+    def _tracing(self) -> JobRunner:
+        """Return a runner whose workers are on JAX."""
         if self.backend == TRACED_ON:
             return self
         if self.tracer is None:
@@ -240,7 +211,7 @@ class Bench:
         """Run the chosen fit for a while under `config`. `name` names the log; `patience` stretches the time limit."""
         seconds = self.limit_seconds * patience
         result = self.of(config)._ask(JobKind.MEASURE, config, options or {}, name, seconds, on_phase)
-        return result.failure or Measurement.model_validate(_value(result))
+        return result.failure or Measurement.model_validate(value_of(result))
 
     def numerics(
         self, config: TrainConfig, *, seed: int, updates: int, options: Mapping[str, Any] | None = None
@@ -248,9 +219,9 @@ class Bench:
         """Losses of the first updates with a seed, one an update."""
         options = {"updates": updates, "seed": seed, **(options or {})}
         result = self.of(config)._ask(JobKind.NUMERICS, config, options, "numerics", self.limit_seconds)
-        return result.failure or [float(loss) for loss in _value(result)["losses"]]
+        return result.failure or [float(loss) for loss in value_of(result)["losses"]]
 
-    def witness(
+    def compile(
         self,
         config: TrainConfig,
         *,
@@ -259,12 +230,12 @@ class Bench:
         limit_seconds: float = COMPILE_SECONDS,
         on_phase: Callable[[str], None] | None = None,
     ) -> CompilerEvidence | Failure:
-        """What the cluster's real compiler says of `config`, with no device present.
+        """Compile the training program of `config` for the cluster with its real compiler, with no device present.
 
-        model_flops  the model's own of a micro-step on one device (`Estimate.to_dict()`); None: MFU is not known
+        model_flops  the model's own of a micro-step on one device (`Estimate.model_flops`); None: MFU is not known
 
-        What does not fit is a Failure with the compiler's figures. HardwareError where nothing can be compiled for this
-        cluster here; WorkloadError where JAX is not installed.
+        A program that does not fit is a Failure with the compiler's figures.
+        HardwareError where nothing can be compiled for this cluster here; WorkloadError where JAX is not installed.
         """
         target = compiler_target(self.cluster)
         versions = compiler_packages.versions(target)
@@ -279,15 +250,15 @@ class Bench:
             "model_flops": model_flops,
             "abstract": True,
         }
-        bench = self._tracing()
-        result = bench._ask(JobKind.LOWER, alone, options, name, limit_seconds, on_phase)
-        if _before_compiling(result):  # some code looks at the values of its weights while it builds
-            again = bench._ask(JobKind.LOWER, alone, {**options, "abstract": False}, name, limit_seconds, on_phase)
+        jobs = self._tracing()
+        result = jobs._ask(JobKind.LOWER, alone, options, name, limit_seconds, on_phase)
+        if before_compiling(result):  # some code looks at the values of its weights while it builds
+            again = jobs._ask(JobKind.LOWER, alone, {**options, "abstract": False}, name, limit_seconds, on_phase)
             result = result if again.failure is not None else again
-        return _what_the_compiler_said(result)
+        return compiler_answer(result)
 
-    def patient(self, wall_seconds: float) -> Bench:
-        """The same bench with time limits that follow from how long the baseline took."""
+    def patient(self, wall_seconds: float) -> JobRunner:
+        """Return a runner with time limits that follow from how long the baseline took."""
         limit = min(LONGEST_LIMIT_SECONDS, max(SHORTEST_LIMIT_SECONDS, PATIENCE * wall_seconds))
         return self.with_(limit_seconds=limit)
 
@@ -318,7 +289,7 @@ class Bench:
         seconds: float,
         on_phase: Callable[[str], None] | None = None,
     ) -> JobResult:
-        """One job within the limits; a process that is ended from outside is replaced once."""
+        """Run one job within the limits; a process that is ended from outside is replaced once."""
 
         def run() -> JobResult:
             return self.client.run(
@@ -329,7 +300,7 @@ class Bench:
                 on_phase=on_phase,
             )
 
-        return replaced_once(run, self.tell)
+        return replaced_once(run, self.notify)
 
     def _job(self, kind: JobKind, config: TrainConfig | None, options: Mapping[str, Any]) -> Job:
         return Job(
@@ -343,7 +314,7 @@ class Bench:
         )
 
     def _folders(self, kind: JobKind) -> dict[str, str]:
-        """Where compiled programs are kept between jobs, and where a source runs that shall not write beside itself."""
+        """Return the cache of compiled programs, and an empty working directory where one is wanted."""
         folders = {}
         if self.logs is not None and kind is not JobKind.LOWER:  # no device could load what a cache keeps
             folders["cache_dir"] = str(self.logs.absolute() / "compilation_cache")
@@ -358,12 +329,12 @@ class Bench:
         return folders
 
     def usable_bytes(self) -> int:
-        """What a training may hold: all of a CPU's memory, which simulated devices share; elsewhere one device's."""
+        """Return the memory that a training may take: all of a CPU's, else that of one device."""
         chip = self.cluster.chip
         return chip.usable_memory_bytes * self.cluster.devices if chip.kind == "cpu" else chip.usable_memory_bytes
 
     def cut_short(self, failure: Failure) -> bool:
-        """Whether a timeout is the budget's doing, and says nothing of the configuration."""
+        """Return whether a timeout was caused by the budget, and so says nothing about the configuration."""
         return failure.kind is FailureKind.TIMEOUT and not self.clock.allows(SHORTEST_STEP_SECONDS)
 
     def _within_budget(self, seconds: float) -> float:
@@ -379,74 +350,3 @@ class Bench:
             return int(local_hardware.memory_bytes() * COMPILER_SHARE / compilers_at_once())
         on_this_cpu = self.cluster.local and self.cluster.chip.kind == "cpu"
         return self.usable_bytes() if on_this_cpu and kind is not JobKind.TRACE else None
-
-
-def _before_compiling(result: JobResult) -> bool:
-    """Whether a job failed, rather than waited too long, before its compiler was asked."""
-    failure = result.failure
-    return failure is not None and failure.kind is not FailureKind.TIMEOUT and "compile" not in result.phases
-
-
-def _what_the_compiler_said(result: JobResult) -> CompilerEvidence | Failure:
-    if result.value is None:
-        failure = result.failure or Failure(kind=FailureKind.CRASH, message="it left without an answer")
-        return _of_this_machine(failure) if failure.out_of_memory else failure
-    refused, too_large = result.value.get("refused"), result.value.get("too_large")
-    if refused is not None:
-        return Failure(kind=FailureKind.UNSUPPORTED, message=refused, wall_seconds=result.wall_seconds)
-    if too_large is None:
-        return CompilerEvidence.model_validate(result.value["evidence"])
-    return Failure(
-        kind=FailureKind.COMPILE_OOM,
-        message=f"the compiler says that it does not fit: {too_large['message']}",
-        wall_seconds=result.wall_seconds,
-        needed_bytes=too_large["needed_bytes"],
-        available_bytes=too_large["available_bytes"],
-    )
-
-
-def _of_this_machine(failure: Failure) -> Failure:
-    """Memory ran out where the compiler ran, which says nothing of the device that it compiles for."""
-    message = f"compiling takes more memory than this machine has ({failure.message})"
-    return failure.model_copy(update={"kind": FailureKind.CRASH, "message": message, "outside": True})
-
-
-def _value(result: JobResult) -> dict[str, Any]:
-    """The answer. SourceError when the process ended without one, with the last that it said."""
-    if result.value is not None:
-        return result.value
-    failure = result.failure or Failure(kind=FailureKind.CRASH, message="it left without an answer")
-    log = Path(failure.log) if failure.log else None
-    said = [line for line in log_tail(log).splitlines() if line.strip()][-LINES_SHOWN:]
-    output = "\n  ".join(["; the last of its output:", *said]) if said else ""
-    raise SourceError(f"the source did not get to its fit ({failure.kind.value}: {failure.message}){output}")
-
-
-def _too_large_to_start(failure: Failure, cause: str) -> str:
-    """Memory ran out while the source made its data and built its model, which no setting of the training changes."""
-    held = "" if failure.held_bytes is None else f"more than {formatting.size(failure.held_bytes)} of memory, "
-    return (
-        f"the training runs out of memory before its first micro-step, while it makes its data and builds its model "
-        f"({failure.message}){cause}. Accumulation, another precision and rematerialization change what a micro-step "
-        f"takes, and a mesh copies the weights to every device, so none of them helps here. What would fit: {held}a "
-        "smaller model, or data that are read as they are needed (np.load with mmap_mode, tf.data, PyDataset)"
-    )
-
-
-def explain_failure(failure: Failure) -> AutoplanError:
-    """A failure that nothing can be tuned around, as an error for the user.
-
-    Code that fails before its fit did not fail when it was looked at: what is different now is that it ran before.
-    """
-    if FAILED_BY_ITSELF in failure.message:
-        return ScriptFailed(
-            f"{failure.message}\nIt got to its fit when it was first looked at, so what that run left behind may stop "
-            "it now: every trial runs the source again, and --scratch gives each an empty working directory"
-        )
-    where = f"; its output is in {failure.log}" if failure.log else ""
-    if failure.outside:
-        return WorkerError(f"the training was ended from outside ({failure.message}){where}. Run again to go on")
-    return SourceError(
-        f"the training fails as it is ({failure.kind.value}: {failure.message}){where}. Make it run by itself, "
-        "then tune it"
-    )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 from autoplan.errors import AutoplanError
-from autoplan.jobs.runner import Bench
+from autoplan.jobs.runner import JobRunner
 from autoplan.plan.records import Rejection
 from autoplan.tuning.estimates.estimator import Findings
 from autoplan.tuning.space.legal_configs import Space
@@ -21,31 +21,31 @@ from cost_models.config import TrainConfig
 
 @dataclass(frozen=True)
 class Place:
-    """Another backend: its bench, and how its findings are made once the bench has met the training."""
+    """Another backend: its runner of jobs, and how its findings are made."""
 
-    bench: Bench
-    find: Callable[[Bench], Findings]
+    jobs: JobRunner
+    find: Callable[[JobRunner], Findings]
 
 
-def widened(bench: Bench, own: Findings, places: Mapping[str, Place]) -> tuple[Bench, Findings]:
-    """The bench and the findings with every other backend that runs this training in them.
+def widened(jobs: JobRunner, own: Findings, places: Mapping[str, Place]) -> tuple[JobRunner, Findings]:
+    """The runner of jobs and the findings with every other backend that runs this training in them.
 
     Nothing is added for a training that splits its batch over devices: only JAX does that.
     """
     found: dict[str, Findings] = {}
     refused: list[Rejection] = []
-    benches: dict[str, Bench] = {}
+    runners: dict[str, JobRunner] = {}
     for name, place in places.items():
         if own.space.baseline.mesh.devices > 1:
             refused.append(_left_out(own, name, "the script splits its batch over devices, which only JAX does"))
             continue
         try:
-            found[name] = place.find(place.bench)
+            found[name] = place.find(place.jobs)
         except AutoplanError as error:
             refused.append(_left_out(own, name, " ".join(str(error).split())))
             continue
-        benches[name] = place.bench.with_(baseline=found[name].space.baseline)
-    return bench.with_(others=benches), _merged(own, found, refused)
+        runners[name] = place.jobs.with_(baseline=found[name].space.baseline)
+    return jobs.with_(others=runners), _merged(own, found, refused)
 
 
 def _left_out(own: Findings, backend: str, why: str) -> Rejection:

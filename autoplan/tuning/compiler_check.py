@@ -15,7 +15,7 @@ from typing import Any
 
 from autoplan import formatting
 from autoplan.errors import HardwareError, StudyError
-from autoplan.jobs.runner import TRACED_ON, Bench, compilers_at_once
+from autoplan.jobs.runner import TRACED_ON, JobRunner, compilers_at_once
 from autoplan.machine import compiler_packages
 from autoplan.plan.records import CompilerEvidence, Evidence, Failure, FailureKind, Rejection, TrialRecord
 from autoplan.tuning.candidate_estimate import CandidateEstimate
@@ -77,7 +77,7 @@ class Witness:
     most  so many are compiled at most, those of an earlier run not counted
     """
 
-    bench: Bench
+    jobs: JobRunner
     study: Study
     findings: Findings
     watch: Watch
@@ -105,7 +105,7 @@ class Witness:
                 return "the best of the corrected ranking is compiled" if self._ranked() else NOTHING_LEFT
             if self._compiled >= self.most:
                 return f"{formatting.counted(self._compiled, 'configuration')} compiled"
-            if not self.bench.clock.allows(1.0):
+            if not self.jobs.clock.allows(1.0):
                 return "the budget is spent"
             if self._storage_failed:
                 return "the study cannot be stored"
@@ -158,7 +158,7 @@ class Witness:
         return [*nearest, *ordered[len(ties) :]]
 
     def _legal(self, config: TrainConfig) -> bool:
-        if config.backend != self.bench.backend or config not in self._space:  # nobody asks for another backend
+        if config.backend != self.jobs.backend or config not in self._space:  # nobody asks for another backend
             return False
         if not config.jit_compile or any(getattr(config, name) != value for name, value in self._same_program.items()):
             return False
@@ -246,7 +246,7 @@ class Witness:
             # Not waited for: after Ctrl-C the client ends the jobs, and with them the threads.
             pool.shutdown(wait=False, cancel_futures=True)
         for config, outcome in zip(configs, outcomes, strict=True):
-            if isinstance(outcome, Failure) and self.bench.cut_short(outcome):
+            if isinstance(outcome, Failure) and self.jobs.cut_short(outcome):
                 self._give_back(config)
             else:
                 self._record(config, outcome)
@@ -262,7 +262,7 @@ class Witness:
         self.watch(Event("note", f"{error}; compiling ends here, and the plan is made of what is known"))
 
     def _ask(self, config: TrainConfig, number: int) -> CompilerEvidence | Failure:
-        return self.bench.witness(
+        return self.jobs.compile(
             config,
             model_flops=self.findings.estimates[config].analytic.model_flops,
             name=f"compile-{number}",
@@ -327,21 +327,21 @@ class Witness:
         return found
 
 
-def why_not_here(bench: Bench, space: Space) -> str | None:
+def why_not_here(jobs: JobRunner, space: Space) -> str | None:
     """Why the compiler of this hardware cannot be asked what a training needs; None where it can."""
-    if bench.backend != TRACED_ON:
-        return f"what {bench.backend} runs is not what XLA compiles for JAX"
+    if jobs.backend != TRACED_ON:
+        return f"what {jobs.backend} runs is not what XLA compiles for JAX"
     if not any(config.jit_compile for config in space.configs):
         return "without jit_compile nothing is compiled"
     try:
-        target = compiler_target(bench.cluster)
+        target = compiler_target(jobs.cluster)
     except HardwareError as error:
         return str(error)
     return compiler_packages.missing(target)
 
 
 def witnessed(
-    bench: Bench,
+    jobs: JobRunner,
     findings: Findings,
     watch: Watch,
     most: int,
@@ -350,19 +350,19 @@ def witnessed(
     name: str,
     identity: Mapping[str, Any],
 ) -> tuple[StudyPlace, Witnessed]:
-    """What the compiler of the bench's cluster says, kept in a study. HardwareError where it is not here.
+    """What the compiler of the runner's cluster says, kept in a study. HardwareError where it is not here.
 
     study     where it is kept; None: at the usual place under `name`
     identity  what the study is of, to which the compiler is added
     """
-    target = compiler_target(bench.cluster)
+    target = compiler_target(jobs.cluster)
     versions = compiler_packages.versions(target)
     key = {**identity, "compiler": target.name, **versions}
     place = StudyPlace.choose(study, study_name(name, key))
     choices = knob_choices([findings.space.baseline, *findings.space.configs])
     watch(Event("stage", f"compiling the best predictions with {target.name}"))
     with Study(place, findings.shortlist, choices, key) as kept:
-        return place, Witness(bench.with_(logs=place.folder), kept, findings, watch, most).run()
+        return place, Witness(jobs.with_(logs=place.folder), kept, findings, watch, most).run()
 
 
 def _within_headroom(estimate: CandidateEstimate) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
 
-from autoplan.jobs.client import Observation
+from autoplan.jobs.messages import Observation
 from autoplan.plan.records import Measurement, TrialRecord
 from cost_models.config import TrainConfig
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from autoplan.errors import ConfigError
-from autoplan.jobs.client import SourceSpec
 from autoplan.plan import knobs
 from autoplan.plan.records import CompilerEvidence, Failure, Measurement, Plan, Rejection
+from autoplan.sources.source import SourceSpec
 from cost_models.config import Batch, Mesh, TrainConfig
 from cost_models.estimate import Estimate
 from cost_models.hardware.cluster import Cluster

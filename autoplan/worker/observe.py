@@ -10,7 +10,7 @@ from typing import Any
 import keras
 
 from autoplan._version import __version__
-from autoplan.jobs.client import Observation
+from autoplan.jobs.messages import Observation
 from autoplan.runtime import callbacks, model_facts, optimizers
 from autoplan.runtime.backends import Backend
 from autoplan.runtime.data.data_facts import DataFacts

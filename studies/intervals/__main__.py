@@ -22,7 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from autoplan.jobs.client import Client, Job, JobKind
+from autoplan.jobs.client import Client
+from autoplan.jobs.messages import Job, JobKind
 from autoplan.plan.records import Measurement
 from autoplan.sources import source
 from autoplan.tuning.verification.process_spread import restated, spread

@@ -12,8 +12,10 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from autoplan.jobs.client import Client, Job, JobResult
-from autoplan.jobs.runner import Bench, Clock
+from autoplan.jobs.budget import Clock
+from autoplan.jobs.client import Client
+from autoplan.jobs.messages import Job, JobResult
+from autoplan.jobs.runner import JobRunner
 from autoplan.machine import local_hardware
 from autoplan.plan.records import Failure, Measurement
 from autoplan.sources import source
@@ -97,13 +99,13 @@ class Recorder:
         return self.results[-1]
 
 
-def measure(bench: Bench, recorder: Recorder, trials: int) -> list[dict[str, Any]]:
+def measure(jobs: JobRunner, recorder: Recorder, trials: int) -> list[dict[str, Any]]:
     """Run the trials of one script as tuning does. Returns one row per trial."""
-    baseline = bench.observe().config
-    bench = bench.with_(baseline=baseline)
+    baseline = jobs.observe().config
+    jobs = jobs.with_(baseline=baseline)
     rows = []
     for number, config in enumerate(variants(baseline)[:trials]):
-        outcome = bench.measure(config, f"trial-{number}")
+        outcome = jobs.measure(config, f"trial-{number}")
         if isinstance(outcome, Failure):
             raise harness.StudyFailed(f"{config.describe()}: {outcome.kind.value}: {outcome.message}")
         result = recorder.results[-1]
@@ -123,8 +125,8 @@ def study(name: str, trials: int) -> list[dict[str, Any]]:
     with harness.lab() as lab, Client() as client:
         recorder = Recorder(client)
         spec = spec.model_copy(update={"directory": str(lab.folder)})
-        bench = Bench(recorder, spec, "jax", local_hardware.resolve("cpu"), Clock.start(None), logs=lab.folder)
-        rows = measure(bench, recorder, trials)
+        jobs = JobRunner(recorder, spec, "jax", local_hardware.resolve("cpu"), Clock.start(None), logs=lab.folder)
+        rows = measure(jobs, recorder, trials)
         first = recorder.results[0]
     print(
         f"{name}: the job before the trials took {first.wall_seconds:.2f} s with the start of the server, "

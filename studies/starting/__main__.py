@@ -12,7 +12,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from autoplan.jobs.client import Client, Job, JobKind
+from autoplan.jobs.client import Client
+from autoplan.jobs.messages import Job, JobKind
 from autoplan.sources import source
 from autoplan.worker.process.spawn import START_METHOD
 from studies import harness

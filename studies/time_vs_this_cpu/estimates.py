@@ -8,8 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from autoplan.jobs.budget import Clock
 from autoplan.jobs.client import Client
-from autoplan.jobs.runner import Bench, Clock
+from autoplan.jobs.runner import JobRunner
 from autoplan.machine import local_hardware
 from autoplan.plan.records import Failure
 from autoplan.sources import source
@@ -47,11 +48,11 @@ def _fewer(batch: int) -> Iterator[TrainConfig]:
     yield TrainConfig(Batch(4 * batch), keep_freed_memory=True)
 
 
-def bench_of(model: str, client: Client, cluster: Cluster, logs: Path | None = None) -> Bench:
-    """Return the bench that tuning uses, for one model and its baseline."""
+def bench_of(model: str, client: Client, cluster: Cluster, logs: Path | None = None) -> JobRunner:
+    """Return the jobs that tuning uses, for one model and its baseline."""
     spec = source.resolve(f"{cases.module_of(model)}:{model}")
-    bench = Bench(client, spec, "jax", cluster, Clock.start(None), logs=logs, limit_seconds=LIMIT_SECONDS)
-    return bench.with_(baseline=bench.observe().config)
+    jobs = JobRunner(client, spec, "jax", cluster, Clock.start(None), logs=logs, limit_seconds=LIMIT_SECONDS)
+    return jobs.with_(baseline=jobs.observe().config)
 
 
 def local_cluster() -> Cluster:
@@ -63,17 +64,17 @@ def predict(names: Sequence[str]) -> None:
     cluster, rows = local_cluster(), [row for row in summary.read(TABLE) if not row["error"]]
     with Client() as client:
         for name in names:
-            bench = bench_of(name, client, cluster)
+            jobs = bench_of(name, client, cluster)
             for config in configs(name):
                 own = [row for row in rows if (row["model"], row["config"]) == (name, config.describe())]
                 if own:
-                    estimated = predicted(bench, config, cluster)
+                    estimated = predicted(jobs, config, cluster)
                     harness.write_rows(TABLE, [{**row, **estimated} for row in own], key="key")
             print(f"estimated {name}", flush=True)
 
 
-def predicted(bench: Bench, config: TrainConfig, cluster: Cluster) -> dict[str, Any]:
-    answer = bench.trace(config)
+def predicted(jobs: JobRunner, config: TrainConfig, cluster: Cluster) -> dict[str, Any]:
+    answer = jobs.trace(config)
     if isinstance(answer, Failure):
         return {"error": answer.message}
     cost = asdict(step_time(answer[1], config, cluster))

@@ -11,7 +11,7 @@ import pytest
 
 from autoplan import planner
 from autoplan.errors import ConfigError, NoFeasibleConfiguration, OutputError, WorkloadError
-from autoplan.jobs.client import JobKind
+from autoplan.jobs.messages import JobKind
 from autoplan.machine import local_hardware
 from autoplan.plan import file
 from autoplan.plan.records import Evidence, FailureKind
@@ -192,7 +192,7 @@ def test_pins_hold_even_where_the_baseline_breaks_them(tune):
 def test_the_budget_leaves_time_to_verify(tune, monkeypatch):
     """On the clock of the made-up machine each job takes 10 s."""
     now = [0.0]
-    monkeypatch.setattr("autoplan.jobs.runner.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("autoplan.jobs.budget.time.monotonic", lambda: now[0])
 
     def plant(job):
         now[0] += 10.0
@@ -208,7 +208,7 @@ def test_the_budget_leaves_time_to_verify(tune, monkeypatch):
 
 def test_a_budget_that_does_not_reach_the_first_measurement_is_an_error(tune, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("autoplan.jobs.runner.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("autoplan.jobs.budget.time.monotonic", lambda: now[0])
 
     def plant(job):
         now[0] += 30.0

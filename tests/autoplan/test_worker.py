@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from autoplan.jobs.client import Client, Job, JobKind, Observation
+from autoplan.jobs.client import Client
+from autoplan.jobs.messages import Job, JobKind, Observation
 from autoplan.plan import file
 from autoplan.plan.records import Measurement, Plan
 from autoplan.sources import source

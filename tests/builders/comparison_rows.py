@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autoplan.comparison.result import Comparison, Row, Verdict, ordered
-from autoplan.jobs.client import SourceSpec
+from autoplan.sources.source import SourceSpec
 from cost_models.hardware.pricing import Offer
 from tests.builders.observations import config, observation
 from tests.builders.workloads import GIB

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from autoplan.jobs.client import Job, JobKind, JobResult, Observation
+from autoplan.jobs.messages import Job, JobKind, JobResult, Observation
 from autoplan.plan.records import Failure, FailureKind
 from cost_models.config import TrainConfig
 from cost_models.workload.serialization import workload_to_dict

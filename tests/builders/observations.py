@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from autoplan.jobs.client import Observation
+from autoplan.jobs.messages import Observation
 from autoplan.tuning.space.known_issues import Versions
 from cost_models.config import TrainConfig
 from cost_models.hardware.cluster import Chip, Cluster, Link

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autoplan.jobs.client import JobKind
+from autoplan.jobs.messages import JobKind
 from tests.builders.fake_client import FakeClient
 from tests.builders.observations import config, observation
 

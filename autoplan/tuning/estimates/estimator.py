@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from autoplan.errors import HardwareError, SourceError, WorkloadError
-from autoplan.jobs.client import Observation
-from autoplan.jobs.runner import Bench
+from autoplan.jobs.messages import Observation
+from autoplan.jobs.runner import JobRunner
 from autoplan.plan.knobs import KNOBS, Knob, changes
 from autoplan.plan.records import Failure, FailureKind, Rejection
 from autoplan.tuning.candidate_estimate import CandidateEstimate
@@ -103,7 +103,7 @@ def versions_of(observation: Observation, cluster: Cluster) -> Versions:
 
 
 def survey(
-    bench: Bench,
+    jobs: JobRunner,
     observation: Observation,
     space: Space,
     versions: Versions,
@@ -118,7 +118,7 @@ def survey(
     follow, so where nothing is sure to fit, what may fit is tried.
     NoFeasibleConfiguration when nothing fits; WorkloadError when the training step cannot be traced.
     """
-    with Tracer(bench, local_batch=space.baseline.batch.local) as tracer:
+    with Tracer(jobs, local_batch=space.baseline.batch.local) as tracer:
         estimator = _Estimator(tracer, observation, headroom)
         estimator.add([space.baseline, *(c for c in space.configs if c.remat.mode is RematMode.NONE)])
         wanted, spared = _where_it_is_needed(space, estimator.estimates, remat_asked=remat_asked)
@@ -133,7 +133,7 @@ def survey(
     kept, too_slow = rank(fitting, keep=[space.baseline, *(one.config for one in _best_of_each_mesh(fitting))])
     return Findings(
         observation=observation,
-        cluster=bench.cluster,
+        cluster=jobs.cluster,
         versions=versions,
         space=space,
         estimates=estimator.estimates,
@@ -143,7 +143,7 @@ def survey(
 
 
 def without_estimates(
-    bench: Bench, observation: Observation, space: Space, versions: Versions, reason: str
+    jobs: JobRunner, observation: Observation, space: Space, versions: Versions, reason: str
 ) -> Findings:
     """What is left where the training step cannot be traced: measuring, by least change from the script's own.
 
@@ -155,7 +155,7 @@ def without_estimates(
     )
     return Findings(
         observation=observation,
-        cluster=bench.cluster,
+        cluster=jobs.cluster,
         versions=versions,
         space=space,
         estimates={},
@@ -179,7 +179,7 @@ class Tracer:
     rejected      a Rejection for each structure that could not be traced
     """
 
-    bench: Bench
+    jobs: JobRunner
     local_batch: int | None = None
     rejected: list[Rejection] = field(default_factory=list)
     _traces: dict[Structure, Future[Workload | Failure]] = field(default_factory=dict)
@@ -222,10 +222,10 @@ class Tracer:
         """On one device, without accumulation: the rest is arithmetic. The user's own structure must be traceable."""
         local = structure.local_batch or self.local_batch or config.batch.local
         alone = config.with_(batch=Batch(local), mesh=Mesh(), layout=Layout())
-        own = self.bench.baseline
+        own = self.jobs.baseline
         as_it_is = own is not None and Structure.of(config) == Structure.of(own)
         try:
-            answer = self.bench.trace(alone)
+            answer = self.jobs.trace(alone)
         except (SourceError, WorkloadError) as error:
             answer = Failure(kind=FailureKind.UNSUPPORTED, message=" ".join(str(error).split()))
         if not isinstance(answer, Failure):
@@ -272,7 +272,7 @@ class _Estimator:
             self._estimate(workload, group)
 
     def _estimate(self, workload: Workload, group: Sequence[TrainConfig]) -> None:
-        samples, cluster = PlannedFit.of(self.observation).samples, self.tracer.bench.cluster
+        samples, cluster = PlannedFit.of(self.observation).samples, self.tracer.jobs.cluster
         unpublished: dict[str, list[TrainConfig]] = {}
         for config in group:
             try:
@@ -290,7 +290,7 @@ class _Estimator:
 
         Measured before the first micro-step, when the weights are there already; simulated devices share it.
         """
-        held, cluster = self.observation.process_bytes, self.tracer.bench.cluster
+        held, cluster = self.observation.process_bytes, self.tracer.jobs.cluster
         if held is None or not cluster.local or cluster.chip.kind != "cpu":
             return 0
         return max(0, held - memory.parameters - memory.non_trainable) // config.mesh.devices

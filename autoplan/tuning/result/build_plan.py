@@ -10,7 +10,7 @@ from typing import Any
 
 from autoplan import formatting
 from autoplan.errors import NoFeasibleConfiguration
-from autoplan.jobs.client import Observation
+from autoplan.jobs.messages import Observation
 from autoplan.plan.knobs import changes
 from autoplan.plan.records import (
     DEFAULT_FUNCTION,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from autoplan import formatting
-from autoplan.jobs.client import Observation
+from autoplan.jobs.messages import Observation
 from autoplan.tuning.space.known_issues import Effect, Versions, applying
 from cost_models.config import TrainConfig
 from cost_models.hardware.cluster import Cluster

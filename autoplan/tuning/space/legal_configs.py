@@ -12,7 +12,7 @@ from itertools import product
 from typing import Any
 
 from autoplan.errors import ConfigError
-from autoplan.jobs.client import Observation
+from autoplan.jobs.messages import Observation
 from autoplan.plan import knobs
 from autoplan.plan.knobs import FLAG, Knob, Tuning, formatted
 from autoplan.plan.records import Rejection

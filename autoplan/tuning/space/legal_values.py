@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autoplan.errors import ConfigError
-from autoplan.jobs.client import Observation
+from autoplan.jobs.messages import Observation
 from autoplan.plan import knobs
 from autoplan.plan.knobs import Knob, formatted
 from cost_models.config import Batch, Precision, RematMode, TrainConfig

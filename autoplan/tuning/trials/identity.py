@@ -7,37 +7,37 @@ from typing import Any
 
 from autoplan import formatting
 from autoplan._version import __version__
-from autoplan.jobs.client import SourceSpec
-from autoplan.jobs.runner import Bench
+from autoplan.jobs.runner import JobRunner
 from autoplan.machine import local_hardware
+from autoplan.sources.source import SourceSpec
 from autoplan.tuning.estimates.estimator import Findings
 from autoplan.tuning.trials.study import knob_choices
 
 
-def known_at_once(bench: Bench) -> dict[str, Any]:
+def known_at_once(jobs: JobRunner) -> dict[str, Any]:
     """As far as it is known before the source has run."""
-    source = bench.source
+    source = jobs.source
     return {
         "source": source.sha256,
         "function": source.function,
         "arguments": list(source.args),
         "fit": source.fit_index,
-        "hardware": local_hardware.identity(bench.cluster),
-        "devices": bench.cluster.devices,
-        "memory": formatting.size(bench.usable_bytes()),
+        "hardware": local_hardware.identity(jobs.cluster),
+        "devices": jobs.cluster.devices,
+        "memory": formatting.size(jobs.usable_bytes()),
         "settings": local_hardware.settings(),
         "autoplan": __version__,
     }
 
 
-def identity(bench: Bench, findings: Findings) -> dict[str, Any]:
+def identity(jobs: JobRunner, findings: Findings) -> dict[str, Any]:
     """All of it: the key under which figures are kept."""
     environment = findings.observation.environment
     return {
-        **known_at_once(bench),
+        **known_at_once(jobs),
         "structure": findings.observation.structure,
         "keras": environment.get("keras"),
-        "backend": f"{bench.backend} {environment.get('backend_version')}",
+        "backend": f"{jobs.backend} {environment.get('backend_version')}",
         "baseline": findings.space.baseline.describe(),
         "knobs": knob_choices([findings.space.baseline, *findings.space.configs]),
     }

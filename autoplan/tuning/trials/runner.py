@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from autoplan.errors import ConfigError, NoFeasibleConfiguration, StudyError
-from autoplan.jobs.client import Observation
-from autoplan.jobs.runner import Bench, explain_failure
+from autoplan.jobs.answers import explain_failure
+from autoplan.jobs.messages import Observation
+from autoplan.jobs.runner import JobRunner
 from autoplan.plan.records import Evidence, Failure, FailureKind, Measurement, Outcome, Rejection, Rescue, TrialRecord
 from autoplan.tuning.candidate_estimate import CandidateEstimate
 from autoplan.tuning.estimates.calibration import contenders, reordered
@@ -69,7 +70,7 @@ class Runner:
     left_out            what was taken off the shortlist because something that needs no more ran out of memory
     """
 
-    bench: Bench
+    jobs: JobRunner
     study: Study
     observation: Observation
     estimates: Mapping[TrainConfig, CandidateEstimate]
@@ -93,7 +94,7 @@ class Runner:
         if record is None or (record.failure is not None and record.failure.kind not in ROOM_MAKERS):
             record = self._run(config, announce=True)
         if record is None:
-            raise _spent(self.bench)
+            raise _spent(self.jobs)
         if record.failure is not None and record.failure.kind not in ROOM_MAKERS:
             raise explain_failure(record.failure)
         return record
@@ -119,10 +120,10 @@ class Runner:
             if search.least is None:
                 raise
             interrupted = True
-        usable_bytes, batch_norm = self.bench.usable_bytes(), self.observation.batch_norm
+        usable_bytes, batch_norm = self.jobs.usable_bytes(), self.observation.batch_norm
         found = rescue(search, failed, self.estimates, usable_bytes=usable_bytes, batch_norm=batch_norm)
         if found is None and search.next() is not None:
-            raise _spent(self.bench)
+            raise _spent(self.jobs)
         if found is None:
             raise NoFeasibleConfiguration(nothing_runs(search, failed, self.estimates, usable_bytes))
         record = next(one for one in search.records if one.config == found.config)
@@ -147,7 +148,7 @@ class Runner:
             if last is not None and last.measurement is not None:
                 return last
         if last is None or last.failure is None:
-            raise _spent(self.bench)
+            raise _spent(self.jobs)
         raise explain_failure(last.failure)
 
     def run_rest(self) -> str:
@@ -255,7 +256,7 @@ class Runner:
         The first half of a budget is for trials in any case. So is what one other than the baseline takes: without it
         there is nothing to verify.
         """
-        clock, trial_seconds, setup_seconds = self.bench.clock, self.typical_seconds(), self.observation.setup_seconds
+        clock, trial_seconds, setup_seconds = self.jobs.clock, self.typical_seconds(), self.observation.setup_seconds
         if len(self.study.records) == 1 and clock.allows(trial_seconds):
             return True
         if clock.budget_seconds is not None and clock.elapsed() + trial_seconds < clock.budget_seconds / 2:
@@ -269,16 +270,16 @@ class Runner:
             self.study.begin(config)
         number = self.study.next_number
         self._tell(Event("trial_started", config.describe(), number=number, config=config))
-        started = self.bench.clock.elapsed()
+        started = self.jobs.clock.elapsed()
         try:
-            outcome = self.bench.measure(
+            outcome = self.jobs.measure(
                 config, f"trial-{number}", options=MEASURED, on_phase=lambda phase: self._phase(number, phase)
             )
         except BaseException:
             self._give_back(config)
             raise
-        self._trial_seconds.append(self.bench.clock.elapsed() - started)
-        if isinstance(outcome, Failure) and self.bench.cut_short(outcome):
+        self._trial_seconds.append(self.jobs.clock.elapsed() - started)
+        if isinstance(outcome, Failure) and self.jobs.cut_short(outcome):
             self._give_back(config)
             return None
         return self._record(config, outcome)
@@ -326,7 +327,7 @@ class Runner:
         self._tell(Event("trial_phase", phase, number=number))
 
     def _tell(self, event: Event) -> None:
-        left = self.bench.clock.left()
+        left = self.jobs.clock.left()
         self.watch(event if left is None else Event(**{**event.__dict__, "seconds_left": left}))
 
 
@@ -339,9 +340,9 @@ def _samples_per_second(record: TrialRecord) -> tuple[float, float]:
     return rows / found.micro_step_seconds_high, rows / found.micro_step_seconds_low
 
 
-def _spent(bench: Bench) -> ConfigError:
+def _spent(jobs: JobRunner) -> ConfigError:
     """The budget did not even reach the first measurement."""
     return ConfigError(
-        f"the budget of {bench.clock.budget_seconds:.0f} s was spent before a configuration was measured; give more "
+        f"the budget of {jobs.clock.budget_seconds:.0f} s was spent before a configuration was measured; give more "
         "with --budget, or plan without measuring (--no-measure)"
     )

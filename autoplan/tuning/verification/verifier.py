@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autoplan.jobs.client import Observation
-from autoplan.jobs.runner import Bench
+from autoplan.jobs.messages import Observation
+from autoplan.jobs.runner import JobRunner
 from autoplan.plan.records import Failure, Measurement, TrialRecord, Verification
 from autoplan.tuning.request import Event, Watch
 from autoplan.tuning.verification.statistics import (
@@ -55,7 +55,7 @@ class Verifier:
     interrupted   whether Ctrl-C ended it early, with what there was by then
     """
 
-    bench: Bench
+    jobs: JobRunner
     observation: Observation
     watch: Watch
     most_pairs: int = MOST_PAIRS
@@ -69,7 +69,7 @@ class Verifier:
         tried: list[Verified] = []
         for record in ranked:
             seconds = record.measurement.wall_seconds if record.measurement else 0.0
-            if tried and not self.bench.clock.allows(verification_seconds(seconds, seconds, 0.0, exact=True)):
+            if tried and not self.jobs.clock.allows(verification_seconds(seconds, seconds, 0.0, exact=True)):
                 break
             try:
                 tried.append(self.verify(reference, record.config))
@@ -97,7 +97,7 @@ class Verifier:
                 raise
             self.interrupted, failure = True, None
         if failure is not None:
-            return _failed(winner, numerics, failure, out_of_time=self.bench.cut_short(failure))
+            return _failed(winner, numerics, failure, out_of_time=self.jobs.cut_short(failure))
         return self._verified(winner, numerics, timed, speedup(timed))
 
     def repeat(self, reference: TrainConfig, first: Measurement) -> list[Timed]:
@@ -138,7 +138,7 @@ class Verifier:
                 self._tell(f"pair {len(timed) + 1} of {wanted}: {config.describe()}")
                 outcome = self._measure(config, len(timed) + 1, thorough=config == winner)
                 if isinstance(outcome, Failure):
-                    enough = len(timed) >= FEWEST_PAIRS and self.bench.cut_short(outcome)
+                    enough = len(timed) >= FEWEST_PAIRS and self.jobs.cut_short(outcome)
                     return None if enough else outcome
                 runs[config] = Timed(config, outcome)
             timed.append((runs[reference], runs[winner]))
@@ -150,10 +150,10 @@ class Verifier:
         extras = {"validation": True, "checkpoint": True, "remainder": True} if thorough and pair == 1 else {}
         options = {**LONGER, **extras}
         role = "plan" if thorough else "reference"
-        return self.bench.measure(config, f"verify-{pair}-{role}", options=options, patience=2.0)
+        return self.jobs.measure(config, f"verify-{pair}-{role}", options=options, patience=2.0)
 
     def _time_for(self, pair: tuple[Timed, Timed]) -> bool:
-        return self.bench.clock.allows(sum(one.measurement.wall_seconds for one in pair) * 1.2)
+        return self.jobs.clock.allows(sum(one.measurement.wall_seconds for one in pair) * 1.2)
 
     def _numerics(self, reference: TrainConfig, winner: TrainConfig) -> Numerics:
         """Losses of both under one seed; where they need not be equal, the reference's under four more."""
@@ -171,7 +171,7 @@ class Verifier:
             whose = "plan's" if config == winner else "baseline's"
             self._tell(f"losses of {updates} updates with seed {seed}: {config.describe()}")
             options = self._initial_weights(seed, given=config == winner) if moved else {}
-            losses = self.bench.numerics(config, seed=seed, updates=updates, options=options)
+            losses = self.jobs.numerics(config, seed=seed, updates=updates, options=options)
             if isinstance(losses, Failure):
                 return Numerics("not_compared", f"the {whose} losses: {losses.kind.value}: {losses.message}")
             ours, theirs = (losses, theirs) if config == winner else (ours, [*theirs, losses])
@@ -186,9 +186,9 @@ class Verifier:
 
     def _initial_weights(self, seed: int, *, given: bool) -> dict[str, str]:
         """Backends draw other initial weights from one seed: the baseline's are kept, and given to the plan."""
-        if self.bench.logs is None or seed != FIRST_SEED:
+        if self.jobs.logs is None or seed != FIRST_SEED:
             return {}
-        path = str((self.bench.logs / "initial_weights.npz").absolute())
+        path = str((self.jobs.logs / "initial_weights.npz").absolute())
         return {"weights_from": path} if given else {"weights_to": path}
 
     def _verified(
@@ -210,7 +210,7 @@ class Verifier:
         return Verified(winner, verification, tuple(one for pair in timed for one in pair))
 
     def _tell(self, text: str) -> None:
-        self.watch(Event("verification", text, seconds_left=self.bench.clock.left()))
+        self.watch(Event("verification", text, seconds_left=self.jobs.clock.left()))
 
 
 def verification_seconds(

@@ -14,7 +14,7 @@ from typing import Any
 import keras
 
 from autoplan.errors import AutoplanError, HardwareError
-from autoplan.jobs.client import Job, JobKind, Observation
+from autoplan.jobs.messages import Job, JobKind, Observation
 from autoplan.machine import processes
 from autoplan.plan.records import FailureKind
 from autoplan.runtime import backends

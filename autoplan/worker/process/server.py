@@ -16,7 +16,7 @@ import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from autoplan.jobs.client import Job
+from autoplan.jobs.messages import Job
 from autoplan.machine import processes
 from autoplan.runtime.backends import PRELOADED
 from autoplan.worker.process import spawn

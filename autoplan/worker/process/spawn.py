@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import IO, NoReturn
 
 from autoplan.errors import ConfigError
-from autoplan.jobs.client import PRELOADABLE, Job
+from autoplan.jobs.client import PRELOADABLE
+from autoplan.jobs.messages import Job
 from autoplan.machine import processes
 from autoplan.worker.channel import Channel
 

@@ -10,7 +10,7 @@ from autoplan import planner
 from autoplan.comparison.compare import MOST_COMPILED
 from autoplan.comparison.result import Verdict
 from autoplan.errors import ConfigError, HardwareError, SourceError, WorkloadError
-from autoplan.jobs.client import JobKind, JobResult
+from autoplan.jobs.messages import JobKind, JobResult
 from autoplan.plan.records import CompiledMemory, CompilerEvidence, Evidence, FailureKind, Rejection, TrialRecord
 from autoplan.sources import source
 from autoplan.tuning.compiler_check import NOTHING_LEFT, Witnessed
@@ -251,7 +251,7 @@ def said_of(one, total_bytes, time=TIME):
 @pytest.fixture
 def witnessed(compare, monkeypatch):
     """Compare one kind of hardware with a compiler that answers as told, from the findings that it gets."""
-    monkeypatch.setattr(planner, "why_not_here", lambda bench, space: None)
+    monkeypatch.setattr(planner, "why_not_here", lambda jobs, space: None)
 
     def run(answer, client=None):
         monkeypatch.setattr(planner, "_said", lambda *asked: (None, answer(asked[3])))

@@ -13,10 +13,10 @@ import psutil
 import pytest
 
 from autoplan.errors import NeverFits, ScriptFailed, WorkerError
-from autoplan.jobs.client import Client, Job, JobKind
+from autoplan.jobs.client import Client
+from autoplan.jobs.messages import Job, JobKind
 from autoplan.plan.records import FailureKind, Measurement
 from autoplan.sources import source
-from cost_models.config import Batch, TrainConfig
 
 QUICK = {"groups": 3, "group_seconds": 0.05, "max_seconds": 20}
 
@@ -436,7 +436,9 @@ def test_kill_nine_of_the_parent_leaves_no_process(script, tmp_path):
     )
     parent = textwrap.dedent(
         f"""
-        from autoplan.jobs.client import Client, Job, SourceSpec
+        from autoplan.jobs.client import Client
+        from autoplan.jobs.messages import Job
+        from autoplan.sources.source import SourceSpec
         client = Client()
         spec = SourceSpec.model_validate_json({spec.model_dump_json()!r})
         client.run(Job(kind="measure", source=spec), time_limit_seconds=600)
@@ -462,7 +464,9 @@ def test_kill_nine_of_the_parent_ends_a_server_that_still_imports(script, tmp_pa
     spec = script()
     parent = textwrap.dedent(
         f"""
-        from autoplan.jobs.client import Client, Job, SourceSpec
+        from autoplan.jobs.client import Client
+        from autoplan.jobs.messages import Job
+        from autoplan.sources.source import SourceSpec
         client = Client(environment={{"PYTHONPATH": {os.pathsep.join([str(tmp_path), *sys.path])!r}}})
         spec = SourceSpec.model_validate_json({spec.model_dump_json()!r})
         client.run(Job(kind="measure", source=spec), time_limit_seconds=600)
@@ -485,10 +489,3 @@ def test_a_backend_that_is_not_installed_is_told_with_the_extra(script, tmp_path
         pytest.raises(WorkerError, match=r"No module named 'jax'.*autoplan\[jax\]"),
     ):
         run(broken, script())
-
-
-def test_a_configuration_without_what_it_changes_is_no_job():
-    config = TrainConfig(Batch(8))
-    with pytest.raises(ValueError, match="needs the script's own beside it"):
-        Job(kind=JobKind.MEASURE, config=config)
-    assert Job(kind=JobKind.MEASURE, config=config, baseline=config).config == config

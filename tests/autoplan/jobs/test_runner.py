@@ -3,14 +3,13 @@ from __future__ import annotations
 import pytest
 
 from autoplan.errors import NoFeasibleConfiguration, OutputError, SourceError, WorkerError
-from autoplan.jobs.client import JobKind, JobResult
+from autoplan.jobs.budget import Clock
+from autoplan.jobs.messages import JobKind, JobResult
 from autoplan.jobs.runner import (
     LONGEST_LIMIT_SECONDS,
     PATIENCE,
     SHORTEST_LIMIT_SECONDS,
-    Bench,
-    Clock,
-    explain_failure,
+    JobRunner,
     temporary_folder,
 )
 from autoplan.plan.records import Failure, FailureKind, Measurement
@@ -27,25 +26,9 @@ class Limits(FakeClient):
         return super().run(job, **limits)
 
 
-def bench(client, *, budget=None, here=None, **fields):
+def jobs(client, *, budget=None, here=None, **fields):
     fields = {"baseline": config(), **fields}
-    return Bench(client, SOURCE, "jax", here or cluster(), Clock.start(budget), **fields)
-
-
-def test_a_clock_without_a_budget_never_ends():
-    clock = Clock.start(None)
-    assert clock.left() is None
-    assert clock.allows(1e9)
-
-
-def test_a_clock_counts_down_and_not_below_zero(monkeypatch):
-    now = [100.0]
-    monkeypatch.setattr("autoplan.jobs.runner.time.monotonic", lambda: now[0])
-    clock = Clock.start(60.0)
-    now[0] = 140.0
-    assert (clock.left(), clock.allows(20.0), clock.allows(20.1)) == (20.0, True, False)
-    now[0] = 1000.0
-    assert clock.left() == 0.0
+    return JobRunner(client, SOURCE, "jax", here or cluster(), Clock.start(budget), **fields)
 
 
 @pytest.mark.parametrize(
@@ -54,21 +37,21 @@ def test_a_clock_counts_down_and_not_below_zero(monkeypatch):
 )
 def test_limits_follow_from_the_baselines_trial(trial_seconds, limit):
     client = Limits()
-    bench(client).patient(trial_seconds).measure(config(), "trial-1")
+    jobs(client).patient(trial_seconds).measure(config(), "trial-1")
     assert client.limits["time_limit_seconds"] == limit
 
 
 def test_no_job_outlives_the_budget(monkeypatch):
-    monkeypatch.setattr("autoplan.jobs.runner.time.monotonic", lambda: 0.0)
+    monkeypatch.setattr("autoplan.jobs.budget.time.monotonic", lambda: 0.0)
     client = Limits()
-    bench(client, budget=7.0).measure(config(), "trial-1")
+    jobs(client, budget=7.0).measure(config(), "trial-1")
     assert client.limits["time_limit_seconds"] == 7.0
 
 
 def test_a_timeout_at_the_end_of_the_budget_says_nothing_of_the_configuration(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("autoplan.jobs.runner.time.monotonic", lambda: now[0])
-    one = bench(FakeClient(), budget=60.0)
+    monkeypatch.setattr("autoplan.jobs.budget.time.monotonic", lambda: now[0])
+    one = jobs(FakeClient(), budget=60.0)
     timeout, crash = failure(FailureKind.TIMEOUT), failure(FailureKind.CRASH)
     assert not one.cut_short(timeout)
     now[0] = 60.0
@@ -87,18 +70,18 @@ def test_a_timeout_at_the_end_of_the_budget_says_nothing_of_the_configuration(mo
 )
 def test_the_memory_of_a_cpu_is_watched(here, limit):
     client = Limits()
-    bench(client, here=here).measure(config(), "trial-1")
+    jobs(client, here=here).measure(config(), "trial-1")
     assert client.limits["memory_limit_bytes"] == limit
-    bench(client, here=here).observe()
+    jobs(client, here=here).observe()
     assert client.limits["memory_limit_bytes"] == limit
-    bench(client, here=here).trace(config())
+    jobs(client, here=here).trace(config())
     assert client.limits["memory_limit_bytes"] is None, "an analysis is no part of the training"
 
 
 def test_jobs_carry_configuration_baseline_and_simulated_devices():
     client = FakeClient()
     own = config(32)
-    bench(client, here=cluster(4), baseline=own).measure(config(64, mesh={"data": 4}), "trial-1", options={"groups": 2})
+    jobs(client, here=cluster(4), baseline=own).measure(config(64, mesh={"data": 4}), "trial-1", options={"groups": 2})
     (job,) = client.jobs
     assert job.config == config(64, mesh={"data": 4})
     assert job.baseline == own
@@ -106,14 +89,14 @@ def test_jobs_carry_configuration_baseline_and_simulated_devices():
 
 
 def test_a_measurement_or_a_failure_comes_back():
-    assert isinstance(bench(FakeClient()).measure(config(), "trial-1"), Measurement)
+    assert isinstance(jobs(FakeClient()).measure(config(), "trial-1"), Measurement)
     planted = failure()
-    assert bench(FakeClient(plant=lambda job: planted)).measure(config(), "trial-1") == planted
+    assert jobs(FakeClient(plant=lambda job: planted)).measure(config(), "trial-1") == planted
 
 
 def test_losses_come_back_for_a_seed():
     client = FakeClient()
-    losses = bench(client).numerics(config(), seed=3, updates=4)
+    losses = jobs(client).numerics(config(), seed=3, updates=4)
     assert losses == pytest.approx([1.003, 0.503, 1 / 3 + 0.003, 0.253])
     assert client.jobs[0].kind is JobKind.NUMERICS
 
@@ -123,31 +106,13 @@ def test_a_source_that_dies_before_its_fit_is_told_with_the_last_of_its_output(t
     log.write_text("\n".join(f"line {n}" for n in range(30)) + "\nFatal Python error: Segmentation fault\n")
     planted = Failure(kind=FailureKind.CRASH, message="ended by SIGSEGV in phase setup", log=str(log))
     with pytest.raises(SourceError) as caught:
-        bench(FakeClient(plant=lambda job: JobResult(None, planted, 1.0))).observe()
+        jobs(FakeClient(plant=lambda job: JobResult(None, planted, 1.0))).observe()
     lines = str(caught.value).splitlines()
     assert lines[0] == (
         "the source did not get to its fit (crash: ended by SIGSEGV in phase setup); the last of its output:"
     )
     assert lines[-1] == "  Fatal Python error: Segmentation fault"
     assert len(lines) == 11
-
-
-def test_a_training_that_fails_by_itself_is_told_with_where_its_output_is():
-    told = str(explain_failure(Failure(kind=FailureKind.NAN, message="the loss is nan", log=".autoplan/x/trial-0.log")))
-    assert told == (
-        "the training fails as it is (nan: the loss is nan); its output is in .autoplan/x/trial-0.log. "
-        "Make it run by itself, then tune it"
-    )
-
-
-def test_a_source_that_can_run_only_once_in_a_folder_is_told_of_scratch():
-    error = "train.py failed by itself:\nFileExistsError: [Errno 17] File exists: 'data'"
-    told = str(explain_failure(Failure(kind=FailureKind.CRASH, message=error)))
-    assert told.startswith(f"{error}\nIt got to its fit when it was first looked at")
-    assert told.endswith("--scratch gives each an empty working directory")
-
-
-# Out of memory before the first micro-step
 
 
 class TooLarge(FakeClient):
@@ -165,7 +130,7 @@ class TooLarge(FakeClient):
 def test_what_runs_out_of_memory_before_its_fit_cannot_be_rescued_and_that_is_told():
     client = TooLarge()
     with pytest.raises(NoFeasibleConfiguration) as caught:
-        bench(client).observe()
+        jobs(client).observe()
     message = str(caught.value)
     assert "runs out of memory before its first micro-step" in message
     assert "(held 2.10 GiB); it gets there without values for its 1,000 parameters, which are 3.91 KiB (analytic)" in (
@@ -186,13 +151,13 @@ def test_what_takes_the_memory_is_told_only_where_it_is_known(bare, told):
     client = TooLarge()
     client.bare = bare
     with pytest.raises(NoFeasibleConfiguration) as caught:
-        bench(client).observe()
+        jobs(client).observe()
     assert told in str(caught.value)
 
 
 def test_where_jax_is_missing_nothing_is_claimed_about_weights():
     with pytest.raises(NoFeasibleConfiguration, match=r"\(held 2\.10 GiB\)\. Accumulation"):
-        bench(TooLarge()).with_(backend="torch").observe()
+        jobs(TooLarge()).with_(backend="torch").observe()
 
 
 @pytest.mark.parametrize(
@@ -204,7 +169,7 @@ def test_where_jax_is_missing_nothing_is_claimed_about_weights():
     ],
 )
 def test_a_training_may_hold_a_processors_memory_or_one_devices(here, usable):
-    assert bench(FakeClient(), here=here).usable_bytes() == usable
+    assert jobs(FakeClient(), here=here).usable_bytes() == usable
 
 
 KILLED = Failure(kind=FailureKind.CRASH, message="ended by SIGKILL", outside=True)
@@ -218,7 +183,7 @@ def in_turn(*answers):
 
 def test_what_is_ended_from_outside_is_tried_once_more_and_that_is_told(tmp_path):
     client, told = in_turn(KILLED), []
-    one = bench(client, scratch=tmp_path, tell=told.append)
+    one = jobs(client, scratch=tmp_path, notify=told.append)
     assert isinstance(one.measure(config(), "trial-1"), Measurement)
     assert len(client.jobs) == 2
     assert told == ["ended by SIGKILL; it is tried once more"]
@@ -227,7 +192,7 @@ def test_what_is_ended_from_outside_is_tried_once_more_and_that_is_told(tmp_path
 
 def test_what_is_ended_from_outside_twice_is_a_failure():
     client = in_turn(KILLED, KILLED)
-    found = bench(client).measure(config(), "trial-1")
+    found = jobs(client).measure(config(), "trial-1")
     assert (found.outside, found.message) == (True, "ended by SIGKILL; the first try ended from outside too")
     assert len(client.jobs) == 2
     told = explain_failure(found)
@@ -236,20 +201,20 @@ def test_what_is_ended_from_outside_twice_is_a_failure():
 
 
 def test_looks_and_losses_are_tried_once_more_too():
-    assert len(bench(in_turn(KILLED)).numerics(config(), seed=1, updates=3)) == 3
-    assert bench(in_turn(KILLED)).observe().parameters > 0
+    assert len(jobs(in_turn(KILLED)).numerics(config(), seed=1, updates=3)) == 3
+    assert jobs(in_turn(KILLED)).observe().parameters > 0
 
 
 def test_what_ended_by_itself_is_not_tried_again():
     client = in_turn(failure(FailureKind.CRASH))
-    assert bench(client).measure(config(), "trial-1").kind is FailureKind.CRASH
+    assert jobs(client).measure(config(), "trial-1").kind is FailureKind.CRASH
     assert len(client.jobs) == 1
 
 
 def test_a_source_that_hangs_is_waited_for_once():
     client = in_turn(failure(FailureKind.TIMEOUT, "not done after 600 s"))
     with pytest.raises(SourceError, match="timeout: not done after 600 s"):
-        bench(client).observe(abstract=True)
+        jobs(client).observe(abstract=True)
     assert len(client.jobs) == 1
 
 
@@ -258,4 +223,4 @@ def test_no_room_for_a_temporary_folder_is_told(tmp_path, monkeypatch):
     with pytest.raises(OutputError, match=r"no temporary folder can be made: .*; make room, or set TMPDIR"):
         temporary_folder().__enter__()
     with pytest.raises(OutputError, match="no working directory for a trial can be made in"):
-        bench(FakeClient(), scratch=tmp_path / "gone").measure(config(), "trial-1")
+        jobs(FakeClient(), scratch=tmp_path / "gone").measure(config(), "trial-1")

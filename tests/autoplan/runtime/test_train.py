@@ -7,7 +7,8 @@ import textwrap
 
 import pytest
 
-from autoplan.jobs.client import Client, Job, JobKind, Observation
+from autoplan.jobs.client import Client
+from autoplan.jobs.messages import Job, JobKind, Observation
 from autoplan.plan import file
 from autoplan.plan.records import Plan
 from autoplan.sources import source

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from autoplan.errors import SourceError
-from autoplan.jobs.runner import Bench, Clock
+from autoplan.jobs.budget import Clock
+from autoplan.jobs.runner import JobRunner
 from autoplan.tuning.backend_choice import Place, widened
 from autoplan.tuning.estimates.estimator import without_estimates
 from autoplan.tuning.space.legal_configs import legal_configs
@@ -20,27 +21,27 @@ OWN = config(64)
 def findings(own=OWN):
     facts, here = observation(own), cluster()
     space = legal_configs(facts, here, VERSIONS, only=["batch"])
-    return without_estimates(bench(own.backend), facts, space, VERSIONS, f"nothing is traced on {own.backend}")
+    return without_estimates(jobs(own.backend), facts, space, VERSIONS, f"nothing is traced on {own.backend}")
 
 
-def bench(backend):
-    return Bench(FakeClient(), SOURCE, backend, cluster(), Clock.start(None))
+def jobs(backend):
+    return JobRunner(FakeClient(), SOURCE, backend, cluster(), Clock.start(None))
 
 
 def place(backend):
-    return Place(bench(backend), lambda there: findings(OWN.with_(backend=there.backend)))
+    return Place(jobs(backend), lambda there: findings(OWN.with_(backend=there.backend)))
 
 
 def failing(backend, why):
     def find(there):
         raise SourceError(why)
 
-    return Place(bench(backend), find)
+    return Place(jobs(backend), find)
 
 
 def test_shortlists_are_taken_in_turn_and_the_own_baseline_stays_first():
     own = findings()
-    _, wide = widened(bench("jax"), own, {"tensorflow": place("tensorflow"), "torch": place("torch")})
+    _, wide = widened(jobs("jax"), own, {"tensorflow": place("tensorflow"), "torch": place("torch")})
     assert [one.backend for one in wide.shortlist[:6]] == ["jax", "tensorflow", "torch"] * 2
     assert wide.shortlist[0] == own.space.baseline == wide.space.baseline
     assert len(wide.shortlist) == 3 * len(own.shortlist)
@@ -48,7 +49,7 @@ def test_shortlists_are_taken_in_turn_and_the_own_baseline_stays_first():
 
 
 def test_each_backend_answers_for_its_own_configurations():
-    here, wide = widened(bench("jax"), findings(), {"torch": place("torch")})
+    here, wide = widened(jobs("jax"), findings(), {"torch": place("torch")})
     moved = OWN.with_(backend="torch")
     assert (here.of(moved).backend, here.of(moved).baseline) == ("torch", moved)
     assert here.of(OWN) is here
@@ -57,7 +58,7 @@ def test_each_backend_answers_for_its_own_configurations():
 
 
 def test_where_it_does_not_run_is_said_with_the_reason():
-    here, wide = widened(bench("jax"), findings(), {"torch": failing("torch", "it calls\n  jax.numpy")})
+    here, wide = widened(jobs("jax"), findings(), {"torch": failing("torch", "it calls\n  jax.numpy")})
     assert not here.others
     assert {one.backend for one in wide.shortlist} == {"jax"}
     assert wide.rejected[0].reason == "the training does not run on torch: it calls jax.numpy"
@@ -67,5 +68,5 @@ def test_where_it_does_not_run_is_said_with_the_reason():
 def test_what_splits_its_batch_over_devices_stays_on_jax():
     own = findings()
     meshed = replace(own, space=replace(own.space, baseline=OWN.with_(mesh=Mesh(2))))
-    _, wide = widened(bench("jax"), meshed, {"torch": Place(bench("torch"), lambda _: pytest.fail("it was looked at"))})
+    _, wide = widened(jobs("jax"), meshed, {"torch": Place(jobs("torch"), lambda _: pytest.fail("it was looked at"))})
     assert "splits its batch over devices, which only JAX does" in wide.rejected[0].reason

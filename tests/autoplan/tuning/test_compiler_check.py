@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from autoplan.errors import ConfigError, HardwareError, NoFeasibleConfiguration, StudyError
-from autoplan.jobs.client import JobKind
-from autoplan.jobs.runner import Clock
+from autoplan.jobs.budget import Clock
+from autoplan.jobs.messages import JobKind
 from autoplan.machine import compiler_packages, processes
 from autoplan.plan import file
 from autoplan.plan.records import Evidence, FailureKind

@@ -8,8 +8,9 @@ import sys
 import pytest
 
 from autoplan.errors import HardwareError
+from autoplan.jobs.budget import Clock
 from autoplan.jobs.client import Client
-from autoplan.jobs.runner import Bench, Clock
+from autoplan.jobs.runner import JobRunner
 from autoplan.machine import local_hardware
 from autoplan.plan.records import CompilerEvidence, FailureKind
 from autoplan.sources.source import resolve
@@ -50,10 +51,12 @@ def clients():
 
 
 @pytest.fixture
-def bench(clients, root):
+def jobs(clients, root):
     def on(model, name):
         source = resolve(str(root / "tests/models/lowered.py"), [], 1)
-        return Bench(clients(model), source, "jax", local_hardware.resolve(name), Clock.start(None), baseline=config())
+        return JobRunner(
+            clients(model), source, "jax", local_hardware.resolve(name), Clock.start(None), baseline=config()
+        )
 
     return on
 
@@ -64,9 +67,9 @@ def config(data=1, **changes):
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("model", MODELS)
-def test_the_compiler_says_the_same_as_when_it_is_asked_by_hand(by_hand, bench, model, target):
-    there = bench(model, target)
-    found = there.witness(config(there.cluster.devices))
+def test_the_compiler_says_the_same_as_when_it_is_asked_by_hand(by_hand, jobs, model, target):
+    there = jobs(model, target)
+    found = there.compile(config(there.cluster.devices))
     assert isinstance(found, CompilerEvidence), found
     said = found.memory
     figures = [said.argument_bytes, said.output_bytes, said.alias_bytes, said.temporary_bytes]
@@ -74,70 +77,70 @@ def test_the_compiler_says_the_same_as_when_it_is_asked_by_hand(by_hand, bench, 
     assert said.total_bytes == said.argument_bytes + said.output_bytes - said.alias_bytes + said.temporary_bytes
 
 
-def test_sharded_state_is_a_share_of_the_state(bench):
-    there = bench("dense", "gpu-a100-80gb-x8")
-    whole = there.witness(config(8)).memory
-    split = there.witness(config(8, layout=Layout(shard_state=True))).memory
+def test_sharded_state_is_a_share_of_the_state(jobs):
+    there = jobs("dense", "gpu-a100-80gb-x8")
+    whole = there.compile(config(8)).memory
+    split = there.compile(config(8, layout=Layout(shard_state=True))).memory
     # 8x16 and 16x1 kernels and the 16 biases split over 8 devices; what has no such dimension is whole everywhere.
     assert whole.argument_bytes - split.argument_bytes == (8 * 16 + 16 + 16) * 4 * 7 // 8
 
 
-def test_accumulation_adds_the_accumulators(bench):
-    there = bench("dense", "gpu-a100-80gb")
-    once = there.witness(config()).memory
-    often = there.witness(config().with_(batch=Batch.from_global(BATCH // 4, accumulation=4))).memory
+def test_accumulation_adds_the_accumulators(jobs):
+    there = jobs("dense", "gpu-a100-80gb")
+    once = there.compile(config()).memory
+    often = there.compile(config().with_(batch=Batch.from_global(BATCH // 4, accumulation=4))).memory
     weights = 8 * 16 + 16 + 16 + 1
     rows = BATCH * 3 // 4 * (8 + 1)
     assert often.alias_bytes - once.alias_bytes == 4 * weights
     assert often.argument_bytes - once.argument_bytes == 4 * (weights - rows)
 
 
-def test_a_cpu_compiles_for_itself(bench):
-    found = bench("dense", "cpu").witness(config(precision=Precision.MIXED_BFLOAT16))
+def test_a_cpu_compiles_for_itself(jobs):
+    found = jobs("dense", "cpu").compile(config(precision=Precision.MIXED_BFLOAT16))
     assert found.target == "XLA:CPU host"
     assert found.memory.total_bytes > 0
     assert set(found.versions) == {"jax", "jaxlib"}
 
 
-def test_what_does_not_fit_is_told_with_what_it_needs_and_what_there_is(bench):
-    found = bench("wide", "tpu-v5e-1").witness(TrainConfig(Batch(2**18)))
+def test_what_does_not_fit_is_told_with_what_it_needs_and_what_there_is(jobs):
+    found = jobs("wide", "tpu-v5e-1").compile(TrainConfig(Batch(2**18)))
     assert found.kind is FailureKind.COMPILE_OOM
     assert found.needed_bytes > found.available_bytes == pytest.approx(15.75 * 2**30, rel=1e-3)
 
 
-def test_more_devices_than_the_slice_has(bench):
-    found = bench("dense", "tpu-v5e-4").witness(config(8))
+def test_more_devices_than_the_slice_has(jobs):
+    found = jobs("dense", "tpu-v5e-4").compile(config(8))
     assert found.kind is FailureKind.UNSUPPORTED
     assert "a mesh of data=8,model=1 needs 8 devices, and XLA:TPU v5e:2x2 has 4" in found.message
 
 
-def test_without_a_compiler_there_is_nothing_to_ask(bench):
-    found = bench("dense", "cpu").witness(config(jit_compile=False))
+def test_without_a_compiler_there_is_nothing_to_ask(jobs):
+    found = jobs("dense", "cpu").compile(config(jit_compile=False))
     assert "without jit_compile nothing is compiled" in found.message
 
 
-def test_an_operation_that_the_target_does_not_have(bench):
-    found = bench("eigenvalues", "tpu-v5e-1").witness(config())
+def test_an_operation_that_the_target_does_not_have(jobs):
+    found = jobs("eigenvalues", "tpu-v5e-1").compile(config())
     assert found.kind is FailureKind.UNSUPPORTED
     assert found.message.startswith("XLA:TPU v5e:1x1 does not compile this training program (")
     assert "eig" in found.message
 
 
-def test_a_compiler_that_crashes(bench):
-    found = bench("crash", "cpu").witness(config())
+def test_a_compiler_that_crashes(jobs):
+    found = jobs("crash", "cpu").compile(config())
     assert found.kind is FailureKind.CRASH
     assert "SIGSEGV" in found.message
 
 
-def test_a_compiler_that_hangs(bench):
-    found = bench("hang", "cpu").witness(config(), limit_seconds=8)
+def test_a_compiler_that_hangs(jobs):
+    found = jobs("hang", "cpu").compile(config(), limit_seconds=8)
     assert found.kind is FailureKind.TIMEOUT
     assert "phase compile" in found.message
 
 
-def test_hardware_that_no_compiler_was_described_for(bench):
+def test_hardware_that_no_compiler_was_described_for(jobs):
     with pytest.raises(HardwareError, match="XLA:GPU has no description of NVIDIA T4"):
-        bench("dense", "gpu-t4").witness(config())
+        jobs("dense", "gpu-t4").compile(config())
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ import textwrap
 import numpy as np
 import pytest
 
-from autoplan.jobs.client import Client, Job, JobKind
+from autoplan.jobs.client import Client
+from autoplan.jobs.messages import Job, JobKind
 from autoplan.runtime.data import data_facts
 from autoplan.sources import source
 from autoplan.worker.seeds import BASE_SEED, in_another_order

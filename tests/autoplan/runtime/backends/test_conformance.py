@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from autoplan.errors import ConfigError, NeverFits
-from autoplan.jobs.client import Client, Job, JobKind, Observation
+from autoplan.jobs.client import Client
+from autoplan.jobs.messages import Job, JobKind, Observation
 from autoplan.machine import local_hardware
 from autoplan.plan.records import Measurement
 from autoplan.sources import source

@@ -14,7 +14,8 @@ import pytest
 from keras import layers
 
 from autoplan.errors import SourceError
-from autoplan.jobs.client import Client, Job, JobKind, Observation
+from autoplan.jobs.client import Client
+from autoplan.jobs.messages import Job, JobKind, Observation
 from autoplan.plan.records import FailureKind, Measurement
 from autoplan.runtime.live_models import instances, object_pickle
 from autoplan.runtime.live_models.keras_serialization import global_policy

@@ -6,8 +6,9 @@ import math
 import pytest
 
 from autoplan.errors import HardwareError, SourceError, WorkloadError
-from autoplan.jobs.client import JobKind, JobResult
-from autoplan.jobs.runner import Bench, Clock
+from autoplan.jobs.budget import Clock
+from autoplan.jobs.messages import JobKind, JobResult
+from autoplan.jobs.runner import JobRunner
 from autoplan.plan.records import FailureKind
 from autoplan.tuning.estimates.estimator import LOCAL_BATCHES_TRACED, LONGEST_REASON, Tracer, survey, without_estimates
 from autoplan.tuning.space.legal_configs import legal_configs
@@ -21,8 +22,8 @@ from tests.builders.sources import SOURCE
 def surveyed(client, here=None, *, remat_asked=False, **wishes):
     here = here or cluster()
     space = legal_configs(client.facts, here, VERSIONS, **wishes)
-    bench = Bench(client, SOURCE, "jax", here, Clock.start(None), baseline=space.baseline)
-    return survey(bench, client.facts, space, VERSIONS, headroom=0.08, remat_asked=remat_asked)
+    jobs = JobRunner(client, SOURCE, "jax", here, Clock.start(None), baseline=space.baseline)
+    return survey(jobs, client.facts, space, VERSIONS, headroom=0.08, remat_asked=remat_asked)
 
 
 def answering(change):
@@ -93,9 +94,9 @@ def test_estimates_are_the_cost_models_estimates():
 
 def test_a_tracer_traces_each_structure_once_at_the_batch_it_was_given():
     client, here = FakeClient(), cluster(kind="gpu")
-    bench = Bench(client, SOURCE, "jax", here, Clock.start(None), baseline=config())
+    jobs = JobRunner(client, SOURCE, "jax", here, Clock.start(None), baseline=config())
     halved, mixed = config(32, 2), config(16, precision="mixed_bfloat16")
-    with Tracer(bench, local_batch=8) as tracer:
+    with Tracer(jobs, local_batch=8) as tracer:
         tracer.start([mixed])
         found = [(workload.precision, list(group)) for workload, group in tracer.workloads([config(), halved, mixed])]
         again = [workload.local_batch for workload, _ in tracer.workloads([config(16), mixed])]
@@ -118,8 +119,8 @@ def test_a_freed_effective_batch_is_tried_once_a_micro_batch_and_where_it_is_the
 def test_where_nothing_is_estimated_smaller_micro_batches_come_last():
     client = FakeClient(observation(config(32, 2)))
     space = legal_configs(client.facts, cluster(), VERSIONS, effective_batch=(16, 128))
-    bench = Bench(client, SOURCE, "jax", cluster(), Clock.start(None), baseline=space.baseline)
-    order = without_estimates(bench, client.facts, space, VERSIONS, "no reason").shortlist
+    jobs = JobRunner(client, SOURCE, "jax", cluster(), Clock.start(None), baseline=space.baseline)
+    order = without_estimates(jobs, client.facts, space, VERSIONS, "no reason").shortlist
     smaller = [one.batch.local < 32 for one in order]
     assert smaller == sorted(smaller)
     assert any(smaller)
@@ -236,12 +237,12 @@ It began as TypeError: a traced array)"""
 def test_why_nothing_was_estimated_is_told_in_short(reason):
     client = FakeClient()
     space = legal_configs(client.facts, cluster(), VERSIONS)
-    bench = Bench(client, SOURCE, "jax", cluster(), Clock.start(None), baseline=space.baseline)
-    told = without_estimates(bench, client.facts, space, VERSIONS, reason).notes[0]
+    jobs = JobRunner(client, SOURCE, "jax", cluster(), Clock.start(None), baseline=space.baseline)
+    told = without_estimates(jobs, client.facts, space, VERSIONS, reason).notes[0]
     assert told.partition("the script: ")[2] == (
         "the training step cannot be traced as it is (unsupported: train.py failed by itself: "
         "z = Sampling()([mean, deviation]) AttributeError: Exception encountered when calling Sampling.call(). "
         "no such attribute It began as TypeError: a traced array)"
     )
-    long = without_estimates(bench, client.facts, space, VERSIONS, "x" * 1000).notes[0]
+    long = without_estimates(jobs, client.facts, space, VERSIONS, "x" * 1000).notes[0]
     assert long.endswith(f": {'x' * LONGEST_REASON} ...")

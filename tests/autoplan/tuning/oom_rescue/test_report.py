@@ -4,7 +4,8 @@ import pytest
 
 from autoplan import planner
 from autoplan.errors import NoFeasibleConfiguration, StudyError
-from autoplan.jobs.client import Client, Job, JobKind
+from autoplan.jobs.client import Client
+from autoplan.jobs.messages import Job, JobKind
 from autoplan.plan import file
 from autoplan.plan.records import Evidence, FailureKind
 from autoplan.sources import source

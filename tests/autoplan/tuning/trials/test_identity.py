@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from autoplan.jobs.client import SourceSpec
-from autoplan.jobs.runner import Bench, Clock
+from autoplan.jobs.budget import Clock
+from autoplan.jobs.runner import JobRunner
+from autoplan.sources.source import SourceSpec
 from autoplan.tuning.estimates.estimator import survey
 from autoplan.tuning.space.legal_configs import legal_configs
 from autoplan.tuning.trials.identity import identity, known_at_once, stem
@@ -17,8 +18,8 @@ SOURCE = SourceSpec(kind="script", path="models/train.py", sha256="0" * 64, args
 def made(source=SOURCE, here=None, only=("batch",), **facts):
     client, here = FakeClient(observation(**facts)), here or cluster()
     space = legal_configs(client.facts, here, VERSIONS, only=only)
-    bench = Bench(client, source, "jax", here, Clock.start(None), baseline=space.baseline)
-    return bench, survey(bench, client.facts, space, VERSIONS, headroom=0.08, remat_asked=False)
+    jobs = JobRunner(client, source, "jax", here, Clock.start(None), baseline=space.baseline)
+    return jobs, survey(jobs, client.facts, space, VERSIONS, headroom=0.08, remat_asked=False)
 
 
 @pytest.mark.parametrize(
@@ -41,9 +42,9 @@ def test_figures_of_something_else_are_other_figures(other):
 
 
 def test_what_is_known_before_the_source_ran_is_part_of_it():
-    bench, findings = made()
-    known = known_at_once(bench)
-    assert known.items() <= identity(bench, findings).items()
+    jobs, findings = made()
+    known = known_at_once(jobs)
+    assert known.items() <= identity(jobs, findings).items()
     assert (known["arguments"], known["devices"]) == (["--small"], 1)
 
 

@@ -3,8 +3,9 @@ from __future__ import annotations
 import pytest
 
 from autoplan.errors import NoFeasibleConfiguration, SourceError, StudyError
-from autoplan.jobs.client import JobKind
-from autoplan.jobs.runner import Bench, Clock
+from autoplan.jobs.budget import Clock
+from autoplan.jobs.messages import JobKind
+from autoplan.jobs.runner import JobRunner
 from autoplan.plan.records import FailureKind
 from autoplan.tuning.trials.runner import MEASURED, Runner
 from autoplan.tuning.trials.storage import StudyPlace
@@ -31,9 +32,9 @@ def runner(tmp_path):
     def make(client, *, trials=10, legal=(OWN, *OTHERS), events=None):
         place = StudyPlace("sqlite:///:memory:", tmp_path, "a-study")
         opened.append(Study(place, OTHERS, knob_choices([OWN, *OTHERS]), {}))
-        bench = Bench(client, SOURCE, "jax", cluster(), Clock.start(None), baseline=OWN)
+        jobs = JobRunner(client, SOURCE, "jax", cluster(), Clock.start(None), baseline=OWN)
         watch = events.append if events is not None else lambda event: None
-        return Runner(bench, opened[-1], client.facts, {}, frozenset(legal), watch, trials)
+        return Runner(jobs, opened[-1], client.facts, {}, frozenset(legal), watch, trials)
 
     yield make
     for study in opened:
@@ -154,13 +155,13 @@ def test_a_baseline_that_is_wrong_by_itself_is_an_error(runner):
 @pytest.mark.parametrize(("budget", "tried"), [(45.0, 2), (35.0, 1), (200.0, 4)])
 def test_one_other_than_the_baseline_is_tried_as_long_as_a_trial_has_time(runner, monkeypatch, budget, tried):
     now = [0.0]
-    monkeypatch.setattr("autoplan.jobs.runner.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("autoplan.jobs.budget.time.monotonic", lambda: now[0])
 
     def plant(job):
         now[0] += 20.0
 
     one = runner(FakeClient(plant=plant))
-    one.bench = one.bench.with_(clock=Clock.start(budget))
+    one.jobs = one.jobs.with_(clock=Clock.start(budget))
     one.run_baseline(OWN)
     one.reference_seconds = 20.0
     one.run_rest()

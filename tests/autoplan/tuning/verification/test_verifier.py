@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from autoplan.jobs.client import JobKind
-from autoplan.jobs.runner import Bench, Clock
+from autoplan.jobs.budget import Clock
+from autoplan.jobs.messages import JobKind
+from autoplan.jobs.runner import JobRunner
 from autoplan.plan import file
 from autoplan.plan.records import Failure, FailureKind, TrialRecord
 from autoplan.tuning.verification.verifier import (
@@ -31,9 +32,9 @@ def verify(client, *, clock=None, most_pairs=MOST_PAIRS, events=None):
 
 
 def verifier(client, *, clock=None, most_pairs=MOST_PAIRS, events=None):
-    bench = Bench(client, SOURCE, "jax", cluster(), clock or Clock.start(None), Path("logs"), baseline=OWN)
+    jobs = JobRunner(client, SOURCE, "jax", cluster(), clock or Clock.start(None), Path("logs"), baseline=OWN)
     watch = events.append if events is not None else lambda event: None
-    return Verifier(bench, client.facts, watch, most_pairs)
+    return Verifier(jobs, client.facts, watch, most_pairs)
 
 
 def alternately_better():
@@ -100,7 +101,7 @@ def test_the_first_run_of_the_winner_validates_saves_and_ends_an_epoch():
 
 def test_a_budget_that_ends_within_the_third_pair_leaves_two(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("autoplan.jobs.runner.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("autoplan.jobs.budget.time.monotonic", lambda: now[0])
 
     def plant(job):
         if job.kind is not JobKind.MEASURE:
@@ -117,7 +118,7 @@ def test_a_budget_that_ends_within_the_third_pair_leaves_two(monkeypatch):
 
 def test_a_budget_that_ends_within_the_first_pair_says_nothing_against_the_winner(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("autoplan.jobs.runner.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("autoplan.jobs.budget.time.monotonic", lambda: now[0])
 
     def plant(job):
         if job.kind is not JobKind.MEASURE:

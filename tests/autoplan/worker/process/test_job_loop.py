@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from autoplan.jobs.client import Client, Job, JobKind, Observation
+from autoplan.jobs.client import Client
+from autoplan.jobs.messages import Job, JobKind, Observation
 from autoplan.plan.records import FailureKind, Measurement
 from autoplan.sources import source
 from cost_models.config import TrainConfig

@@ -11,7 +11,8 @@ import psutil
 import pytest
 
 from autoplan.errors import WorkerError
-from autoplan.jobs.client import Client, Job, JobKind
+from autoplan.jobs.client import Client
+from autoplan.jobs.messages import Job, JobKind
 from autoplan.plan.records import FailureKind, Measurement
 from autoplan.sources import source
 from autoplan.worker.process import spawn
@@ -86,7 +87,9 @@ def test_a_job_ends_with_its_server(method, script, tmp_path):
     spec = script(f"open({str(pids)!r}, 'w').write(str(os.getpid())); import time; time.sleep(600)")
     parent = textwrap.dedent(
         f"""
-        from autoplan.jobs.client import Client, Job, SourceSpec
+        from autoplan.jobs.client import Client
+        from autoplan.jobs.messages import Job
+        from autoplan.sources.source import SourceSpec
         client = Client(environment={{{spawn.START_METHOD!r}: {method!r}}})
         spec = SourceSpec.model_validate_json({spec.model_dump_json()!r})
         client.run(Job(kind="measure", source=spec), time_limit_seconds=600)
