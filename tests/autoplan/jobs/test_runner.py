@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from autoplan.errors import NoFeasibleConfiguration, OutputError, SourceError, WorkerError
+from autoplan.jobs.answers import explain_failure
 from autoplan.jobs.budget import Clock
 from autoplan.jobs.messages import JobKind, JobResult
 from autoplan.jobs.runner import (
