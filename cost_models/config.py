@@ -20,7 +20,7 @@ BACKENDS_WITH_DISTRIBUTION = ("jax",)
 
 
 class Affects(Flag):
-    """What changes when a setting changes. Configurations that agree in all settings of a flag share that thing.
+    """The things that change with a setting. Configurations that agree in all settings of a flag share its thing.
 
     OPERATIONS  the operations of the training step: another trace is needed
     SIZES       the sizes of its arrays on a device, or the number of devices

@@ -35,7 +35,7 @@ class Tuning(Enum):
 
 
 class Tradeoff(IntEnum):
-    """What a user gives up when a knob changes, the least first."""
+    """The cost to the user of changing a knob, the least first."""
 
     ACCUMULATION = 0
     PRECISION = 1
@@ -162,7 +162,7 @@ class Knob:
 
     @property
     def affects(self) -> Affects:
-        """What changes with it."""
+        """The things that change with the knob."""
         return TrainConfig.affects(self.field)
 
     def value(self, config: TrainConfig) -> Any:
@@ -173,7 +173,7 @@ class Knob:
         return found.value if isinstance(found, StrEnum) else found
 
     def can_be_set(self, config: TrainConfig) -> bool:
-        """Whether the value in a configuration is one that can be set at all."""
+        """Return whether the value in a configuration can be set by name."""
         try:
             self.kind.parse(formatted(self.value(config)))
         except ValueError:

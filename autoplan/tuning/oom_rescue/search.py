@@ -48,7 +48,7 @@ class Need:
 
     @property
     def fits(self) -> bool:
-        """Whether it runs according to the estimate."""
+        """Return whether it runs according to the estimate."""
         return self.high <= self.usable
 
 
@@ -73,7 +73,7 @@ def needs(
 
 
 def cannot_run(config: TrainConfig, failed: TrainConfig, needed: Mapping[TrainConfig, Need]) -> bool:
-    """Whether a configuration needs no less than one that ran out of memory, as far as estimates are reliable."""
+    """Return whether a configuration needs no less than one that ran out of memory, as far as estimates are reliable."""
     if config not in needed or failed not in needed:
         return False
     same = program_key(config) == program_key(failed)

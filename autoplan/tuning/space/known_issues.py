@@ -118,7 +118,7 @@ class KnownIssue(_Strict):
 
     @property
     def drops(self) -> bool:
-        """Whether a configuration with this issue is left out of the space."""
+        """Return whether a configuration with this issue is left out of the space."""
         return self.effect is not Effect.HANDLED
 
     def describe(self) -> str:

@@ -170,7 +170,7 @@ def _combinations(
 def _drop(
     config: TrainConfig, observation: Observation, versions: Versions, held: frozenset[str], drops: Drops
 ) -> bool:
-    """Whether a known issue forbids this configuration; the first one that does is recorded.
+    """Return whether a known issue forbids this configuration; the first one that does is recorded.
 
     A setting that gains nothing is still legal where the user holds the knob.
     """

@@ -99,7 +99,7 @@ def choices(
 
 @legal_values("precision")
 def precision(situation: Situation) -> Legal:
-    """A script's own mixture of policies is the only one where there is one."""
+    """Return Keras's policies of float32, bfloat16 and float16; only the script's own where it mixes policies."""
     mixed = "the script mixes dtype policies by hand, and no single policy replaces them"
     why = mixed if situation.baseline.precision is Precision.OTHER else None
     return Legal(PRECISIONS, why_none=why, why_not_fixed=why)
@@ -107,13 +107,13 @@ def precision(situation: Situation) -> Legal:
 
 @legal_values("remat")
 def remat(situation: Situation) -> Legal:
-    """No rematerialization, or that of activations."""
+    """Return no rematerialization, and rematerialization of activations."""
     return Legal(REMAT_MODES)
 
 
 @legal_values("steps_per_execution")
 def steps_per_execution(situation: Situation) -> Legal:
-    """No more micro-steps an execution than an epoch has, and whole executions where the script counts micro-steps."""
+    """Return 1, 8 and 32, limited to an epoch, and to whole executions where the script counts micro-steps."""
 
     def holds(config: TrainConfig, chosen: bool) -> bool:
         epoch = situation.epoch_micro_steps(config.batch)
@@ -128,13 +128,13 @@ def steps_per_execution(situation: Situation) -> Legal:
 
 @legal_values("jit_compile")
 def jit_compile(situation: Situation) -> Legal:
-    """With the backend's compiler and without."""
+    """Return true and false."""
     return Legal((True, False))
 
 
 @legal_values("keep_freed_memory")
 def keep_freed_memory(situation: Situation) -> Legal:
-    """Worth a try where micro-steps return memory to the kernel; impossible where a device has its own memory."""
+    """Return false and true where micro-steps may return memory to the kernel; false where devices have own memory."""
     why = why_not_paging(situation.baseline, situation.cluster)
     impossible = why if situation.cluster.chip.kind != "cpu" else None
     return Legal((False, True), why_none=why, why_not_fixed=impossible)
