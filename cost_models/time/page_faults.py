@@ -26,13 +26,13 @@ def may_page(config: TrainConfig, cluster: Cluster) -> bool:
 
 
 def why_not_paging(config: TrainConfig, cluster: Cluster) -> str | None:
-    """Why keeping freed memory is nothing to try there; None where it may be."""
+    """Return why keeping freed memory cannot help there; None where it may help."""
     if compiler_profile(cluster.chip.kind).host_apart:
-        return f"it speaks of a processor's memory, and {cluster.name} computes in its own"
+        return f"it only affects training on a CPU, and {cluster.name} is a {cluster.chip.kind.upper()}"
     if config.backend != "jax":
-        return f"compiled programs of JAX are known to give their memory back, and this training is on {config.backend}"
+        return f"it only helps compiled programs of JAX, and this training runs on {config.backend}"
     if cluster.chip.fresh_page_bytes_per_second is None:
-        return f"what memory costs that is paged in anew is not known of {cluster.name}"
+        return f"the cost of mapping memory again is not known for {cluster.name}"
     return None
 
 

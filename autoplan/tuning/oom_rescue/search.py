@@ -73,7 +73,7 @@ def needs(
 
 
 def cannot_run(config: TrainConfig, failed: TrainConfig, needed: Mapping[TrainConfig, Need]) -> bool:
-    """Return whether a configuration needs no less than one that ran out of memory, as far as estimates are reliable."""
+    """Return whether a configuration needs no less than one that ran out of memory, if estimates are right."""
     if config not in needed or failed not in needed:
         return False
     same = program_key(config) == program_key(failed)

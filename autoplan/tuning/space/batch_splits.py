@@ -144,7 +144,7 @@ def _accumulations(effective: int, situation: Situation, limits: Limits) -> list
 
 
 def _data_can_give(global_batch: int, situation: Situation) -> bool:
-    """Return whether the script's data can come in this global batch, with whole micro-steps where it counts them itself."""
+    """Return whether the script's data can come in this global batch, in whole micro-steps where it counts them."""
     seen, own = situation.observation, situation.baseline.batch.global_size
     if not seen.rebatchable or seen.ema:
         # Keras averages weights at every micro-step, so another number of them an update is another average.

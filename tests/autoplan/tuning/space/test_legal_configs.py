@@ -73,8 +73,12 @@ def test_freed_memory_may_be_kept_where_pages_are_known_to_cost_time():
     ("there", "facts", "reason"),
     [
         (cluster(pages=4e9), {"held": {"keep_freed_memory": "it runs"}}, "it runs"),
-        (hardware_cluster("tpu-v5e-1"), {}, "it speaks of a processor's memory, and tpu-v5e-1 computes in its own"),
-        (cluster(), {}, "what memory costs that is paged in anew is not known of "),
+        (
+            hardware_cluster("tpu-v5e-1"),
+            {},
+            "it only affects training on a CPU, and tpu-v5e-1 is a TPU",
+        ),
+        (cluster(), {}, "the cost of mapping memory again is not known for "),
     ],
 )
 def test_freed_memory_that_is_not_kept_is_explained_to_who_asked_for_it(there, facts, reason):
@@ -133,14 +137,14 @@ def test_freed_memory_is_known_to_go_back_on_jax_alone():
     torch = config().with_(backend="torch")
     found = legal_configs(observation(torch), cluster(pages=4e9), VERSIONS, only=["keep_freed_memory"])
     (reason,) = (one.reason for one in found.rejected if "freed" in one.reason)
-    assert reason.endswith(
-        "compiled programs of JAX are known to give their memory back, and this training is on torch"
-    )
+    assert reason.endswith("it only helps compiled programs of JAX, and this training runs on torch")
 
 
 def test_freed_memory_is_not_kept_on_an_accelerator():
     there = hardware_cluster("tpu-v5e-1")
-    with pytest.raises(ConfigError, match=r"keep_freed_memory=true: it speaks of a processor's memory, and tpu-v5e-1 "):
+    with pytest.raises(
+        ConfigError, match=r"keep_freed_memory=true: it only affects training on a CPU, and tpu-v5e-1 is a TPU"
+    ):
         legal_configs(observation(), there, VERSIONS, fix={"keep_freed_memory": "true"})
     pinned = legal_configs(observation(), there, VERSIONS, fix={"keep_freed_memory": "false"})
     assert values(pinned, lambda c: c.keep_freed_memory) == {False}
