@@ -184,7 +184,7 @@ def rebuild(plan: Plan, model: Any) -> Any:
 
     Raises PlanError for another model, and for a subclassed model if the plan has settings that need a new model.
     """
-    return _runtime(plan, "rebuild").rebuild(plan, model)
+    return _runtime(plan, "rebuild").rebuild_model(plan, model)
 
 
 def scope(plan: Plan) -> AbstractContextManager[None]:
@@ -251,9 +251,9 @@ def measure(
     if "keras" not in sys.modules and "KERAS_BACKEND" not in os.environ:
         loaded = [name for name in ("jax", "torch", "tensorflow") if name in sys.modules]
         os.environ.update({"KERAS_BACKEND": loaded[0]} if loaded else {})
-    home = importlib.import_module("autoplan.runtime.timing.user_step")
-    measured = home.measure(
-        step, *batch, samples=samples, groups=groups, group_seconds=group_seconds, max_seconds=max_seconds
+    user_step = importlib.import_module("autoplan.runtime.timing.user_step")
+    measured = user_step.measure_step(
+        step, batch, samples=samples, groups=groups, group_seconds=group_seconds, max_seconds=max_seconds
     )
     return cast("StepMeasurement", measured)
 
@@ -265,8 +265,8 @@ def _source(builder: Any, data: Any) -> SourceSpec:
     if isinstance(builder, str | Path):
         return source.resolve(str(builder))
     if _is_live_model(builder):
-        instances = importlib.import_module("autoplan.runtime.live_models.instances")
-        return cast("SourceSpec", instances.pack(builder, data))
+        package = importlib.import_module("autoplan.runtime.live_models.package")
+        return cast("SourceSpec", package.pack(builder, data))
     return source.from_callable(builder, data)
 
 

@@ -1,15 +1,15 @@
-"""The tree of errors. Every message says what happened, what was expected, and what to do.
+"""The exception classes. Every message says what happened, what was expected, and what to do.
 
-AutoplanError                     (cost_models.errors) exit code 2 unless it says otherwise
+AutoplanError                     (cost_models.errors) exit code 2, unless a subclass has another one
 ├── HardwareError, ConfigError, WorkloadError   (cost_models.errors)
-├── SourceError                   a script, builder or callable that cannot be used
-│   ├── ScriptFailed              the user's code raised by itself; carries its own frames
+├── SourceError                   a script, builder or callable cannot be used
+│   ├── ScriptFailed              the user's code raised an exception; the message has its own frames
 │   └── NeverFits                 the script ended without calling `fit`
-├── PlanError                     a plan file that cannot be read, or that is for something else
-├── StudyError                    a study that is damaged, locked, or of another source
-├── OutputError                   a place that cannot be written
-├── WorkerError                   a worker process that could not be started or talked to
-└── NoFeasibleConfiguration       exit code 3: nothing fits; carries what would
+├── PlanError                     a plan cannot be read, or is for another model, hardware or version
+├── StudyError                    a study is damaged, locked, or belongs to another source
+├── OutputError                   a file cannot be written
+├── WorkerError                   a worker process could not be started, or does not answer
+└── NoFeasibleConfiguration       no configuration fits; exit code 3
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from __future__ import annotations
 from cost_models.errors import AutoplanError, ConfigError, HardwareError, WorkloadError
 
 __all__ = [
-    "FAILED_BY_ITSELF",
+    "FIRST_EXCEPTION",
+    "SCRIPT_RAISED",
     "AutoplanError",
     "ConfigError",
     "HardwareError",
@@ -33,39 +34,41 @@ __all__ = [
 ]
 
 
-FAILED_BY_ITSELF = "failed by itself"
-"""Stands in every message about code of the user's that raised, wherever that message travels."""
+SCRIPT_RAISED = "failed by itself"
+"""Part of every message about an exception of the user's own code, by which such messages are recognised."""
+FIRST_EXCEPTION = "The first exception was"
+"""Begins the line of a message that describes the first of several exceptions."""
 
 
 class SourceError(AutoplanError):
-    """A source that cannot be found, imported or used."""
+    """The source cannot be found, imported or used."""
 
 
 class ScriptFailed(SourceError):
-    """The user's code raised by itself. The message ends with its own frames."""
+    """The user's code raised an exception. The message ends with its own stack frames."""
 
 
 class NeverFits(SourceError):
-    """The script ended without calling the `fit` that was asked for."""
+    """The script ended without calling the requested `fit`."""
 
 
 class PlanError(AutoplanError):
-    """A plan that cannot be read, or that is for another model, hardware or version."""
+    """The plan cannot be read, or is for another model, hardware or version."""
 
 
 class StudyError(AutoplanError):
-    """A study that is damaged, locked, or belongs to another source."""
+    """The study is damaged, locked, or belongs to another source."""
 
 
 class OutputError(AutoplanError):
-    """A file that cannot be written."""
+    """A file cannot be written."""
 
 
 class WorkerError(AutoplanError):
-    """A worker process that could not be started, or that stopped talking."""
+    """A worker process could not be started, or does not answer."""
 
 
 class NoFeasibleConfiguration(AutoplanError):
-    """Nothing in the space fits."""
+    """No configuration of the space fits."""
 
     exit_code = 3

@@ -12,7 +12,7 @@ from typing import Any
 from autoplan import formatting
 from autoplan._version import __version__
 from autoplan.errors import SourceError
-from autoplan.machine import process_settings
+from autoplan.machine import hardware_profile, process_settings, this_machine
 from autoplan.plan import file, knobs
 from autoplan.plan.records import Environment, HardwareRecord, Plan, SourceRecord
 from cost_models.hardware.cluster import Cluster
@@ -171,7 +171,7 @@ def _local_hardware(plan: Plan) -> HardwareRecord:
     from autoplan.machine import local_hardware
 
     devices = plan.hardware.devices if plan.hardware.simulated else None
-    profile = local_hardware.load_profile(plan.environment.backend, devices)
+    profile = hardware_profile.load(plan.environment.backend, devices)
     if profile is not None:
         return _record(local_hardware.resolve(local_hardware.LOCAL, devices=devices, profile=profile))
     if plan.hardware.kind != "cpu":
@@ -182,9 +182,9 @@ def _local_hardware(plan: Plan) -> HardwareRecord:
         name=local_hardware.LOCAL,
         devices=count,
         kind="cpu",
-        capacity_bytes=local_hardware.memory_bytes() // count,
+        capacity_bytes=this_machine.memory_bytes() // count,
         simulated=count > 1,
-        description=local_hardware.processor_name(),
+        description=this_machine.processor_name(),
     )
 
 

@@ -15,7 +15,7 @@ from autoplan.jobs.budget import Clock
 from autoplan.jobs.client import Client
 from autoplan.jobs.messages import Job, JobKind, Observation
 from autoplan.jobs.runner import TRACED_ON, JobRunner, replaced_once, temporary_folder
-from autoplan.machine import local_hardware
+from autoplan.machine import hardware_profile, local_hardware
 from autoplan.plan import file
 from autoplan.plan.records import Failure, Plan
 from autoplan.sources import keras_backend
@@ -74,13 +74,13 @@ def tune(request: TuneRequest, watch: Watch = silent) -> TuneResult:
     clock = Clock.start(request.budget_seconds)
     if request.output is not None:
         file.ensure_writable(request.output)
-    afar = not local_hardware.is_here(request.hardware)
+    afar = not local_hardware.is_local(request.hardware)
     return _on_a_backend(request, watch, lambda chosen: _tune(request, chosen, clock, watch), afar=afar)
 
 
-def _tune(request: TuneRequest, chosen: keras_backend.Chosen, clock: Clock, watch: Watch) -> TuneResult:
+def _tune(request: TuneRequest, chosen: keras_backend.BackendChoice, clock: Clock, watch: Watch) -> TuneResult:
     with ExitStack() as stack:
-        stack.enter_context(keras_backend.explaining(chosen))
+        stack.enter_context(keras_backend.explain_failures(chosen))
         workers = Workers(stack)
         looks = stack.enter_context(temporary_folder())
         cluster = _limited(request, _cluster(workers, request.hardware, chosen.name, request.devices, watch))
@@ -148,7 +148,7 @@ def compare(request: CompareRequest, watch: Watch = silent) -> Comparison:
 
 
 def _compare(
-    request: CompareRequest, wanted: Sequence[Sought], chosen: keras_backend.Chosen, watch: Watch
+    request: CompareRequest, wanted: Sequence[Sought], chosen: keras_backend.BackendChoice, watch: Watch
 ) -> Comparison:
     with ExitStack() as stack:
         workers = Workers(stack)
@@ -205,7 +205,7 @@ class Workers(dict[str, Client]):
 def _on_a_backend(
     request: TuneRequest | CompareRequest,
     watch: Watch,
-    run: Callable[[keras_backend.Chosen], Answer],
+    run: Callable[[keras_backend.BackendChoice], Answer],
     *,
     afar: bool,
 ) -> Answer:
@@ -222,15 +222,15 @@ def _on_a_backend(
         watch(
             Event("note", f"the training does not get to its fit on {chosen.name}: going on with {chosen.instead_of}")
         )
-        return run(keras_backend.Chosen(chosen.instead_of))
+        return run(keras_backend.BackendChoice(chosen.instead_of))
 
 
-def _backend(request: TuneRequest | CompareRequest, prefer: str | None) -> keras_backend.Chosen:
+def _backend(request: TuneRequest | CompareRequest, prefer: str | None) -> keras_backend.BackendChoice:
     """The backend of the baseline: what `--backend` or `--fix backend=` says, else the script's own.
 
     ConfigError when the two differ, and for a backend that is not there.
     """
-    asked = None if request.backend is None else keras_backend.checked(request.backend)
+    asked = None if request.backend is None else keras_backend.check_option(request.backend)
     fixed = request.fix.get("backend")
     if asked is not None and fixed not in (None, asked):
         raise ConfigError(f"--backend {asked} and --fix backend={fixed}: keep one of them")
@@ -283,12 +283,12 @@ def _cluster(workers: Workers, name: str, backend: str, devices: int | None, wat
             f"--devices {devices}: keras.distribution splits a batch over devices on JAX only, and this training is on "
             f"{backend}; leave --devices out, or give --backend jax"
         )
-    if not local_hardware.is_here(name):
+    if not local_hardware.is_local(name):
         return local_hardware.resolve(name, devices=devices)
-    profile = local_hardware.load_profile(backend, devices)
-    if profile is None or local_hardware.measured_when_busy(profile):
+    profile = hardware_profile.load(backend, devices)
+    if profile is None or hardware_profile.measured_under_load(profile):
         watch(Event("stage", f"measuring this machine's rates on {backend}{', again' if profile else ', once'}"))
-        profile = _probed(workers[backend], backend, devices)
+        return local_hardware.resolve(name, devices=devices, profile=_probed(workers[backend], backend, devices))
     return local_hardware.resolve(name, devices=devices, profile=profile)
 
 
@@ -303,7 +303,7 @@ def _probed(client: Client, backend: str, devices: int | None) -> dict[str, Any]
     if result.value is None:
         reason = result.failure.message if result.failure else "no answer"
         raise WorkerError(f"this machine could not be measured: {reason}")
-    local_hardware.save_profile(result.value, backend, devices)
+    hardware_profile.save(result.value, backend, devices)
     return result.value
 
 

@@ -128,7 +128,7 @@ def tune(
     request = TuneRequest(
         source=_resolve(source, source_arguments(context), fit),
         hardware=hardware,
-        backend=None if backend is None else keras_backend.checked(backend),
+        backend=None if backend is None else keras_backend.check_option(backend),
         devices=devices,
         trials=trials,
         budget_seconds=None if budget is None else parsing.duration_seconds(budget),

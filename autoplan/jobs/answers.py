@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from autoplan import formatting
-from autoplan.errors import FAILED_BY_ITSELF, AutoplanError, ScriptFailed, SourceError, WorkerError
+from autoplan.errors import SCRIPT_RAISED, AutoplanError, ScriptFailed, SourceError, WorkerError
 from autoplan.jobs.client import log_tail
 from autoplan.jobs.messages import JobResult
 from autoplan.plan.records import CompilerEvidence, Failure, FailureKind
@@ -72,7 +72,7 @@ def explain_failure(failure: Failure) -> AutoplanError:
 
     A source that fails before its fit reached it when it was observed, so what that run left behind may be the cause.
     """
-    if FAILED_BY_ITSELF in failure.message:
+    if SCRIPT_RAISED in failure.message:
         return ScriptFailed(
             f"{failure.message}\nIt got to its fit when it was first looked at, so what that run left behind may stop "
             "it now: every trial runs the source again, and --scratch gives each an empty working directory"

@@ -31,7 +31,7 @@ from autoplan.jobs.exit_status import Ending, Watched
 from autoplan.jobs.messages import Job, JobResult
 from autoplan.jobs.output import JobOutput
 from autoplan.machine import processes
-from autoplan.machine.tempdirs import HeldFolder
+from autoplan.machine.tempdirs import LockedFolder
 from autoplan.plan.records import Failure, FailureKind
 from autoplan.sources.source import SourceSpec as SourceSpec  # what a job is about; its home is below this module
 
@@ -304,7 +304,7 @@ def _temporary_files() -> Iterator[str | None]:
     None where there is no room for a folder.
     """
     try:
-        folder = HeldFolder()
+        folder = LockedFolder()
     except OSError:
         yield None
         return

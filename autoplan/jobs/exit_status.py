@@ -60,7 +60,7 @@ class Watched:
             self._weigh(pids)
         self.held = sum(self._weights[one] for one in pids)
         others = sum(self._weights[one] for one in pids if one != pid)
-        self.peak = max(self.peak, processes.alone_bytes(pid, ever=True) + others)
+        self.peak = max(self.peak, processes.standalone_bytes(pid, ever=True) + others)
 
     def _weigh(self, pids: Iterable[int]) -> None:
         """What processes hold now. The kernel walks all their pages, and they wait meanwhile: not too often."""

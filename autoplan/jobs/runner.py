@@ -23,8 +23,8 @@ from autoplan.errors import (
 from autoplan.jobs.answers import before_compiling, compiler_answer, too_large_to_start, value_of
 from autoplan.jobs.budget import Clock
 from autoplan.jobs.messages import Job, JobKind, JobResult, Observation
-from autoplan.machine import compiler_packages, local_hardware, processes, tempdirs
-from autoplan.machine.tempdirs import HeldFolder
+from autoplan.machine import compiler_packages, tempdirs, this_machine
+from autoplan.machine.tempdirs import LockedFolder
 from autoplan.plan.records import CompilerEvidence, Failure, FailureKind, Measurement, Outcome
 from autoplan.sources.source import SourceSpec
 from cost_models.config import Affects, Layout, Mesh, TrainConfig
@@ -72,7 +72,7 @@ def _silent(text: str) -> None:
 
 def compilers_at_once() -> int:
     """Compilers that run side by side: each takes several cores, and gigabytes."""
-    return 2 if processes.processors() >= _CORES_FOR_TWO else 1
+    return 2 if this_machine.cpu_count() >= _CORES_FOR_TWO else 1
 
 
 def replaced_once(run: Callable[[], JobResult], notify: Callable[[str], None] = _silent) -> JobResult:
@@ -93,7 +93,7 @@ def temporary_folder() -> Iterator[Path]:
     """A folder for what jobs leave behind, gone at the end of the block. OutputError where none can be made."""
     try:
         tempdirs.remove_abandoned()
-        folder = HeldFolder()
+        folder = LockedFolder()
     except OSError as error:
         raise OutputError(
             f"no temporary folder can be made: {error.strerror}; make room, or set TMPDIR to another folder"
@@ -347,6 +347,6 @@ class JobRunner:
         What a training may take is no limit for its analysis, which is not part of it.
         """
         if kind is JobKind.LOWER:
-            return int(local_hardware.memory_bytes() * COMPILER_SHARE / compilers_at_once())
+            return int(this_machine.memory_bytes() * COMPILER_SHARE / compilers_at_once())
         on_this_cpu = self.cluster.local and self.cluster.chip.kind == "cpu"
         return self.usable_bytes() if on_this_cpu and kind is not JobKind.TRACE else None

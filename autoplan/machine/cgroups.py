@@ -1,6 +1,6 @@
-"""Linux control groups: the memory that they leave to this process, and how often the kernel killed for want of it.
+"""Linux control groups (versions 1 and 2): memory limits of this process, and out-of-memory kills.
 
-Versions 1 and 2. `root` is where `/proc` and `/sys` are looked for.
+The argument `root` is the folder that contains `proc` and `sys`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ _UNLIMITED_BYTES = 2**60
 
 @dataclass(frozen=True)
 class _Version:
-    """Where a version of control groups keeps its figures.
+    """Names of the files of a version of control groups.
 
-    reclaimable  the line of memory.stat for idle file pages
+    reclaimable  the line of memory.stat with the inactive file pages
     """
 
     mount: str
@@ -38,12 +38,12 @@ _SECOND = _Version("sys/fs/cgroup", "memory.max", "memory.current", "inactive_fi
 
 
 def limits_bytes(root: Path = ROOT) -> list[int]:
-    """Memory limits of every control group that this process is in, up to the root group."""
+    """Return the memory limits of every control group of this process, up to the root group."""
     return [limit for version, folder in _groups(root) if (limit := _limit(version, folder)) is not None]
 
 
 def free_bytes(root: Path = ROOT) -> list[int]:
-    """What is left under each of those limits; idle file pages count as left, for the kernel gives them up first."""
+    """Return the free memory under each limit; inactive file pages count as free: the kernel drops them first."""
     left = []
     for version, folder in _groups(root):
         limit, usage = _limit(version, folder), _number(folder / version.usage)
@@ -54,9 +54,9 @@ def free_bytes(root: Path = ROOT) -> list[int]:
 
 
 def kills(root: Path = ROOT) -> int | None:
-    """How often the kernel has killed a process of this one's group for want of memory, whoever wanted it.
+    """Return the number of out-of-memory kills in this process's group.
 
-    Where the group does not count, those of the whole machine; None where nobody does.
+    If the group does not count them, return those of the whole machine; None if that does not count them either.
     """
     for version, folder in _groups(root):
         counted = _counter(folder / version.kills, "oom_kill")
@@ -66,7 +66,7 @@ def kills(root: Path = ROOT) -> int | None:
 
 
 def _groups(root: Path) -> Iterator[tuple[_Version, Path]]:
-    """The folder of each group that limits memory, this process's own first."""
+    """Yield the folder of each group with a memory controller, from this process's own group to the root."""
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, group = line.split(":", 2)
         if controllers == "":
@@ -84,7 +84,7 @@ def _groups(root: Path) -> Iterator[tuple[_Version, Path]]:
 
 
 def _limit(version: _Version, folder: Path) -> int | None:
-    """The limit of one group. "max" and version 1's huge number are no limit."""
+    """Return the limit of one group; None for "max" and for the large number that version 1 uses instead."""
     limit = _number(folder / version.limit)
     return limit if limit is not None and limit < _UNLIMITED_BYTES else None
 
@@ -95,7 +95,7 @@ def _number(file: Path) -> int | None:
 
 
 def _counter(file: Path, name: str) -> int | None:
-    """The figure of a line `name figure`."""
+    """Return the number of a line `name number`."""
     for line in _text(file).splitlines():
         words = line.split()
         if len(words) == 2 and words[0] == name and words[1].isdigit():

@@ -1,6 +1,6 @@
-"""Which compilers this installation has, in which versions, and what to say where one is missing or does not match.
+"""Checks which compiler packages are installed, and whether their versions match the installed JAX.
 
-Nothing is imported: what is installed is read off its metadata.
+Nothing is imported; the versions come from the metadata of the packages.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ _PACKAGES = {
     "tpu": (("libtpu",),),
     "cuda": (("jax-cuda12-plugin", "jax-cuda12-pjrt"), ("jax-cuda13-plugin", "jax-cuda13-pjrt")),
 }
-"""What brings a platform's compiler: any one of these groups."""
+"""Groups of packages of a platform's compiler; any one of the groups suffices."""
 _ASSEMBLERS = {"tpu": (), "cuda": ("nvidia-cuda-nvcc-cu12", "nvidia-cuda-nvcc")}
-"""What turns a compiler's output into machine code; a CUDA toolkit of the machine's own does too."""
+"""Packages that assemble a compiler's output; an installed CUDA toolkit does so, too."""
 _CALLED = {"tpu": "XLA:TPU", "cuda": "XLA:GPU"}
 
 
 def versions(target: CompilerTarget) -> dict[str, str]:
-    """The packages that compile for a target, with their versions; the key of evidence.
+    """Return the versions of the packages that compile for a target.
 
-    HardwareError where they are missing, or are not those that the installed JAX works with.
+    HardwareError if a package is missing, or does not match the installed JAX.
     """
     found = {name: _installed(name) for name in ("jax", "jaxlib")}
     if found["jax"] is None:
         raise HardwareError(
-            f"{target.name} is asked through JAX, which is not installed; pip install 'autoplan[{EXTRA}]'"
+            f"{target.name} is compiled through JAX, which is not installed; pip install 'autoplan[{EXTRA}]'"
         )
     if target.platform != "cpu":
         found |= _compiler(target)
     return {name: one for name, one in found.items() if one is not None}
 
 
-def missing(target: CompilerTarget) -> str | None:
-    """Why nothing can be compiled for a target here; None where it can."""
+def why_missing(target: CompilerTarget) -> str | None:
+    """Return why nothing can be compiled for a target with this installation; None if it can."""
     try:
         versions(target)
     except HardwareError as error:
@@ -52,21 +52,21 @@ def _compiler(target: CompilerTarget) -> dict[str, str | None]:
     installed = next((group for group in groups if all(map(_installed, group))), None)
     if installed is None:
         raise HardwareError(
-            f"{target.name} needs {_CALLED[target.platform]}, which is not installed here "
+            f"{target.name} needs {_CALLED[target.platform]}, which is not installed "
             f"({' and '.join(groups[0])}); pip install 'autoplan[{EXTRA}]'"
         )
     for name in installed:
-        asker, wanted, there = *_wanted(name, ("jax", *installed)), _installed(name)
+        asker, wanted, there = *_requirement(name, ("jax", *installed)), _installed(name)
         if wanted is not None and there is not None and not wanted.specifier.contains(there, prereleases=True):
             raise HardwareError(
-                f"{target.name}: {name} {there} is installed, and {asker} {_installed(asker)} works with "
+                f"{target.name}: {name} {there} is installed, but {asker} {_installed(asker)} needs "
                 f"{name}{wanted.specifier}; pip install --upgrade 'autoplan[{EXTRA}]'"
             )
     return {name: _installed(name) for name in (*installed, *_ASSEMBLERS[target.platform])}
 
 
-def _wanted(name: str, askers: Sequence[str]) -> tuple[str, Requirement | None]:
-    """The first of the installed packages that asks for `name` and what it asks, in whichever of its extras."""
+def _requirement(name: str, askers: Sequence[str]) -> tuple[str, Requirement | None]:
+    """Return the first package that requires `name`, with its requirement, in any of its extras."""
     for asker in askers:
         wanted = (Requirement(line) for line in requires(asker) or ())
         if found := next((one for one in wanted if one.name == name), None):

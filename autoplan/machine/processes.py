@@ -1,4 +1,4 @@
-"""Process trees: how much memory they hold, and how to end them for good."""
+"""Processes: memory settings and memory use, CPU contention, and the end of process trees."""
 
 from __future__ import annotations
 
@@ -16,44 +16,39 @@ import psutil
 from autoplan.machine import cgroups
 
 LIBRARY_BYTES = 2**29
-"""So much of what a process maps from files is taken for libraries."""
+"""Up to this size, mapped files count as libraries."""
 KEEP_FREED_MEMORY = (
-    (-4, 0, "M_MMAP_MAX: no piece is mapped by itself"),
-    (-1, -1, "M_TRIM_THRESHOLD: none is given back"),
+    (-4, 0, "M_MMAP_MAX: no allocation has its own mapping"),
+    (-1, -1, "M_TRIM_THRESHOLD: the heap does not shrink"),
     (-8, 1, "M_ARENA_MAX: all threads share one arena, which grows without a limit"),
 )
-"""Arguments of glibc's `mallopt` (`malloc.h`), and what each is for."""
-NOT_KEPT = "freed memory cannot be kept: the C library of this system has no setting for it"
+"""Arguments of glibc's `mallopt` (`malloc.h`), each with its effect."""
+CANNOT_KEEP_FREED_MEMORY = "freed memory cannot be kept: the C library of this system has no setting for it"
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-def processors() -> int:
-    """How many processors this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def can_keep_freed_memory() -> bool:
-    """Whether this process's C library lets it be told to keep what is freed: glibc does."""
+    """Return whether the C library has the setting of `keep_freed_memory`; glibc has it."""
     return sys.platform.startswith("linux") and hasattr(ctypes.CDLL(None), "mallopt")
 
 
 def keep_freed_memory() -> bool:
-    """Have the C library keep freed memory for the next allocation, and never give it back to the kernel.
+    """Let the C library keep freed memory for the next allocation, and never return it to the kernel.
 
-    For processes that free and allocate the same large pieces over and over. To be called before other threads
-    allocate: those have arenas of their own by then, which give back what is larger than an arena. False where the C
-    library cannot be told.
+    This helps processes that free and allocate the same large buffers repeatedly. It must be called before other
+    threads allocate, because these would have their own arenas, which return large buffers. Returns False if the C
+    library has no such setting.
     """
     if not can_keep_freed_memory():
         return False
     library = ctypes.CDLL(None)
-    taken = [library.mallopt(name, value) for name, value, _ in KEEP_FREED_MEMORY]
-    return all(one == 1 for one in taken)
+    results = [library.mallopt(name, value) for name, value, _ in KEEP_FREED_MEMORY]
+    return all(result == 1 for result in results)
 
 
 def tree(pid: int) -> list[psutil.Process]:
-    """The process and all its living descendants; empty when it is gone."""
+    """Return the process and all its descendants that are alive; an empty list if the process has ended."""
     with contextlib.suppress(psutil.Error):
         root = psutil.Process(pid)
         return [root, *root.children(recursive=True)]
@@ -61,10 +56,10 @@ def tree(pid: int) -> list[psutil.Process]:
 
 
 def proportional_bytes(pid: int) -> int:
-    """Proportional set size of one process in bytes: shared pages count by their share.
+    """Return the proportional set size of a process in bytes: each shared page counts by its share.
 
-    Forked workers share their libraries with the server, so resident size would count those again and again.
-    Falls back to resident size where the kernel does not tell (not Linux); 0 when the process is gone.
+    Forked workers share their libraries with the server, so the resident size would count these several times. Without
+    Linux this is the resident size; 0 if the process has ended.
     """
     try:
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
@@ -77,14 +72,14 @@ def proportional_bytes(pid: int) -> int:
     return 0
 
 
-def alone_bytes(pid: int, *, ever: bool = False) -> int:
-    """What one process would hold by itself, in bytes: what it shares with its parent counts whole.
+def standalone_bytes(pid: int, *, ever: bool = False) -> int:
+    """Return the bytes that a process would use on its own: pages that it shares with its parent count fully.
 
-    ever   the most so far: the kernel keeps that, so that no peak is missed between two looks
+    ever   the maximum so far, which the kernel records, so that no peak between two calls is missed
 
-    Mapped files count up to the size of libraries: what is beyond are data, which the kernel drops when it wants room.
-    A forked process has touched few pages of its libraries itself; by itself it would have touched its parent's.
-    Falls back to the present resident size where the kernel does not tell (not Linux); 0 when the process is gone.
+    Mapped files count up to `LIBRARY_BYTES`; more of them are data, which the kernel drops when memory is short. A
+    forked process has touched few pages of its libraries, so those that its parent has touched count. Without Linux
+    this is the present resident size; 0 if the process has ended.
     """
     figures = _status(pid)
     if {"VmRSS", "VmHWM", "RssFile", "PPid"} <= figures.keys():
@@ -98,7 +93,7 @@ def alone_bytes(pid: int, *, ever: bool = False) -> int:
 
 
 def _is_fork(pid: int, parent: int) -> bool:
-    """Whether a process still runs what its parent runs: a program that was started anew has a command of its own."""
+    """Return whether a process is a fork of its parent: a program that was started has its own command line."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes() == Path(f"/proc/{parent}/cmdline").read_bytes()
     except OSError:
@@ -106,7 +101,7 @@ def _is_fork(pid: int, parent: int) -> bool:
 
 
 def _status(pid: int) -> dict[str, int]:
-    """The numbers in `/proc/<pid>/status`, sizes in bytes; empty where there is none."""
+    """Return the numbers in `/proc/<pid>/status`, with sizes in bytes; an empty dictionary if it does not exist."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
@@ -120,38 +115,38 @@ def _status(pid: int) -> dict[str, int]:
 
 
 def free_bytes() -> int:
-    """Memory that can be had at once, in bytes: of this machine, or less where a control group leaves less."""
+    """Return the available memory in bytes: of this machine, or less if a control group has less."""
     return min([int(psutil.virtual_memory().available), *cgroups.free_bytes()])
 
 
-class Neighbours:
-    """How much of this machine's processors other processes take while this one works, from its making on."""
+class CpuContention:
+    """Measures how many CPU cores other processes keep busy, from its creation on."""
 
     def __init__(self) -> None:
         self._started = time.perf_counter()
         self._others = _others_seconds()
 
     def busy_processors(self) -> float:
-        """As many as others kept busy on average; this process and its descendants are no others."""
+        """Return the mean number of CPU cores that processes other than this one and its descendants kept busy."""
         seconds = time.perf_counter() - self._started
         return max(0.0, _others_seconds() - self._others) / seconds if seconds > 0 else 0.0
 
 
 def _others_seconds() -> float:
-    """Processor time that others have taken since the machine started."""
+    """Return the CPU time of other processes since the machine started."""
     every = psutil.cpu_times()
     idle = every.idle + getattr(every, "iowait", 0.0)
-    # On Linux time of guests is counted as that of users, too.
+    # On Linux the time of guests is also counted as user time.
     guests = getattr(every, "guest", 0.0) + getattr(every, "guest_nice", 0.0)
     own = 0.0
     for process in tree(os.getpid()):
         with contextlib.suppress(psutil.Error):
-            own += sum(process.cpu_times()[:4])  # user and system, its own and of children that ended
+            own += sum(process.cpu_times()[:4])  # user and system time of the process and of its ended children
     return sum(every) - idle - guests - own
 
 
 def kill(processes: Iterable[psutil.Process]) -> None:
-    """SIGKILL each and wait until none is left running (5 s at most)."""
+    """Send SIGKILL to each process, and wait up to 5 s until they have ended."""
     targets = list(processes)
     for process in targets:
         with contextlib.suppress(psutil.Error):
@@ -160,7 +155,7 @@ def kill(processes: Iterable[psutil.Process]) -> None:
 
 
 def kill_tree(pid: int) -> None:
-    """End a process, its process group and every descendant, in whatever session they are."""
+    """End a process, its process group and all its descendants in any session."""
     found = tree(pid)
     if pid > 1 and pid != os.getpid():
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -169,19 +164,19 @@ def kill_tree(pid: int) -> None:
 
 
 def kill_descendants(keep: Iterable[int] = ()) -> None:
-    """End every descendant of this process outside the trees of `keep`."""
+    """End all descendants of this process except those in the trees of `keep`."""
     spared = {process.pid for pid in keep for process in tree(pid)}
     kill(process for process in psutil.Process().children(recursive=True) if process.pid not in spared)
 
 
 def die_with_parent() -> None:
-    """Linux: the kernel kills this process when its parent ends, `kill -9` included. Elsewhere nothing happens."""
+    """Let the kernel kill this process when its parent ends in any way. Does nothing without Linux."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 @contextlib.contextmanager
 def dying_with_parent() -> Iterator[None]:
-    """The same for the length of a block: for what takes long and cannot listen meanwhile for its parent's end."""
+    """Call `die_with_parent` for this context only, in which the process cannot watch for the end of its parent."""
     die_with_parent()
     try:
         yield
@@ -190,7 +185,7 @@ def dying_with_parent() -> Iterator[None]:
 
 
 def adopt_orphans() -> None:
-    """Linux: descendants whose parent ends become children of this process, so that none can escape it."""
+    """Make orphaned descendants children of this process, so that it can end them. Does nothing without Linux."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 

@@ -1,6 +1,6 @@
-"""Temporary folders, each held by a lock while its process lives; what a killed one leaves is removed by the next.
+"""Temporary folders that are locked while their process lives, so that folders of killed processes can be removed.
 
-A kill gives no time to tidy up, and what was left may be large: data sets that workers map, compiled programs.
+A killed process cannot remove its folders, which may be large: data sets that workers map, compiled programs.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ PREFIX = "autoplan-"
 _LOCK = "in-use"
 
 
-class HeldFolder:
-    """A new temporary folder, this process's until it is removed or the process ends. OSError where none can be made.
+class LockedFolder:
+    """A new temporary folder with a lock that this process holds until it removes the folder or ends.
 
-    The lock is there before it has its name: a folder without a lock by that name is nobody else's to remove.
+    The lock file is renamed after it is locked, and folders without a lock file of that name are not removed.
+
+    OSError if the folder cannot be created.
     """
 
     def __init__(self, prefix: str = PREFIX) -> None:
@@ -28,20 +30,20 @@ class HeldFolder:
         partial.rename(self.path / _LOCK)
 
     def remove(self) -> None:
-        """Remove it with all that it holds, as far as that can be done."""
+        """Remove the folder and its contents as far as possible."""
         shutil.rmtree(self.path, ignore_errors=True)
         self._lock.close()
 
 
 def remove_abandoned() -> None:
-    """Remove the folders whose processes have ended without doing so."""
+    """Remove the folders of processes that have ended without removing them."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         if _is_abandoned(folder):
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def _is_abandoned(folder: Path) -> bool:
-    """Whether it has a lock that nobody holds."""
+    """Return whether a folder has a lock file that no process has locked."""
     try:
         with (folder / _LOCK).open("rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

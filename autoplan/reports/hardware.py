@@ -11,6 +11,7 @@ from rich.text import Text
 
 from autoplan import formatting
 from autoplan.errors import AutoplanError
+from autoplan.machine import hardware_profile
 from autoplan.machine.local_hardware import LOCAL
 from autoplan.reports.plan_table import heading, open_table
 from cost_models.errors import HardwareError
@@ -77,7 +78,7 @@ def _here() -> Cluster | None:
     from autoplan.sources import keras_backend
 
     try:
-        profile = local_hardware.load_profile(keras_backend.choose().name)
+        profile = hardware_profile.load(keras_backend.choose().name)
         return None if profile is None else local_hardware.resolve(LOCAL, profile=profile)
     except AutoplanError:  # no backend, or a profile that cannot be read: neither keeps anyone from the catalogue
         return None
@@ -98,9 +99,9 @@ def _elsewhere(name: str) -> Cluster:
     from autoplan.machine import local_hardware
     from autoplan.sources import keras_backend
 
-    if not local_hardware.is_here(name):
+    if not local_hardware.is_local(name):
         return local_hardware.resolve(name)
-    return local_hardware.resolve(name, profile=local_hardware.load_profile(keras_backend.choose().name))
+    return local_hardware.resolve(name, profile=hardware_profile.load(keras_backend.choose().name))
 
 
 def description(found: Mapping[str, Any]) -> RenderableType:
@@ -124,7 +125,7 @@ def probed(profile: Mapping[str, Any], backend: str) -> RenderableType:
 
     cluster = local_hardware.resolve(local_hardware.LOCAL, profile=profile)
     told = description({"name": cluster.name, "cluster": cluster.to_dict()})
-    kept = local_hardware.profile_cache_path(backend)
+    kept = hardware_profile.cache_path(backend)
     where = f"Kept in {kept}." if kept.exists() else "It could not be kept, so it is measured anew each time."
     return Group(told, f"\n{where}")
 

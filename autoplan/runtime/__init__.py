@@ -1,1 +1,1 @@
-"""What turns a TrainConfig into Keras settings, in a worker and in the user's own process alike. Imports Keras."""
+"""Applies a TrainConfig to Keras, in workers and in the user's own process. Imports Keras."""

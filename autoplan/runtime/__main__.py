@@ -1,4 +1,4 @@
-"""`python -m autoplan.runtime train --plan PLAN SOURCE [-- ARGS]`: the process that `autoplan train` becomes."""
+"""Runs `python -m autoplan.runtime train --plan PLAN SOURCE [-- ARGS]`, the process that `autoplan train` starts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from autoplan.sources import source
 
 
 def main(arguments: list[str]) -> int:
-    """Train; the script's own exceptions and exit codes pass through as they are."""
+    """Train. Exceptions and exit codes of the script pass through unchanged."""
     own, script_arguments = _split(arguments)
     parser = argparse.ArgumentParser(prog="autoplan train")
     parser.add_argument("command", choices=["train"])
@@ -27,13 +27,13 @@ def main(arguments: list[str]) -> int:
         file.refuse_what_cannot_run(plan)
         spec = source.resolve(parsed.source, script_arguments, parsed.fit)
         os.environ["KERAS_BACKEND"] = plan.config.backend
-        # Before a backend starts its threads.
-        kept = not plan.config.keep_freed_memory or processes.keep_freed_memory()
+        # Must happen before a backend starts its threads.
+        applied = not plan.config.keep_freed_memory or processes.keep_freed_memory()
         from autoplan.runtime.run_source import run_source
-        from autoplan.runtime.train import Training, say
+        from autoplan.runtime.train import Training, log
 
-        if not kept:
-            say(f"{processes.NOT_KEPT}; the rest of the plan is applied")
+        if not applied:
+            log(f"{processes.CANNOT_KEEP_FREED_MEMORY}; the rest of the plan is applied")
 
         Training(plan, spec).run(run_source, cache_directory())
     except AutoplanError as error:
@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
 
 
 def cache_directory() -> Path | None:
-    """Where compiled programs are kept between trainings; None leaves a cache that the user has set up alone."""
+    """Return the folder that caches compiled programs between trainings; None if the user has configured a cache."""
     if "JAX_COMPILATION_CACHE_DIR" in os.environ:
         return None
     return Path(".autoplan").resolve() / "compilation_cache"
@@ -52,8 +52,8 @@ def cache_directory() -> Path | None:
 def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
     if "--" not in arguments:
         return arguments, []
-    at = arguments.index("--")
-    return arguments[:at], arguments[at + 1 :]
+    separator = arguments.index("--")
+    return arguments[:separator], arguments[separator + 1 :]
 
 
 if __name__ == "__main__":

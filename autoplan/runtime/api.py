@@ -1,4 +1,4 @@
-"""The plan in the user's own hands: `scope`, `compile`, `fit`. Fetched lazily through `autoplan`."""
+"""The Python API for training under a plan: `scope`, `compile`, `fit`. `autoplan` imports it lazily."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, cast
 
 import keras
 
@@ -15,17 +15,18 @@ from autoplan.machine import processes
 from autoplan.plan import file
 from autoplan.plan.records import Plan
 from autoplan.runtime import backends, callbacks, model_facts
-from autoplan.runtime.apply import Change, ProcessSettings, settle_model
-from autoplan.runtime.data import data_facts, sample
+from autoplan.runtime.apply import Change, ProcessSettings, apply_to_model
+from autoplan.runtime.data import data_facts, lookahead
+from autoplan.runtime.data.fit_arguments import FitArguments
 from autoplan.runtime.fit import ensure_built, fit_arguments
 from cost_models.config import Precision, RematMode, TrainConfig
 
 
 @contextmanager
 def scope(plan: Plan) -> Iterator[None]:
-    """Build the model in here: dtype policy, remat scope and distribution of the plan are in force.
+    """Apply the plan's dtype policy, remat scope and distribution to a model that is built in this context.
 
-    ConfigError when the plan's mesh needs more devices than there are; PlanError under another backend.
+    ConfigError if the plan's mesh needs more devices than the machine has; PlanError under another backend.
     """
     change = change_to(plan)
     policy, distribution = keras.config.dtype_policy(), keras.distribution.distribution()
@@ -42,30 +43,32 @@ def scope(plan: Plan) -> Iterator[None]:
 
 
 def compile(plan: Plan, model: Any, **arguments: Any) -> Any:  # noqa: A001 -- the name users know from Keras
-    """Compile a model that was built in `scope(plan)`, and give it the plan's compile settings; returns the model.
+    """Compile a model that was built in `scope(plan)`, and apply the plan's compile settings. Returns the model.
 
-    arguments  those of `model.compile`; left out for a model that is compiled already
-    PlanError when the model was built outside the scope although the plan holds what must be set before building, or
-    when it is another model than the plan's.
+    arguments  arguments of `model.compile`; none for a model that is already compiled
+
+    PlanError if the model was built outside the scope and the plan changes settings that must be set before building.
     """
     change = change_to(plan)
     if arguments:
         model.compile(**arguments)
     if not model.compiled:
-        raise PlanError("the model is not compiled; give optimizer=... and loss=..., or compile it before")
+        raise PlanError("the model is not compiled; pass optimizer=... and loss=..., or compile it first")
     _check_built_in_scope(model, change.wanted)
-    settle_model(model, change)
+    apply_to_model(model, change)
     return model
 
 
 def fit(plan: Plan, model: Any, data: Any = None, /, *more: Any, **arguments: Any) -> Any:
-    """Train under the plan: `model.fit` with the plan's batch size and, on a mesh, its distribution; -> its History.
+    """Call `model.fit` with the plan's batch size and, on a mesh, its distribution. Returns the History.
 
-    data       what `fit` takes as x, or a tuple (x, y[, sample_weight]); further arguments are those of `fit`.
+    data       x of `fit`, or a tuple (x, y[, sample_weight]); further arguments are those of `fit`.
                A batch_size given here must be the one that the plan was tuned from.
+
+    PlanError if the model is not the plan's, or the data cannot be re-batched as the plan needs it.
     """
     change = change_to(plan)
-    bound = sample.lookable(_bound(data, more, arguments))
+    bound = lookahead.buffer_first_batch(_bound(data, more, cast("FitArguments", arguments)))
     ensure_built(model, bound, _facts(bound))
     check_structure(plan, model)
     _check_batch(bound, change)
@@ -73,56 +76,57 @@ def fit(plan: Plan, model: Any, data: Any = None, /, *more: Any, **arguments: An
     if "batch_size" not in bound and not hasattr(bound.get("x"), "element_spec"):
         bound["batch_size"] = change.script.batch.global_size
     distribution = _settings(plan, change).distribution()
-    callbacks.retime_callbacks(bound.get("callbacks"), change.script.batch, change.wanted.batch)
+    callbacks.adapt_callbacks(bound.get("callbacks"), change.script.batch, change.wanted.batch)
     with distribution.scope() if distribution is not None else nullcontext():
         return model.fit(**fit_arguments(model, bound, _facts(bound), change))
 
 
-def _facts(bound: dict[str, Any]) -> data_facts.DataFacts:
+def _facts(bound: FitArguments) -> data_facts.DataFacts:
     return data_facts.describe(bound)
 
 
-def _check_batch(bound: dict[str, Any], change: Change) -> None:
+def _check_batch(bound: FitArguments, change: Change) -> None:
     tuned = change.script.batch.global_size
     if bound.get("batch_size") not in (None, tuned):
         raise PlanError(
-            f"batch_size is {bound['batch_size']} and the plan was tuned from {tuned}; leave it out, or tune with yours"
+            f"batch_size is {bound['batch_size']}, but the plan was tuned from {tuned}; leave it out, or tune with "
+            "your batch size"
         )
-    if not change.of("batch"):
+    if not change.differs("batch"):
         return
     facts, kind = _facts(bound), type(bound.get("x")).__name__
     if not facts.rebatchable:
         why = f" ({facts.why_fixed})" if facts.why_fixed else ""
         raise PlanError(
-            f"the plan changes the batch, and data of type {kind} cannot be re-batched{why}; give arrays, a "
+            f"the plan changes the batch, but data of type {kind} cannot be re-batched{why}; pass arrays, a "
             "tf.data.Dataset, a torch DataLoader, a keras.utils.PyDataset or a generator of equal batches"
         )
     if facts.kind != "arrays" and facts.batch != tuned:
         raise PlanError(
-            f"the data ({kind}) come in batches of {facts.batch} and the plan was tuned from {tuned}; give batches of "
-            f"{tuned}, or tune with yours"
+            f"the data ({kind}) come in batches of {facts.batch}, but the plan was tuned from {tuned}; pass batches of "
+            f"{tuned}, or tune again with your data"
         )
 
 
-def _bound(given: Any, more: tuple[Any, ...], arguments: dict[str, Any]) -> dict[str, Any]:
+def _bound(given: Any, more: tuple[Any, ...], arguments: FitArguments) -> FitArguments:
     names = ("x", "y", "sample_weight")
     values = given if isinstance(given, tuple) else (given, *more)
     positional = {name: value for name, value in zip(names, values, strict=False) if value is not None}
-    return {**positional, **arguments}
+    return cast("FitArguments", {**positional, **arguments})
 
 
 def change_to(plan: Plan) -> Change:
-    """From the plan's baseline to its configuration. PlanError where Keras runs on another backend."""
+    """Return the change from the plan's baseline to its configuration. PlanError if Keras runs on another backend."""
     file.refuse_what_cannot_run(plan)
     wanted = plan.config
     if wanted.backend != keras.backend.backend():
         raise PlanError(
-            f"the plan is for the {wanted.backend} backend and Keras runs on {keras.backend.backend()}; "
+            f"the plan is for the {wanted.backend} backend, but Keras runs on {keras.backend.backend()}; "
             f"set KERAS_BACKEND={wanted.backend} before the first import of Keras"
         )
-    # Of less use once a backend has started its threads: `autoplan train` is earlier.
+    # This has less effect once a backend has started its threads; `autoplan train` does it earlier.
     if wanted.keep_freed_memory and not processes.keep_freed_memory():
-        warnings.warn(f"{processes.NOT_KEPT}; the rest of the plan is applied", stacklevel=2)
+        warnings.warn(f"{processes.CANNOT_KEEP_FREED_MEMORY}; the rest of the plan is applied", stacklevel=2)
     return Change(plan.baseline.config, wanted)
 
 
@@ -131,21 +135,21 @@ def _settings(plan: Plan, change: Change) -> ProcessSettings:
     if plan.hardware.simulated:
         backend.configure_devices(plan.hardware.devices)
     if change.wanted.mesh.devices > 1:
-        backend.accept_remainders()
+        backend.replicate_uneven_batches()
     return ProcessSettings(change, backend)
 
 
 def check_structure(plan: Plan, model: Any) -> None:
-    """PlanError when a built model is another one than the plan's."""
+    """Raise PlanError if a built model is not the model of the plan."""
     if plan.source.fit.structure != model_facts.structure(model):
         raise PlanError(
-            "this model's variables differ in shape from those of the model that the plan was made for; "
-            "tune this model, or load the plan that belongs to it"
+            "the variables of this model differ in shape from those of the plan's model; "
+            "tune this model, or load its own plan"
         )
 
 
 def _check_built_in_scope(model: Any, wanted: TrainConfig) -> None:
-    """What must be set before building can be read off the built model."""
+    """Raise PlanError if the built model lacks a setting of the plan that must be set before building."""
     layers = [layer for layer in model_facts.layers_of(model) if layer.weights and not layer._layers]
     policies = Counter(layer.dtype_policy.name for layer in layers)
     missing = []

@@ -1,4 +1,4 @@
-"""A script's own callbacks: which ones write, which ones count micro-steps."""
+"""Callbacks of a script: which of them write files, which run in trials, and which count micro-steps."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 
+from autoplan.runtime.data.fit_arguments import FitArguments
 from cost_models.config import Batch
 
 _WRITERS = ("ModelCheckpoint", "TensorBoard", "CSVLogger", "BackupAndRestore", "RemoteMonitor", "SwapEMAWeights")
@@ -25,12 +26,12 @@ _WRITER_WORDS = (
 )
 _BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 _OWN_COUNTS: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-"""What the script itself set, for a callback that serves several fits."""
+"""The count that the script itself has set, for a callback that is used in several fits."""
 _COUNTS = {"ModelCheckpoint": "save_freq", "BackupAndRestore": "save_freq", "TensorBoard": "update_freq"}
 
 
 def as_list(callbacks: Any) -> list[Any]:
-    """The callbacks argument of `fit` as a list."""
+    """Return the callbacks argument of `fit` as a list."""
     if callbacks is None:
         return []
     if isinstance(callbacks, keras.callbacks.CallbackList):
@@ -39,25 +40,25 @@ def as_list(callbacks: Any) -> list[Any]:
 
 
 def writes(callback: Any) -> bool:
-    """Whether this callback leaves something behind: by class, or by what its name or package says."""
+    """Return whether this callback writes files or sends data, judged by its class, its name and its package."""
     if any(base.__name__ in _WRITERS for base in type(callback).__mro__):
         return True
     name = f"{type(callback).__module__}.{type(callback).__name__}".lower()
     return any(word in name for word in _WRITER_WORDS)
 
 
-def saved_by(callback: Any) -> str | None:
-    """What of a model it saves: a `checkpoint` of the whole, its `weights`, or nothing."""
+def saved_part(callback: Any) -> str | None:
+    """Return what a callback saves of a model: "checkpoint", "weights" or None."""
     if not isinstance(callback, keras.callbacks.ModelCheckpoint):
         return None
     return "weights" if callback.save_weights_only else "checkpoint"
 
 
-def timed_in_trials(callback: Any) -> bool:
-    """Whether a trial keeps it: it works at every micro-step and writes nothing.
+def runs_in_trials(callback: Any) -> bool:
+    """Return whether a trial runs this callback: it has a hook for micro-steps and writes nothing.
 
-    What works once an epoch (schedules by epoch, early stopping) has no share in a micro-step, and would act on epochs
-    that a trial only pretends to run.
+    A callback that runs once per epoch (a schedule, early stopping) does not affect the time of a micro-step, and a
+    trial has no real epochs.
     """
     hooks = any(
         hook in vars(callback) or getattr(type(callback), hook) is not getattr(keras.callbacks.Callback, hook)
@@ -66,26 +67,26 @@ def timed_in_trials(callback: Any) -> bool:
     return hooks and not writes(callback)
 
 
-def kept_in_trials(arguments: dict[str, Any]) -> list[Any]:
-    """A fit's callbacks that a trial keeps.
+def trial_callbacks(arguments: FitArguments) -> list[Any]:
+    """Return the callbacks of a fit that run in a trial.
 
-    They are told of the script's own epochs: a trial's fit has no last one, and what reckons with it (a schedule over
-    the whole training) shall not.
+    Their `params` contain the script's own number of epochs, because a trial's fit has no last epoch and a schedule
+    over the whole training needs the number.
     """
-    kept = [one for one in as_list(arguments.get("callbacks")) if timed_in_trials(one)]
-    for one in kept:
-        one.set_params = functools.partial(_set_params, one, arguments.get("epochs", 1))
-    return kept
+    selected = [callback for callback in as_list(arguments.get("callbacks")) if runs_in_trials(callback)]
+    for callback in selected:
+        callback.set_params = functools.partial(_set_params, callback, arguments.get("epochs", 1))
+    return selected
 
 
-def _set_params(callback: Any, epochs: int, params: dict[str, Any]) -> None:
+def _set_params(callback: Any, epochs: int, params: dict[str, object]) -> None:
     type(callback).set_params(callback, {**params, "epochs": epochs})
 
 
-def retime_callbacks(callbacks: Any, script: Batch, wanted: Batch) -> list[str]:
-    """Re-express counts of micro-steps (save_freq, update_freq) so that they fall on the same samples.
+def adapt_callbacks(callbacks: Any, script: Batch, wanted: Batch) -> list[str]:
+    """Convert counts of micro-steps (save_freq, update_freq) so that they refer to the same samples.
 
-    Returns a line for every change and for every count that cannot be kept exactly.
+    Returns a line for every change, and for every callback whose own count may need a change.
     """
     changed = []
     for callback in as_list(callbacks):
@@ -98,9 +99,9 @@ def retime_callbacks(callbacks: Any, script: Batch, wanted: Batch) -> list[str]:
             if wanted_count != count:
                 setattr(callback, attribute, wanted_count)
                 changed.append(f"{name}.{attribute}: {own} -> {wanted_count} micro-steps")
-        elif type(callback).__module__.partition(".")[0] != "keras" and timed_in_trials(callback):
+        elif type(callback).__module__.partition(".")[0] != "keras" and runs_in_trials(callback):
             ratio = script.global_size / wanted.global_size
             changed.append(
-                f"{name} works at every micro-step, of which there are {ratio:g} times as many; a count is its own"
+                f"{name} runs at every micro-step, and there are {ratio:g} times as many; check any count of its own"
             )
     return changed

@@ -1,7 +1,7 @@
-"""Checkpoints that an earlier fit of a script would have left behind, in a trial that leaves their callbacks out.
+"""Loading of checkpoints that an earlier fit did not write, because a trial skips its ModelCheckpoint callbacks.
 
-Scripts load them afterwards: the best weights, or the best model. What they hold has no share in how long a micro-step
-takes, so where such a file is missing the model goes on with the weights that it has.
+Scripts load them afterwards: the best weights, or the best model. The values of the weights do not affect the time of
+a micro-step, so if the file is missing the model continues with its present weights.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ import keras
 from autoplan.runtime import callbacks
 
 
-class LeftOut:
-    """Files that were not written, and the model that each would hold. Without any, loading is Keras's own."""
+class SkippedCheckpoints:
+    """Checkpoint files that were not written, with the model of each. Other files are loaded by Keras."""
 
     def __init__(self) -> None:
         self._models: dict[Path, Any] = {}
 
-    def note(self, model: Any, given: Any) -> None:
-        """A fit of this model runs without these callbacks."""
-        for one in callbacks.as_list(given):
-            if isinstance(one, keras.callbacks.ModelCheckpoint):
-                self._models[Path(one.filepath).absolute()] = model
+    def add(self, model: Any, skipped: Any) -> None:
+        """Record that a fit of this model runs without these callbacks."""
+        for callback in callbacks.as_list(skipped):
+            if isinstance(callback, keras.callbacks.ModelCheckpoint):
+                self._models[Path(callback.filepath).absolute()] = model
 
     def load_weights(self, original: Callable[..., Any], model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
-        """`Model.load_weights`, which leaves the weights as they are where the file is one of these."""
+        """Replace `Model.load_weights`: keep the present weights if the file is a skipped checkpoint."""
         return None if self._model_of(filepath) is not None else original(model, filepath, *args, **kwargs)
 
     def load_model(self, original: Callable[..., Any], filepath: Any, *args: Any, **kwargs: Any) -> Any:
-        """`load_model`, which answers with the live model where the file is one of these."""
+        """Replace `load_model`: return the live model if the file is a skipped checkpoint."""
         found = self._model_of(filepath)
         return original(filepath, *args, **kwargs) if found is None else found
 

@@ -1,4 +1,4 @@
-"""A fit that a script is about to start: its own configuration, and its arguments under another one."""
+"""A fit that a script starts: the script's own configuration, and the arguments of `fit` under another one."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from autoplan.runtime.apply import Change, script_accumulation
 from autoplan.runtime.backends import Backend
 from autoplan.runtime.data import data_facts, rebatch
 from autoplan.runtime.data.data_facts import DataFacts
-from autoplan.runtime.intercept import Seen
+from autoplan.runtime.data.fit_arguments import FitArguments
+from autoplan.runtime.intercept import SeenCalls
 from cost_models.config import Batch, Mesh, Precision, Remat, RematMode, TrainConfig
 
 
-def script_config(model: Any, facts: DataFacts, seen: Seen, backend: Backend) -> TrainConfig:
-    """The script's own configuration, read off the live model.
+def script_config(model: Any, facts: DataFacts, seen: SeenCalls, backend: Backend) -> TrainConfig:
+    """Return the script's own configuration, read from the live model.
 
-    ConfigError when its batch does not divide over its mesh.
+    ConfigError if its batch does not divide over its mesh.
     """
     mesh = _mesh()
     return TrainConfig(
@@ -32,37 +33,37 @@ def script_config(model: Any, facts: DataFacts, seen: Seen, backend: Backend) ->
     )
 
 
-def fit_arguments(model: Any, arguments: dict[str, Any], facts: DataFacts, change: Change) -> dict[str, Any]:
-    """The script's arguments of `fit` under the wanted batch; the same where the batch is the script's own."""
-    weights_only = looks_at_weights_only(model)
-    return rebatch.rebatch(arguments, facts, change.script.batch, change.wanted.batch, weights_only=weights_only)
+def fit_arguments(model: Any, arguments: FitArguments, facts: DataFacts, change: Change) -> FitArguments:
+    """Return the arguments of `fit` under the wanted batch; unchanged arguments if it is the script's own batch."""
+    script, wanted = change.script.batch, change.wanted.batch
+    return rebatch.rebatched(arguments, facts, script, wanted, can_pad=padding_is_exact(model))
 
 
-def ensure_built(model: Any, arguments: dict[str, Any], facts: DataFacts, *, entirely: bool = False) -> None:
-    """Build a subclassed model, as `fit` would, so that its variables can be seen.
+def ensure_built(model: Any, arguments: FitArguments, facts: DataFacts, *, entirely: bool = False) -> None:
+    """Build a subclassed model as `fit` does, so that it has variables.
 
-    entirely  also what `compile` brought, so that `fit` reads no batch to build it: of what it reads for that from a
-              generator or from loading threads it gives back a part only (Keras 3.15)
+    entirely  also build the metrics and the loss of `compile`, so that `fit` reads no batch to build them. Keras 3.15
+              does not return all the batches that it reads for that from a generator or from loading threads.
 
-    Left alone where data cannot be looked at, and where only its own micro-step can build it, such as a `train_step`
-    of a model without `call`.
+    The model stays unbuilt if the data have no batch to look at, or if only its own `train_step` can build it, as in a
+    model without `call`.
     """
     if not entirely and all(layer.built for layer in model._flatten_layers()):
         return
-    batch = data_facts.shapes_of_a_batch(arguments, facts)
+    batch = data_facts.placeholder_batch(arguments, facts)
     if batch is None or type(model).call is keras.Model.call:
         return
     try:
         model._symbolic_build(data_batch=batch)
     except (RuntimeError, ValueError):
         if keras.backend.backend() != "tensorflow":
-            raise  # `fit` builds in the same way there; on TensorFlow it builds while it traces the first micro-step
+            raise  # on TensorFlow `fit` builds while it traces the first micro-step; elsewhere it builds as above
 
 
-def looks_at_weights_only(model: Any) -> bool:
-    """Whether a row of weight zero leaves no trace in an update.
+def padding_is_exact(model: Any) -> bool:
+    """Return whether a row of weight zero does not change an update.
 
-    No BatchNorm, unweighted metric, loss that a layer adds, mask, or custom micro-step.
+    It does if the model has BatchNorm, unweighted metrics, losses added by layers, masks, or a custom micro-step.
     """
     return not (
         model_facts.has_batch_norm(model)
@@ -85,14 +86,14 @@ def _mesh() -> Mesh:
     return Mesh(data=data, model=model)
 
 
-def _precision(model: Any, seen: Seen) -> Precision:
+def _precision(model: Any, seen: SeenCalls) -> Precision:
     if keras.config.floatx() != "float32":
         return Precision.OTHER
     return model_facts.precision_of(model, seen.policies)
 
 
-def _remat_mode(seen: Seen) -> RematMode:
-    """The script's own scope; its finer modes are kept as they are and counted as `full`."""
+def _remat_mode(seen: SeenCalls) -> RematMode:
+    """Return the mode of the script's last scope; modes that a plan has no name for count as `full`."""
     if not seen.remat_modes or seen.remat_modes[-1] == "None":
         return RematMode.NONE
     return RematMode.ACTIVATIONS if seen.remat_modes[-1] == "activations" else RematMode.FULL

@@ -1,7 +1,7 @@
-"""A script's `compile`, `fit`, `set_dtype_policy`, `set_distribution`, `clear_session`, `RematScope`: watched, steered.
+"""Interception of a script's calls: `fit`, `set_dtype_policy`, `set_distribution`, `clear_session`, `RematScope`.
 
-Scripts reach these functions by many names (`from keras.config import set_dtype_policy`, `keras.mixed_precision...`),
-so every module of Keras that holds the function is given the watching one before the script's first line.
+Scripts import these functions under many names (`from keras.config import set_dtype_policy`,
+`keras.mixed_precision...`), so the replacement is set in every module of Keras before the script's first line.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import keras
 from keras.src.backend.common import global_state
@@ -21,27 +21,32 @@ from keras.src.dtype_policies import dtype_policy
 from keras.src.saving import saving_api
 
 from autoplan.runtime.apply import ProcessSettings
-from autoplan.runtime.checkpoints import LeftOut
+from autoplan.runtime.checkpoints import SkippedCheckpoints
 from autoplan.runtime.data import data_facts
+from autoplan.runtime.data.fit_arguments import FitArguments, without
 
 
 @dataclass
 class FitCall:
-    """One call of `fit`: `arguments` are bound to names, defaults left out. `proceed` runs Keras's own fit."""
+    """One call of `fit`. `arguments` are bound to names, without defaults; `proceed` runs Keras's own fit."""
 
     index: int
     model: Any
-    arguments: dict[str, Any]
+    arguments: FitArguments
     original: Callable[..., Any]
 
     def proceed(self, **arguments: Any) -> Any:
-        """Keras's own `fit` with these arguments instead of the script's."""
+        """Run Keras's own `fit` with these arguments instead of the script's."""
         return self.original(self.model, **arguments)
 
 
 @dataclass
-class Seen:
-    """What the script did about precision, distribution and remat, in the order that it happened."""
+class SeenCalls:
+    """Calls of the script that were seen, in the order in which they happened.
+
+    overridden  calls that a plan's settings have overridden
+    fits        number of calls of `fit`
+    """
 
     policies: set[str] = field(default_factory=set)
     remat_modes: list[str] = field(default_factory=list)
@@ -51,21 +56,21 @@ class Seen:
 
 
 class Interception:
-    """Watches a script. `on_fit` is called in place of every `fit`; what it returns is what the script gets.
+    """Intercepts calls of a script. `on_fit` is called in place of every `fit`, and the script gets its result.
 
-    settings is None where the script is to run exactly as it is.
+    settings  settings that calls of the script must not change; None lets the script run as it is
     """
 
     def __init__(self, on_fit: Callable[[FitCall], Any], settings: ProcessSettings | None = None) -> None:
         self._on_fit = on_fit
         self._settings = settings
-        self.seen = Seen(policies={keras.config.dtype_policy().name})
-        self.checkpoints = LeftOut()
+        self.seen = SeenCalls(policies={keras.config.dtype_policy().name})
+        self.checkpoints = SkippedCheckpoints()
         self._undo: list[Callable[[], None]] = []
         self._inside_fit = False
 
     def install(self) -> None:
-        """Put the watching functions in place and enter the process-wide settings."""
+        """Install the replacements, and apply the process-wide settings."""
         self._replace(dtype_policy.set_dtype_policy, self._set_dtype_policy)
         self._replace(distribution_lib.set_distribution, self._set_distribution)
         self._replace(global_state.clear_session, self._clear_session)
@@ -74,25 +79,25 @@ class Interception:
         self._patch(keras.Model, "load_weights", self.checkpoints.load_weights)
         self._replace(saving_api.load_model, self.checkpoints.load_model)
         if self._settings is not None:
-            self._entering(self._settings)
+            self._apply(self._settings)
 
     def uninstall(self) -> None:
-        """Put back what was there."""
+        """Restore the original functions."""
         while self._undo:
             self._undo.pop()()
 
-    def _entering(self, settings: ProcessSettings) -> None:
-        """Enter our own settings past our own watching functions."""
+    def _apply(self, settings: ProcessSettings) -> None:
+        """Apply our own settings without intercepting them."""
         self._settings = None
         try:
             settings.enter()
         finally:
             self._settings = settings
 
-    def _replace(self, original: Any, watching: Callable[..., Any]) -> None:
+    def _replace(self, original: Any, instead: Callable[..., Any]) -> None:
         @functools.wraps(original)
         def replacement(*args: Any, **kwargs: Any) -> Any:
-            return watching(original, *args, **kwargs)
+            return instead(original, *args, **kwargs)
 
         for module in list(sys.modules.values()):
             if getattr(module, "__name__", "").split(".")[0] != "keras":
@@ -102,13 +107,13 @@ class Interception:
                     setattr(module, name, replacement)
                     self._undo.append(functools.partial(setattr, module, name, original))
 
-    def _patch(self, owner: type, name: str, watching: Callable[..., Any]) -> None:
+    def _patch(self, owner: type, name: str, instead: Callable[..., Any]) -> None:
         original = getattr(owner, name)
         inherited = name not in vars(owner)
 
         @functools.wraps(original)
         def replacement(instance: Any, *args: Any, **kwargs: Any) -> Any:
-            return watching(original, instance, *args, **kwargs)
+            return instead(original, instance, *args, **kwargs)
 
         setattr(owner, name, replacement)
         undo = (
@@ -138,7 +143,7 @@ class Interception:
     def _clear_session(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
         if self._settings is not None:
-            self._entering(self._settings)
+            self._apply(self._settings)
             if "clear_session()" not in self.seen.overridden:
                 self.seen.overridden.append("clear_session()")
         return result
@@ -151,10 +156,10 @@ class Interception:
         return original(scope)
 
     def _fit(self, original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
-        if self._inside_fit:  # an overridden `fit` that calls super().fit, or a fit within a callback
+        if self._inside_fit:  # a subclass's `fit` that calls super().fit, or a fit within a callback
             return original(model, *args, **kwargs)
-        arguments = dict(inspect.signature(original).bind(model, *args, **kwargs).arguments)
-        arguments.pop("self", None)
+        bound = inspect.signature(original).bind(model, *args, **kwargs).arguments
+        arguments = cast("FitArguments", {name: value for name, value in bound.items() if name != "self"})
         self.seen.fits += 1
         self._inside_fit = True
         try:
@@ -163,23 +168,17 @@ class Interception:
             self._inside_fit = False
 
 
-def one_micro_step(call: FitCall) -> Any:
-    """Run an earlier `fit` just far enough that the script can go on: one micro-step, no validation, no callbacks.
+def run_one_micro_step(call: FitCall) -> Any:
+    """Run one micro-step of an earlier `fit`, without validation and callbacks, so that the script can continue.
 
-    Scripts plot and compare what the history says: the training's figures stand in for a validation that did not run.
+    Scripts read the history afterwards. The logs of the training stand in for those of the validation.
     """
-    left_out = (
-        "validation_data",
-        "validation_split",
-        "callbacks",
-        "epochs",
-        "steps_per_epoch",
-        "initial_epoch",
-        "verbose",
+    arguments = without(
+        call.arguments,
+        *("validation_data", "validation_split", "callbacks", "epochs", "steps_per_epoch", "initial_epoch", "verbose"),
     )
-    arguments = {name: value for name, value in call.arguments.items() if name not in left_out}
     if data_facts.is_arrays(arguments.get("x")):
-        # Left out, a single micro-step would take all the rows there are.
+        # Without a batch size, a single micro-step would take all rows.
         arguments["batch_size"] = data_facts.describe(call.arguments).batch
     executions, call.model.steps_per_execution = call.model.steps_per_execution, 1
     try:
@@ -187,6 +186,6 @@ def one_micro_step(call: FitCall) -> Any:
     finally:
         call.model.steps_per_execution, call.model.train_function = executions, None
     if call.arguments.get("validation_data") is not None or call.arguments.get("validation_split"):
-        shown = history.history
-        shown |= {f"val_{name}": list(values) for name, values in shown.items()}
+        logs = history.history
+        logs |= {f"val_{name}": list(values) for name, values in logs.items()}
     return history

@@ -1,4 +1,4 @@
-"""What a compiled model is, as far as a configuration cares."""
+"""Facts about a compiled model that decide which configurations are legal and exact."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ _RECURRENT = ("LSTM", "GRU", "SimpleRNN", "RNN", "Bidirectional", "ConvLSTM")
 
 
 def layers_of(model: Any) -> list[Any]:
-    """Every layer, nested ones included, the model itself left out."""
+    """Return every layer, including nested layers, without the model itself."""
     return list(model._flatten_layers(include_self=False))
 
 
 def layer_kinds(model: Any) -> list[str]:
-    """Class names of all layers, sorted, each once."""
+    """Return the distinct class names of all layers, sorted."""
     return sorted({type(layer).__name__ for layer in layers_of(model)})
 
 
 def has_batch_norm(model: Any) -> bool:
-    """Whether statistics over the micro-batch are part of the model."""
+    """Return whether the model has BatchNorm, which computes statistics over the micro-batch."""
     return any(isinstance(layer, keras.layers.BatchNormalization) for layer in layers_of(model))
 
 
 def has_random_layers(model: Any) -> bool:
-    """Dropout, noise or random augmentation that is switched on: two runs see different numbers."""
+    """Return whether the model has active dropout, noise or random augmentation, so that two runs differ."""
     return any(
         any(word in type(layer).__name__ for word in _RANDOM) and getattr(layer, "rate", 1)
         for layer in layers_of(model)
@@ -43,7 +43,7 @@ def has_random_layers(model: Any) -> bool:
 
 
 def has_recurrent_layers(model: Any) -> bool:
-    """Whether a layer loops over time."""
+    """Return whether a layer is recurrent."""
     return any(
         isinstance(layer, keras.layers.RNN) or any(word in type(layer).__name__ for word in _RECURRENT)
         for layer in layers_of(model)
@@ -51,14 +51,14 @@ def has_recurrent_layers(model: Any) -> bool:
 
 
 def has_unweighted_metrics(model: Any) -> bool:
-    """Metrics that a padded row would enter: those of `compile(metrics=...)` and of the model's own."""
+    """Return whether a padded row would change a metric: one of `compile(metrics=...)`, or the model's own."""
     compiled = getattr(model, "_compile_metrics", None)
     own = [metric for layer in layers_of(model) for metric in getattr(layer, "_metrics", [])]
     return bool(own or model._metrics or (compiled is not None and compiled._user_metrics))
 
 
 def has_custom_train_step(model: Any) -> bool:
-    """Whether the class brings its own micro-step or loss computation."""
+    """Return whether the class overrides its micro-step or its loss computation."""
     return any(
         getattr(type(model), name) is not getattr(keras.Model, name)
         for name in ("train_step", "compute_loss", "compute_metrics", "compute_loss_and_updates")
@@ -67,15 +67,15 @@ def has_custom_train_step(model: Any) -> bool:
 
 
 def has_added_losses(model: Any) -> bool:
-    """Losses of layers' own outputs (`add_loss`, activity regularizers): a row enters them whatever its weight."""
+    """Return whether layers add losses of their outputs (`add_loss`, activity regularizers), which ignore weights."""
     return any(
-        getattr(layer, "activity_regularizer", None) is not None or "add_loss" in _words_of_own_code(type(layer))
+        getattr(layer, "activity_regularizer", None) is not None or "add_loss" in _names_in_own_code(type(layer))
         for layer in model._flatten_layers()
     )
 
 
 def has_masks(model: Any) -> bool:
-    """Whether positions are left out of the loss: Keras then averages over those that a micro-step has left."""
+    """Return whether positions are masked: Keras then averages the loss over the positions left in a micro-step."""
     return any(
         getattr(layer, "mask_zero", False)
         or isinstance(layer, keras.layers.Masking)
@@ -85,15 +85,15 @@ def has_masks(model: Any) -> bool:
 
 
 def sums_loss(model: Any) -> bool:
-    """Whether a compiled loss is a sum over the batch: cut into micro-steps that are averaged, it is less."""
+    """Return whether a compiled loss is a sum over the batch; averaging it over micro-steps would make it smaller."""
     losses = getattr(getattr(model, "_compile_loss", None), "_user_loss", None)
     return any(getattr(loss, "reduction", None) == "sum" for loss in keras.tree.flatten(losses))
 
 
 def own_optimizers(model: Any) -> list[str]:
-    """Attributes that hold optimizers which the model's own micro-step applies besides the one that was compiled.
+    """Return attributes with optimizers that the model's own `train_step` applies besides the compiled optimizer.
 
-    Accumulation is a setting of the compiled optimizer, so it does not reach these.
+    Gradient accumulation is a setting of the compiled optimizer, so it does not apply to these.
     """
     if type(model).train_step is keras.Model.train_step:
         return []
@@ -106,20 +106,20 @@ def own_optimizers(model: Any) -> list[str]:
 
 
 def leaves_loss_unscaled(model: Any) -> bool:
-    """Whether the class brings its own micro-step and never calls `optimizer.scale_loss` in it.
+    """Return whether the class overrides its micro-step and never calls `optimizer.scale_loss` in it.
 
-    In mixed_float16 Keras divides the gradients by a scale that such a micro-step did not put in.
+    In mixed_float16 Keras divides the gradients by the loss scale, which this micro-step did not multiply in.
     """
     cls = type(model)
     if cls.train_step is keras.Model.train_step:
         return False
-    calls_keras = {"super", "train_step"} <= set(_words(_code(cls.train_step)))
-    return not (calls_keras or "scale_loss" in _words_of_own_code(cls))
+    calls_keras = {"super", "train_step"} <= set(_names_in(_code(cls.train_step)))
+    return not (calls_keras or "scale_loss" in _names_in_own_code(cls))
 
 
-def _words_of_own_code(cls: type) -> set[str]:
-    """Names that a class's functions use, those of its bases included; Keras's own classes are left out."""
-    return {word for base in _own_bases(cls) for member in vars(base).values() for word in _words(_code(member))}
+def _names_in_own_code(cls: type) -> set[str]:
+    """Return the names that a class and its bases use in their functions, without classes of Keras."""
+    return {name for base in _own_bases(cls) for member in vars(base).values() for name in _names_in(_code(member))}
 
 
 def _own_bases(cls: type) -> list[type]:
@@ -127,28 +127,28 @@ def _own_bases(cls: type) -> list[type]:
 
 
 def _code(member: Any) -> CodeType | None:
-    """The code of a function, also behind decorators (`tf.function` keeps it as `python_function`)."""
+    """Return the code of a function, also of a decorated one (`tf.function` has it as `python_function`)."""
     function = getattr(member, "python_function", member)
     code = getattr(inspect.unwrap(function) if callable(function) else function, "__code__", None)
     return code if isinstance(code, CodeType) else None
 
 
-def _words(code: CodeType | None) -> Iterator[str]:
+def _names_in(code: CodeType | None) -> Iterator[str]:
     if code is None:
         return
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _words(constant)
+            yield from _names_in(constant)
 
 
 def has_ema(model: Any) -> bool:
-    """Whether the optimizer keeps an average of the weights."""
+    """Return whether the optimizer has a moving average of the weights."""
     return bool(innermost(model.optimizer).use_ema)
 
 
 def parameters(model: Any) -> int:
-    """Number of trainable weights' elements."""
+    """Return the number of trainable parameters."""
     return sum(
         int(variable.size) if hasattr(variable, "size") else _elements(variable)
         for variable in model.trainable_variables
@@ -163,16 +163,16 @@ def _elements(variable: Any) -> int:
 
 
 def structure(model: Any) -> str:
-    """sha256 over the variables' shapes in order: equal for two builds of the same code, names and values left out."""
+    """Return the sha256 of the variables' shapes in order, which is equal for two builds of the same code."""
     lines = [f"{'t' if variable.trainable else 's'}{tuple(variable.shape)}" for variable in model.variables]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def precision_of(model: Any, set_by_script: set[str]) -> Precision:
-    """The policy that most weighted layers compute under, if a global policy brought it; else OTHER.
+    """Return the dtype policy of most layers with weights if it came from a global policy; else OTHER.
 
-    `set_by_script` holds the global policies that were current at some time. A model whose layers carry policies of
-    their own cannot be moved by a global one, so its precision has no name.
+    set_by_script  global policies that were set at some time. A global policy does not change layers that have
+                   policies of their own, so the precision of such a model is OTHER.
     """
     policies = Counter(layer.dtype_policy.name for layer in layers_of(model) if layer.weights and not layer._layers)
     name = policies.most_common(1)[0][0] if policies else keras.config.dtype_policy().name

@@ -1,29 +1,32 @@
-"""Accumulation, and everything of an optimizer that counts micro-steps.
+"""Gradient accumulation, and everything in an optimizer that counts micro-steps.
 
-Keras shows learning-rate schedules and the exponential moving average of weights the micro-step, not the update. A plan
-that changes accumulation changes how many micro-steps an update takes; what is here gives schedules their old course
-back exactly, and averages nearly.
+In Keras, learning-rate schedules and the exponential moving average of weights count micro-steps, not updates. A plan
+that changes accumulation changes the number of micro-steps per update. This module converts schedules exactly, and
+moving averages approximately.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import keras
+import numpy as np
 
 from cost_models.config import Batch
 
 
 @keras.saving.register_keras_serializable(package="autoplan")
 class PerUpdateSchedule(keras.optimizers.schedules.LearningRateSchedule):
-    """The script's own schedule, read at the same update, or at the same sample when the effective batch differs.
+    """The script's own schedule, evaluated at the same update, or at the same sample if the effective batch differs.
 
-    At micro-step m the optimizer is in update u = m // accumulation, which the script's configuration would reach in
-    its update u0 = u * effective // script_effective, whose weights change in micro-step u0 * script_accumulation +
-    script_accumulation - 1: there the wrapped schedule is read. Integer arithmetic, so equal updates see equal rates.
+    At micro-step m the optimizer is in update u = m // accumulation. The script's configuration reaches these samples
+    in its update u0 = u * effective // script_effective, which changes the weights in micro-step
+    u0 * script_accumulation + script_accumulation - 1. The wrapped schedule is evaluated there. The arithmetic is
+    integer, so equal updates have equal learning rates.
 
-    Loading a saved optimizer that holds one needs `import autoplan.runtime.optimizers` first.
+    Loading a saved optimizer with this schedule needs `import autoplan.runtime.optimizers` first.
     """
 
     def __init__(
@@ -41,7 +44,7 @@ class PerUpdateSchedule(keras.optimizers.schedules.LearningRateSchedule):
         script_update = keras.ops.floor_divide(update * self.effective, self.script_effective)
         return self.schedule(script_update * self.script_accumulation + self.script_accumulation - 1)
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> dict[str, object]:
         return {
             "schedule": keras.saving.serialize_keras_object(self.schedule),
             "accumulation": self.accumulation,
@@ -52,43 +55,43 @@ class PerUpdateSchedule(keras.optimizers.schedules.LearningRateSchedule):
 
 
 def innermost(optimizer: Any) -> Any:
-    """The optimizer that holds slots and schedule: inside a LossScaleOptimizer, if there is one."""
+    """Return the optimizer that has the slots and the schedule, without a LossScaleOptimizer around it."""
     while isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         optimizer = optimizer.inner_optimizer
     return optimizer
 
 
 def accumulation_of(optimizer: Any) -> int:
-    """Micro-steps an update."""
+    """Return the number of micro-steps per update."""
     return innermost(optimizer).gradient_accumulation_steps or 1
 
 
 def has_schedule(optimizer: Any) -> bool:
-    """Whether the learning rate is a function of the micro-step."""
+    """Return whether the learning rate is a schedule over micro-steps."""
     return isinstance(innermost(optimizer)._learning_rate, keras.optimizers.schedules.LearningRateSchedule)
 
 
-def retime_optimizer(optimizer: Any, script: Batch, wanted: Batch) -> Any:
-    """The optimizer with the wanted accumulation, its schedule, average and counter re-expressed.
+def adapt_optimizer(optimizer: Any, script: Batch, wanted: Batch) -> Any:
+    """Return the optimizer with the wanted accumulation, and with schedule, average and counter converted to it.
 
-    Returns the same object where it has no state yet; else a rebuilt one that took over every slot and counter.
+    Returns the same object if it is not built yet, else a new optimizer with the values of all slots and counters.
     """
     inner = innermost(optimizer)
     if not inner.built:
-        _retime(inner, script, wanted)
+        _adapt(inner, script, wanted)
         return optimizer
     values = {_relative_path(inner, variable): variable.numpy() for variable in inner.variables}
     trainable = list(inner._trainable_variables)
     fresh = type(inner).from_config(_config(inner) | {"gradient_accumulation_steps": None})
-    _retime(fresh, script, wanted)
+    _adapt(fresh, script, wanted)
     with keras.src.backend.name_scope(fresh.name, caller=fresh):
         fresh.build(trainable)
-    _take_over(fresh, values, script, wanted)
+    _copy_values(fresh, values, script, wanted)
     return fresh if inner is optimizer else _rewrapped(optimizer, fresh, trainable)
 
 
-def _config(inner: Any) -> dict[str, Any]:
-    """The config, with a schedule as it is: one of the user's own class may have none, and is not found by name."""
+def _config(inner: Any) -> dict[str, object]:
+    """Return the config with the schedule object itself, because a user's own schedule class may have no config."""
     rate = inner._learning_rate
     if not callable(rate):
         return dict(inner.get_config())
@@ -99,11 +102,11 @@ def _config(inner: Any) -> dict[str, Any]:
         inner._learning_rate = rate
 
 
-def _retime(inner: Any, script: Batch, wanted: Batch) -> None:
+def _adapt(inner: Any, script: Batch, wanted: Batch) -> None:
     inner.gradient_accumulation_steps = wanted.accumulation if wanted.accumulation > 1 else None
     if wanted.accumulation > 1 and keras.backend.backend() == "tensorflow":
-        _count_batches_only(inner)
-    micro_steps_ratio = script.global_size / wanted.global_size  # wanted micro-steps for one of the script's
+        _count_only_with_gradients(inner)
+    micro_steps_ratio = script.global_size / wanted.global_size  # wanted micro-steps per micro-step of the script
     if micro_steps_ratio == 1 and script.accumulation == wanted.accumulation:
         return
     if has_schedule(inner):
@@ -111,22 +114,23 @@ def _retime(inner: Any, script: Batch, wanted: Batch) -> None:
             inner._learning_rate, wanted.accumulation, wanted.effective, script.accumulation, script.effective
         )
     if inner.use_ema:
-        # m ** k after k micro-steps equals the script's m after one, but most of those micro-steps average weights from
-        # before the update: the average lags by a part of one. Tuning therefore keeps the batch under an average.
+        # Momentum m ** (1 / k) over k micro-steps decays as much as the script's m over one. Most of these micro-steps
+        # average the weights before the update, so the average lags by a part of an update. Tuning therefore does not
+        # change the batch of a model with a moving average.
         inner.ema_momentum = inner.ema_momentum ** (1 / micro_steps_ratio)
         if inner.ema_overwrite_frequency:
             updates_ratio = script.effective / wanted.effective
             inner.ema_overwrite_frequency = max(1, round(inner.ema_overwrite_frequency * updates_ratio))
 
 
-def _count_batches_only(inner: Any) -> None:
-    """Let a micro-step be counted when its gradients are there, and not without.
+def _count_only_with_gradients(inner: Any) -> None:
+    """Make the counter of micro-steps depend on the gradients.
 
-    On TensorFlow an epoch of data that do not tell their length ends with a micro-step that gets no batch. Nothing of
-    it takes place but the counting, which waits for nothing: from then on updates would come a micro-step early.
+    On TensorFlow, an epoch over data of unknown length ends with a micro-step that gets no batch. Only its counting
+    runs, because that depends on nothing, and from then on every update would come one micro-step early.
 
-    The optimizer's variables are made before anything waits for gradients: XLA takes no program that makes them from
-    what it works out.
+    The optimizer's variables are created before the dependency, because XLA does not compile a program that creates
+    variables from computed values.
     """
     import tensorflow as tf
 
@@ -145,13 +149,13 @@ def _count_batches_only(inner: Any) -> None:
 
 
 def _relative_path(inner: Any, variable: Any) -> str:
-    """Below the optimizer's own name, whether it was built by itself or inside a LossScaleOptimizer's scope."""
+    """Return a variable's path below the optimizer's own name, with or without a LossScaleOptimizer's scope."""
     parts = str(variable.path).split("/")
     return "/".join(parts[parts.index(inner.name) + 1 :] if inner.name in parts else parts)
 
 
-def _take_over(fresh: Any, values: dict[str, Any], script: Batch, wanted: Batch) -> None:
-    """Copy slots, learning rate and counters; the accumulators of the old accumulation end here."""
+def _copy_values(fresh: Any, values: Mapping[str, np.ndarray[Any, Any]], script: Batch, wanted: Batch) -> None:
+    """Copy slots, learning rate and counters, but not the gradient accumulators of the old accumulation."""
     for variable in fresh.variables:
         path = _relative_path(fresh, variable)
         if "gradient_accumulator" not in path:

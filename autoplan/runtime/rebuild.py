@@ -1,4 +1,4 @@
-"""A live model under a plan: made again where what must be set before building changes, with the weights it has."""
+"""Rebuilds a live model under a plan that changes settings of the build, and copies the weights."""
 
 from __future__ import annotations
 
@@ -8,36 +8,36 @@ from typing import Any
 from autoplan.errors import PlanError
 from autoplan.plan.records import Plan
 from autoplan.runtime import api
-from autoplan.runtime.apply import Change, settle_model
-from autoplan.runtime.live_models import instances, state
-from autoplan.runtime.live_models.equivalence import undisturbed
+from autoplan.runtime.apply import Change, apply_to_model
+from autoplan.runtime.live_models import build_settings, package, state
+from autoplan.runtime.live_models.equivalence import preserved_global_state
 
 
-def rebuild(plan: Plan, model: Any) -> Any:
-    """The model under the plan with its weights and optimizer state, ready for `autoplan.fit`.
+def rebuild_model(plan: Plan, model: Any) -> Any:
+    """Return the model under the plan with its weights and optimizer state, ready for `autoplan.fit`.
 
-    A Functional or Sequential model is made again from its config inside `scope(plan)`, and stays as it is; one that
-    cannot be made again is itself given the plan's compile settings and accumulation.
+    A Functional or Sequential model is rebuilt from its config inside `scope(plan)`, and the model itself does not
+    change. A model that cannot be rebuilt is itself given the plan's compile settings and accumulation.
 
-    PlanError for another model than the plan's, for one that is not compiled, and where a plan holds what must be set
-    before building for a model that cannot be made again.
+    PlanError if the model is not compiled, is not the plan's, or cannot be rebuilt and the plan changes settings that
+    must be set before building.
     """
     change = api.change_to(plan)
     if not model.compiled:
-        raise PlanError("the model is not compiled; compile it as it was when it was tuned")
+        raise PlanError("the model is not compiled; compile it as for tuning")
     if all(layer.built for layer in model._flatten_layers()):
         api.check_structure(plan, model)
-    settings = instances.settings_of(model)
-    blueprint, why_not = instances.drawn(model, settings)
+    settings = build_settings.read_settings(model)
+    blueprint, why_not = package.verified_blueprint(model, settings)
     if blueprint is None:
         _check_stays(change, why_not)
-        settle_model(model, change)
+        apply_to_model(model, change)
         return model
-    finer_remat = None if change.of("remat") else settings.remat  # a plan knows fewer modes than Keras
-    own_scope = nullcontext() if finer_remat is None else instances.remat_scope(finer_remat)
-    with undisturbed(), api.scope(plan), own_scope:
-        rebuilt = instances.made(blueprint, state.take(model), seeds=True)
-    settle_model(rebuilt, change)
+    finer_remat = None if change.differs("remat") else settings.remat  # a plan has names for fewer modes than Keras
+    own_scope = nullcontext() if finer_remat is None else build_settings.remat_scope(finer_remat)
+    with preserved_global_state(), api.scope(plan), own_scope:
+        rebuilt = package.rebuild(blueprint, state.capture(model), seeds=True)
+    apply_to_model(rebuilt, change)
     return rebuilt
 
 

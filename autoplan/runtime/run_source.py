@@ -1,4 +1,4 @@
-"""A SourceSpec run in this process: the script as `__main__`, or the builder called. Exceptions pass as they are."""
+"""Runs a source in this process: a script as `__main__`, or a builder. Exceptions pass through unchanged."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ import runpy
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from autoplan.errors import SourceError
-from autoplan.runtime.live_models import instances
+from autoplan.runtime.data.fit_arguments import FitArguments
+from autoplan.runtime.live_models import package
 from autoplan.sources import pickling
 from autoplan.sources.source import SourceSpec
 
-OnBuilder = Callable[[Any, dict[str, Any]], Any]
+OnBuilder = Callable[[Any, FitArguments], Any]
 
 
 def run_source(source: SourceSpec, on_builder: OnBuilder, *, directory: str | None = None) -> None:
-    """Run a source to its end.
+    """Run a source to its end. A script calls `fit` itself.
 
-    A script reaches `fit` by itself; a builder's model and its `fit` arguments go to `on_builder`.
+    on_builder  called with the model of a builder and its arguments of `fit`
+    directory   working directory, instead of the one that the source expects; created if necessary
 
-    directory  where it runs, instead of where it expects to be; made if it is not there
-    SourceError for a builder that is missing or does not return a compiled model.
+    SourceError if the builder is missing or does not return a compiled model.
     """
     if directory is not None:
         Path(directory).mkdir(parents=True, exist_ok=True)
@@ -47,9 +48,9 @@ def _run_script(source: SourceSpec) -> None:
         runpy.run_path(source.path, run_name="__main__")
 
 
-def _call_builder(source: SourceSpec) -> tuple[Any, dict[str, Any]]:
+def _call_builder(source: SourceSpec) -> tuple[Any, FitArguments]:
     if source.kind == "instance":
-        model, data = instances.opened(source.payload or "")
+        model, data = package.unpack(source.payload or "")
         return model, _fit_arguments(data() if callable(data) else data)
     builder, data = _load_builder(source)
     model = builder()
@@ -91,12 +92,12 @@ def _import(source: SourceSpec) -> Any:
     return module
 
 
-def _fit_arguments(given: Any) -> dict[str, Any]:
-    """What data may be: fit's arguments as a dict, (x, y[, sample_weight]), or anything that `fit` takes as x."""
+def _fit_arguments(given: Any) -> FitArguments:
+    """Return arguments of `fit` from data: a dict of them, (x, y[, sample_weight]), or a value of x."""
     if given is None:
         return {}
     if isinstance(given, dict) and "x" in given:
-        return dict(given)
+        return cast("FitArguments", given.copy())
     if isinstance(given, tuple):
-        return dict(zip(("x", "y", "sample_weight"), given, strict=False))
+        return cast("FitArguments", dict(zip(("x", "y", "sample_weight"), given, strict=False)))
     return {"x": given}

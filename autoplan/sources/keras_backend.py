@@ -1,6 +1,6 @@
-"""Which Keras backend a training runs on: what was asked, else what the plain script would run on.
+"""Chooses the Keras backend of a training: the requested backend, else the one that the plain script would use.
 
-Imports no framework, and runs none of the user's code: a script is parsed.
+Imports no framework and runs no code of the user: a script is only parsed.
 """
 
 from __future__ import annotations
@@ -21,18 +21,20 @@ from autoplan.errors import ConfigError, NeverFits, SourceError
 RUNNABLE = ("jax", "tensorflow", "torch")
 """Backends that trials and trainings run on."""
 AUTO = "auto"
-"""What `--backend` takes to have the backend itself tuned."""
+"""Value of `--backend` that also tunes the backend."""
 KERAS_DEFAULT = "tensorflow"
-"""What Keras takes where nothing names a backend (keras/src/backend/config.py)."""
+"""Keras's default if no backend is configured (keras/src/backend/config.py)."""
 _VARIABLE = "KERAS_BACKEND"
 _MODULES = {"jax": "jax", "tensorflow": "tensorflow", "torch": "torch"}
 
 
 @dataclass(frozen=True)
-class Named:
-    """A backend, who names it, and whether that can be overruled where the backend is not installed.
+class NamedBackend:
+    """A backend that is named somewhere.
 
-    chosen  somebody chose it: Keras itself writes its default into keras.json
+    by      what names it
+    firm    whether it must be used; otherwise another one is used if it is not installed
+    chosen  whether somebody chose it; False for Keras's default, which Keras itself writes into keras.json
     """
 
     name: str
@@ -42,10 +44,10 @@ class Named:
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """The backend to run on, and what its user should know of the choice.
+class BackendChoice:
+    """The backend to run on, with notes about the choice for the user.
 
-    instead_of  the default that was passed over for it
+    instead_of  the default backend that was replaced by it
     """
 
     name: str
@@ -53,37 +55,41 @@ class Chosen:
     instead_of: str | None = None
 
 
-def choose(asked: str | None = None, script: str | Path | None = None, *, prefer: str | None = None) -> Chosen:
-    """The backend to run on: the one asked for, else the one that the plain script would run on.
+def choose(
+    requested: str | None = None, script: str | Path | None = None, *, prefer: str | None = None
+) -> BackendChoice:
+    """Return the requested backend, else the backend that the plain script would use.
 
-    script  the file of the training, parsed for an assignment of KERAS_BACKEND; None where there is no file
-    prefer  taken in place of Keras's default, where nobody chose a backend
+    requested  the backend that the user requested
+    script     the script, which is parsed for an assignment of KERAS_BACKEND; None if there is no file
+    prefer     backend that is used instead of Keras's default if nobody chose a backend
 
-    ConfigError, before anything is started, for a backend that is unknown or not installed. Where nothing but a
-    default names one that is not installed, an installed one is taken, and a note says so.
+    If only a default names a backend and it is not installed, an installed one is used, with a note.
+
+    ConfigError if the backend is unknown or not installed.
     """
-    named = _named(asked, script)
+    named = _named(requested, script)
     if named.name not in RUNNABLE:
         raise ConfigError(f"unknown backend {named.name!r} ({named.by}); expected {_listed()}")
     if prefer is not None and not named.chosen and named.name != prefer and installed(prefer):
-        told = f"{named.by} names {named.name} and nobody chose a backend, so the plan is for {prefer}"
-        advice = f"set {_VARIABLE}={prefer} when you run the script by itself, or give --backend {named.name}"
-        return Chosen(prefer, (f"{told}: {advice}",), named.name if installed(named.name) else None)
+        note = f"no backend was chosen ({named.by} names {named.name}), so the plan is for {prefer}"
+        advice = f"set {_VARIABLE}={prefer} when you run the script without autoplan, or give --backend {named.name}"
+        return BackendChoice(prefer, (f"{note}; {advice}",), named.name if installed(named.name) else None)
     if installed(named.name):
-        return Chosen(named.name, _overrules(asked, named, script))
+        return BackendChoice(named.name, _overrules(requested, named, script))
     others = [name for name in RUNNABLE if installed(name)]
     if named.firm or not others:
         raise ConfigError(
-            f"the {named.name} backend ({named.by}) is not installed here; pip install 'autoplan[{named.name}]'"
+            f"the {named.name} backend ({named.by}) is not installed; pip install 'autoplan[{named.name}]'"
             + (f", or give --backend {others[0]}" if others else "")
         )
-    told = f"{named.by} names {named.name}, which is not installed here; trials and plan are on {others[0]}"
-    return Chosen(others[0], (f"{told}: set {_VARIABLE}={others[0]} when you run the script by itself",))
+    note = f"{named.by} names {named.name}, which is not installed, so trials and plan are for {others[0]}"
+    return BackendChoice(others[0], (f"{note}; set {_VARIABLE}={others[0]} when you run the script without autoplan",))
 
 
 @contextmanager
-def explaining(chosen: Chosen) -> Iterator[None]:
-    """Where a source fails on another backend than its own, say so beside its failure: that is the likeliest reason."""
+def explain_failures(chosen: BackendChoice) -> Iterator[None]:
+    """Add the notes about the backend to an error of the source: another backend is the most likely reason for it."""
     try:
         yield
     except NeverFits:
@@ -91,19 +97,19 @@ def explaining(chosen: Chosen) -> Iterator[None]:
     except SourceError as error:
         if not chosen.notes:
             raise
-        advice = "a source that uses its own backend's framework directly runs on that one alone"
+        advice = "a source that uses a framework directly only runs on that backend"
         raise type(error)("\n".join([str(error), *chosen.notes, advice])) from error
 
 
-def checked(asked: str) -> str:
-    """The word that `--backend` was given. ConfigError where it is none."""
-    if asked not in (*RUNNABLE, AUTO):
-        raise ConfigError(f"--backend {asked}: expected {_listed()}, or {AUTO} to have it tuned")
-    return asked
+def check_option(requested: str) -> str:
+    """Return the value of `--backend`. ConfigError if it is invalid."""
+    if requested not in (*RUNNABLE, AUTO):
+        raise ConfigError(f"--backend {requested}: expected {_listed()}, or {AUTO} to tune the backend")
+    return requested
 
 
 def installed(name: str) -> bool:
-    """Whether the framework of a backend is there, without importing it."""
+    """Return whether the framework of a backend is installed, without importing it."""
     module = _MODULES[name]
     if module in sys.modules:
         return True
@@ -113,47 +119,47 @@ def installed(name: str) -> bool:
         return False
 
 
-def _named(asked: str | None, script: str | Path | None) -> Named:
-    """The first that names a backend, in the order in which Keras would hear them."""
-    if asked is not None:
-        return Named(asked, "asked for", firm=True)
-    written = named_in(script)
+def _named(requested: str | None, script: str | Path | None) -> NamedBackend:
+    """Return the first backend that is named, in the order of precedence of Keras."""
+    if requested is not None:
+        return NamedBackend(requested, "requested", firm=True)
+    written = backend_in_script(script)
     if written is not None and written.firm:
         return written
-    live = _live()
+    live = live_backend()
     if live is not None:
-        return Named(live, "Keras in this process", firm=True)
+        return NamedBackend(live, "Keras in this process", firm=True)
     if os.environ.get(_VARIABLE):
-        return Named(os.environ[_VARIABLE], f"{_VARIABLE} of the environment", firm=True)
+        return NamedBackend(os.environ[_VARIABLE], f"the environment variable {_VARIABLE}", firm=True)
     if written is not None:
         return written
-    configured = _configured()
+    configured = configured_backend()
     if configured is not None:
-        return Named(configured, "keras.json", firm=False, chosen=configured != KERAS_DEFAULT)
-    return Named(KERAS_DEFAULT, "Keras's default", firm=False, chosen=False)
+        return NamedBackend(configured, "keras.json", firm=False, chosen=configured != KERAS_DEFAULT)
+    return NamedBackend(KERAS_DEFAULT, "Keras's default", firm=False, chosen=False)
 
 
-def _overrules(asked: str | None, named: Named, script: str | Path | None) -> tuple[str, ...]:
-    """A note where what was asked is not what the script says of itself."""
-    if asked is None:
+def _overrules(requested: str | None, named: NamedBackend, script: str | Path | None) -> tuple[str, ...]:
+    """Return a note if the requested backend is not the one that the script names."""
+    if requested is None:
         return ()
     plain = _named(None, script)
     if plain.name == named.name:
         return ()
-    return (f"trials and plan are on {named.name}, as asked; {plain.by} names {plain.name}",)
+    return (f"trials and plan are for {named.name}, as requested; {plain.by} names {plain.name}",)
 
 
-def named_in(script: str | Path | None) -> Named | None:
-    """The backend that a script writes into KERAS_BACKEND, its last word first; None where it writes none.
+def backend_in_script(script: str | Path | None) -> NamedBackend | None:
+    """Return the backend that a script last assigns to KERAS_BACKEND; None if it assigns none.
 
-    `os.environ["KERAS_BACKEND"] = "jax"` is firm; `os.environ.setdefault(...)` yields to the environment.
+    `os.environ["KERAS_BACKEND"] = "jax"` is firm; with `os.environ.setdefault(...)` the environment has precedence.
     """
     tree = _parsed(script)
     found = list(_written(tree)) if tree is not None else []
     if not found:
         return None
     name, firm = found[-1]
-    return Named(name, f"{Path(str(script)).name}", firm=firm)
+    return NamedBackend(name, f"{Path(str(script)).name}", firm=firm)
 
 
 def _parsed(script: str | Path | None) -> ast.Module | None:
@@ -162,11 +168,11 @@ def _parsed(script: str | Path | None) -> ast.Module | None:
             warnings.simplefilter("ignore")
             return None if script is None else ast.parse(Path(script).read_bytes())
     except (OSError, SyntaxError, ValueError):
-        return None  # a callable, or a file whose faults `source.resolve` tells
+        return None  # a callable, or a file whose errors `source.resolve` reports
 
 
 def _written(tree: ast.Module) -> Iterator[tuple[str, bool]]:
-    """(backend, firm) of every constant that goes into the variable, in the order of the lines."""
+    """Yield (backend, firm) for every constant that is assigned to the variable, in the order of the lines."""
     nodes = sorted((n for n in ast.walk(tree) if isinstance(n, ast.Assign | ast.Call)), key=lambda n: n.lineno)
     for node in nodes:
         if isinstance(node, ast.Assign) and any(_is_variable(target) for target in node.targets):
@@ -196,15 +202,15 @@ def _constant(node: ast.expr) -> object:
     return node.value if isinstance(node, ast.Constant) else None
 
 
-def _live() -> str | None:
-    """The backend of a Keras that this process has imported: a notebook's, not the command's."""
+def live_backend() -> str | None:
+    """Return the backend of Keras if this process has imported Keras, as a notebook does."""
     keras = sys.modules.get("keras")
     config = getattr(keras, "config", None)
     return str(config.backend()) if config is not None else None
 
 
-def _configured() -> str | None:
-    """The backend in keras.json, looked for where Keras looks; None where there is none that can be read."""
+def configured_backend() -> str | None:
+    """Return the backend in keras.json, in the folder that Keras uses; None if it cannot be read."""
     home = os.environ.get("KERAS_HOME")
     folder = Path(home) if home else Path("~/.keras").expanduser()
     try:

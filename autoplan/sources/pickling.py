@@ -1,7 +1,7 @@
-"""Live Python functions and data -> text that another process turns back into the same things.
+"""Pickles functions and data by value, for other processes.
 
-A pickled Keras model loses its custom classes, so what travels is the function that builds it: by value, since a worker
-cannot import `__main__`, a notebook, or a module that lies beside the user's script.
+Functions are pickled by value, because a worker cannot import `__main__`, a notebook, or a module beside the user's
+script. A model is sent as the function that builds it, because a pickled Keras model loses its custom classes.
 """
 
 from __future__ import annotations
@@ -25,22 +25,29 @@ import cloudpickle
 import numpy as np
 
 from autoplan.errors import OutputError, SourceError
-from autoplan.machine.tempdirs import HeldFolder
+from autoplan.machine.tempdirs import LockedFolder
 
 SPILL_BYTES = 2**20
-"""Arrays of at least this many bytes travel as files that workers map into memory, not inside the text."""
+"""Arrays of at least this size are stored as files that workers map into memory, not in the pickle."""
 
 
 @dataclass(frozen=True)
 class Parcel:
-    """payload: base64 of the pickled (builder, data). sha256: over the builder's source and the data's content."""
+    """A pickled builder with its data.
+
+    payload  base64 of the pickled (builder, data)
+    sha256   hash of the builder's source and the content of the data
+    """
 
     payload: str
     sha256: str
 
 
 def pack(builder: Callable[[], Any], data: Any = None) -> Parcel:
-    """Pickle both by value. SourceError names what cannot be sent; OutputError when arrays cannot be written."""
+    """Pickle a builder and its data by value.
+
+    SourceError names the object that cannot be pickled; OutputError if arrays cannot be written.
+    """
     _check_callable(builder, "builder")
     check_data(data)
     try:
@@ -48,27 +55,27 @@ def pack(builder: Callable[[], Any], data: Any = None) -> Parcel:
         sha256 = _fingerprint(builder, data)
     except OSError as error:
         raise OutputError(
-            f"the data could not be written for the workers ({error}); free some space, or set TMPDIR to another folder"
+            f"the data could not be written for the workers ({error}); free disk space, or set TMPDIR to another folder"
         ) from None
-    except Exception as error:  # noqa: BLE001 -- objects raise what they like when they are pickled
+    except Exception as error:  # noqa: BLE001 -- pickling an object may raise anything
         raise SourceError(_why_not_sent(builder, data, error)) from None
     return Parcel(payload=base64.b64encode(payload).decode("ascii"), sha256=sha256)
 
 
 def unpack(payload: str) -> tuple[Callable[[], Any], Any]:
-    """The (builder, data) of a parcel, in the process that is to run them."""
+    """Return the (builder, data) of a parcel, in the process that runs them."""
     builder, data = cloudpickle.loads(base64.b64decode(payload))
     return builder, data
 
 
 def check_data(data: Any) -> None:
-    """SourceError for a data function that cannot be called without arguments."""
+    """Raise SourceError for a data function that cannot be called without arguments."""
     if callable(data):
         _check_callable(data, "data function")
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """What to call a function when talking to its author."""
+    """Return the name of a function for messages."""
     inner = function.func if isinstance(function, functools.partial) else function
     return getattr(inner, "__qualname__", type(inner).__name__)
 
@@ -76,7 +83,7 @@ def name_of(function: Callable[..., Any]) -> str:
 def _check_callable(function: Any, role: str) -> None:
     if hasattr(function, "fit") and hasattr(function, "compile") and not isinstance(function, type):
         raise SourceError(
-            f"the {role} is a live model ({type(function).__name__}) and no keras.Model, so it cannot be rebuilt in "
+            f"the {role} is a live model ({type(function).__name__}) but not a keras.Model, so it cannot be rebuilt in "
             "another process; pass the function that builds and compiles it"
         )
     if not callable(function):
@@ -86,16 +93,16 @@ def _check_callable(function: Any, role: str) -> None:
     except TypeError as error:
         raise SourceError(
             f"the {role} {name_of(function)} cannot be called without arguments ({error}); "
-            "give them with functools.partial or a lambda"
+            "bind them with functools.partial or a lambda"
         ) from None
-    except ValueError:  # a builtin without a signature: calling it will tell
+    except ValueError:  # a builtin without a signature; an error appears when it is called
         return
 
 
-class ByValue(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle ships no types
-    """Pickles functions and classes by value, and large arrays as the name of a file.
+class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle ships no types
+    """Pickles functions and classes by value, and large arrays as the names of files.
 
-    digests: file -> sha256 of the array in it
+    digests  sha256 of each array, by file
     """
 
     spill_bytes = SPILL_BYTES
@@ -105,21 +112,21 @@ class ByValue(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle ships n
         self.digests: dict[str, str] = {}
 
     def reducer_override(self, obj: Any) -> Any:
-        if type(obj) not in (np.ndarray, np.memmap) or not _comes_back_whole(obj) or obj.nbytes < self.spill_bytes:
+        if type(obj) not in (np.ndarray, np.memmap) or not _is_saved_exactly(obj) or obj.nbytes < self.spill_bytes:
             return super().reducer_override(obj)
         digest, path = _spill(obj)
         self.digests[str(path)] = digest
-        # Copy on write: a worker may change its array, and no other worker sees it.
+        # Copy on write: changes by one worker are not visible to the others.
         return np.load, (str(path), "c")
 
 
-def _comes_back_whole(array: np.ndarray[Any, Any]) -> bool:
-    """A .npy file knows NumPy's own types only: bfloat16 would come back as bytes."""
+def _is_saved_exactly(array: np.ndarray[Any, Any]) -> bool:
+    """Return whether a .npy file preserves the array's dtype; bfloat16 would be loaded as bytes."""
     return array.dtype.isbuiltin == 1 and not array.dtype.hasobject
 
 
-def pickled(value: Any, pickler_class: type[ByValue] = ByValue) -> tuple[bytes, dict[str, str]]:
-    """-> (pickle, sha256 of each array that was put aside, by file)"""
+def pickled(value: Any, pickler_class: type[ByValuePickler] = ByValuePickler) -> tuple[bytes, dict[str, str]]:
+    """Return the pickle, and the sha256 of each array that was stored in a file, by file."""
     buffer = BytesIO()
     pickler = pickler_class(buffer)
     with _local_modules_by_value():
@@ -128,7 +135,7 @@ def pickled(value: Any, pickler_class: type[ByValue] = ByValue) -> tuple[bytes, 
 
 
 def _spill(array: np.ndarray[Any, Any]) -> tuple[str, Path]:
-    """Write an array once, under the name of its content. -> (sha256, file)"""
+    """Store an array in a file named by its content, unless the file exists. Returns its sha256 and the file."""
     content = np.ascontiguousarray(array)
     digest = hashlib.sha256(f"{content.dtype.str}{content.shape}".encode())
     digest.update(content.reshape(-1).view(np.uint8).data)
@@ -140,15 +147,15 @@ def _spill(array: np.ndarray[Any, Any]) -> tuple[str, Path]:
 
 @functools.cache
 def _spill_directory() -> Path:
-    """One folder for this process's arrays, removed when it ends: workers outlive no planner."""
-    folder = HeldFolder("autoplan-data-")
+    """Return the folder for arrays of this process, which is removed at its end; workers do not outlive it."""
+    folder = LockedFolder("autoplan-data-")
     atexit.register(folder.remove)
     return folder.path
 
 
 @contextmanager
 def _local_modules_by_value() -> Iterator[None]:
-    """Send the user's own modules whole: those beside the main script or in the working directory."""
+    """Pickle the user's own modules by value in this context: those beside the main script or in the working folder."""
     modules = [module for module in list(sys.modules.values()) if _is_local(module)]
     for module in modules:
         cloudpickle.register_pickle_by_value(module)
@@ -165,29 +172,29 @@ def _is_local(module: ModuleType) -> bool:
     if own or not isinstance(file, str):
         return False
     path = Path(file)
-    return any(path.is_relative_to(place) for place in _local_places()) and not any(
-        path.is_relative_to(place) for place in _installed_places()
+    return any(path.is_relative_to(folder) for folder in _local_folders()) and not any(
+        path.is_relative_to(folder) for folder in _installed_folders()
     )
 
 
-def _local_places() -> list[Path]:
+def _local_folders() -> list[Path]:
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     return [Path.cwd(), *([Path(main).absolute().parent] if main else [])]
 
 
 @functools.cache
-def _installed_places() -> list[Path]:
+def _installed_folders() -> list[Path]:
     paths = sysconfig.get_paths()
     return [Path(paths[name]) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
 
 
 def _fingerprint(builder: Callable[[], Any], data: Any) -> str:
-    """Over source text, which is the same in every process; pickled code is not (sets, identities of classes)."""
+    """Hash the source text, which is equal in every process; pickled code is not (sets, identities of classes)."""
     return hashlib.sha256(source_text(builder) + content_of_data(data)).hexdigest()
 
 
-def content_of_data(data: Any, pickler_class: type[ByValue] = ByValue) -> bytes:
-    """What a fingerprint of data is taken over: a function's source text, else the values."""
+def content_of_data(data: Any, pickler_class: type[ByValuePickler] = ByValuePickler) -> bytes:
+    """Return the bytes that a hash of data covers: a function's source text, else the pickled values."""
     if data is None or callable(data):
         return b"" if data is None else source_text(data)
     content, digests = pickled(data, pickler_class)
@@ -197,7 +204,7 @@ def content_of_data(data: Any, pickler_class: type[ByValue] = ByValue) -> bytes:
 
 
 def source_text(function: Callable[..., Any]) -> bytes:
-    """The file that a function was written in, else (notebooks) the function's own lines, else its pickled form."""
+    """Return the file of a function; in a notebook the function's own lines; without source its pickle."""
     inner = function.func if isinstance(function, functools.partial) else function
     extra = repr((function.args, function.keywords)).encode() if isinstance(function, functools.partial) else b""
     try:
@@ -209,7 +216,7 @@ def source_text(function: Callable[..., Any]) -> bytes:
 
 
 def _why_not_sent(builder: Callable[[], Any], data: Any, error: Exception) -> str:
-    """One message that names the first thing that cannot be pickled, as its author would."""
+    """Return a message that names the first object that cannot be pickled."""
     if not callable(data) and not _can_be_sent(data):
         return why_data_not_sent(data, error)
     for role, function in (("builder", builder), ("data function", data)):
@@ -223,19 +230,19 @@ def _why_not_sent(builder: Callable[[], Any], data: Any, error: Exception) -> st
 
 
 def why_data_not_sent(data: Any, error: Exception) -> str:
-    """The message for data that cannot be pickled."""
+    """Return the message for data that cannot be pickled."""
     return (
         f"the data ({type(data).__module__}.{type(data).__name__}) cannot be sent to worker processes ({error}); "
-        "pass arrays, or a function without arguments that makes the data"
+        "pass arrays, or a function without arguments that returns the data"
     )
 
 
 def _uses(function: Any) -> Iterator[tuple[str, Any]]:
-    """What a function holds from outside: its closure, then its module's names."""
+    """Yield the names and values that a function uses from outside: its closure, then its module's globals."""
     inner = inspect.unwrap(function.func if isinstance(function, functools.partial) else function)
     try:
         variables = inspect.getclosurevars(inner)
-    except TypeError:  # no Python function
+    except TypeError:  # not a Python function
         return
     yield from {**variables.nonlocals, **variables.globals}.items()
 
@@ -243,6 +250,6 @@ def _uses(function: Any) -> Iterator[tuple[str, Any]]:
 def _can_be_sent(value: Any) -> bool:
     try:
         pickled(value)
-    except Exception:  # noqa: BLE001 -- objects raise what they like when they are pickled
+    except Exception:  # noqa: BLE001 -- pickling an object may raise anything
         return False
     return True

@@ -1,7 +1,7 @@
-"""Where a model comes from, as something that a fresh process can rebuild.
+"""Resolves the source of a model, a script or a builder, to a value from which another process can rebuild the model.
 
-Files are read and parsed, never imported or run: that is a worker's business, and the planner's process stays free of
-frameworks. Only `from_callable` touches live objects, because it is handed them.
+Files are read and parsed, but never imported or run: only workers do that, so that the planner's process imports no
+framework. Only `from_callable` handles live objects.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from autoplan.plan import knobs
 from autoplan.plan.records import DEFAULT_FUNCTION, Value
 from autoplan.sources import pickling
 
-BEGUN = "a process that trains what it holds already has begun with the memory settings that it has"
+PROCESS_ALREADY_STARTED = "the process that trains has already started, and this must be set at its start"
 
 
 class SourceSpec(Value):
-    """Where a model comes from, as something that a fresh process can rebuild.
+    """The source of a model, from which another process can rebuild it.
 
-    script    `path` is run as `__main__` with `args`; where `module` is set, it is run as `python -m` does
-    builder   `path` (or `module`, where set) is imported; `function` is called, and `train_data` too if it is there
-    callable  `payload` holds (builder, data), to be opened with `shipping.unpack`; `path` is the builder's name.
-              data is None, what `fit` takes, or a function without arguments that returns that
-    instance  `payload` holds a live model with its data, to be opened with `runtime.instances.opened`; `path` is its
-              name. `held` are knobs that cannot be turned, with the reason; `notes` is what was assumed of it
-
-    `path` is absolute. sha256: of the file; for a callable, of its source text and its data; for a live model, of its
-    config, its classes and its data.
+    kind      script    `path` is run as `__main__` with `args`; if `module` is set, it is run like `python -m`
+              builder   `path` or `module` is imported; `function` is called, and `train_data` if it exists
+              callable  `payload` contains (builder, data) for `pickling.unpack`; `path` is the builder's name
+              instance  `payload` contains a live model with its data for `live_models.package.unpack`; `path` is its
+                        name
+    path      absolute path of the file
+    sha256    hash of the file; of a callable's source text and data; of a live model's config, classes and data
+    held      knobs that cannot be tuned, with the reason
+    notes     assumptions about a live model
     """
 
     kind: Literal["script", "builder", "callable", "instance"]
@@ -55,18 +55,18 @@ class SourceSpec(Value):
 
 
 def resolve(text: str, args: Sequence[str] = (), fit_index: int = 1, function: str | None = None) -> SourceSpec:
-    """What the user named -> what a worker can rebuild.
+    """Resolve the source that the user named.
 
-    text       `train.py` | `model.py` (defines build_model, never fits) | `model.py:function` |
+    text       `train.py` | `model.py` (defines build_model and never fits) | `model.py:function` |
                `package.module:function` | `-m package.module`, also without the -m
     args       the script's own arguments
-    fit_index  which `fit` of a script counts, from 1
-    function   a builder's name, where `text` does not carry it
+    fit_index  index of the `fit` that is tuned, from 1
+    function   a builder's name, if `text` does not contain it
 
-    SourceError when it cannot be found or read, is no Python, or has no such function.
+    SourceError if the source cannot be found or read, is not Python, or has no such function.
     """
     if fit_index < 1:
-        raise SourceError(f"--fit {fit_index} names no fit: the first one a script calls is 1")
+        raise SourceError(f"--fit {fit_index} is invalid: the first fit of a script is 1")
     text = text.strip()
     if not text:
         raise SourceError(
@@ -84,13 +84,15 @@ def resolve(text: str, args: Sequence[str] = (), fit_index: int = 1, function: s
 
 
 def from_callable(builder: Callable[[], Any], data: Any = None) -> SourceSpec:
-    """A function that builds a compiled model, with its data, for processes that cannot import it.
+    """Return the source of a function that builds a compiled model, with its data.
 
-    builder  called without arguments in each worker; functions of `__main__`, notebooks and local modules go by value
-    data     None (synthetic batches), what `fit` takes (arrays, or a tuple or dict of its arguments), or a function
-             without arguments that returns that. Large arrays are written once and mapped into memory by every worker.
+    builder  called without arguments in each worker; functions of `__main__`, notebooks and local modules are pickled
+             by value
+    data     None for synthetic batches, data as `fit` accepts them (arrays, or a tuple or dict of its arguments), or a
+             function without arguments that returns such data. Large arrays are written to files once, and every
+             worker maps them into memory.
 
-    SourceError names what cannot be sent; OutputError when arrays cannot be written.
+    SourceError names the object that cannot be pickled; OutputError if arrays cannot be written.
     """
     parcel = pickling.pack(builder, data)
     return SourceSpec(
@@ -99,7 +101,7 @@ def from_callable(builder: Callable[[], Any], data: Any = None) -> SourceSpec:
         payload=parcel.payload,
         sha256=parcel.sha256,
         directory=str(Path.cwd()),
-        held=dict.fromkeys(knobs.process_fields(), BEGUN),
+        held=dict.fromkeys(knobs.process_fields(), PROCESS_ALREADY_STARTED),
     )
 
 
@@ -126,9 +128,12 @@ def _from_path(path: Path, function: str | None, args: Sequence[str], fit_index:
 def _from_module(
     name: str, function: str | None, args: Sequence[str], fit_index: int, *, may_be_builder: bool = False
 ) -> SourceSpec:
-    """may_be_builder: a module that builds and never fits is a builder, as a file is."""
+    """Resolve a module.
+
+    may_be_builder  treat a module that defines build_model and never fits as a builder
+    """
     if not _is_dotted_name(name):
-        raise SourceError(f"'{name}' is no module name; expected something like package.module")
+        raise SourceError(f"'{name}' is not a module name; expected a name such as package.module")
     path = _locate_module(name, run=function is None)
     content = _read(path)
     tree = _parse(content, path)
@@ -149,7 +154,7 @@ def _from_module(
 
 
 def _names_a_module(text: str) -> bool:
-    """Whether `package.module` is meant: dotted, no file of that name, and there is such a package."""
+    """Return whether a text names a module: it is dotted, no file has this name, and the package exists."""
     if "." not in text or not _is_dotted_name(text) or Path(text).exists():
         return False
     top = text.partition(".")[0]
@@ -157,23 +162,23 @@ def _names_a_module(text: str) -> bool:
 
 
 def _locate_module(name: str, *, run: bool) -> Path:
-    """The file of a module, found without importing anything: importing a parent package would run the user's code.
+    """Find the file of a module without importing its parent packages, which would run the user's code.
 
-    run: what `python -m` runs, so `__main__.py` for a package; else what `import` runs, so `__init__.py`.
+    run  find the file that `python -m` runs (`__main__.py` of a package), not the file that `import` runs
     """
     parts = name.split(".")
     spec = importlib.machinery.PathFinder.find_spec(parts[0], [str(Path.cwd())]) or _find_installed(parts[0])
     for depth in range(1, len(parts)):
-        places = spec.submodule_search_locations if spec else None
-        spec = importlib.machinery.PathFinder.find_spec(".".join(parts[: depth + 1]), places) if places else None
+        folders = spec.submodule_search_locations if spec else None
+        spec = importlib.machinery.PathFinder.find_spec(".".join(parts[: depth + 1]), folders) if folders else None
     if spec and run and spec.submodule_search_locations:
         spec = importlib.machinery.PathFinder.find_spec(f"{name}.__main__", spec.submodule_search_locations)
         if spec is None:
-            raise SourceError(f"package {name} has no __main__.py, so it cannot be run; name one of its modules")
+            raise SourceError(f"the package {name} has no __main__.py, so it cannot be run; give one of its modules")
     if spec is None or not spec.origin or not spec.origin.endswith(".py"):
         raise SourceError(
             f"there is no Python module {name} in this folder or among the installed packages; "
-            "run from the folder that holds it, or give the path of its file"
+            "run autoplan from the folder that contains it, or give the path of its file"
         )
     return Path(spec.origin)
 
@@ -181,7 +186,7 @@ def _locate_module(name: str, *, run: bool) -> Path:
 def _find_installed(top: str) -> importlib.machinery.ModuleSpec | None:
     try:
         return importlib.util.find_spec(top)
-    except ValueError:  # already imported without a spec, as `__main__` is
+    except ValueError:  # a module that was imported without a spec, such as `__main__`
         return None
 
 
@@ -189,7 +194,7 @@ def _read(path: Path) -> bytes:
     try:
         if path.is_dir():
             raise SourceError(f"{path} is a folder; expected a Python file, or -m package.module")
-        if path.exists() and not path.is_file():  # a pipe is read once, and every trial runs the source anew
+        if path.exists() and not path.is_file():  # a pipe can only be read once, but every trial runs the source
             raise SourceError(f"{path} is not a regular file; expected a Python file that can be read more than once")
         content = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
@@ -210,7 +215,7 @@ def _near_files(path: Path) -> str:
     if not folder.is_dir():
         return f": there is no folder {folder}"
     if path.is_symlink():
-        return f": it is a link to {path.readlink()}, which is not there"
+        return f": it is a link to {path.readlink()}, which does not exist"
     names = sorted(entry.name for entry in folder.iterdir() if entry.suffix == ".py")
     near = _near(path.name, names)
     where = "this folder" if folder == Path() else str(folder)
@@ -220,25 +225,25 @@ def _near_files(path: Path) -> str:
 def _parse(content: bytes, path: Path) -> ast.Module:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the user's invalid escapes are for their own run to tell
+            warnings.simplefilter("ignore")  # warnings about invalid escapes belong to the user's own run
             return ast.parse(content, filename=str(path))
     except SyntaxError as error:
-        place = f"line {error.lineno}: {error.msg}" if error.lineno else error.msg
-        raise SourceError(f"{path} is not Python {sys.version_info[0]}.{sys.version_info[1]} ({place})") from None
+        where = f"line {error.lineno}: {error.msg}" if error.lineno else error.msg
+        raise SourceError(f"{path} is not Python {sys.version_info[0]}.{sys.version_info[1]} ({where})") from None
     except ValueError as error:  # null bytes
         raise SourceError(f"{path} is not Python ({error})") from None
 
 
-# What a file is
+# Scripts and builders
 
 
 def _is_builder(tree: ast.Module) -> bool:
-    """It defines `build_model`, and running it would never call a `fit`."""
+    """Return whether a file defines `build_model`, and running it would never call `fit`."""
     return DEFAULT_FUNCTION in _defined_names(tree) and not _reaches_fit(tree)
 
 
 def _reaches_fit(tree: ast.Module) -> bool:
-    """Whether running the file as `__main__` can come to a call of `.fit`, in its own functions and classes too."""
+    """Return whether running the file as `__main__` may call `.fit`, directly or in its own functions and classes."""
     definitions = {node.name: node for node in ast.walk(tree) if isinstance(node, _DEFINITIONS)}
     waiting: list[ast.AST] = [node for node in tree.body if not isinstance(node, _DEFINITIONS)]
     reached: set[str] = set()
@@ -256,7 +261,7 @@ _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 def _defined_names(tree: ast.Module) -> set[str]:
-    """Names that the module binds at its top level, `if` and `try` included; "*" stands for a star import."""
+    """Return the names that the module binds at its top level, also in `if` and `try`; "*" means a star import."""
     names: set[str] = set()
     waiting: list[ast.AST] = list(tree.body)
     while waiting:
@@ -284,12 +289,14 @@ def _check_function(tree: ast.Module, function: str, where: str) -> None:
 
 
 def _split_function(text: str) -> tuple[str, str | None]:
-    """`target:function`, unless the whole text is the name of a file."""
+    """Split `target:function`, unless the whole text is the name of a file."""
     target, colon, function = text.rpartition(":")
     if not colon or Path(text).exists():
         return text, None
     if not target or not function.isidentifier():
-        raise SourceError(f"'{text}' ends in no function name; expected path.py:function or package.module:function")
+        raise SourceError(
+            f"'{text}' does not end in a function name; expected path.py:function or package.module:function"
+        )
     return target, function
 
 

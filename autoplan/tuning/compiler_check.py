@@ -337,7 +337,7 @@ def why_not_here(jobs: JobRunner, space: Space) -> str | None:
         target = compiler_target(jobs.cluster)
     except HardwareError as error:
         return str(error)
-    return compiler_packages.missing(target)
+    return compiler_packages.why_missing(target)
 
 
 def witnessed(

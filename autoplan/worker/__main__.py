@@ -1,4 +1,4 @@
-"""`python -m autoplan.worker serve --fd N`: the server that the planner's client starts; `job`: one job of it."""
+"""Runs a worker server (`python -m autoplan.worker serve --fd N`, started by the planner), or a single job (`job`)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from autoplan.machine import processes
 
 
 def main(arguments: list[str]) -> int:
-    """Serve jobs over an inherited socket until it ends, or be one job that the server cannot fork."""
+    """Serve jobs over an inherited socket until it closes, or run one job that the server does not fork."""
     match arguments:
         case ["serve", "--fd", fd]:
             return serve(int(fd))
         case ["job", "--fd", fd, "--parent", server]:
-            from autoplan.worker.process.spawn import run_spawned
+            from autoplan.worker.process.start_methods import run_spawned
 
             run_spawned(int(fd), int(server))
     sys.stderr.write("usage: python -m autoplan.worker serve --fd N (started by autoplan itself)\n")
@@ -23,23 +23,23 @@ def main(arguments: list[str]) -> int:
 
 
 def serve(fd: int) -> int:
-    """The server, until its control socket ends."""
+    """Run the server until its control socket closes."""
     control = socket.socket(fileno=fd)
     control.set_inheritable(False)
     with processes.dying_with_parent():
-        if _has_ended(control):
+        if _is_closed(control):
             return 0
         from autoplan.worker.process.server import Server, preload
 
         preload(os.environ["KERAS_BACKEND"])
-        from autoplan.worker.process.job_loop import run_job
+        from autoplan.worker.process.job_process import run_job
 
     Server(control, run_job).serve()
     return 0
 
 
-def _has_ended(control: socket.socket) -> bool:
-    """Whether the other end is gone already."""
+def _is_closed(control: socket.socket) -> bool:
+    """Return whether the other end of the socket is already closed."""
     try:
         return control.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
     except BlockingIOError:

@@ -1,4 +1,4 @@
-"""A job's side of its channel: what it says, in the order it happens, and the way out."""
+"""A job's end of its channel: it sends events to the client, and ends the process after the answer."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import re
 import socket
 import sys
 import traceback
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from autoplan.errors import AutoplanError
@@ -19,14 +20,14 @@ from autoplan.plan.records import FailureKind
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FULL_WORDS = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
-"""Keras writes part of its messages in bold: a plan, or a message that is read elsewhere, is plain text."""
+"""Keras writes parts of its messages in bold, but plans and messages to the client are plain text."""
 
 
 class Channel:
-    """Says one JSON object a line to the client that asked. After an answer the process leaves at once.
+    """Sends one JSON object per line to the client. The process ends immediately after an answer.
 
-    Leaving by `os._exit` skips the script's own exit handlers and non-daemon threads: a trial has what it came for.
-    Made before the script runs, so that whatever it does to stdout and stderr, the log stays within reach.
+    It ends with `os._exit`, which skips exit handlers and non-daemon threads of the script. The channel is created
+    before the script runs, so that the log can be written even if the script changes stdout and stderr.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -34,42 +35,45 @@ class Channel:
         self._log = os.dup(2)
 
     def started(self) -> None:
-        self._say(event="started", pid=os.getpid())
+        self._send(event="started", pid=os.getpid())
 
     def phase(self, name: str) -> None:
-        """Tell what is happening now: setup, build, compile, warm-up, measure ..."""
-        self._say(event="phase", name=name)
+        """Report the present phase: setup, build, compile, warm-up, measure ..."""
+        self._send(event="phase", name=name)
 
-    def result(self, value: dict[str, Any]) -> NoReturn:
+    def result(self, value: Mapping[str, object]) -> NoReturn:
         _flush()
-        self._say(event="imported", names=[name for name in PRELOADABLE if name in sys.modules])
-        self._say(event="result", value=value)
+        self._send(event="imported", names=[name for name in PRELOADABLE if name in sys.modules])
+        self._send(event="result", value=value)
         os._exit(0)
 
     def failure(self, kind: FailureKind, message: str, *, outside: bool = False) -> NoReturn:
-        """outside: it says nothing of the configuration, and may be tried again."""
+        """Send a failure and end the process.
+
+        outside  the failure does not depend on the configuration, and the job may be tried again
+        """
         _flush()
-        self._say(event="failure", kind=kind.value, message=_ESCAPES.sub("", message), outside=outside)
+        self._send(event="failure", kind=kind.value, message=_ESCAPES.sub("", message), outside=outside)
         os._exit(0)
 
     def error(self, error: AutoplanError) -> NoReturn:
-        """The source itself is at fault: the client raises the same error."""
+        """Send an error of the source itself and end the process; the client raises the same error."""
         _flush()
-        self._say(event="error", error=type(error).__name__, message=_ESCAPES.sub("", str(error)))
+        self._send(event="error", error=type(error).__name__, message=_ESCAPES.sub("", str(error)))
         os._exit(0)
 
     def log(self, error: BaseException) -> None:
-        """Put the whole story of an exception into the job's log."""
+        """Write the traceback of an exception to the job's log."""
         _flush()
         with contextlib.suppress(OSError):
             os.write(self._log, "".join(traceback.format_exception(error)).encode(errors="replace"))
 
-    def _say(self, **message: Any) -> None:
+    def _send(self, **message: Any) -> None:
         self._connection.sendall(json.dumps(message).encode() + b"\n")
 
 
 def disk_is_full(error: BaseException) -> bool:
-    """Whether an exception, or what caused it, says that there is no room on a disk. Some libraries say so in words."""
+    """Return whether an exception or one of its causes means that a disk is full, by its errno or its message."""
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, OSError) and (seen.errno in _FULL or any(words in str(seen) for words in _FULL_WORDS)):
@@ -79,7 +83,7 @@ def disk_is_full(error: BaseException) -> bool:
 
 
 def _flush() -> None:
-    """What the script printed goes first. It may have closed its streams, or put others in their place."""
+    """Flush the script's output before the answer. The script may have closed or replaced its streams."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()

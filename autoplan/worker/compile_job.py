@@ -1,15 +1,16 @@
-"""The job that asks a compiler: which batch, which target, and the answer as plain values."""
+"""The job that compiles a training step for a target, and returns the compiler's evidence as plain values."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from autoplan.errors import ConfigError, HardwareError, WorkloadError
 from autoplan.plan.records import CompilerEvidence
 from autoplan.runtime.data.data_facts import DataFacts
-from autoplan.worker import compilation
-from autoplan.worker.trace.job import training_batch
+from autoplan.runtime.data.fit_arguments import FitArguments
+from autoplan.worker import aot_compile
+from autoplan.worker.trace.trace_fit import training_batch
 from cost_models.config import TrainConfig
 from cost_models.hardware.cluster import Cluster
 from cost_models.hardware.compile_targets import CompilerTarget
@@ -18,50 +19,64 @@ from cost_models.hlo import reader
 from cost_models.time.compiled_program import compiled_time
 
 
-def prepare(options: Mapping[str, Any]) -> None:
-    """What has to be set before a backend of JAX exists. `options` are those of `answer`."""
-    compilation.prepare(CompilerTarget.from_dict(options["target"]))
+class CompileOptions(TypedDict):
+    """Options of the job, as plain values.
+
+    target       the CompilerTarget
+    cluster      the Cluster that the compiled program is priced for
+    lowered      the TrainConfig that is compiled
+    versions     versions of the compiler packages
+    model_flops  FLOPs of a micro-step on one device; None if they are not known
+    """
+
+    target: dict[str, object]
+    cluster: dict[str, object]
+    lowered: dict[str, object]
+    versions: dict[str, str]
+    model_flops: NotRequired[float | None]
 
 
-def answer(
+def configure_process(options: CompileOptions) -> None:
+    """Configure the process before JAX creates a backend."""
+    aot_compile.configure_process(CompilerTarget.from_dict(options["target"]))
+
+
+def compile_fit(
     model: Any,
-    arguments: dict[str, Any],
+    arguments: FitArguments,
     facts: DataFacts,
-    options: Mapping[str, Any],
+    options: CompileOptions,
     phase: Callable[[str], None],
-) -> dict[str, Any]:
-    """{"evidence": CompilerEvidence}.
+) -> Mapping[str, object]:
+    """Compile the training step of a fit.
 
-    Where the program does not fit, {"too_large": message and bytes}; where the compiler does not take it,
-    {"refused": why}.
+    Returns {"evidence": CompilerEvidence}; {"too_large": message and bytes} if the program does not fit the target; or
+    {"refused": why} if the compiler rejects it.
 
-    options  "target" (CompilerTarget), "cluster", "lowered" (the configuration's plain values), "versions", and
-             "model_flops" of a micro-step on one device, where they are known
-
-    WorkloadError for data of which no batch of arrays can be had; else as `lower.lower`.
+    WorkloadError for data that have no batches of arrays; other errors as in `aot_compile.compile_train_step`.
     """
     config = TrainConfig.from_dict(options["lowered"])
     target = CompilerTarget.from_dict(options["target"])
     batch = training_batch(model, arguments, facts, config.batch.global_size)
     phase("compile")
     try:
-        found = compilation.lower(model, batch, config, target, options["versions"])
-    except compilation.Refused as error:
+        found = aot_compile.compile_train_step(model, batch, config, target, options["versions"])
+    except aot_compile.CompilerRejection as error:
         return {"refused": str(error)}
-    except compilation.TooLarge as error:
+    except aot_compile.ProgramTooLarge as error:
         sizes = {"needed_bytes": error.needed_bytes, "available_bytes": error.available_bytes}
         return {"too_large": {"message": str(error), **sizes}}
     phase("read")
-    priced = _priced(found, config, from_mapping(options["cluster"]), options.get("model_flops"))
+    priced = _with_program_costs(found, config, from_mapping(options["cluster"]), options.get("model_flops"))
     return {"evidence": priced.model_dump(mode="json")}
 
 
-def _priced(
-    found: compilation.Lowered, config: TrainConfig, cluster: Cluster, model_flops: float | None
+def _with_program_costs(
+    found: aot_compile.CompiledStep, config: TrainConfig, cluster: Cluster, model_flops: float | None
 ) -> CompilerEvidence:
-    """With what the program's text tells: time under the roofline, collectives, what nobody knows.
+    """Add evidence from the program's text: the roofline time, collectives, and unknown operations.
 
-    A text that cannot be read costs these figures, not the compiler's own.
+    If the text cannot be read, the compiler's own evidence is returned with a note.
     """
     axes = {"data": config.mesh.data, "model": config.mesh.model}
     try:
@@ -84,5 +99,7 @@ def _priced(
     try:
         time = compiled_time(workload, config, cluster, model_flops=model_flops)
     except (ConfigError, HardwareError) as error:
-        return found.evidence.model_copy(update={**read, "notes": [f"the compiled program has no price: {error}"]})
+        return found.evidence.model_copy(
+            update={**read, "notes": [f"the time of the compiled program cannot be estimated: {error}"]}
+        )
     return found.evidence.model_copy(update={**read, "time": time})

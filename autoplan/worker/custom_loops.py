@@ -1,4 +1,4 @@
-"""Training loops that a script brings itself: found in its text, and told before a job has waited for their end."""
+"""Detects custom training loops in the text of a script, so that a job does not wait for their end."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from pathlib import Path
 from autoplan.sources.source import SourceSpec
 
 PATIENCE_SECONDS = 60.0
-"""How long a script may run before its text is asked whether it will ever call `fit`."""
+"""Time that a script may run before its text is searched for a custom loop and a call of `fit`."""
 _WORDS = ("train_on_batch", "GradientTape", "value_and_grad", "stateless_apply", "stateless_call", ".backward(")
 _FIT = ".fit("
 _OURS = tuple(Path(__file__).parents[2] / package for package in ("autoplan", "cost_models"))
 
 
 def own_loops(source: SourceSpec) -> list[str]:
-    """What of a training loop stands in the script or in the modules beside it that it has imported."""
+    """Return the functions of a custom training loop that the script or its own imported modules contain."""
     texts = list(_texts(source))
     return [word.strip(".(") for word in _WORDS if any(word in text for text in texts)]
 
 
 def may_fit(source: SourceSpec) -> bool:
-    """Whether any of these texts calls a `fit`."""
+    """Return whether the script or its own imported modules contain a call of `fit`."""
     return any(_FIT in text for text in _texts(source))
 
 
 class LoopWatch:
-    """Calls `on_loop` where a script still runs after a while, has a loop of its own, and calls no `fit` anywhere.
+    """Calls `on_loop` if a script still runs after `patience_seconds`, has a custom loop, and never calls `fit`.
 
-    A context manager; `cancel` where its `fit` is reached.
+    Use it as a context manager, and call `cancel` when `fit` is reached.
     """
 
     def __init__(self, source: SourceSpec, on_loop: Callable[[], None], patience_seconds: float) -> None:
@@ -54,7 +54,7 @@ class LoopWatch:
 
 
 def _texts(source: SourceSpec) -> Iterator[str]:
-    """The script's text, and those of the modules in its folder (or, of a module that is run, in the working one)."""
+    """Yield the text of the script and of imported modules in its folder (for -m, in the working directory)."""
     root = Path.cwd() if source.module else Path(source.path).parent
     files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
     paths = {Path(file) for file in files if isinstance(file, str) and file.endswith(".py")}
@@ -65,5 +65,5 @@ def _texts(source: SourceSpec) -> Iterator[str]:
 
 
 def _is_installed(path: Path) -> bool:
-    """Not the script's own: a package that was installed, or this one."""
-    return "site-packages" in path.parts or any(path.is_relative_to(place) for place in _OURS)
+    """Return whether a file belongs to an installed package or to this project."""
+    return "site-packages" in path.parts or any(path.is_relative_to(folder) for folder in _OURS)

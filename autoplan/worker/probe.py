@@ -1,13 +1,12 @@
-"""This machine's real rates, measured in a few seconds -> a hardware profile (a plain dict).
+"""Measures the rates of this machine in a few seconds: a hardware profile.
 
-Every rate is what a backend achieved with operations as Keras has them run, not a peak from a data sheet: efficiency is
-already in it. So a machine has a profile a backend.
+Each rate is achieved by a backend with operations as Keras runs them. It is not a peak of a data sheet, because it
+includes the efficiency. A machine therefore has one profile per backend.
 """
 
 from __future__ import annotations
 
 import mmap
-import os
 import platform
 import time
 from collections.abc import Callable, Sequence
@@ -21,11 +20,11 @@ import keras
 import numpy as np
 
 from autoplan.errors import WorkerError
-from autoplan.machine import processes
+from autoplan.machine import hardware_profile, processes, this_machine
+from autoplan.machine.hardware_profile import AllReduceTime, HardwareProfile
 from autoplan.runtime import backends
 from autoplan.runtime.backends import Backend
 
-PROFILE_SCHEMA = 3
 DTYPES = ("float32", "bfloat16", "float16")
 
 _ENOUGH_SECONDS = 0.15
@@ -33,8 +32,8 @@ _LONGEST_CALL_SECONDS = 0.2
 _LEAST_CALLS = 3
 _MOST_CALLS = 200
 
-# Square products that fill a device of each kind without taking it long; the smaller one decides whether the larger
-# one is affordable.
+# Square matrix products that fill a device of each kind and are fast; the smaller one decides whether the larger one is
+# measured.
 _MATMUL_SIZES = {"cpu": (256, 1024), "gpu": (1024, 8192), "tpu": (1024, 8192)}
 _STREAM_ELEMENTS = {"cpu": 2**24, "gpu": 2**27, "tpu": 2**27}
 _CHAIN = (8, 72)
@@ -47,35 +46,31 @@ _FIT_LAYERS = (1, 24)
 _FIT_MICRO_STEPS = 200
 _FIT_ROUNDS = 3
 _KERNELS_A_VARIABLE = 3
-"""Of a dense layer's: a product and its addition, two products and a sum backward, two updates, for two variables."""
+"""Kernels of a dense layer with two variables: product and addition; two products and a sum backward; two updates."""
 _TOUCHED_BYTES = 2**20
 _FRESH_MAPPINGS = 5
 
 
-def probe(name: str) -> dict[str, Any]:
-    """Measure the first device of this process with the backend of that name, and an all-reduce if it has several.
+def measure_rates(name: str) -> HardwareProfile:
+    """Measure the first device of this process with the backend of that name, and an all-reduce over all devices.
 
-    Returns a profile: `matmul_flops_per_second` {dtype: {size: rate}} (an empty mapping where the device refuses a
-    dtype), `memory_bytes_per_second`, `kernel_launch_seconds`, `dispatch_seconds`, `usable_memory_bytes` (None where
-    the runtime sets no limit), `fresh_page_bytes_per_second` (of processors under glibc, else None), of processors
-    `processors` and `cache_bytes`, `load_average` of the minute before, on JAX `host_micro_step_seconds` and
-    `host_variable_seconds` of `fit`,
-    `all_reduce` [{devices, payload_bytes, seconds}], with platform, device kind, number of devices, versions and date.
-    Takes under eight seconds after the backend's import. WorkerError when Keras runs on another backend here.
+    Takes less than eight seconds after the import of the backend.
+
+    WorkerError if Keras runs on another backend in this process.
     """
     if keras.backend.backend() != name:
         raise WorkerError(
-            f"the probe was asked for {name}, and Keras runs on {keras.backend.backend()} in this process; "
+            f"the probe was requested for {name}, but Keras runs on {keras.backend.backend()} in this process; "
             f"set KERAS_BACKEND={name} before the first import of Keras"
         )
     backend = backends.get(name)
-    started, load_average = time.perf_counter(), _load_average()
+    started, load_average = time.perf_counter(), this_machine.load_average()
     count, device_kind, usable_bytes = backend.devices()
     kind = backend.platform()
     launch_seconds, dispatch_seconds = _kernel_launch_seconds(backend), _dispatch_seconds(backend)
     a_fit, a_variable = _host_seconds(launch_seconds, dispatch_seconds) if name == "jax" else (None, None)
     return {
-        "schema": PROFILE_SCHEMA,
+        "schema": hardware_profile.SCHEMA,
         "backend": name,
         "platform": kind,
         "device_kind": device_kind,
@@ -87,7 +82,7 @@ def probe(name: str) -> dict[str, Any]:
         "host_micro_step_seconds": a_fit,
         "host_variable_seconds": a_variable,
         "fresh_page_bytes_per_second": _fresh_page_rate() if kind == "cpu" else None,
-        "processors": processes.processors() if kind == "cpu" else None,
+        "processors": this_machine.cpu_count() if kind == "cpu" else None,
         "cache_bytes": _cache_bytes() if kind == "cpu" else None,
         "load_average": load_average,
         "usable_memory_bytes": usable_bytes,
@@ -99,9 +94,9 @@ def probe(name: str) -> dict[str, Any]:
 
 
 def median_seconds(call: Callable[[], object]) -> float:
-    """The median duration of `call` after two unmeasured ones (compilation, caches), over 3 to 200 calls.
+    """Return the median duration of 3 to 200 calls, after two calls that are not measured (compilation, caches).
 
-    `call` returns only when its work is done. Stops after 0.15 s.
+    `call` must block until its work is done. Stops after 0.15 s.
     """
     call()
     call()
@@ -113,16 +108,16 @@ def median_seconds(call: Callable[[], object]) -> float:
     return median(durations)
 
 
-def _finishing(backend: Backend, program: Callable[..., Any], *arguments: Any) -> Callable[[], object]:
-    """A call of a program that returns when the device is done."""
+def _blocking(backend: Backend, program: Callable[..., Any], *arguments: Any) -> Callable[[], object]:
+    """Return a call of a program that blocks until the device is done."""
     return lambda: backend.synchronize(program(*arguments))
 
 
 def _matmul_rates(backend: Backend, dtype: str, sizes: Sequence[int]) -> dict[str, float]:
-    """FLOP/s of square products by size, 2n^3 operations each, ascending; stops before one that would take too long.
+    """Return the FLOP/s of square matrix products (2n^3 operations) by size; large slow products are skipped.
 
-    Where a backend has no product of a dtype it converts to another one, and that is what is measured: on CPUs XLA
-    runs bfloat16 and float16 products in float32, at about the float32 rate.
+    A backend without products of a dtype converts to another dtype, and the rate includes that: on CPUs XLA computes
+    bfloat16 and float16 products in float32, at about the float32 rate.
     """
     product = backend.compiled(keras.ops.matmul)
     rates: dict[str, float] = {}
@@ -132,30 +127,30 @@ def _matmul_rates(backend: Backend, dtype: str, sizes: Sequence[int]) -> dict[st
             break
         try:
             operand = keras.ops.full((size, size), 0.5, dtype=dtype)
-            rates[str(size)] = flops / median_seconds(_finishing(backend, product, operand, operand))
-        except backend.refusals:
-            # A device that refuses a dtype has no rate for it; the profile shows an empty mapping.
+            rates[str(size)] = flops / median_seconds(_blocking(backend, product, operand, operand))
+        except backend.unsupported_errors:
+            # A device that does not support a dtype has no rate for it; the profile contains an empty mapping.
             break
     return rates
 
 
 def _stream_rate(backend: Backend, elements: int) -> float:
-    """Bytes a second of reading and writing float32 arrays larger than the caches."""
+    """Return the bytes per second of reading and writing float32 arrays that are larger than the caches."""
     stream, moved_bytes = backend.streaming(elements)
     return moved_bytes / median_seconds(stream)
 
 
 def _fresh_page_rate() -> float | None:
-    """Bytes a second at which the kernel gives this process pages that it has not touched, beyond what writing takes.
+    """Return the bytes per second at which the kernel maps fresh pages, without the time of writing to them.
 
-    On every processor at once, as XLA's threads touch them. None where another C library than glibc decides what goes
-    back to the kernel, and where it shows no cost.
+    All CPU cores touch pages at once, as XLA's threads do. None if the C library is not glibc, or if the cost is not
+    measurable.
     """
     if not processes.can_keep_freed_memory():
         return None
     first: list[float] = []
     again: list[float] = []
-    with ThreadPoolExecutor(processes.processors()) as threads:
+    with ThreadPoolExecutor(this_machine.cpu_count()) as threads:
         for _ in range(_FRESH_MAPPINGS):
             with mmap.mmap(-1, _FRESH_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as mapped:
                 for seconds in (first, again):
@@ -171,12 +166,12 @@ def _fresh_page_rate() -> float | None:
 
 
 def _touch(mapped: mmap.mmap, start: int) -> None:
-    """Write a part of it. A function of its own: a mapping cannot be closed while an array looks at it."""
+    """Write to a part of a mapping. It is a function because a mapping cannot be closed while an array refers to it."""
     np.frombuffer(mapped, np.uint8, _TOUCHED_BYTES, start).fill(1)
 
 
 def _kernel_launch_seconds(backend: Backend) -> float:
-    """What one more operation costs in a program: a chain of 8x8 products, too small to take time of their own."""
+    """Return the time per operation of a program, measured with a chain of 8x8 products."""
 
     def chain(length: int) -> Callable[[Any], Any]:
         def run(x: Any) -> Any:
@@ -187,12 +182,12 @@ def _kernel_launch_seconds(backend: Backend) -> float:
         return backend.compiled(run)
 
     start = keras.ops.eye(8)
-    short, long = (median_seconds(_finishing(backend, chain(length), start)) for length in _CHAIN)
+    short, long = (median_seconds(_blocking(backend, chain(length), start)) for length in _CHAIN)
     return max(long - short, 0.0) / (_CHAIN[1] - _CHAIN[0])
 
 
 def _dispatch_seconds(backend: Backend) -> float:
-    """The host's work for one call of a program: many calls are started, and waited for once."""
+    """Return the host time of one call of a program: many calls are started, and waited for once."""
     add = backend.compiled(lambda x: x + 1)
     start = keras.ops.zeros((), dtype="float32")
 
@@ -206,9 +201,10 @@ def _dispatch_seconds(backend: Backend) -> float:
 
 
 def _host_seconds(launch_seconds: float, dispatch_seconds: float) -> tuple[float, float]:
-    """What `fit` takes for a micro-step beside the device, and for each variable of model and optimizer.
+    """Return the host time of `fit` per micro-step, and per variable of model and optimizer.
 
-    Two chains of tiny layers, of 4 and 50 variables: their kernels and the program's start are taken off.
+    Measured with two chains of tiny layers, which have 4 and 50 variables. The times of their kernels and of the
+    program's start are subtracted.
     """
     (few, fewer_seconds), (many, more_seconds) = (_fit_seconds(layers) for layers in _FIT_LAYERS)
     kernels_seconds = _KERNELS_A_VARIABLE * launch_seconds
@@ -218,7 +214,7 @@ def _host_seconds(launch_seconds: float, dispatch_seconds: float) -> tuple[float
 
 
 def _fit_seconds(layers: int) -> tuple[int, float]:
-    """(variables, seconds a micro-step) of a real `fit`, the median over some after one that compiles."""
+    """Return the number of variables and the median seconds per micro-step of a real `fit`, without compilation."""
     model = keras.Sequential([keras.Input((8,)), *(keras.layers.Dense(8) for _ in range(layers))])
     model.compile("sgd", "mse")
     x = np.zeros((4 * _FIT_MICRO_STEPS, 8), "float32")
@@ -230,16 +226,11 @@ def _fit_seconds(layers: int) -> tuple[int, float]:
     return len(model.variables) + len(model.optimizer.variables), median(seconds[1:])
 
 
-def _load_average() -> float | None:
-    """Processes that ran or waited to, over the last minute; None where the system does not tell."""
-    return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
-
-
 def _cache_bytes() -> int | None:
-    """What the last level of this machine's caches holds; None where the kernel does not tell."""
+    """Return the bytes of the last-level cache; None if the kernel does not report it."""
     levels = [(int(_text(folder / "level") or 0), _text(folder / "size")) for folder in _CACHES.glob("index*")]
-    told = max(levels, default=(0, ""))[1]
-    return int(told[:-1]) * _UNITS[told[-1]] or None if told and told[-1] in _UNITS else None
+    size = max(levels, default=(0, ""))[1]
+    return int(size[:-1]) * _UNITS[size[-1]] or None if size and size[-1] in _UNITS else None
 
 
 def _text(file: Path) -> str:
@@ -249,9 +240,9 @@ def _text(file: Path) -> str:
         return ""
 
 
-def _all_reduces(backend: Backend, devices: int) -> list[dict[str, float]]:
-    """Seconds of an all-reduce over all devices, for a small and a large payload; empty where there is none."""
-    found = []
+def _all_reduces(backend: Backend, devices: int) -> list[AllReduceTime]:
+    """Return the seconds of an all-reduce over all devices for a small and a large payload; empty on one device."""
+    found: list[AllReduceTime] = []
     for elements in _REDUCED_ELEMENTS:
         reduce = backend.all_reduce(elements)
         if reduce is not None:

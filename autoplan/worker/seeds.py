@@ -1,4 +1,4 @@
-"""A script's own seed, moved: five runs of a script that fixes its seed are to be five draws, not one five times."""
+"""Offsets a script's fixed seed, so that several runs of the script are independent draws."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ import keras
 import numpy as np
 from keras.src.utils import rng_utils
 
-from autoplan.runtime.data import data_facts
+from autoplan.runtime.data import data_facts, fit_arguments, nested_arrays
 from autoplan.runtime.data.data_facts import DataFacts
+from autoplan.runtime.data.fit_arguments import FitArguments
 
 BASE_SEED = 1
 
 
-def move_random_seed(seed: int) -> None:
-    """Give this process draw `seed`: `BASE_SEED` is the script's own, each other one differs from it and from the rest.
+def offset_random_seed(seed: int) -> None:
+    """Offset the seed of this process by `seed - BASE_SEED`; `BASE_SEED` gives the script's own draw.
 
-    From now on `keras.utils.set_random_seed(s)` moves what initial weights and dropout are drawn from by
-    `seed - BASE_SEED`. NumPy and PyTorch keep `s`, so that data that the script makes and shuffles are the same in
-    every draw. For a process of its own: nothing puts the old function back.
+    After this call `keras.utils.set_random_seed(s)` applies the offset to the generator of initial weights and dropout.
+    NumPy and PyTorch keep `s`, so the data that the script creates and shuffles are the same in every draw. The patch
+    is not undone, so the process must run nothing else.
     """
     original = rng_utils.set_random_seed
     by = seed - BASE_SEED
@@ -32,17 +33,17 @@ def move_random_seed(seed: int) -> None:
         original(seed)
         _seed_torch(seed)
         if by:
-            random.seed(f"{seed} moved by {by}")  # Keras takes the seeds that nobody gave from Python's generator
+            random.seed(f"{seed} moved by {by}")  # Keras draws unspecified seeds from Python's generator
 
     _replace_everywhere(original, set_random_seed)
     set_random_seed(BASE_SEED)
 
 
 def seed_fit(seed: int) -> None:
-    """Set every generator anew right before the fit of draw `seed`, in a process whose seed was moved.
+    """Seed every generator again immediately before the fit, in a process with an offset seed.
 
-    On the PyTorch backend dropout without a seed of its own draws from PyTorch's generator, which a draw therefore
-    moves from here on; elsewhere that one serves data alone.
+    On the PyTorch backend, dropout without its own seed draws from PyTorch's generator, so that generator gets the
+    seed of the draw from here on. On other backends it only serves the data.
     """
     keras.utils.set_random_seed(BASE_SEED)
     if keras.backend.backend() == "torch":
@@ -50,24 +51,25 @@ def seed_fit(seed: int) -> None:
 
 
 def _seed_torch(seed: int) -> None:
-    """Keras does so on the PyTorch backend alone, and a `DataLoader` shuffles on any; unseeded it never repeats."""
+    """Seed PyTorch on every backend, because a `DataLoader` shuffles on every backend; Keras only seeds its own."""
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(seed)
 
 
-def in_another_order(arguments: dict[str, Any], facts: DataFacts, seed: int) -> dict[str, Any]:
-    """The arguments of a fit with the rows of its arrays in the order of this draw; `BASE_SEED` is their own.
+def shuffled(arguments: FitArguments, facts: DataFacts, seed: int) -> FitArguments:
+    """Return the arguments of a fit with the rows of its arrays shuffled by `seed`; `BASE_SEED` keeps their order.
 
-    For a live model, whose weights are given: there a draw of the training is an order of its data.
+    This is for live models: their weights are given, so draws of the training differ in the order of the data.
     """
     if seed == BASE_SEED or facts.kind != "arrays":
         return arguments
     order = np.random.default_rng(seed).permutation(data_facts.training_samples(arguments))
-    moved = {
-        name: data_facts.map_leaves(lambda leaf: data_facts.rows_of(leaf, order), arguments.get(name))
-        for name in ("x", "y", "sample_weight")
-    }
-    return {**arguments, **moved, "validation_split": 0.0}  # what is split off was left out above
+
+    def shuffle(leaf: Any) -> Any:
+        return nested_arrays.take_rows(leaf, order)
+
+    rows = fit_arguments.map_data(lambda data: nested_arrays.map_leaves(shuffle, data), arguments)
+    return {**arguments, **rows, "validation_split": 0.0}  # the validation rows were removed above
 
 
 def _replace_everywhere(original: Any, replacement: Any) -> None:

@@ -1,4 +1,4 @@
-"""Batches for a model that comes without data: shapes, dtypes, and values that its layers and losses accept."""
+"""Synthetic batches for a model without data, with shapes, dtypes and values that its layers and losses accept."""
 
 from __future__ import annotations
 
@@ -7,23 +7,30 @@ from typing import Any
 import keras
 import numpy as np
 
+from autoplan.runtime.data.fit_arguments import FitArguments
+from cost_models.config import Batch
 from cost_models.errors import WorkloadError
 
-_FALLBACK_DIM = 128  # a free dimension besides the batch (sequence length, image side) that the model leaves open
+SYNTHETIC_BATCH = 32
+_SYNTHETIC_BYTES = 64 * 2**20
+_SYNTHETIC_MICRO_STEPS = 256
+"""Micro-steps of an epoch, unless the arrays get too large: the cost of an epoch's end is then below 0.5%."""
+_FALLBACK_DIM = 128  # size of a dimension other than the batch that the model leaves open, such as a sequence length
 
 
 def synthetic_specs(model: Any, batch_size: int) -> tuple[Any, Any]:
-    """(x, y) of `keras.KerasTensor`s for a built, compiled model; y is None when the model has no loss of its own.
+    """Return (x, y) of `keras.KerasTensor`s for a built, compiled model; y is None if the model has no compiled loss.
 
-    Sparse losses take integer targets without the class axis; all others take targets like the output. WorkloadError
-    when the model does not say what its inputs are.
+    Sparse losses take integer targets without the class axis; other losses take targets like the outputs.
+
+    WorkloadError if the inputs of the model are not known.
     """
     x = keras.tree.map_structure(lambda spec: _tensor(spec.shape, spec.dtype, batch_size), _inputs(model))
     return x, _target_specs(model, x, batch_size)
 
 
 def synthetic_batch(model: Any, batch_size: int, seed: int = 0) -> tuple[Any, Any]:
-    """(x, y) of NumPy arrays after `synthetic_specs`: integers within the range of embeddings and classes."""
+    """Return (x, y) of NumPy arrays for `synthetic_specs`, with integers in the range of embeddings and classes."""
     rng = np.random.default_rng(seed)
     x_specs, y_specs = synthetic_specs(model, batch_size)
     highest = _smallest_vocabulary(model)
@@ -35,8 +42,24 @@ def synthetic_batch(model: Any, batch_size: int, seed: int = 0) -> tuple[Any, An
     return x, y
 
 
+def synthetic_arguments(model: Any, batch_size: int, wanted: Batch | None = None) -> FitArguments:
+    """Return arguments of `fit` with arrays that match the model's own input and target specs.
+
+    wanted  the batch that is measured, if it is not `batch_size`: the arrays hold whole updates of it, because a
+            batch that they do not fill would be smaller than its name says
+    """
+    wanted = wanted or Batch(batch_size)
+    row_bytes = sum(
+        int(leaf.nbytes) for leaf in keras.tree.flatten(synthetic_batch(model, 1, seed=0)) if leaf is not None
+    )
+    most = min(_SYNTHETIC_MICRO_STEPS // wanted.accumulation, _SYNTHETIC_BYTES // max(1, row_bytes * wanted.effective))
+    least = 1 if wanted.accumulation > 1 else 2
+    x, y = synthetic_batch(model, wanted.effective * max(least, most), seed=0)
+    return {"x": x, "y": y, "batch_size": batch_size, "verbose": 0}
+
+
 def _inputs(model: Any) -> Any:
-    """The structure of input tensors, as the model was built with it."""
+    """Return the structure of input tensors that the model was built with."""
     inputs = getattr(model, "_inputs_struct", None)
     if inputs is not None:
         return inputs
@@ -44,7 +67,7 @@ def _inputs(model: Any) -> Any:
     if not shapes:
         raise WorkloadError(
             f"the model {model.name!r} has not been built, so its inputs are unknown; "
-            "build it (call it once, or use keras.Input), or give training data"
+            "build it (call it once, or use keras.Input), or provide training data"
         )
     shape = next(iter(shapes.values())) if len(shapes) == 1 else shapes
     return keras.tree.map_shape_structure(lambda dims: keras.KerasTensor(dims, model.input_dtype), shape)
@@ -68,7 +91,7 @@ def _target_specs(model: Any, x: Any, batch_size: int) -> Any:
 
 
 def _per_output(losses: Any, outputs: Any, count: int) -> list[Any]:
-    """One loss an output: `compile` takes one for all, a list, or a dictionary by output name."""
+    """Return one loss per output: `compile` takes one for all outputs, a list, or a dictionary by output name."""
     if isinstance(losses, dict):
         if isinstance(outputs, dict):
             return [losses.get(key) for key in sorted(outputs)]
@@ -91,7 +114,7 @@ def _is_sparse(loss: Any) -> bool:
 
 
 def _smallest_vocabulary(model: Any) -> int:
-    """Integers below this suit every embedding of the model; 2 where there is none."""
+    """Return the smallest vocabulary of the model's embeddings; 2 if it has none."""
     sizes = [layer.input_dim for layer in model._flatten_layers() if isinstance(layer, keras.layers.Embedding)]
     return min(sizes, default=2)
 

@@ -268,7 +268,7 @@ CASES = {
         faults("step", "crash", "always"), plan=False,
     ),
     "full disk for the script": Case(
-        PLAN, r"there is no room left on a disk.*it is tried once more", faults("step", "disk")
+        PLAN, r"a disk is full.*it is tried once more", faults("step", "disk")
     ),
     "full disk": Case(
         BAD_INPUT, r"(?s)trials end here, and the plan is made of what was measured.*error: the plan could not be "
@@ -309,7 +309,7 @@ CASES = {
     "script that changes its folder": Case(PLAN, r"The plan is in", faults("script", "folder", "always")),
     "script that closes stdout": Case(PLAN, r"The plan is in", faults("script", "streams", "always")),
     "script that calls sys.exit(3)": Case(
-        BAD_INPUT, r"error: .*left with exit code 3 before its fit", faults("script", "leave", "always"), plan=False
+        BAD_INPUT, r"error: .*exited with code 3 before its fit", faults("script", "leave", "always"), plan=False
     ),
     "script that calls sys.exit(0)": Case(
         BAD_INPUT, r"error: .*ended without calling model\.fit", faults("script", "leave_well", "always"), plan=False

@@ -55,11 +55,11 @@ def compiled() -> list[Truth]:
 
 def compile_missing(asked: Iterable[Point], seconds: float) -> None:
     """Compile the points that have no row yet, in order, until the seconds are over."""
-    from autoplan.worker import compilation
+    from autoplan.worker import aot_compile
     from cost_models.hardware.compile_targets import compiler_target
     from cost_models.hardware.lookup import cluster
 
-    compilation.prepare(compiler_target(cluster("cpu")))
+    aot_compile.configure_process(compiler_target(cluster("cpu")))
     started, there = time.monotonic(), {one.point for one in known()}
     for point in asked:
         if point in there:
@@ -91,14 +91,14 @@ def _compiled(point: Point) -> list[str]:
     import keras
 
     from autoplan.errors import AutoplanError
-    from autoplan.worker import compilation
+    from autoplan.worker import aot_compile
 
     keras.backend.clear_session()
     jax.clear_caches()
     gc.collect()
     try:
         found = with_model(point, _asked).evidence
-    except (compilation.TooLarge, compilation.Refused, AutoplanError, ValueError) as error:
+    except (aot_compile.ProgramTooLarge, aot_compile.CompilerRejection, AutoplanError, ValueError) as error:
         return [*point.plain(), *[""] * 8, " ".join(str(error).split())[:160]]
     said = found.memory
     figures = (
@@ -110,7 +110,7 @@ def _compiled(point: Point) -> list[str]:
 
 
 def _asked(model: Any, point: Point) -> Any:
-    from autoplan.worker import compilation
+    from autoplan.worker import aot_compile
     from autoplan.worker.synthetic_data import synthetic_specs
     from cost_models import Batch, Precision, TrainConfig
     from cost_models.hardware.compile_targets import compiler_target
@@ -118,7 +118,7 @@ def _asked(model: Any, point: Point) -> Any:
 
     target = compiler_target(cluster(TARGETS[point.target]))
     config = TrainConfig(Batch(point.batch, accumulation=point.accumulation), precision=Precision(point.precision))
-    return compilation.lower(model, synthetic_specs(model, point.batch), config, target, {})
+    return aot_compile.compile_train_step(model, synthetic_specs(model, point.batch), config, target, {})
 
 
 def with_model(point: Point, use: Callable[[Any, Point], Any]) -> Any:

@@ -15,7 +15,7 @@ from pathlib import Path
 from autoplan.jobs.client import Client
 from autoplan.jobs.messages import Job, JobKind
 from autoplan.sources import source
-from autoplan.worker.process.spawn import START_METHOD
+from autoplan.worker.process.start_methods import START_METHOD
 from studies import harness
 
 HERE = Path(__file__).resolve().parent

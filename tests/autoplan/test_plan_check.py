@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from autoplan import plan_check
-from autoplan.machine import local_hardware
+from autoplan.machine import this_machine
 from autoplan.plan.records import Environment, HardwareRecord
 from autoplan.plan_check import Difference, Verdict
 from autoplan.sources.source import resolve
@@ -165,8 +165,8 @@ def made_here(tmp_path, monkeypatch):
         hardware=plain["hardware"]
         | {
             "name": "local",
-            "description": local_hardware.processor_name(),
-            "capacity_bytes": local_hardware.memory_bytes(),
+            "description": this_machine.processor_name(),
+            "capacity_bytes": this_machine.memory_bytes(),
         },
     )
 
@@ -189,7 +189,7 @@ def test_simulated_devices_share_this_machine(made_here):
         **made_here.model_dump(by_alias=True)
         | {
             "hardware": made_here.hardware.model_dump()
-            | {"devices": 4, "simulated": True, "capacity_bytes": local_hardware.memory_bytes() // 4}
+            | {"devices": 4, "simulated": True, "capacity_bytes": this_machine.memory_bytes() // 4}
         }
     )
     assert plan_check.verdict(plan, plan_check.here(plan)) == Verdict(())

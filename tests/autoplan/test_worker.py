@@ -1,4 +1,4 @@
-"""Scripts of many shapes, each in real processes: looked at, traced, measured with another batch, and trained so."""
+"""Scripts of many kinds in real processes: observed, traced, measured under another batch, and trained."""
 
 import json
 import subprocess
@@ -161,7 +161,7 @@ def short(tmp_path):
 
 
 @pytest.mark.parametrize("more", ["", ", steps_per_epoch=4, epochs=3"])
-def test_of_a_generator_that_ends_early_what_is_known_is_told(client, short, more):
+def test_a_generator_that_ends_early_is_measured_as_far_as_it_goes(client, short, more):
     spec = short("(batch for batch in Rows())", more=more)
     own = Observation.model_validate(answered(client, JobKind.OBSERVE, spec)).config
     for config in (own, with_batch(own, 8, 4)):
@@ -173,7 +173,7 @@ def test_of_a_generator_that_ends_early_what_is_known_is_told(client, short, mor
         assert 0 < found.micro_steps <= 24
 
 
-def test_a_dataset_that_loads_slowly_is_found_to_bind(client, short):
+def test_a_slow_dataset_is_input_bound(client, short):
     spec = short("Rows()", pause=0.03)
     found = Measurement.model_validate(answered(client, JobKind.MEASURE, spec, options=QUICK))
     assert found.input_bound
@@ -181,7 +181,7 @@ def test_a_dataset_that_loads_slowly_is_found_to_bind(client, short):
 
 
 @pytest.mark.parametrize("data", ["Rows(workers=2)", "(batch for _ in range(9) for batch in Rows())"])
-def test_losses_are_equal_whatever_a_stream_is_cut_into(client, short, data):
+def test_losses_do_not_depend_on_the_micro_batches_of_a_stream(client, short, data):
     spec = short(data, more=", steps_per_epoch=6" if "range" in data else "")
     own = Observation.model_validate(answered(client, JobKind.OBSERVE, spec)).config
     alone, cut = (

@@ -1,4 +1,4 @@
-"""What differs between backends, behind one small interface. Importing this module imports no backend."""
+"""The interface to Keras backends: everything that differs between them. Importing this module imports no backend."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ PRELOADED: Mapping[str, tuple[str, ...]] = {
     "tensorflow": ("tensorflow",),
     "torch": ("torch",),
 }
-"""What a worker's server imports before it forks; a backend that is not listed here cannot run trials yet."""
+"""Modules that a worker's server imports before it forks. A backend that is not listed here cannot run trials."""
 
 
 class CompileWatch(Protocol):
-    """Counts compilations of the training step from the moment it is made.
+    """Counts compilations of the training step since its creation.
 
-    compile_seconds is None where the backend does not tell compiling from running: then what the first call took longer
-    than later ones stands for it.
+    compile_seconds is None if the backend does not report it; it is then estimated as the difference between the first
+    call and later calls.
     """
 
     compilations: int
@@ -30,94 +30,93 @@ class CompileWatch(Protocol):
 
     @property
     def compile_seconds(self) -> float | None:
-        """Seconds of all compilations so far."""
+        """Return the seconds of all compilations so far."""
 
 
 class Backend(Protocol):
-    """What the runtime and the workers need to know of a backend."""
+    """What the runtime and the workers use of a backend."""
 
     name: str
-    refusals: tuple[type[Exception], ...]
-    """What is raised where a device lacks an operation, or has it for other dtypes only."""
+    unsupported_errors: tuple[type[Exception], ...]
+    """Exceptions raised if a device does not support an operation, or not with the given dtype."""
 
     def version(self) -> str:
-        """The version of the framework."""
+        """Return the version of the framework."""
 
     def platform(self) -> str:
-        """Of which sort the first device is: cpu, gpu or tpu."""
+        """Return the kind of the first device: cpu, gpu or tpu."""
 
     def configure_devices(self, count: int) -> None:
-        """Make `count` simulated CPU devices. Only before the first device is touched.
+        """Create `count` simulated CPU devices. Must be called before a device is used.
 
-        ConfigError for more than one where the backend cannot train on them.
+        ConfigError for more than one device if the backend cannot train on simulated devices.
         """
 
     def enable_compilation_cache(self, directory: Path) -> None:
-        """Keep compiled programs in `directory`, whatever their size; nothing where the backend keeps none."""
+        """Cache compiled programs of any size in `directory`. Does nothing on a backend without a cache."""
 
     def devices(self) -> tuple[int, str, int | None]:
-        """How many devices, their kind, and the memory of one in bytes where the device tells."""
+        """Return the number of devices, their kind, and the bytes of memory of one; None if the device reports none."""
 
     def data_parallel(self, devices: int, *, shard_state: bool = False) -> Any:
-        """A `keras.distribution` over the first `devices` devices, axis `data`. ConfigError when there are fewer.
+        """Return a `keras.distribution` over the first `devices` devices, with the axis `data`.
 
-        shard_state  weights and optimizer state are split over the devices too, where a dimension divides
+        shard_state  also split weights and optimizer state over the devices, if a dimension divides
+
+        ConfigError if the machine has fewer devices.
         """
 
-    def accept_remainders(self) -> None:
-        """Let a batch that does not divide over the mesh be replicated instead of refused."""
+    def replicate_uneven_batches(self) -> None:
+        """Replicate a batch that does not divide over the mesh, instead of rejecting it."""
 
     def synchronize(self, values: Any) -> None:
-        """Wait until `values` are computed; None: until everything is that was started."""
+        """Wait until `values` are computed. None waits for everything that was started."""
 
-    def logs_of(self, outputs: Any) -> Mapping[str, Any]:
-        """The logs among what a model's training function returns."""
+    def logs_of(self, outputs: Any) -> Mapping[str, object]:
+        """Return the logs from the outputs of a model's training function."""
 
     def counted_micro_steps(self, model: Any, outputs: Any) -> int | None:
-        """Micro-steps that the model's optimizer has counted; None for a model that brings no such optimizer.
+        """Return the micro-steps that the model's optimizer has counted; None for an optimizer without a counter.
 
-        outputs  what the training function has just returned; None before a fit's first micro-step
+        outputs  the latest outputs of the training function; None before the first micro-step of a fit
         """
 
     def watch_compilation(self) -> CompileWatch:
         """Start counting compilations of the training step."""
 
     def fixed_batch_runner(self, model: Any, batch: Any) -> Callable[[int], None]:
-        """A function that runs n micro-steps on one batch that is already on the device, and waits for the last.
+        """Return a function that runs n micro-steps on one batch, and waits for the last of them.
 
-        batch  as `train_step` gets it
+        batch  as `train_step` receives it; it is moved to the device once where the backend allows it
         """
 
     def peak_bytes(self) -> int | None:
-        """Largest allocation of any device so far, where the device counts."""
+        """Return the largest number of bytes allocated on any device so far; None if devices do not count."""
 
     def compiled_bytes(self, model: Any, batch: Any) -> int | None:
-        """What the compiled training step needs on a device: arguments + outputs - aliases + temporaries."""
+        """Return the bytes of the compiled step on a device: arguments + outputs - aliases + temporaries; else None."""
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """Whether this exception says that memory ran out."""
+        """Return whether this exception means that memory ran out."""
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A function of tensors, made of `keras.ops`, as this backend runs a micro-step where a script says nothing."""
+        """Compile a function of `keras.ops` as this backend compiles a micro-step with jit_compile="auto"."""
 
     def streaming(self, elements: int) -> tuple[Callable[[], object], int]:
-        """A call that reads and writes float32 arrays of so many elements in place, and the bytes that it moves.
-
-        It returns when it is done.
-        """
+        """Return a blocking call that reads and writes float32 arrays of `elements` elements, and its bytes moved."""
 
     def all_reduce(self, elements: int) -> Callable[[], object] | None:
-        """A call that sums a float32 array of so many elements a device over all devices, and returns when it is done.
+        """Return a blocking call that sums a float32 array of `elements` elements per device over all devices.
 
-        None on one device, and where Keras cannot split a batch over several.
+        None on one device, and on a backend on which Keras cannot split a batch over devices.
         """
 
 
 def get(name: str) -> Backend:
-    """The backend of that name. ConfigError when autoplan cannot run it."""
+    """Return the backend of that name. ConfigError if autoplan cannot run it."""
     if name not in PRELOADED:
         raise ConfigError(
-            f"the {name!r} backend cannot be run yet; expected {' or '.join(sorted(PRELOADED))}: "
+            f"the {name!r} backend is not supported; expected {' or '.join(sorted(PRELOADED))}: "
             "set KERAS_BACKEND=jax, or use --no-measure"
         )
     module = importlib.import_module(f"autoplan.runtime.backends.{name}")

@@ -30,10 +30,10 @@ _STREAM_PASSES = 4
 
 @dataclass
 class JaxCompileWatch:
-    """Listens to `jax.monitoring`. Only the training step counts: initializers compile apart.
+    """Counts compilations of the training step from events of `jax.monitoring`; initializers do not count.
 
-    compile_seconds is what compiling costs without a cache: a program that came from the persistent cache counts with
-    the seconds that the cache remembers.
+    compile_seconds is the time that compilation takes without a cache: a program from the persistent cache counts with
+    the seconds that the cache has recorded for it.
     """
 
     compilations: int = 0
@@ -60,25 +60,25 @@ class JaxCompileWatch:
 
 
 class _ShardedState(keras.distribution.DataParallel):
-    """Data parallelism whose weights and optimizer state are split over the same axis (ZeRO-3, FSDP).
+    """Data parallelism with weights and optimizer state split over the same axis (ZeRO-3, FSDP).
 
-    XLA gathers a weight where it is used, and scatters its gradient.
+    XLA inserts an all-gather before each use of a weight, and a reduce-scatter of its gradient.
     """
 
     def get_variable_layout(self, variable: Any) -> Any:
         layout = super().get_variable_layout(variable)
         axis = split_axis(tuple(variable.shape), self.device_mesh.devices.size)
-        if axis is None or any(layout.axes):  # whole everywhere, or laid out by the user's own code
+        if axis is None or any(layout.axes):  # no dimension divides, or the user's own code sets a layout
             return layout
-        axes = [self.batch_dim_name if place == axis else None for place in range(len(variable.shape))]
+        axes = [self.batch_dim_name if dimension == axis else None for dimension in range(len(variable.shape))]
         return keras.distribution.TensorLayout(axes, self.device_mesh)
 
 
 class JaxBackend:
-    """See `autoplan.runtime.backends.Backend` for what each method owes."""
+    """Implements `autoplan.runtime.backends.Backend`, which documents each method."""
 
     name = "jax"
-    refusals = (RuntimeError, NotImplementedError)
+    unsupported_errors = (RuntimeError, NotImplementedError)
 
     def version(self) -> str:
         return jax.__version__
@@ -113,13 +113,13 @@ class JaxBackend:
         kind = _ShardedState if shard_state else keras.distribution.DataParallel
         return kind(device_mesh=mesh, auto_shard_dataset=False)
 
-    def accept_remainders(self) -> None:
-        """Keras refuses a batch that does not divide over the mesh, an epoch's last one above all.
+    def replicate_uneven_batches(self) -> None:
+        """Patch Keras, which rejects a batch that does not divide over the mesh, such as the last batch of an epoch.
 
-        Replicated, each device computes the whole of that one batch: the same numbers as on one device.
+        Such a batch is replicated: each device computes all of it, with the same result as on one device.
         """
         original = distribution_lib.distribute_data_input
-        if getattr(original, "accepts_remainders", False):
+        if getattr(original, "replicates_uneven_batches", False):
             return
 
         def distribute(per_process_batch: Any, layout: Any, batch_dim_name: Any) -> Any:
@@ -132,7 +132,7 @@ class JaxBackend:
                     return jax.device_put(per_process_batch, replicated)
             return original(per_process_batch, layout, batch_dim_name)
 
-        distribute.accepts_remainders = True  # type: ignore[attr-defined]
+        distribute.replicates_uneven_batches = True  # type: ignore[attr-defined]
         distribution_lib.distribute_data_input = distribute
 
     def synchronize(self, values: Any) -> None:
@@ -140,15 +140,15 @@ class JaxBackend:
             values = [array for array in jax.live_arrays() if not array.is_deleted()]
         jax.block_until_ready(values)
 
-    def logs_of(self, outputs: Any) -> Mapping[str, Any]:
-        logs: Mapping[str, Any] = outputs[0]
+    def logs_of(self, outputs: Any) -> Mapping[str, object]:
+        logs: Mapping[str, object] = outputs[0]
         return logs
 
     def counted_micro_steps(self, model: Any, outputs: Any) -> int | None:
         counter = getattr(innermost(model.optimizer), "_iterations", None)
         if counter is None or outputs is None:
             return None if counter is None else int(counter)
-        # During a fit the values travel in the training function's state, and the variables hold old ones.
+        # During a fit the current values are in the training function's state; the variables hold old values.
         at = next(at for at, variable in enumerate(model.optimizer.variables) if variable is counter)
         return int(outputs[1][2][at])
 
@@ -208,7 +208,7 @@ class JaxBackend:
         return program
 
     def streaming(self, elements: int) -> tuple[Callable[[], object], int]:
-        """Over and over in one program and in place: neither a copy nor the first touch of fresh memory is counted."""
+        """Update an array in place several times per program, so that neither copies nor page faults are measured."""
 
         def passes(x: Any) -> Any:
             return jax.lax.fori_loop(0, _STREAM_PASSES, lambda _, a: a * 0.999 + 1.0, x)
@@ -236,9 +236,9 @@ class JaxBackend:
 
 
 def _without_aliases(state: Any) -> Any:
-    """State whose every leaf has a buffer of its own, so that it can be donated.
+    """Copy leaves that share a buffer with another leaf, so that the state can be donated.
 
-    After a fit with a moving average Keras has assigned the average's own array to each weight.
+    After a fit with a moving average of weights, Keras has assigned the array of the average to each weight.
     """
     seen: set[int] = set()
 
@@ -252,11 +252,11 @@ def _without_aliases(state: Any) -> Any:
 
 
 def _wait_for_each_program() -> None:
-    """Let Keras's compiled functions return only when they are done.
+    """Patch Keras so that its compiled functions block until they are done.
 
-    Programs that are dispatched ahead share one pool of threads: with fewer cores than simulated devices an all-reduce
-    then may never get all its participants, and XLA ends the process after 40 s (seen with jaxlib 0.10.2, 4 devices on
-    2 cores; `jax_cpu_enable_async_dispatch=False` does not help).
+    Programs that are dispatched asynchronously share one thread pool. With fewer cores than simulated devices, an
+    all-reduce may wait forever for its participants, and XLA aborts the process after 40 s. This was observed with
+    jaxlib 0.10.2 and 4 devices on 2 cores; `jax_cpu_enable_async_dispatch=False` does not prevent it.
     """
     compiled = trainer.jit
 

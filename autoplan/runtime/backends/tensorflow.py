@@ -1,9 +1,9 @@
-"""Keras on TensorFlow: a graph a micro-step, or several in one loop, compiled with XLA where the model asks for it."""
+"""Keras on TensorFlow: each micro-step is a graph, compiled with XLA if the model has jit_compile."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,15 +13,14 @@ import tensorflow as tf
 from keras.src.backend.tensorflow import trainer
 from tensorflow.python.client import device_lib
 
-from autoplan.errors import ConfigError
-from autoplan.runtime.optimizers import innermost
+from autoplan.runtime.backends.single_device import SingleDeviceBackend
 
 _OUT_OF_MEMORY = (
     "oom when allocating",
     "out of memory",
     "failed to allocate memory",
     "cuda_error_out_of_memory",
-    "dst tensor is not initialized",  # what a copy to a full GPU says
+    "dst tensor is not initialized",  # a copy to a GPU without free memory
     "std::bad_alloc",
 )
 _STREAM_PASSES = 4
@@ -29,10 +28,10 @@ _STREAM_PASSES = 4
 
 @dataclass
 class TensorFlowCompileWatch:
-    """Counts tracings of the training step, each of which is optimized and compiled anew.
+    """Counts traces of the training step; TensorFlow optimizes and compiles each trace.
 
-    TensorFlow tells no compile time. A step that was traced for batches of any size is compiled by XLA once a size,
-    which nothing here sees: groups of micro-steps are many, and their median leaves out the one where it happened.
+    TensorFlow reports no compile time. XLA compiles a step that was traced for batches of any size once per size, and
+    this class does not see that. The median over groups of micro-steps excludes the group in which it happens.
     """
 
     compilations: int = 0
@@ -47,11 +46,13 @@ class TensorFlowCompileWatch:
 _WATCHES: list[TensorFlowCompileWatch] = []
 
 
-class TensorFlowBackend:
-    """See `autoplan.runtime.backends.Backend` for what each method owes."""
+class TensorFlowBackend(SingleDeviceBackend):
+    """Implements `autoplan.runtime.backends.Backend`, which documents each method."""
 
     name = "tensorflow"
-    refusals = (tf.errors.OpError, RuntimeError, NotImplementedError, TypeError)
+    out_of_memory_errors = (MemoryError, tf.errors.ResourceExhaustedError)
+    out_of_memory_messages = _OUT_OF_MEMORY
+    unsupported_errors = (tf.errors.OpError, RuntimeError, NotImplementedError, TypeError)
 
     def version(self) -> str:
         return str(tf.__version__)
@@ -59,18 +60,11 @@ class TensorFlowBackend:
     def platform(self) -> str:
         return _accelerators()[0].lower() if _accelerators() else "cpu"
 
-    def configure_devices(self, count: int) -> None:
-        """One device alone: TensorFlow has logical CPU devices, and `keras.distribution` spreads no batch over them."""
-        if count > 1:
-            raise ConfigError(
-                f"{count} simulated devices were asked for, and Keras trains on simulated devices with JAX alone; "
-                "leave --devices out, or use --backend jax"
-            )
-
     def enable_compilation_cache(self, directory: Path) -> None:
-        """Nothing: graphs are never kept, and XLA's programs by an experimental flag alone, which is the user's to set.
+        """Do nothing: TensorFlow does not cache graphs, and caches XLA's programs only under an experimental flag.
 
-        (TF_XLA_FLAGS=--tf_xla_persistent_cache_directory=DIR; a warm one took a quarter off a first micro-step's time.)
+        A user can set it with TF_XLA_FLAGS=--tf_xla_persistent_cache_directory=DIR. A warm cache made the first
+        micro-step 25% faster.
         """
 
     def devices(self) -> tuple[int, str, int | None]:
@@ -82,27 +76,10 @@ class TensorFlowBackend:
         details = tf.config.experimental.get_device_details(found[0])
         return len(found), str(details.get("device_name", kinds[0])), int(first.memory_limit) or None
 
-    def data_parallel(self, devices: int, *, shard_state: bool = False) -> Any:
-        raise ConfigError(
-            f"the plan's mesh needs {devices} devices, and keras.distribution splits a batch over devices on JAX "
-            "alone; use a mesh of one device, or --backend jax"
-        )
-
-    def accept_remainders(self) -> None:
-        """A batch of any size is right on one device."""
-
     def synchronize(self, values: Any) -> None:
-        """Wait for every device. On a CPU an operation is done when it returns, unless the script made it otherwise."""
+        """Wait for every device. On a CPU operations are synchronous, unless the script has changed that."""
         if _accelerators() or not tf.config.experimental.get_synchronous_execution():
             tf.test.experimental.sync_devices()
-
-    def logs_of(self, outputs: Any) -> Mapping[str, Any]:
-        logs: Mapping[str, Any] = outputs
-        return logs
-
-    def counted_micro_steps(self, model: Any, outputs: Any) -> int | None:
-        counter = getattr(innermost(model.optimizer), "_iterations", None)
-        return None if counter is None else int(counter)
 
     def watch_compilation(self) -> TensorFlowCompileWatch:
         _watch_tracing()
@@ -111,11 +88,11 @@ class TensorFlowBackend:
         return watch
 
     def fixed_batch_runner(self, model: Any, batch: Any) -> Callable[[int], None]:
-        """Runs `model`'s own training function, several micro-steps an execution as it has them.
+        """Run the model's own training function, with its own number of micro-steps per execution.
 
-        The batch lies in the host's memory, as in a fit: on a GPU its copy to the device is in each micro-step.
+        The batch is in host memory, as in a fit, so on a GPU each micro-step includes its copy to the device.
         """
-        batches = iter(_endless(model, batch))
+        batches = iter(_repeated(model, batch))
         model.make_train_function()
 
         def run(micro_steps: int) -> None:
@@ -133,23 +110,13 @@ class TensorFlowBackend:
         ]
         return max(peaks) if peaks else None
 
-    def compiled_bytes(self, model: Any, batch: Any) -> int | None:
-        """Not known: neither TensorFlow's graphs nor its door to XLA state the memory of a program."""
-        return None
-
-    def is_out_of_memory(self, error: BaseException) -> bool:
-        if isinstance(error, (MemoryError, tf.errors.ResourceExhaustedError)):
-            return True
-        message = str(error).lower()
-        return isinstance(error, Exception) and any(words in message for words in _OUT_OF_MEMORY)
-
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A graph, which Keras compiles with XLA on accelerators alone."""
+        """Return a graph function; Keras compiles it with XLA only on accelerators."""
         program: Callable[..., Any] = tf.function(function, jit_compile=bool(_accelerators()))
         return program
 
     def streaming(self, elements: int) -> tuple[Callable[[], object], int]:
-        """A variable to which an array is added: two are read and one is written, in place."""
+        """Add an array to a variable in place: two arrays are read and one is written."""
         total = tf.Variable(tf.zeros((elements,)))
         added = tf.ones((elements,))
 
@@ -160,45 +127,42 @@ class TensorFlowBackend:
 
         return stream, _STREAM_PASSES * 3 * 4 * elements
 
-    def all_reduce(self, elements: int) -> Callable[[], object] | None:
-        return None
-
 
 def _accelerators() -> list[str]:
-    """Kinds of accelerators that are here, the one that is used first."""
+    """Return the kinds of accelerators of this machine, the preferred kind first."""
     return [kind for kind in ("TPU", "GPU") if tf.config.list_physical_devices(kind)]
 
 
-def _endless(model: Any, batch: Any) -> Any:
-    """A dataset that gives one batch for ever."""
-    only = keras.tree.lists_to_tuples(batch)  # a dataset stacks what is in a list
-    return model.distribute_strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensors(only).repeat())
+def _repeated(model: Any, batch: Any) -> Any:
+    """Return a dataset that repeats one batch."""
+    element = keras.tree.lists_to_tuples(batch)  # a dataset stacks the items of a list
+    return model.distribute_strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensors(element).repeat())
 
 
 def _watch_tracing() -> None:
-    """Have every training step that Keras makes a function of from now on tell when it is traced."""
+    """Patch Keras so that every training function that it makes from now on counts its traces."""
     original = trainer.TensorFlowTrainer._make_function
-    if getattr(original, "tells_tracings", False):
+    if getattr(original, "counts_traces", False):
         return
 
     @functools.wraps(original)
     def make_function(model: Any, step_function: Any) -> Any:
         is_training = step_function == model.train_step
-        return original(model, _telling(step_function) if is_training else step_function)
+        return original(model, _counting(step_function) if is_training else step_function)
 
-    make_function.tells_tracings = True  # type: ignore[attr-defined]
+    make_function.counts_traces = True  # type: ignore[attr-defined]
     trainer.TensorFlowTrainer._make_function = make_function
 
 
-def _telling(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    @functools.wraps(step, updated=())  # a `tf.function` carries much that is its own
-    def told(batch: Any) -> Any:
+def _counting(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    @functools.wraps(step, updated=())  # a `tf.function` has attributes that must not be copied
+    def counted(batch: Any) -> Any:
         if tf.inside_function():
             for watch in _WATCHES:
                 watch.compilations += 1
         return step(batch)
 
-    return told
+    return counted
 
 
 BACKEND = TensorFlowBackend()

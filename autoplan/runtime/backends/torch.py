@@ -1,11 +1,11 @@
-"""Keras on PyTorch: eager, one operation at a time, unless a model asks for `torch.compile` with jit_compile=True."""
+"""Keras on PyTorch: eager execution, or `torch.compile` if the model has jit_compile=True."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,16 +17,15 @@ from keras.src.backend.torch import core
 from torch._dynamo import callback as dynamo_callback
 from torch._dynamo.utils import counters, get_compilation_metrics
 
-from autoplan.errors import ConfigError
-from autoplan.runtime.data import data_facts
-from autoplan.runtime.optimizers import innermost
+from autoplan.runtime.backends.single_device import SingleDeviceBackend
+from autoplan.runtime.data import nested_arrays
 
 _OUT_OF_MEMORY = (
     "out of memory",  # CUDA, MPS and XPU allocators
     "can't allocate memory",  # the CPU allocator on Linux
     "not enough memory",  # the CPU allocator elsewhere
     "cannot allocate memory",  # the operating system
-    "status_alloc_failed",  # cuBLAS, cuDNN and their like
+    "status_alloc_failed",  # cuBLAS, cuDNN and related libraries
 )
 _STREAM_PASSES = 4
 _CACHE_HIT, _CACHE_MISS = "fxgraph_cache_hit", "fxgraph_cache_miss"
@@ -38,9 +37,9 @@ def _cache_figures() -> dict[str, int]:
 
 @dataclass
 class TorchCompileWatch:
-    """Listens to what `torch.compile` compiles. A micro-step that runs eagerly compiles nothing: all figures stay 0.
+    """Counts compilations by `torch.compile`. A micro-step that runs eagerly compiles nothing: all counts stay 0.
 
-    A step that is cut into several graphs (it always is, around `backward`) counts as several compilations.
+    A step that is split into several graphs counts as several compilations; `backward` always splits it.
     """
 
     compilations: int = 0
@@ -55,14 +54,14 @@ class TorchCompileWatch:
 
     @property
     def compile_seconds(self) -> float:
-        """What compiling costs without a cache: wall seconds, and those that the cache says it saved.
+        """Seconds that compilation takes without a cache: wall time, plus the time that the cache reports as saved.
 
-        Where anything was compiled here, a hit is one of the same process, which every training gets.
+        After a cache miss, later hits come from the same process, and every training has those.
         """
         if self.cache_misses:
             return self._wall_seconds
-        # PyTorch keeps what a cache hit saved under the name of what it does with it: waiting longer for other hosts.
-        # A program that is fetched twice saves the same microseconds both times, and would be compiled once.
+        # PyTorch records the time that a cache hit saved in a field named after its use, a longer timeout for hosts.
+        # A program that is fetched twice reports the same number twice, but would be compiled once: hence the set.
         saved = {
             record.distributed_ephemeral_timeout_us or 0
             for record in get_compilation_metrics()
@@ -85,33 +84,30 @@ class TorchCompileWatch:
             self.cache_misses = now[_CACHE_MISS] - self._before[_CACHE_MISS]
 
 
-class TorchBackend:
-    """See `autoplan.runtime.backends.Backend` for what each method owes."""
+class TorchBackend(SingleDeviceBackend):
+    """Implements `autoplan.runtime.backends.Backend`, which documents each method."""
 
     name = "torch"
-    refusals = (RuntimeError,)  # NotImplementedError is one of them
+    out_of_memory_errors = (MemoryError, torch.cuda.OutOfMemoryError)
+    out_of_memory_messages = _OUT_OF_MEMORY
+    unsupported_errors = (RuntimeError,)  # NotImplementedError is a subclass
 
     def version(self) -> str:
-        return str(torch.__version__).partition("+")[0]  # what follows names the build (+cpu, +cu126), not the version
+        return str(torch.__version__).partition("+")[0]  # a suffix names the build: +cpu, +cu126
 
     def platform(self) -> str:
         return "cpu" if torch.device(core.get_device()).type == "cpu" else "gpu"
 
     def configure_devices(self, count: int) -> None:
-        if count > 1:
-            raise ConfigError(
-                f"{count} simulated devices were asked for, and only JAX can simulate devices on a CPU; "
-                "leave --devices out, or use --backend jax"
-            )
+        super().configure_devices(count)
         core.DEFAULT_DEVICE = "cpu"
 
-    def enable_compilation_cache(self, directory: Path) -> bool:
+    def enable_compilation_cache(self, directory: Path) -> None:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(directory)
         for variable in ("TORCHINDUCTOR_FX_GRAPH_CACHE", "TORCHINDUCTOR_AUTOGRAD_CACHE"):
             os.environ[variable] = "1"
-        if "torch._inductor.config" in sys.modules:  # it has read the environment by then
+        if "torch._inductor.config" in sys.modules:  # it has already read the environment
             sys.modules["torch._inductor.config"].fx_graph_cache = True  # type: ignore[attr-defined]
-        return True
 
     def devices(self) -> tuple[int, str, int | None]:
         device = torch.device(core.get_device())
@@ -124,28 +120,11 @@ class TorchBackend:
             return 1, "mps", int(torch.mps.recommended_max_memory())
         return 1, device.type, None
 
-    def data_parallel(self, devices: int, *, shard_state: bool = False) -> Any:
-        raise ConfigError(
-            f"the plan's mesh has {devices} devices, and keras.distribution splits a batch over devices on the JAX "
-            "backend only; use a mesh of 1, or the JAX backend"
-        )
-
-    def accept_remainders(self) -> None:
-        """A batch of any size is right on one device."""
-
     def synchronize(self, values: Any) -> None:
-        """Accelerators compute behind the program's back; on a CPU an operation is done when it returns."""
+        """Wait for accelerators, which run asynchronously. On a CPU operations are synchronous."""
         device = torch.device(core.get_device()).type
         if device in ("cuda", "xpu", "mps"):
             getattr(torch, device).synchronize()
-
-    def logs_of(self, outputs: Any) -> Mapping[str, Any]:
-        logs: Mapping[str, Any] = outputs
-        return logs
-
-    def counted_micro_steps(self, model: Any, outputs: Any) -> int | None:
-        counter = getattr(innermost(model.optimizer), "_iterations", None)
-        return None if counter is None else int(counter)
 
     def watch_compilation(self) -> TorchCompileWatch:
         watch = TorchCompileWatch()
@@ -154,9 +133,9 @@ class TorchBackend:
         return watch
 
     def fixed_batch_runner(self, model: Any, batch: Any) -> Callable[[int], None]:
-        on_device = data_facts.map_leaves(_as_fit_gives_it, batch)
+        on_device = nested_arrays.map_leaves(_as_fit_tensor, batch)
         model.make_train_function()
-        model.train()  # `fit` leaves the modules in evaluation mode
+        model.train()  # because `fit` leaves the modules in evaluation mode
 
         def run(micro_steps: int) -> None:
             for _ in range(micro_steps):
@@ -172,18 +151,8 @@ class TorchBackend:
         runtime = getattr(torch, device)
         return max(int(runtime.max_memory_allocated(index)) for index in range(runtime.device_count()))
 
-    def compiled_bytes(self, model: Any, batch: Any) -> int | None:
-        """Not known: PyTorch's compiler states no memory of a program."""
-        return None
-
-    def is_out_of_memory(self, error: BaseException) -> bool:
-        if isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)):
-            return True
-        message = str(error).lower()
-        return isinstance(error, Exception) and any(words in message for words in _OUT_OF_MEMORY)
-
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function itself: Keras's "auto" is eager on PyTorch."""
+        """Return the function itself: jit_compile="auto" means eager execution on PyTorch."""
         return function
 
     def streaming(self, elements: int) -> tuple[Callable[[], object], int]:
@@ -196,12 +165,9 @@ class TorchBackend:
 
         return stream, _STREAM_PASSES * 2 * array.nbytes
 
-    def all_reduce(self, elements: int) -> Callable[[], object] | None:
-        return None
 
-
-def _as_fit_gives_it(leaf: Any) -> Any:
-    """An array as a tensor on the device, floating point in Keras's own type, as `fit` makes it from arrays."""
+def _as_fit_tensor(leaf: Any) -> Any:
+    """Convert an array as `fit` does: to a tensor on the device, floating-point data in `keras.config.floatx()`."""
     array = np.asarray(leaf)
     dtype = keras.config.floatx() if array.dtype.kind == "f" else None
     return keras.ops.convert_to_tensor(array, dtype=dtype)

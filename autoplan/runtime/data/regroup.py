@@ -1,7 +1,7 @@
-"""Batches that come one after another, regrouped into the micro-steps of each update: PyDatasets and generators.
+"""Regroups the batches of PyDatasets and generators into the micro-steps of each update.
 
-Keras's own adapters go on reading the script's data: order, shuffling, class weights, threads, processes and what
-happens between epochs are theirs. What they yield is joined into the rows of one update and cut into its micro-steps.
+Keras's own adapters still read the script's data, so order, shuffling, class weights, threads, processes and callbacks
+between epochs are Keras's. Their batches are concatenated to the rows of one update and split into its micro-steps.
 """
 
 from __future__ import annotations
@@ -17,21 +17,22 @@ import numpy as np
 from keras.src.trainers.data_adapters import data_adapter, data_adapter_utils, get_data_adapter
 from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
 
-from autoplan.runtime.data import sample
-from autoplan.runtime.data.data_facts import map_leaves
+from autoplan.runtime.data import nested_arrays
+from autoplan.runtime.data.nested_arrays import map_leaves
 from cost_models.config import Batch
 
 
 @dataclass
 class Regrouping:
-    """From the script's batches to the wanted ones.
+    """How the script's batches become the wanted micro-batches.
 
-    While the effective batch is kept, an update is made of the very batches that the script makes it of, wherever among
-    them a partial one comes; else of the next so many rows. An update of other than the full number of rows is cut into
-    equal micro-steps. padded: it is filled up with rows of weight zero first, and its real rows weigh accordingly more
-    (see `runtime/batching.py`); every batch then has weights. Otherwise rows that do not divide are left out.
+    If the effective batch stays the same, an update consists of the same batches as in the script, even if a partial
+    batch is among them. Otherwise it consists of the next `wanted.effective` rows. An update with fewer rows is split
+    into equal micro-steps.
 
-    dropped_rows   counts those that were left out so far
+    padded        a partial update is first padded with rows of weight zero, and its real rows get larger weights (the
+                  mode `pad` of `rebatch`); every batch then has weights. Otherwise rows that do not divide are dropped
+    dropped_rows  number of rows that were dropped so far
     """
 
     script: Batch
@@ -45,24 +46,28 @@ class Regrouping:
 
     @property
     def most_batches_an_update(self) -> int:
-        """Batches of the script that one update takes."""
+        """The largest number of the script's batches in one update."""
         return max(self.script.accumulation, -(-self.wanted.effective // self.script.global_size))
 
     def micro_steps(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """The micro-batches of one update after another."""
+        """Yield the micro-batches of each update."""
         for update in self._updates(iter(batches)):
             yield from self._cut(update)
 
     def micro_steps_an_epoch(self, batches: int, last_rows: int, *, shuffled: bool) -> int | None:
-        """Of an epoch of so many batches, the last of `last_rows`; None where it depends on their order."""
+        """Return the micro-steps of an epoch of `batches` batches, the last with `last_rows` rows.
+
+        Returns None if the number depends on the order of the batches.
+        """
         sizes = self.partial_updates(batches, last_rows)
         counts = {self._count(batches, last_rows, partial) for partial in (sizes if shuffled else sizes[:1])}
         return counts.pop() if len(counts) == 1 else None
 
     def partial_updates(self, batches: int, last_rows: int) -> list[tuple[int, ...]]:
-        """Rows of the updates of an epoch that may not be full.
+        """Return the rows of the partial updates of an epoch.
 
-        First with its smaller batch at the end, then, if that differs, with that batch in the midst of it.
+        The first tuple is for an epoch with its smaller batch at the end. A second tuple, if the result differs, is for
+        an epoch with that batch elsewhere.
         """
         rows, taken = self.script.global_size, self.script.accumulation
         if not self.keeps_updates:
@@ -82,14 +87,14 @@ class Regrouping:
             yield from _by_rows(batches, self.wanted.effective)
             return
         while taken := list(itertools.islice(batches, self.script.accumulation)):
-            yield joined(taken)
+            yield concatenate(taken)
 
     def _cut(self, update: Any) -> Iterator[Any]:
-        pieces, rows = self.wanted.accumulation, sample.rows(update)
+        pieces, rows = self.wanted.accumulation, nested_arrays.row_count(update)
         size = rows // pieces
         if self.padded:
             size = max(self.wanted.global_size, -(-rows // pieces))
-            update = _filled_up(update, size * pieces)
+            update = _padded(update, size * pieces)
         else:
             self.dropped_rows += rows - size * pieces
         if size:
@@ -98,10 +103,10 @@ class Regrouping:
 
 
 class Regrouped(data_adapter.DataAdapter):
-    """What `fit` takes as x: the script's data in the micro-steps of each wanted update.
+    """A data adapter that yields the script's data in the micro-steps of each wanted update; x of `fit`.
 
     read          Keras's adapter of the script's data
-    num_batches   micro-steps an epoch; None where only the end of the data tells
+    num_batches   micro-steps per epoch; None if it is not known
     """
 
     def __init__(self, read: Any, regrouping: Regrouping, num_batches: int | None) -> None:
@@ -109,7 +114,7 @@ class Regrouped(data_adapter.DataAdapter):
 
     @property
     def dropped_rows(self) -> int:
-        """Samples that were left out so far."""
+        """Samples that were dropped so far."""
         return self._regrouping.dropped_rows
 
     def get_numpy_iterator(self) -> Iterator[Any]:
@@ -125,7 +130,7 @@ class Regrouped(data_adapter.DataAdapter):
         if self._regrouping.padded:
             x, y, weight = keras.utils.unpack_x_y_sample_weight(signature)
             signature = (x, y, tf.TensorSpec([None], "float32") if weight is None else weight)
-        # Nothing is read ahead: what a generator has yielded into a buffer would be lost to the next epoch.
+        # No prefetch: batches of a generator that are in a buffer at the end of an epoch would be lost.
         return tf.data.Dataset.from_generator(self.get_numpy_iterator, output_signature=signature)
 
     def get_torch_dataloader(self) -> Any:
@@ -154,7 +159,7 @@ class Regrouped(data_adapter.DataAdapter):
         return None
 
 
-class End(keras.utils.PyDataset):
+class LastBatches(keras.utils.PyDataset):
     """The last batches of a PyDataset."""
 
     def __init__(self, dataset: Any, batches: int) -> None:
@@ -169,26 +174,26 @@ class End(keras.utils.PyDataset):
         return self._dataset[self._dataset.num_batches - self._batches + index]
 
 
-def regrouped(
+def regroup_batches(
     x: Any, regrouping: Regrouping, *, last_rows: int | None, shuffle: bool = False, class_weight: Any = None
 ) -> Regrouped:
-    """A `PyDataset` or a generator that came through `peek.lookable`, under another batch.
+    """Return a `PyDataset`, or a generator from `lookahead.buffer_first_batch`, under another batch.
 
-    last_rows   of the last batch of a PyDataset's epoch
+    last_rows   rows of the last batch of a PyDataset's epoch
     shuffle     whether batches are shuffled, as `fit` does with a PyDataset
     """
     if isinstance(x, GeneratorType):
-        return Regrouped(_of_generator(x, regrouping.most_batches_an_update), regrouping, None)
+        return Regrouped(_generator_adapter(x, regrouping.most_batches_an_update), regrouping, None)
     count = None
     if x.num_batches is not None and last_rows is not None:
         count = regrouping.micro_steps_an_epoch(x.num_batches, last_rows, shuffled=shuffle)
     return Regrouped(get_data_adapter(x, class_weight=class_weight, shuffle=shuffle), regrouping, count)
 
 
-def _of_generator(generator: Any, batches: int) -> Any:
-    """Keras's adapter, which reads two batches ahead and starts again with these once the model is built.
+def _generator_adapter(generator: Any, batches: int) -> Any:
+    """Return Keras's adapter, which reads two batches ahead and yields them again once the model is built.
 
-    One update's batches are read here: building may take a whole update, and nothing of it may be lost.
+    The batches of one update are read here, because building may consume a whole update, which must not be lost.
     """
     adapter = GeneratorDataAdapter(generator)
     ahead = adapter._first_batches
@@ -197,48 +202,40 @@ def _of_generator(generator: Any, batches: int) -> Any:
     return adapter
 
 
-def joined(batches: list[Any]) -> Any:
-    """Batches of one structure as one batch, in order."""
+def concatenate(batches: list[Any]) -> Any:
+    """Concatenate batches of one structure, in order."""
     if len(batches) == 1:
         return batches[0]
     return keras.tree.map_structure(lambda *leaves: np.concatenate(leaves), *batches, none_is_leaf=False)
 
 
 def _by_rows(batches: Iterator[Any], rows: int) -> Iterator[Any]:
-    """The same rows, so many at a time; fewer at the end."""
+    """Yield the same rows in batches of `rows`, with a smaller batch at the end."""
     waiting: list[Any] = []
     for batch in batches:
         waiting.append(batch)
-        while (have := sum(map(sample.rows, waiting))) >= rows:
-            together = joined(waiting)
+        while (have := sum(map(nested_arrays.row_count, waiting))) >= rows:
+            together = concatenate(waiting)
             yield _rows_between(together, 0, rows)
             waiting = [_rows_between(together, rows, have)] if have > rows else []
     if waiting:
-        yield joined(waiting)
+        yield concatenate(waiting)
 
 
 def _rows_between(batch: Any, start: int, stop: int) -> Any:
-    if start == 0 and stop == sample.rows(batch):
+    if start == 0 and stop == nested_arrays.row_count(batch):
         return batch
     return map_leaves(lambda leaf: leaf[start:stop], batch)
 
 
-def _filled_up(update: Any, rows: int) -> Any:
-    """(x, y, weight) of so many rows: the real ones weighted by what they are too few, then zeros."""
+def _padded(update: Any, rows: int) -> Any:
+    """Pad an update to `rows` rows: (x, y, weight), with larger weights for the real rows and zeros after them."""
     x, y, weight = keras.utils.unpack_x_y_sample_weight(update)
-    have = sample.rows(update)
+    have = nested_arrays.row_count(update)
     if weight is None:
         weight = np.ones(have, dtype="float32")
     if have == rows:
         return x, y, weight
     share = np.float32(rows / have)
     weight = map_leaves(lambda leaf: leaf * share, weight)
-    return map_leaves(lambda leaf: filled(leaf, rows - have), (x, y, weight))
-
-
-def filled(leaf: Any, rows: int) -> Any:
-    """An array, or a tensor as an array, with so many rows of zeros at its end."""
-    if not rows:
-        return leaf
-    array = np.asarray(leaf)
-    return np.concatenate([array, np.zeros((rows, *array.shape[1:]), dtype=array.dtype)])
+    return map_leaves(lambda leaf: nested_arrays.pad_rows(leaf, rows - have), (x, y, weight))

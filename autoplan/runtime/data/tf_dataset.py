@@ -1,4 +1,4 @@
-"""The updates of a tf.data pipeline, cut into micro-steps within it. TensorFlow is imported when asked for."""
+"""Splits the updates of a tf.data pipeline into micro-steps. TensorFlow is imported only when a function is called."""
 
 from __future__ import annotations
 
@@ -14,45 +14,46 @@ from cost_models.config import Batch
 def micro_batches(
     training: tuple[Any, Any, Any], wanted: Batch, micro_steps: int, *, padded: bool, shuffle: Any
 ) -> Any:
-    """Arrays as Keras feeds and shuffles them on TensorFlow, an update at a time and cut into its micro-steps.
+    """Return a pipeline of micro-batches of arrays, which Keras feeds and shuffles as it does on TensorFlow.
 
-    training      (x, y, weight), absent ones None
-    micro_steps   that an epoch has
-    shuffle       as `fit` takes it
+    training      (x, y, weight), with None for absent ones
+    micro_steps   number per epoch
+    shuffle       as in `fit`
     """
     import tensorflow as tf
 
     x, y, weight = training
     adapter = get_data_adapter(x=x, y=y, sample_weight=weight, batch_size=wanted.effective, shuffle=shuffle)
     updates = adapter.get_tf_dataset()
-    cut_up = updates.flat_map(cutter(updates.element_spec, wanted, padded=padded))
-    return cut_up.apply(tf.data.experimental.assert_cardinality(micro_steps)).prefetch(tf.data.AUTOTUNE)
+    batches = updates.flat_map(micro_step_splitter(updates.element_spec, wanted, padded=padded))
+    return batches.apply(tf.data.experimental.assert_cardinality(micro_steps)).prefetch(tf.data.AUTOTUNE)
 
 
-def cutter(spec: Any, wanted: Batch, *, padded: bool) -> Callable[..., Any]:
-    """What `flat_map` calls: the rows of one update -> a dataset of its micro-batches, of the structure of `spec`.
+def micro_step_splitter(spec: Any, wanted: Batch, *, padded: bool) -> Callable[..., Any]:
+    """Return a function for `flat_map` that splits one update into a dataset of its micro-batches.
 
-    Rows that do not divide over the micro-steps are left out; or, padded, rows of weight zero make up for them as in
-    `runtime/batching.py`, and every batch is (x, y, weight).
+    spec    structure of an update
+    padded  pad partial updates as in the mode `pad` of `rebatch`, so that every batch is (x, y, weight); otherwise rows
+            that do not divide over the micro-steps are dropped
     """
     import tensorflow as tf
 
-    def cut(*elements: Any) -> Any:
+    def split(*elements: Any) -> Any:
         update = elements if isinstance(spec, tuple) else elements[0]
         rows = tf.shape(tf.nest.flatten(update)[0])[0]
         if padded:
             size = tf.maximum(wanted.global_size, -(-rows // wanted.accumulation))
-            update = _filled_up(tf, update, rows, size * wanted.accumulation)
+            update = _padded(tf, update, rows, size * wanted.accumulation)
         else:
             size = rows // wanted.accumulation
         pieces = tf.nest.map_structure(lambda tensor: _pieces(tf, tensor, wanted.accumulation, size), update)
         count = tf.where(size > 0, tf.constant(wanted.accumulation, tf.int64), tf.constant(0, tf.int64))
         return tf.data.Dataset.from_tensor_slices(pieces).take(count)
 
-    return cut
+    return split
 
 
-def _filled_up(tf: Any, update: Any, rows: Any, wanted_rows: Any) -> Any:
+def _padded(tf: Any, update: Any, rows: Any, wanted_rows: Any) -> Any:
     x, y, weight = keras.utils.unpack_x_y_sample_weight(update)
     if weight is None:
         weight = tf.ones([rows], "float32")

@@ -1,7 +1,7 @@
-"""Is a model that was made from a live one's config the same one? Layers, variables, attributes, what it computes.
+"""Checks whether a model that was rebuilt from a config is equivalent to the live model.
 
-A config says what its author wrote into `get_config`. What was forgotten there shows in the layers' attributes, or in
-what the two compute of the same batch with the same weights.
+It compares layers, variables, attributes, and the results for the same batch with the same weights. Attributes and
+results reveal what the author of a layer has left out of `get_config`.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from autoplan.runtime import model_facts
 ROWS = 2
 _FREE_DIMENSION = 16
 _TOLERANCE = 1e-5
-_OTHER_BY_NATURE = frozenset({"name", "seed", "built", "history", "stop_training", "output_names"})
-"""Attributes that two makings of one layer may differ in."""
+_MAY_DIFFER = frozenset({"name", "seed", "built", "history", "stop_training", "output_names"})
+"""Attributes that may differ between two layers of one config."""
 _PLAIN = (bool, int, float, str, type(None))
 
 
 def first_difference(live: Any, made: Any, x: Any = None) -> str | None:
-    """The first thing in which the made model is not the live one, in words; None where there is none.
+    """Describe the first difference between the live and the rebuilt model; None if they are equivalent.
 
-    The made model has the live one's weights by then, and was made under its settings. x: some rows of its inputs;
-    None takes arbitrary ones.
+    made  the rebuilt model, built under the live model's settings and with its weights
+    x     some rows of input; None takes arbitrary rows
     """
     pairs = list(zip(live._flatten_layers(), made._flatten_layers(), strict=False))
     if [type(layer) for layer in live._flatten_layers()] != [type(layer) for layer in made._flatten_layers()]:
-        return "its layers are others"
+        return "it has other layers"
     for ours, theirs in pairs[1:]:
         if ours.dtype_policy.name != theirs.dtype_policy.name:
             return f"layer {ours.name!r} gets the dtype policy {theirs.dtype_policy.name}, not {ours.dtype_policy.name}"
@@ -44,24 +44,24 @@ def first_difference(live: Any, made: Any, x: Any = None) -> str | None:
         forgotten = _other_attribute(ours, theirs)
         if forgotten is not None:
             named = getattr(ours, "name", type(ours).__name__)
-            return f"{type(ours).__name__} {named!r} loses its attribute '{forgotten}', which get_config leaves out"
+            return f"{type(ours).__name__} {named!r} loses its attribute '{forgotten}', which get_config omits"
     return _other_result(live, made, x)
 
 
 def _compiled_pairs(live: Any, made: Any) -> Iterator[tuple[Any, Any]]:
-    """The optimizers and metrics of both, as `compile` was given them."""
+    """Yield pairs of the optimizers and metrics that were passed to `compile`."""
     for name in ("optimizer", "metrics", "weighted_metrics"):
         flat = [keras.tree.flatten(model._compile_config.config[name]) for model in (live, made)]
         yield from zip(*flat, strict=False)
 
 
 def _other_attribute(ours: Any, theirs: Any) -> str | None:
-    """The first public attribute of plain values that a user's own object has lost or changed."""
+    """Return the first public attribute that a user's own object has lost, or whose plain value has changed."""
     own = type(ours).__module__.partition(".")[0] not in ("keras", "builtins")
     if not own or type(ours) is not type(theirs):
         return None
     for name, value in vars(ours).items():
-        if name.startswith("_") or name in _OTHER_BY_NATURE:
+        if name.startswith("_") or name in _MAY_DIFFER:
             continue
         if not hasattr(theirs, name) or (_is_plain(value) and getattr(theirs, name) != value):
             return str(name)
@@ -75,9 +75,9 @@ def _is_plain(value: Any) -> bool:
 
 
 def _other_result(live: Any, made: Any, x: Any) -> str | None:
-    """Compare a forward pass, in training mode where that is the same twice: results, and what it does to variables.
+    """Compare the results and the new variables of a forward pass, in training mode if that is deterministic.
 
-    Changes neither model.
+    Neither model changes.
     """
     batch = _rows(x) if x is not None else _arbitrary_rows(live)
     if batch is None or not live.built:
@@ -90,21 +90,21 @@ def _other_result(live: Any, made: Any, x: Any) -> str | None:
         return list(keras.tree.flatten(results))
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the user's layers; their own training shows them
+        warnings.simplefilter("ignore")  # warnings of the user's layers appear in their own training
         try:
             training = _same(called(live, training=True), called(live, training=True))
             expected = called(live, training=training)
             if not _same(expected, called(live, training=training)):
-                return None  # it draws numbers whatever it is called for
-        except Exception:  # noqa: BLE001 -- arbitrary rows need not suit a model; then nothing is compared
+                return None  # the model draws random numbers even outside training
+        except Exception:  # noqa: BLE001 -- the model may not accept arbitrary rows; then nothing is compared
             return None
         try:
             found = called(made, training=training)
-        except Exception as error:  # noqa: BLE001 -- whatever the user's code raises is the difference
+        except Exception as error:  # noqa: BLE001 -- any exception of the user's code is the difference
             return f"calling it fails ({type(error).__name__}: {error})"
     if _same(expected, found):
         return None
-    return "it computes something else from the same inputs and weights; does a get_config leave something out?"
+    return "it computes other results from the same inputs and weights; a get_config may be incomplete"
 
 
 def _same(ours: list[Any], theirs: list[Any]) -> bool:
@@ -123,7 +123,7 @@ def _rows(x: Any) -> Any:
 
 
 def _arbitrary_rows(model: Any) -> Any:
-    """Rows like the model's symbolic inputs; None where it has none, or takes text."""
+    """Return rows that match the model's symbolic inputs; None if it has none, or if an input is text."""
     inputs = getattr(getattr(model, "_functional", None) or model, "_inputs_struct", None)
     if inputs is None or any(tensor.dtype == "string" for tensor in keras.tree.flatten(inputs)):
         return None
@@ -139,21 +139,21 @@ def _arbitrary_rows(model: Any) -> Any:
 
 
 @contextmanager
-def undisturbed() -> Iterator[None]:
-    """Making a model draws seeds and counts names: leave the process's generators and counters as they were."""
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 -- the generator that users seed
+def preserved_global_state() -> Iterator[None]:
+    """Restore global generators and name counters after this context, because building a model advances them."""
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 -- users seed this generator
     generator = global_state.get_global_attribute("global_seed_generator")
     drawn = None if generator is None else keras.ops.convert_to_numpy(generator.state).copy()
-    of_torch = _torch_generator()
-    torch_state = None if of_torch is None else of_torch.get_state()
+    torch_generator = _torch_generator()
+    torch_state = None if torch_generator is None else torch_generator.get_state()
     names = dict(global_state.get_global_attribute("object_name_uids", default={}))
     try:
         yield
     finally:
         random.setstate(python)
         np.random.set_state(numpy)  # noqa: NPY002
-        if of_torch is not None:
-            of_torch.set_state(torch_state)
+        if torch_generator is not None:
+            torch_generator.set_state(torch_state)
         global_state.set_global_attribute("global_seed_generator", generator)
         if generator is not None:
             generator.state.assign(drawn)
@@ -164,7 +164,7 @@ def undisturbed() -> Iterator[None]:
 
 
 def _torch_generator() -> Any:
-    """PyTorch's own generator, which its dropout draws from; None on another backend."""
+    """Return PyTorch's own generator, which its dropout draws from; None on another backend."""
     if keras.backend.backend() != "torch":
         return None
     import torch

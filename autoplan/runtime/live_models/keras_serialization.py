@@ -1,8 +1,8 @@
-"""Serializing a live model so that its own classes and functions stand beside its config, and none is found by name.
+"""Serializes a live model with its custom classes and functions beside its config, so that none is looked up by name.
 
-While a `Recorder` records, Keras's serialization asks it how to name what Keras does not ship. Functions and other
-objects without state of their own (losses, schedules, initializers, regularizers, constraints) travel as they are: a
-config may leave some of them out, and knows no closure.
+While a `Recorder` is active, Keras's serialization asks it for the names of classes and functions that are not part of
+Keras. Functions and stateless objects (losses, schedules, initializers, regularizers, constraints) are stored as they
+are, because a config may omit attributes of them and cannot contain a closure.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from keras.src.backend.common import global_state
 from keras.src.ops.operation import Operation
 from keras.src.saving import object_registration, serialization_lib
 
+KerasConfig = dict[str, Any]
+"""A config as Keras serializes an object: plain values, nested configs, and objects that it could not serialize."""
 _STATELESS = (
     keras.Initializer,
     keras.regularizers.Regularizer,
@@ -28,26 +30,26 @@ _STATELESS = (
 
 
 class Recorder:
-    """Serializes what Keras is asked to serialize, with the user's own classes by value.
+    """Makes Keras's serialization store the user's own classes by value.
 
-    policy    the dtype policy that counts as the global one: a layer that has it is recorded with dtype None
-    outputs   layers that keep theirs
-    custom    what the config names, for `deserialize_keras_object(custom_objects=...)`
-    registered   classes and functions that the user registered, by that name
-    kept      identities of the outputs that were recorded with their policy
+    policy      the dtype policy that counts as the global one: a layer with it is recorded with dtype None
+    outputs     layers that are recorded with their own policy
+    custom      objects that the config names, for `deserialize_keras_object(custom_objects=...)`
+    registered  classes and functions that the user registered, by their registered names
+    outputs_with_policy  identities of the outputs that were recorded with their own policy
     """
 
     def __init__(self, policy: str, outputs: Iterable[Any]) -> None:
-        self.custom: dict[str, Any] = {}
-        self.registered: dict[str, Any] = {}
-        self.kept: set[int] = set()
+        self.custom: dict[str, object] = {}
+        self.registered: dict[str, object] = {}
+        self.outputs_with_policy: set[int] = set()
         self._policy, self._outputs = policy, {id(layer) for layer in outputs}
         self._names: dict[int, str] = {}
         self._original: dict[str, Callable[..., Any]] = {}
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Within it, Keras's serialization is this recorder's."""
+        """Redirect Keras's serialization to this recorder in this context."""
         instead: list[tuple[Any, str, Callable[..., Any]]] = [
             (object_registration, "get_registered_name", self._name),
             (serialization_lib, "serialize_keras_object", self._serialize),
@@ -65,16 +67,18 @@ class Recorder:
                 setattr(owner, name, self._original[name])
 
     def _name(self, obj: Any) -> str:
-        """The name under which Keras writes a class or a function that it does not export."""
-        if _is_kerass_own(obj):
+        """Return the name under which Keras writes a class or a function."""
+        if _is_part_of_keras(obj):
             return str(self._original["get_registered_name"](obj))
         registered = object_registration.GLOBAL_CUSTOM_NAMES.get(obj)
         if registered is not None:
             self.registered[registered] = obj
-        return self._kept(obj, Maker(obj) if isinstance(obj, type) and issubclass(obj, keras.Layer) else obj)
+        return self._unique_name(
+            obj, LayerFactory(obj) if isinstance(obj, type) and issubclass(obj, keras.Layer) else obj
+        )
 
     def _serialize(self, obj: Any) -> Any:
-        if _travels_as_it_is(obj):
+        if _is_stored_as_object(obj):
             return self._token(obj)
         try:
             return self._original["serialize_keras_object"](obj)
@@ -86,13 +90,13 @@ class Recorder:
     def _function_of_lambda(self, function: Any) -> Any:
         return self._serialize(function)
 
-    def _token(self, obj: Any) -> dict[str, Any]:
-        """What Keras reads as a function of that name, and answers with the object."""
-        name = self._kept(obj, obj)
+    def _token(self, obj: Any) -> KerasConfig:
+        """Return a config that Keras deserializes to the object itself."""
+        name = self._unique_name(obj, obj)
         return {"module": None, "class_name": "function", "config": name, "registered_name": name}
 
-    def _kept(self, obj: Any, made_by: Any, role: str = "") -> str:
-        """A name of its own for an object: two classes of one name, or one named like Keras's, are told apart."""
+    def _unique_name(self, obj: Any, made_by: Any, role: str = "") -> str:
+        """Return a unique name for an object, so that classes of the same name are distinguished."""
         key = id(obj) if not role else id(made_by)
         if key not in self._names:
             module = getattr(obj, "__module__", type(obj).__module__)
@@ -103,59 +107,61 @@ class Recorder:
             self.custom[name] = made_by
         return self._names[key]
 
-    def _serialized(self, obj: Any, config: dict[str, Any]) -> None:
-        """Called for every object with the config that Keras has made of it."""
+    def _serialized(self, obj: Any, config: KerasConfig) -> None:
+        """Adjust the config of a layer. Called for every object with the config that Keras has made."""
         self._original["record_object_after_serialization"](obj, config)
         inner = config.get("config")
         if not isinstance(obj, keras.Layer) or not isinstance(inner, dict):
             return
-        keeps = id(obj) in self._outputs and obj.dtype_policy.name == self._policy
-        if keeps:
-            self.kept.add(id(obj))
+        own_policy = id(obj) in self._outputs and obj.dtype_policy.name == self._policy
+        if own_policy:
+            self.outputs_with_policy.add(id(obj))
         if isinstance(inner.get("dtype"), dict):
-            inner["dtype"] = self._policy_in(inner["dtype"], keeps=keeps)
+            inner["dtype"] = self._policy_in(inner["dtype"], own_policy=own_policy)
         maker = self.custom.get(str(config.get("registered_name")))
-        if isinstance(maker, Maker):
-            if maker.by_keras:
+        if isinstance(maker, LayerFactory):
+            if maker.uses_keras_from_config:
                 inner.setdefault("name", obj.name)
-            if keeps:
-                # Layers that it makes in its __init__ take the global policy, and are part of the output too.
-                config["registered_name"] = self._kept(maker.kind, Maker(maker.kind, self._policy), " of the output")
+            if own_policy:
+                # Layers that its __init__ creates take the global policy, and are part of the output, too.
+                config["registered_name"] = self._unique_name(
+                    maker.kind, LayerFactory(maker.kind, self._policy), " of the output"
+                )
 
-    def _policy_in(self, dtype: dict[str, Any], *, keeps: bool) -> dict[str, Any] | None:
-        """A layer's policy as the blueprint has it; policies are not shared, for one of two layers may keep its own."""
+    def _policy_in(self, dtype: KerasConfig, *, own_policy: bool) -> KerasConfig | None:
+        """Return a layer's policy for the blueprint, unshared, because one of two layers may have its own policy."""
         named = dtype.get("config", {})
-        if dtype.get("class_name") == "DTypePolicy" and named.get("name") == self._policy and not keeps:
+        if dtype.get("class_name") == "DTypePolicy" and named.get("name") == self._policy and not own_policy:
             return None
         return {key: value for key, value in dtype.items() if key != "shared_object_id"}
 
 
-class Maker:
-    """Stands for a custom layer class where Keras makes layers from configs.
+class LayerFactory:
+    """Creates layers of a custom class from configs, in place of the class.
 
-    Keras hands `name`, `trainable` and `dtype` to every layer, and a class whose `__init__` takes none of them cannot
-    be made from its own config. Here such a class is made with what it takes, and told the rest.
+    Keras passes `name`, `trainable` and `dtype` to every layer, so a class whose `__init__` does not accept these
+    cannot be created from its own config. This factory passes only the accepted arguments, and sets the others later.
 
-    policy   the global dtype policy while a layer is made; None: as it is
+    policy  the global dtype policy while a layer is created; None leaves it as it is
     """
 
     def __init__(self, kind: type[Any], policy: str | None = None) -> None:
         self.kind, self.policy = kind, policy
 
     @property
-    def by_keras(self) -> bool:
-        """Whether the class leaves making it from a config to Keras."""
+    def uses_keras_from_config(self) -> bool:
+        """Whether the class does not override `from_config`."""
         return bool(getattr(self.kind.from_config, "__func__", None) is Operation.from_config.__func__)
 
-    def from_config(self, config: dict[str, Any]) -> Any:
-        """A layer of the class."""
+    def from_config(self, config: KerasConfig) -> Any:
+        """Return a layer of the class."""
         with global_policy(self.policy):
-            return self._made(config)
+            return self._create(config)
 
-    def _made(self, config: dict[str, Any]) -> Any:
+    def _create(self, config: KerasConfig) -> Any:
         parameters = inspect.signature(self.kind.__init__).parameters
         takes_all = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
-        unknown = set() if takes_all or not self.by_keras else config.keys() - parameters.keys()
+        unknown = set() if takes_all or not self.uses_keras_from_config else config.keys() - parameters.keys()
         layer = self.kind.from_config({name: value for name, value in config.items() if name not in unknown})
         if "name" in unknown:
             layer.name = config["name"]
@@ -166,7 +172,7 @@ class Maker:
 
 @contextmanager
 def global_policy(policy: Any) -> Iterator[None]:
-    """A global dtype policy for a while, past those who watch over it; None leaves it as it is."""
+    """Set the global dtype policy in this context, without interception; None leaves it as it is."""
     before = global_state.get_global_attribute("dtype_policy")
     if policy is not None:
         global_state.set_global_attribute("dtype_policy", keras.dtype_policies.get(policy))
@@ -180,14 +186,14 @@ def _as_method(function: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
     return lambda _, argument: function(argument)
 
 
-def _is_kerass_own(obj: Any) -> bool:
+def _is_part_of_keras(obj: Any) -> bool:
     return str(getattr(obj, "__module__", "")).partition(".")[0] in ("keras", "builtins")
 
 
-def _travels_as_it_is(obj: Any) -> bool:
-    """Functions, classes and stateless objects that Keras does not ship."""
+def _is_stored_as_object(obj: Any) -> bool:
+    """Return whether an object is a function, class or stateless object that is not part of Keras."""
     if isinstance(obj, _STATELESS):
-        return not _is_kerass_own(type(obj))
+        return not _is_part_of_keras(type(obj))
     without_config = isinstance(obj, type) or (callable(obj) and not hasattr(obj, "get_config"))
     return without_config and not _is_exported(obj)
 
@@ -195,5 +201,5 @@ def _travels_as_it_is(obj: Any) -> bool:
 def _is_exported(obj: Any) -> bool:
     try:
         return api_export.get_name_from_symbol(obj) is not None
-    except TypeError:  # it cannot be hashed
+    except TypeError:  # not hashable
         return False

@@ -1,8 +1,8 @@
-"""A live graph of Keras objects -> bytes and back: models, layers, variables and optimizers by value.
+"""Pickles live Keras objects by value: models, layers, variables and optimizers.
 
-Keras pickles its objects through configs, which lose the classes of `__main__` and whatever a config leaves out. Here
-an object travels as its attributes, in one pickle with all that it refers to. What Keras remembers by the identity of
-an object is learnt anew where the graph is opened.
+Keras pickles its objects through configs, which lose classes of `__main__` and everything that a config omits. Here an
+object is pickled as its attributes, together with all objects that it refers to. Tables that Keras keys by the identity
+of objects are rebuilt when the graph is unpickled.
 """
 
 from __future__ import annotations
@@ -22,95 +22,96 @@ from keras.src.utils import tracking
 from autoplan.sources import pickling
 
 SPILL_BYTES = 2**16
-"""A model has hundreds of variables: those of at least so many bytes travel as files, outside the text of every job."""
+"""Variables of at least this size are stored as files, because the text of every job would contain hundreds of them."""
 _COMPILED = ("train_function", "test_function", "predict_function")
 _PAST = ("history",)
-"""Attributes of a training that is over."""
+"""Attributes that belong to an earlier training."""
 _CONTAINERS = tuple(kind for name, kind in vars(tracking).items() if name.startswith("Tracked"))
-"""Lists, dictionaries and sets that tell their layer what is put into them; later Kerases have more of them."""
+"""Lists, dictionaries and sets that notify their layer of new items; later versions of Keras have more of them."""
 _WRAPPED = ("build", "quantize")
-"""Attributes that `Layer.__new__` makes, around methods of the class."""
+"""Attributes that `Layer.__new__` creates, wrappers of methods of the class."""
 
 
 def dumps(value: Any) -> tuple[bytes, dict[str, str]]:
-    """Pickle a value that may hold Keras objects. -> (pickle, sha256 of each array that was put aside, by file)
+    """Pickle a value that may contain Keras objects.
 
-    Raises whatever an object raises that cannot be pickled.
+    Returns the pickle, and the sha256 of each array that was stored in a file, by file. Exceptions of an object that
+    cannot be pickled pass through.
     """
-    return pickling.pickled(_Parcel(value), GraphPickler)
+    return pickling.pickled(_Root(value), GraphPickler)
 
 
 def loads(payload: bytes) -> Any:
-    """The value of `dumps`, in a process whose Keras runs on the same backend."""
+    """Unpickle a value of `dumps`, in a process in which Keras runs on the same backend."""
     return cloudpickle.loads(payload)
 
 
-def first_that_cannot_travel(model: Any) -> str | None:
-    """The innermost attribute of a model that cannot be pickled, as its author would name it; None if there is none."""
+def first_unpicklable(model: Any) -> str | None:
+    """Describe the innermost attribute of a model that cannot be pickled; None if all can be pickled."""
     for owner in [*reversed(model._flatten_layers(include_self=False)), model]:
         for name, value in vars(owner).items():
-            if name.startswith("_") or name in (*_COMPILED, *_WRAPPED, *_PAST) or _is_looked_at_elsewhere(value):
+            if name.startswith("_") or name in (*_COMPILED, *_WRAPPED, *_PAST) or _is_checked_elsewhere(value):
                 continue
             try:
                 dumps(value)
-            except Exception:  # noqa: BLE001 -- objects raise what they like when they are pickled
+            except Exception:  # noqa: BLE001 -- pickling an object may raise anything
                 named = "the model" if owner is model else f"layer {owner.name!r}"
                 return f"attribute '{name}' of {named}, a {type(value).__name__}"
     return None
 
 
-def _is_looked_at_elsewhere(value: Any) -> bool:
-    """Plain values, which travel, and layers, whose own attributes are looked at."""
+def _is_checked_elsewhere(value: Any) -> bool:
+    """Return whether a value is plain, so that it can be pickled, or a layer, whose attributes are checked."""
     if isinstance(value, list):
-        return all(map(_is_looked_at_elsewhere, value))
+        return all(map(_is_checked_elsewhere, value))
     return isinstance(value, bool | int | float | str | None | keras.Layer)
 
 
-class _Parcel:
-    """A value, then the objects in it that have to learn identities anew, which are known once it is pickled."""
+class _Root:
+    """The pickled value, followed by the objects with tables of identities, which are known once it is pickled."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
 
 
-class _Noted:
-    """Stands for those objects until the value before it is pickled."""
+class _IdentityTables:
+    """Placeholder for the objects with tables of identities while the value before it is pickled."""
 
 
-class GraphPickler(pickling.ByValue):
+class GraphPickler(pickling.ByValuePickler):
     """Pickles Keras objects as their attributes and tensors as NumPy arrays."""
 
     spill_bytes = SPILL_BYTES
 
     def __init__(self, buffer: BytesIO) -> None:
         super().__init__(buffer)
-        self._noted: list[Any] = []
+        self._with_tables: list[Any] = []
         self._followed_by: list[tuple[Any, list[Any]]] = []
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, _Parcel):
-            return _opened, (obj.value, _Noted())
-        if isinstance(obj, _Noted):
-            return _Recollections, (list(self._noted), list(self._followed_by))
+        if isinstance(obj, _Root):
+            return _restored, (obj.value, _IdentityTables())
+        if isinstance(obj, _IdentityTables):
+            return _Restoration, (list(self._with_tables), list(self._followed_by))
         if isinstance(obj, tracking.Tracker | keras.random.SeedGenerator):
-            self._noted.append(obj)
+            self._with_tables.append(obj)
         if isinstance(obj, KerasSaveable):
-            self._noted.append(obj)
+            self._with_tables.append(obj)
             return _blank, (type(obj),), self._attributes(obj)
         if isinstance(obj, _CONTAINERS):
             return _container(obj)
-        if _is_foreign(obj):
+        if _is_large_extension_array(obj):
             return _viewed, (obj.view(f"u{obj.dtype.itemsize}"), obj.dtype)
         if type(obj).__name__ == "_DefaultDistributionStrategy":
             return _tensorflows_default_strategy, ()
         tensor = _tensor(obj)
         return super().reducer_override(obj) if tensor is None else tensor
 
-    def _attributes(self, obj: Any) -> dict[str, Any]:
-        """What an object is, without compiled functions and what its class makes by itself.
+    def _attributes(self, obj: Any) -> dict[str, object]:
+        """Return the attributes of an object, without compiled functions and attributes that its class creates.
 
-        In an order that does not go from layer to layer through the whole graph, for pickling is recursive: operations
-        from the first on, and what follows each of them is told when all are there.
+        Pickling is recursive, so it must not follow the graph from layer to layer: operations are pickled from the
+        first on, and the nodes after each operation are restored when all operations exist.
         """
         state = dict(vars(obj))
         if isinstance(obj, graph_functions.Function):
@@ -124,38 +125,38 @@ class GraphPickler(pickling.ByValue):
 
 
 def _container(obj: Any) -> Any:
-    """A container that tells its layer what is put into it: filled while it does not know the layer, then told."""
-    told = {"tracker": obj.tracker}
+    """Reduce a container that notifies its layer: it is filled before it gets its tracker."""
+    state = {"tracker": obj.tracker}
     if isinstance(obj, set):
-        return type(obj), (list(obj),), told
+        return type(obj), (list(obj),), state
     items = iter(list(obj)) if isinstance(obj, list) else None
-    return type(obj), (), told, items, None if items is not None else iter(list(obj.items()))
+    return type(obj), (), state, items, None if items is not None else iter(list(obj.items()))
 
 
 def _blank(kind: Any) -> Any:
-    """An instance without attributes but those that `Layer.__new__` makes."""
+    """Return an instance with only the attributes that `Layer.__new__` creates."""
     return kind.__new__(kind) if issubclass(kind, keras.Layer) else object.__new__(kind)
 
 
 @dataclass(frozen=True)
-class _Recollections:
-    """Objects that remember identities, and operations with the nodes that follow them."""
+class _Restoration:
+    """Objects with tables of identities, and operations with the nodes after them."""
 
     objects: list[Any]
     followed_by: list[tuple[Any, list[Any]]]
 
 
-def _opened(value: Any, recollections: _Recollections) -> Any:
-    """The value once it is whole."""
-    for operation, nodes in recollections.followed_by:
+def _restored(value: Any, restoration: _Restoration) -> Any:
+    """Return the value after its graph and its tables of identities are restored."""
+    for operation, nodes in restoration.followed_by:
         operation._outbound_nodes = nodes
-    for obj in recollections.objects:
-        _recollect(obj)
+    for obj in restoration.objects:
+        _rebuild_tables(obj)
     return value
 
 
-def _recollect(obj: Any) -> None:
-    """Let an object know the identities of the objects that it remembers."""
+def _rebuild_tables(obj: Any) -> None:
+    """Rebuild the tables of an object that are keyed by the identities of other objects."""
     if isinstance(obj, tracking.Tracker):
         obj.stored_ids = {name: {id(one) for one in stored} for name, (_, stored) in obj.config.items()}
     elif isinstance(obj, graph_functions.Function):
@@ -166,20 +167,20 @@ def _recollect(obj: Any) -> None:
             inner = enumerate(obj._inner_optimizers)
             obj._var_to_optimizer_idx = {obj._var_key(v): at for at, one in inner for v in one._trainable_variables}
     elif isinstance(obj, keras.random.SeedGenerator) and obj._initial_seed is None:
-        # Nobody chose its seed, so it is drawn in each process, as a script that runs again would draw it.
+        # Its seed was not set explicitly, so each process draws a new seed, as a new run of a script does.
         state = np.array([seed_generator.make_default_seed(), 0])
         obj.state.assign(state.astype(keras.backend.standardize_dtype(obj.state.dtype)))
 
 
 def _tensor(obj: Any) -> Any:
-    """How a tensor of the backend is made again; None for what is none, or what pickles well by itself."""
-    makers = {"jax": _jax_tensor, "torch": _torch_tensor}
-    maker = makers.get(keras.backend.backend())
-    return maker(obj) if maker is not None and keras.ops.is_tensor(obj) else None
+    """Reduce a tensor of the backend; None for other objects, and for tensors that can be pickled directly."""
+    reducers = {"jax": _jax_tensor, "torch": _torch_tensor}
+    reducer = reducers.get(keras.backend.backend())
+    return reducer(obj) if reducer is not None and keras.ops.is_tensor(obj) else None
 
 
 def _tensorflows_default_strategy() -> Any:
-    """What TensorFlow trains by where no strategy is set: one of its own in every process."""
+    """Return TensorFlow's default strategy, which every process has."""
     import tensorflow as tf
 
     return tf.distribute.get_strategy()
@@ -215,8 +216,8 @@ def _on_torch(value: np.ndarray[Any, Any], device: str, requires_grad: bool, par
     return torch.nn.Parameter(tensor, requires_grad) if parameter else tensor.requires_grad_(requires_grad)
 
 
-def _is_foreign(value: Any) -> bool:
-    """Whether an array is large and of a dtype that is not NumPy's own, such as bfloat16."""
+def _is_large_extension_array(value: Any) -> bool:
+    """Return whether an array is large and has a dtype that is not part of NumPy, such as bfloat16."""
     return (
         type(value) in (np.ndarray, np.memmap)
         and value.nbytes >= SPILL_BYTES

@@ -1,7 +1,7 @@
-"""What a model holds besides its code: variables, slots, lookup tables, seeds; taken out and given to another one.
+"""Copies the state of a model to another one: variables, optimizer slots, lookup tables, seeds.
 
-Layers hand their own variables over by the methods that Keras saves and loads models with, so a layer that keeps them
-in a way of its own, or learns more than variables, is understood.
+Layers export and import their state with the methods that Keras uses to save and load models, so layers with their own
+way of saving are supported.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ Values = list[np.ndarray[Any, Any]]
 
 @dataclass(frozen=True)
 class State:
-    """Copies, layer by layer in the order of `_flatten_layers`.
+    """A copy of a model's state; lists by layer are in the order of `_flatten_layers`.
 
-    layers      own variables of each layer, under the names that it saves them by
-    assets      files of each layer that has some (lookup tables), by their relative paths
+    layers      each layer's own variables, by the names under which it saves them
+    assets      each layer's files (lookup tables), by relative path
     seeds       states of the seed generators
-    optimizer   variables of the innermost optimizer; None where it is not built
+    optimizer   variables of the innermost optimizer; None if it is not built
     loss_scale  variables of the LossScaleOptimizer around it
     """
 
@@ -37,8 +37,8 @@ class State:
     loss_scale: Values
 
 
-def take(model: Any) -> State:
-    """Copy what a model holds. Nothing of the model changes."""
+def capture(model: Any) -> State:
+    """Return a copy of a model's state. The model does not change."""
     layers = model._flatten_layers()
     optimizer = getattr(model, "optimizer", None)
     built = optimizer is not None and innermost(optimizer).built
@@ -47,20 +47,20 @@ def take(model: Any) -> State:
         assets=[_assets(layer) for layer in layers],
         seeds=[_copied(generator.state) for generator in _seed_generators(model)],
         optimizer=[_copied(variable) for variable in innermost(optimizer).variables] if built else None,
-        loss_scale=[_copied(variable) for variable in _scaling(optimizer)] if built else [],
+        loss_scale=[_copied(variable) for variable in _loss_scale_variables(optimizer)] if built else [],
     )
 
 
-def give(model: Any, state: State, *, seeds: bool) -> None:
-    """Fill a model of the same layers, and its optimizer where the slots have the same shapes.
+def restore(model: Any, state: State, *, seeds: bool) -> None:
+    """Set the state of a model with the same layers, and the optimizer slots that have the same shapes.
 
-    seeds  also the states of its seed generators: the same dropout as the other model would have drawn
+    seeds  also set the states of its seed generators, so that it draws the same dropout as the other model
 
-    ValueError where its layers, or a layer's variables, are not those that the state was taken from.
+    ValueError if its layers, or the variables of a layer, differ from those of the captured model.
     """
     layers = model._flatten_layers()
     if len(layers) != len(state.layers):
-        raise ValueError(f"it has {len(layers)} layers, and the state is of {len(state.layers)}")
+        raise ValueError(f"it has {len(layers)} layers, but the state has {len(state.layers)}")
     for layer, values, assets in zip(layers, state.layers, state.assets, strict=True):
         if values:
             layer.load_own_variables(dict(values))
@@ -74,18 +74,18 @@ def give(model: Any, state: State, *, seeds: bool) -> None:
     if not optimizer.built:
         optimizer.build(model.trainable_variables)
     _assign(innermost(optimizer).variables, state.optimizer)
-    _assign(_scaling(optimizer), state.loss_scale)
+    _assign(_loss_scale_variables(optimizer), state.loss_scale)
 
 
 def _own_variables(layer: Any) -> dict[str, np.ndarray[Any, Any]]:
-    store: dict[str, Any] = {}
+    store: dict[str, object] = {}
     if layer.built:
         layer.save_own_variables(store)
     return {name: _copied(value) for name, value in store.items()}
 
 
 def _copied(value: Any) -> np.ndarray[Any, Any]:
-    """A copy: a view would share memory that a training step gives away."""
+    """Return a copy, because a view would share memory that a training step donates."""
     return np.array(keras.ops.convert_to_numpy(value), copy=True)
 
 
@@ -101,8 +101,8 @@ def _seed_generators(model: Any) -> list[Any]:
     return [generator for layer in model._flatten_layers() for generator in layer._seed_generators]
 
 
-def _scaling(optimizer: Any) -> list[Any]:
-    """The variables of a LossScaleOptimizer that are not its inner optimizer's."""
+def _loss_scale_variables(optimizer: Any) -> list[Any]:
+    """Return the variables of a LossScaleOptimizer without those of its inner optimizer."""
     return list(optimizer._variables) if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) else []
 
 

@@ -1,4 +1,4 @@
-"""Measures one training step of a loop that its user wrote: `autoplan.measure`."""
+"""Measures one step of a custom training loop; implements `autoplan.measure`."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from autoplan import formatting
 from autoplan.errors import ConfigError
 from autoplan.runtime import backends
 from autoplan.runtime.backends import Backend
-from autoplan.runtime.data import sample
-from autoplan.runtime.timing.fit_timing import median_interval
-from autoplan.runtime.timing.step_times import GroupSeries
+from autoplan.runtime.data import nested_arrays
+from autoplan.runtime.timing.timed_groups import TimedGroups, median_interval
 
 
 @dataclass(frozen=True)
 class StepMeasurement:
-    """What calling a training step takes, measured in this process. `None` is "not known"; `str()` tells it in a line.
+    """The measured time and memory of a training step in this process. None means "not known".
 
-    micro_step_seconds    median over groups of calls, each ended by waiting for the device; `_low` and `_high` are the
-                          95% interval of that median by a moving-block bootstrap
-    first_call_seconds    the first call apart: compilation, and whatever else happens once
-    group_seconds         seconds a call, one entry a group; `micro_steps` calls are in them
-    peak_bytes            the most that a device held, or where no device tells, that this process held, so far
+    `str()` gives a summary in one line.
+
+    micro_step_seconds    median over groups of calls, each of which waits for the device; `_low` and `_high` are its
+                          95% confidence interval by a moving-block bootstrap
+    first_call_seconds    time of the first call, which includes compilation and other one-time work
+    group_seconds         seconds per call of each group; the groups contain `micro_steps` calls
+    peak_bytes            peak memory of a device so far; of this process if the device does not report it
     """
 
     micro_step_seconds: float
@@ -46,44 +47,44 @@ class StepMeasurement:
         interval = formatting.seconds_range(self.micro_step_seconds_low, self.micro_step_seconds_high)
         samples = "" if self.samples_per_second is None else f", {formatting.rate(self.samples_per_second)} samples/s"
         return (
-            f"{formatting.seconds(self.micro_step_seconds)} a micro-step (95% interval {interval}){samples}; "
-            "first call "
-            f"{formatting.seconds(self.first_call_seconds)}; measured on {self.backend} in "
-            f"{formatting.counted(self.groups, 'group')}, {formatting.counted(self.micro_steps, 'micro-step')} in all"
+            f"{formatting.seconds(self.micro_step_seconds)} per micro-step (95% interval {interval}){samples}; "
+            f"first call {formatting.seconds(self.first_call_seconds)}; measured on {self.backend} in "
+            f"{formatting.counted(self.groups, 'group')} with {formatting.counted(self.micro_steps, 'micro-step')}"
         )
 
 
-def measure(
+def measure_step(
     step: Callable[..., Any],
-    *batch: Any,
-    samples: int | None = None,
-    groups: int = 8,
-    group_seconds: float = 0.5,
-    max_seconds: float = 60.0,
+    batch: tuple[Any, ...],
+    *,
+    samples: int | None,
+    groups: int,
+    group_seconds: float,
+    max_seconds: float,
 ) -> StepMeasurement:
-    """See `autoplan.measure`."""
+    """Measure a training step; `autoplan.measure` describes the arguments and their defaults."""
     if not callable(step):
         raise ConfigError(
-            f"autoplan.measure got a {type(step).__name__} as the step; expected a function that trains on one batch "
-            "when it is called: autoplan.measure(step, batch)"
+            f"autoplan.measure got a {type(step).__name__} as the step; expected a function that trains on one batch: "
+            "autoplan.measure(step, batch)"
         )
     if groups < 1 or group_seconds <= 0 or max_seconds <= 0:
         raise ConfigError(
             f"autoplan.measure got groups={groups}, group_seconds={group_seconds}, max_seconds={max_seconds}; expected "
-            "at least one group and times above zero"
+            "at least one group and positive times"
         )
     backend = backends.get(keras.backend.backend())
     first = _timed(step, batch, 1, backend)
-    series = GroupSeries(groups=groups, group_seconds=group_seconds, max_seconds=max_seconds)
-    while not series.enough:
-        calls = series.calls_a_group
-        series.take(_timed(step, batch, calls, backend), calls)
-    rows = samples or sample.rows(batch)
+    series = TimedGroups(groups=groups, group_seconds=group_seconds, max_seconds=max_seconds)
+    while not series.is_complete:
+        calls = series.calls_per_group
+        series.add(_timed(step, batch, calls, backend), calls)
+    rows = samples or nested_arrays.row_count(batch)
     return _measurement(series, first, rows or None, backend)
 
 
 def _timed(step: Callable[..., Any], batch: tuple[Any, ...], calls: int, backend: Backend) -> float:
-    """Seconds of so many calls and of everything that they have started."""
+    """Return the seconds of `calls` calls, including everything that they have started."""
     started = time.perf_counter()
     outputs = None
     for _ in range(calls):
@@ -93,7 +94,7 @@ def _timed(step: Callable[..., Any], batch: tuple[Any, ...], calls: int, backend
     return time.perf_counter() - started
 
 
-def _measurement(series: GroupSeries, first: float, rows: int | None, backend: Backend) -> StepMeasurement:
+def _measurement(series: TimedGroups, first: float, rows: int | None, backend: Backend) -> StepMeasurement:
     median, low, high = median_interval(series.group_seconds)
     on_device = backend.peak_bytes()
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

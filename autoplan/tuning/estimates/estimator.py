@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from autoplan.errors import HardwareError, SourceError, WorkloadError
+from autoplan.errors import FIRST_EXCEPTION, HardwareError, SourceError, WorkloadError
 from autoplan.jobs.messages import Observation
 from autoplan.jobs.runner import JobRunner
 from autoplan.plan.knobs import KNOBS, Knob, changes
@@ -40,7 +40,7 @@ LOCAL_BATCHES_TRACED = 6
 LONGEST_REASON = 400
 """Characters of an error that stand in a note."""
 _FRAMES = re.compile(r'File "[^"]*", line \d+, in \S+ |\^{2,} ')
-_LISTED_ARGUMENTS = re.compile(r"Arguments received by [\w.]+\(\):.*?(?=It began as|$)", re.DOTALL)
+_LISTED_ARGUMENTS = re.compile(rf"Arguments received by [\w.]+\(\):.*?(?={FIRST_EXCEPTION}|$)", re.DOTALL)
 
 
 @dataclass(frozen=True)

@@ -163,7 +163,7 @@ def _of_the_change(config: TrainConfig, baseline: TrainConfig, observation: Obse
 
 
 def _of_the_remainder(config: TrainConfig, baseline: TrainConfig, observation: Observation) -> Iterator[str]:
-    """How the last, partial effective batch of an epoch is run: the rule of `runtime/batching.py`, in words."""
+    """Describe how the partial last effective batch of an epoch is run; the rule is in `runtime/data/rebatch.py`."""
     batch, samples = config.batch, observation.samples
     weights_only = not (
         observation.batch_norm

@@ -8,7 +8,7 @@ from typing import Any
 from autoplan import formatting
 from autoplan._version import __version__
 from autoplan.jobs.runner import JobRunner
-from autoplan.machine import local_hardware
+from autoplan.machine import local_hardware, this_machine
 from autoplan.sources.source import SourceSpec
 from autoplan.tuning.estimates.estimator import Findings
 from autoplan.tuning.trials.study import knob_choices
@@ -25,7 +25,7 @@ def known_at_once(jobs: JobRunner) -> dict[str, Any]:
         "hardware": local_hardware.identity(jobs.cluster),
         "devices": jobs.cluster.devices,
         "memory": formatting.size(jobs.usable_bytes()),
-        "settings": local_hardware.settings(),
+        "settings": this_machine.settings(),
         "autoplan": __version__,
     }
 

@@ -1,8 +1,8 @@
-"""The server: a process that has imported Keras and the backend, and forks a process a job, or starts it anew.
+"""The worker server: a process that has imported Keras and the backend, and starts one process per job.
 
-It must stay single-threaded and must never touch a device: a JAX backend that exists, or a thread that holds a lock,
-does not survive a fork (`starting.why_not_fork`). It watches two things: its control socket (a job comes in; the end of
-it means that the planner is gone, however it went) and the ends of its children.
+It must stay single-threaded and never use a device, because neither a JAX backend nor a thread that holds a lock
+survives a fork (`start_methods.why_not_fork`). It waits for two kinds of events: jobs on its control socket, whose end
+means that the planner has ended, and exits of its children.
 """
 
 from __future__ import annotations
@@ -19,21 +19,25 @@ from dataclasses import dataclass, field
 from autoplan.jobs.messages import Job
 from autoplan.machine import processes
 from autoplan.runtime.backends import PRELOADED
-from autoplan.worker.process import spawn
+from autoplan.worker.process import start_methods
 
 _HEADER_BYTES = 8
 
 
 @dataclass
 class Server:
-    """`run_job(job, channel)` is what a forked child does; it does not return."""
+    """Accepts jobs and starts their processes.
+
+    run_job   function that a forked child calls; it does not return
+    children  channel of each running job, by process id
+    """
 
     control: socket.socket
-    run_job: spawn.RunJob
+    run_job: start_methods.RunJob
     children: dict[int, socket.socket] = field(default_factory=dict)
 
     def serve(self) -> None:
-        """Until the control socket ends. Leaves no process behind."""
+        """Serve until the control socket closes. Ends all processes that it has started."""
         processes.adopt_orphans()
         wake_read, wake_write = os.pipe()
         for end in (wake_read, wake_write):
@@ -53,7 +57,7 @@ class Server:
             processes.kill_descendants()
 
     def _accept(self) -> bool:
-        """Take one job and start it; False when there will be no more."""
+        """Receive one job and start it. Returns False at the end of the control socket."""
         header, descriptors, _, _ = socket.recv_fds(self.control, _HEADER_BYTES, 2)
         message = self._receive(int.from_bytes(header, "big")) if header else b""
         if not message:
@@ -66,7 +70,7 @@ class Server:
         return True
 
     def _receive(self, size: int) -> bytes:
-        """So many bytes of the control socket; none when it ends before."""
+        """Receive `size` bytes from the control socket; b"" if it closes before."""
         message = b""
         while len(message) < size:
             received = self.control.recv(size - len(message))
@@ -77,14 +81,15 @@ class Server:
 
     def _start(self, message: bytes, connection: socket.socket, log_fd: int) -> None:
         job = Job.model_validate_json(message)
-        # What imports listens to nobody meanwhile; but jobs that run would be left without a guardian.
+        # The server does not watch its control socket during an import, so it must die with its parent, unless jobs
+        # are running: they would not be ended.
         with contextlib.nullcontext() if self.children else processes.dying_with_parent():
-            spawn.import_for(job)
-        if spawn.why_not_fork() is None:
+            start_methods.import_for(job)
+        if start_methods.why_not_fork() is None:
             others = [self.control, *self.children.values()]
-            pid = spawn.fork(job, connection, log_fd, self.run_job, others)
+            pid = start_methods.fork(job, connection, log_fd, self.run_job, others)
         else:
-            pid = spawn.spawn(message, connection, log_fd)
+            pid = start_methods.spawn(message, connection, log_fd)
         self.children[pid] = connection
 
     def _reap(self) -> None:
@@ -106,20 +111,20 @@ def _report_exit(connection: socket.socket, status: int) -> None:
         try:
             connection.sendall(b'{"event": "exit", "status": %d}\n' % status)
         except OSError:
-            return  # the client has its answer and has hung up
+            return  # the client has its answer and has closed the channel
 
 
 def preload(backend: str) -> None:
-    """Import what every job needs, so that a fork has it already."""
-    # Keras asks PyTorch for a device when it is imported; asked of CUDA itself, that would open the device in here.
+    """Import the modules that every job needs, so that a fork has them already."""
+    # When Keras is imported, it asks PyTorch for a device; without this setting PyTorch would open a CUDA device here.
     with _environment(PYTORCH_NVML_BASED_CUDA_CHECK="1"):
-        for name in ("numpy", *PRELOADED[backend], "keras", "autoplan.worker.process.job_loop"):
+        for name in ("numpy", *PRELOADED[backend], "keras", "autoplan.worker.process.job_process"):
             importlib.import_module(name)
 
 
 @contextlib.contextmanager
 def _environment(**values: str) -> Iterator[None]:
-    """Environment variables that are not set already, set for a while."""
+    """Set environment variables in this context, unless they are set already."""
     ours = {name: value for name, value in values.items() if name not in os.environ}
     os.environ.update(ours)
     try:

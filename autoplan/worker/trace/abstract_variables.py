@@ -1,4 +1,4 @@
-"""Keras variables that know their shape and dtype and hold no value."""
+"""Abstract Keras variables: they have a shape and a dtype, but no value."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 @contextmanager
 def abstract_variables() -> Iterator[None]:
-    """Within it, variables made from an initializer allocate nothing (JAX backend).
+    """Create variables with an initializer without allocating memory in this context (JAX backend).
 
-    Such a variable keeps its initializer; reading its value, as some scripts do, runs the initializer anew and keeps
-    nothing, so the value is right and the memory is free again. Variables made from a concrete value (the optimizer's
-    `iterations`) keep it, and so do variables that are assigned to (`set_weights`, `load_weights`).
+    Reading the value of an abstract variable, as some scripts do, runs its initializer each time and stores nothing.
+    Variables that are created from a concrete value (the optimizer's `iterations`) or assigned to (`set_weights`,
+    `load_weights`) have that value.
     """
     from keras.src.backend.jax.core import JaxVariable
 
@@ -26,7 +26,8 @@ def abstract_variables() -> Iterator[None]:
         variable._value = None
 
     def stay_empty(variable: Any) -> None:
-        # What a layer makes in its call, while shapes are inferred, Keras initializes afterwards, and forgets how.
+        # Variables that a layer creates in its call during shape inference are initialized by Keras afterwards, which
+        # also clears the initializer.
         leave_empty(variable, variable._initializer)
 
     JaxVariable._initialize_with_initializer, JaxVariable._deferred_initialize = leave_empty, stay_empty

@@ -1,16 +1,17 @@
-"""A jaxpr as a list of operations with concrete sizes: calls inlined, loops and branches kept with their bodies."""
+"""Records a jaxpr as a list of operations with concrete sizes. Calls are inlined; loops and branches have bodies."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
-from autoplan.worker.trace.expand import written_out
+from autoplan.worker.trace.expansions import expansion_of
 from autoplan.worker.trace.primitives import Cost, rule_for
+from autoplan.worker.trace.recording import RawOp, Recording
 from cost_models.workload.workload import STRIDED_CONVOLUTION, UNEVEN_PAD, Kind, Phase
 
 _INLINED = frozenset(
@@ -25,25 +26,8 @@ _TRANSFORM = re.compile(r"(transpose|jvp|vmap|rematted_computation|checkpoint)\(
 
 
 @dataclass(frozen=True, slots=True)
-class RawOp:
-    """One operation at one batch size; fields as in `cost_models.workload.workload.Op`."""
-
-    kind: Kind
-    primitive: str
-    reads: tuple[int, ...]
-    writes: tuple[int, ...]
-    cost: Cost
-    phase: Phase
-    layer: str
-    region: int
-    repeat: int = 1
-    body: tuple[RawOp, ...] = ()
-    results: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class _Inner:
-    """The body of a loop or a branch, and what it hands back."""
+class _Body:
+    """The body of a loop or a branch, and the tensors that it returns."""
 
     ops: tuple[RawOp, ...]
     results: tuple[int, ...]
@@ -51,35 +35,28 @@ class _Inner:
 
 
 @dataclass(slots=True)
-class Recording:
-    """Everything that was seen: tensors as (dtype, shape), operations in program order, and what no rule knew."""
+class _Position:
+    """The position of an equation in the program.
 
-    tensors: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
-    ops: list[RawOp] = field(default_factory=list)
-    inputs: list[int] = field(default_factory=list)
-    constants: list[int] = field(default_factory=list)
-    outputs: list[int] = field(default_factory=list)
-    dispatches: int = 0
-    unknown: Counter[tuple[str, str]] = field(default_factory=Counter)
-
-    def add(self, aval: Any) -> int:
-        """A new tensor of this abstract value."""
-        self.tensors.append((_dtype_name(aval), tuple(getattr(aval, "shape", ()))))
-        return len(self.tensors) - 1
-
-
-@dataclass(slots=True)
-class _Place:
-    """Where an equation stands: the scopes around it, the remat region, and whether the backward pass has begun."""
+    scope          the name scopes around it
+    phase, layer   what the scope says: forward, backward or update, and the Keras layer
+    region         the rematerialization region around it; `regions` have been opened so far
+    backward_seen  whether an equation of the backward pass came before
+    """
 
     scope: str = ""
+    phase: Phase = Phase.FORWARD
+    layer: str = ""
     region: int = 0
     regions: int = 0
     backward_seen: bool = False
 
 
 def record(closed: Any) -> Recording:
-    """Walk a closed jaxpr. Inputs, constants and outputs are tensors of the recording; dead operations are dropped."""
+    """Return the operations of a closed jaxpr, without those whose results nothing needs.
+
+    Inputs, constants and outputs are tensors of the recording.
+    """
     recording = Recording()
     env: dict[Any, int] = {}
     jaxpr = closed.jaxpr
@@ -98,58 +75,64 @@ def record(closed: Any) -> Recording:
 
 
 class _Walker:
-    """Turns equations into RawOps; knows structure (calls, loops, branches), not prices."""
+    """Turns equations into operations. It knows the structure (calls, loops, branches); rules know the costs."""
 
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
-        self.place = _Place()
+        self.position = _Position()
         self.padded: dict[tuple[int, tuple[tuple[int, int], ...], int], int] = {}
-        self._structured: Mapping[str, Callable[[Any, dict[Any, int], Phase, str], list[RawOp]]] = {
+        self._structured: Mapping[str, Callable[[Any, dict[Any, int]], RawOp]] = {
             "scan": self._scan,
             "while": self._while,
             "cond": self._cond,
         }
 
     def walk(self, jaxpr: Any, env: dict[Any, int]) -> list[RawOp]:
-        """The operations of one jaxpr whose inputs are in `env` already."""
+        """Return the operations of one jaxpr, whose inputs are in `env` already."""
         ops: list[RawOp] = []
         for eqn in jaxpr.eqns:
             ops.extend(self._equation(eqn, env))
         return ops
 
     def read(self, env: Mapping[Any, int], atom: Any) -> int:
-        """The tensor of a variable or a literal; a literal becomes a tensor that nothing writes."""
+        """Return the tensor of a variable or a literal; a literal becomes a tensor that no operation writes."""
         if hasattr(atom, "val"):
             return self.recording.add(atom.aval)
         return env[atom]
 
     def _equation(self, eqn: Any, env: dict[Any, int]) -> list[RawOp]:
         name = eqn.primitive.name
-        outer = self.place.scope
-        own = str(eqn.source_info.name_stack)
-        self.place.scope = f"{outer}/{own}" if outer and own else outer or own
-        phase, layer = self._phase(), _layer(self.place.scope)
-        try:
+        with self._entering(str(eqn.source_info.name_stack)):
             if name in self._structured:
-                return self._structured[name](eqn, env, phase, layer)
+                return [self._structured[name](eqn, env)]
             if name in _INLINED and (inner := _inner_jaxpr(eqn)) is not None:
-                return self._inline(eqn, inner, eqn.invars, env, phase, layer)
-            if (found := written_out(eqn)) is not None:
-                return self._inline(eqn, found.jaxpr, found.operands, env, phase, layer)
+                return self._inline(eqn, inner, eqn.invars, env)
+            if (found := expansion_of(eqn)) is not None:
+                return self._inline(eqn, found.jaxpr, found.operands, env)
             if name == _CONVOLUTION and (padding := _uneven_padding(eqn)):
-                return self._padded_convolution(eqn, env, padding, phase, layer)
-            return [self._plain(eqn, env, phase, layer)]
+                return self._padded_convolution(eqn, env, padding)
+            return [self._plain(eqn, env)]
+
+    @contextmanager
+    def _entering(self, name_stack: str) -> Iterator[None]:
+        """Move the position into the scopes of an equation, and back afterwards."""
+        here = self.position
+        outer = here.scope, here.phase, here.layer
+        here.scope = f"{here.scope}/{name_stack}" if here.scope and name_stack else here.scope or name_stack
+        here.phase, here.layer = self._phase(), _layer(here.scope)
+        try:
+            yield
         finally:
-            self.place.scope = outer
+            here.scope, here.phase, here.layer = outer
 
     def _phase(self) -> Phase:
-        scope = self.place.scope
+        scope = self.position.scope
         if "rematted_computation" in scope:
             return Phase.FORWARD
         if "transpose(" in scope:
-            self.place.backward_seen = True
+            self.position.backward_seen = True
             return Phase.BACKWARD
-        if "jvp(" in scope or not self.place.backward_seen:
+        if "jvp(" in scope or not self.position.backward_seen:
             return Phase.FORWARD
         return Phase.UPDATE
 
@@ -163,69 +146,72 @@ class _Walker:
         env[var] = self.recording.add(var.aval)
         return env[var]
 
-    def _plain(self, eqn: Any, env: dict[Any, int], phase: Phase, layer: str) -> RawOp:
+    def _op(
+        self, kind: Kind, name: str, reads: Sequence[int], writes: Sequence[int], cost: Cost | None = None
+    ) -> RawOp:
+        """Return an operation at the present position."""
+        here = self.position
+        return RawOp(kind, name, tuple(reads), tuple(writes), cost or Cost(), here.phase, here.layer, here.region)
+
+    def _plain(self, eqn: Any, env: dict[Any, int]) -> RawOp:
         name = eqn.primitive.name
         rule = rule_for(name)
         if rule is None:
             self.recording.unknown[name, "no rule: counted by the bytes that it reads and writes"] += 1
         kind, cost = (rule.kind, rule.price(eqn)) if rule else (Kind.UNKNOWN, Cost())
-        if name == "convert_element_type" and _same_bytes(eqn):
+        if name == "convert_element_type" and _same_dtype(eqn):
             kind, cost = Kind.VIEW, Cost()
         if name == "pad" and any(low != high for low, high, _ in eqn.params["padding_config"]):
             name = UNEVEN_PAD
         if name == _CONVOLUTION and any(stride != 1 for stride in eqn.params["window_strides"]):
             name = STRIDED_CONVOLUTION
-        return RawOp(kind, name, self._reads(eqn, env), self._writes(eqn, env), cost, phase, layer, self.place.region)
+        return self._op(kind, name, self._reads(eqn, env), self._writes(eqn, env), cost)
 
-    def _padded_convolution(
-        self, eqn: Any, env: dict[Any, int], padding: tuple[tuple[int, int], ...], phase: Phase, layer: str
-    ) -> list[RawOp]:
-        """A convolution with uneven padding, as padding and a convolution: some libraries can not pad so themselves.
+    def _padded_convolution(self, eqn: Any, env: dict[Any, int], padding: tuple[tuple[int, int], ...]) -> list[RawOp]:
+        """Split a convolution with uneven padding into padding and a convolution, as libraries without it do.
 
-        The gradient of its weights pads the same input in the same way; both read one padded array.
+        The gradient of the weights pads the same input in the same way, so both read one padded array.
         """
         source, ops = self.read(env, eqn.invars[0]), []
-        key = source, padding, self.place.region
+        key = source, padding, self.position.region
         if key not in self.padded:
             shape = tuple(
                 size + low + high for size, (low, high) in zip(eqn.invars[0].aval.shape, padding, strict=True)
             )
             self.recording.tensors.append((self.recording.tensors[source][0], shape))
             self.padded[key] = len(self.recording.tensors) - 1
-            ops.append(self._step(Kind.MOVE, UNEVEN_PAD, source, self.padded[key], phase, layer))
-        plain = self._plain(eqn, env, phase, layer)
+            ops.append(self._op(Kind.MOVE, UNEVEN_PAD, [source], [self.padded[key]]))
+        plain = self._plain(eqn, env)
         return [*ops, replace(plain, reads=(self.padded[key], *plain.reads[1:]))]
 
-    def _inline(
-        self, eqn: Any, inner: Any, operands: Sequence[Any], env: dict[Any, int], phase: Phase, layer: str
-    ) -> list[RawOp]:
+    def _inline(self, eqn: Any, inner: Any, operands: Sequence[Any], env: dict[Any, int]) -> list[RawOp]:
+        """Return the operations of a called jaxpr; behind a barrier if it is rematerialized."""
         closed_over, jaxpr = _open(inner)
         arguments = [self.read(env, atom) for atom in operands]
-        fenced = eqn.primitive.name in _REMAT and eqn.params.get("prevent_cse") and eqn.params.get("differentiated")
-        outer_region, fence = self.place.region, []
-        if fenced:
-            self.place.regions += 1
-            self.place.region = self.place.regions
+        rematerialized = (
+            eqn.primitive.name in _REMAT and eqn.params.get("prevent_cse") and eqn.params.get("differentiated")
+        )
+        outer_region, barrier = self.position.region, []
+        if rematerialized:
+            self.position.regions += 1
+            self.position.region = self.position.regions
             behind = [self.recording.add(atom.aval) for atom in operands]
-            fence = [self._fence(tuple(arguments), tuple(behind), phase, layer)]
+            barrier = [self._op(Kind.BARRIER, "optimization_barrier", arguments, behind)]
             arguments = behind
         local = dict(zip(jaxpr.invars, arguments, strict=True)) | self._constants(jaxpr, closed_over)
         ops = self.walk(jaxpr, local)
-        self.place.region = outer_region
+        self.position.region = outer_region
         for var, atom in zip(eqn.outvars, jaxpr.outvars, strict=True):
             env[var] = self.read(local, atom)
-        return fence + ops
-
-    def _fence(self, before: tuple[int, ...], behind: tuple[int, ...], phase: Phase, layer: str) -> RawOp:
-        return RawOp(Kind.BARRIER, "optimization_barrier", before, behind, Cost(), phase, layer, self.place.region)
+        return barrier + ops
 
     def _constants(self, jaxpr: Any, values: Sequence[Any]) -> dict[Any, int]:
         found = {var: self.recording.add(var.aval) for var, _ in zip(jaxpr.constvars, values, strict=False)}
         self.recording.constants.extend(found.values())
         return found
 
-    def _scan(self, eqn: Any, env: dict[Any, int], phase: Phase, layer: str) -> list[RawOp]:
-        """`length` runs of the body: constants and carries as they are, slices of stacked inputs and outputs."""
+    def _scan(self, eqn: Any, env: dict[Any, int]) -> RawOp:
+        """Return a loop that runs the body `length` times, on slices of stacked inputs and outputs."""
         params, outer = eqn.params, self.recording
         constants, carries = params["num_consts"], params["num_carry"]
         jaxpr = params["jaxpr"].jaxpr
@@ -238,21 +224,17 @@ class _Walker:
         stacked = zip(jaxpr.invars[constants + carries :], reads[constants + carries :], strict=True)
         for var, source in stacked:
             local[var] = outer.add(var.aval)
-            body.append(self._step(Kind.MOVE, "dynamic_slice", source, local[var], phase, layer))
+            body.append(self._op(Kind.MOVE, "dynamic_slice", [source], [local[var]]))
         local |= self._constants(jaxpr, params["jaxpr"].consts)
-        inner = self._inner(jaxpr, local)
-        body += inner.ops
+        body += self._body(jaxpr, local).ops
         for atom, target in zip(jaxpr.outvars[carries:], writes[carries:], strict=True):
-            body.append(self._step(Kind.SCATTER, "dynamic_update_slice", self.read(local, atom), target, phase, layer))
+            body.append(self._op(Kind.SCATTER, "dynamic_update_slice", [self.read(local, atom)], [target]))
         results = [self.read(local, atom) for atom in jaxpr.outvars[:carries]]
-        inner = _Inner(tuple(body), tuple(results), params["length"])
-        return [self._structure(Kind.LOOP, "scan", reads, writes, phase, layer, inner)]
+        loop = self._op(Kind.LOOP, "scan", reads, writes)
+        return _with_body(loop, _Body(tuple(body), tuple(results), params["length"]))
 
-    def _step(self, kind: Kind, name: str, source: int, target: int, phase: Phase, layer: str) -> RawOp:
-        return RawOp(kind, name, (source,), (target,), Cost(), phase, layer, self.place.region)
-
-    def _while(self, eqn: Any, env: dict[Any, int], phase: Phase, layer: str) -> list[RawOp]:
-        """A loop whose trip count depends on data: its body counts once, and that is reported."""
+    def _while(self, eqn: Any, env: dict[Any, int]) -> RawOp:
+        """Return a loop whose trip count depends on data: its body counts once, and the recording reports that."""
         self.recording.unknown["while", "trip count depends on data: its body is counted once"] += 1
         params = eqn.params
         jaxpr = params["body_jaxpr"].jaxpr
@@ -263,54 +245,44 @@ class _Walker:
         local = dict(zip(jaxpr.invars[:constants], of_body[:constants], strict=True))
         local |= {var: self.recording.add(var.aval) for var in jaxpr.invars[constants:]}
         local |= self._constants(jaxpr, params["body_jaxpr"].consts)
-        inner = self._inner(jaxpr, local)
-        return [self._structure(Kind.LOOP, "while", reads, writes, phase, layer, inner)]
+        return _with_body(self._op(Kind.LOOP, "while", reads, writes), self._body(jaxpr, local))
 
-    def _inner(self, jaxpr: Any, local: dict[Any, int]) -> _Inner:
-        outside = dict(self.padded)
-        body = self.walk(jaxpr, local)
-        self.padded = outside
-        return _Inner(tuple(body), tuple(self.read(local, atom) for atom in jaxpr.outvars))
-
-    def _cond(self, eqn: Any, env: dict[Any, int], phase: Phase, layer: str) -> list[RawOp]:
-        """The branch that does the most arithmetic, then the one that touches the most bytes."""
+    def _cond(self, eqn: Any, env: dict[Any, int]) -> RawOp:
+        """Return the branch with the most FLOPs; of equal branches the one with the most elements read and written."""
         reads = [self.read(env, atom) for atom in eqn.invars]
         bodies = []
         for branch in eqn.params["branches"]:
             local = dict(zip(branch.jaxpr.invars, reads[1:], strict=True)) | self._constants(
                 branch.jaxpr, branch.consts
             )
-            bodies.append(self._inner(branch.jaxpr, local))
-        largest = max(bodies, key=lambda inner: (_flops(inner.ops), self._bytes(inner.ops)))
+            bodies.append(self._body(branch.jaxpr, local))
+        largest = max(bodies, key=lambda body: (_flops(body.ops), self._elements(body.ops)))
         writes = self._writes(eqn, env)
-        return [self._structure(Kind.BRANCH, "cond", reads, writes, phase, layer, _writing_to(writes, largest))]
+        return _with_body(self._op(Kind.BRANCH, "cond", reads, writes), _writing_to(writes, largest))
 
-    def _structure(
-        self,
-        kind: Kind,
-        name: str,
-        reads: Sequence[int],
-        writes: tuple[int, ...],
-        phase: Phase,
-        layer: str,
-        inner: _Inner,
-    ) -> RawOp:
-        region, repeat = self.place.region, inner.repeat
-        return RawOp(kind, name, tuple(reads), writes, Cost(), phase, layer, region, repeat, inner.ops, inner.results)
+    def _body(self, jaxpr: Any, local: dict[Any, int]) -> _Body:
+        outside = dict(self.padded)
+        ops = self.walk(jaxpr, local)
+        self.padded = outside
+        return _Body(tuple(ops), tuple(self.read(local, atom) for atom in jaxpr.outvars))
 
-    def _bytes(self, ops: Sequence[RawOp]) -> int:
+    def _elements(self, ops: Sequence[RawOp]) -> int:
         return sum(math.prod(self.recording.tensors[end][1]) for op in ops for end in (*op.reads, *op.writes))
 
 
-def _writing_to(writes: tuple[int, ...], inner: _Inner) -> _Inner:
-    """A branch whose operations write the branch's outputs themselves, so that nothing exists twice."""
-    made = {write for op in inner.ops for write in op.writes}
+def _with_body(op: RawOp, body: _Body) -> RawOp:
+    return replace(op, repeat=body.repeat, body=body.ops, results=body.results)
+
+
+def _writing_to(writes: tuple[int, ...], body: _Body) -> _Body:
+    """Let the operations of a branch write the outputs of the branch directly, so that no tensor exists twice."""
+    made = {write for op in body.ops for write in op.writes}
     names: dict[int, int] = {}
-    for result, write in zip(inner.results, writes, strict=True):
+    for result, write in zip(body.results, writes, strict=True):
         if result in made:
             names.setdefault(result, write)
-    results = tuple(names.get(result, result) for result in inner.results)
-    return replace(inner, ops=tuple(_renamed(op, names) for op in inner.ops), results=results)
+    results = tuple(names.get(result, result) for result in body.results)
+    return replace(body, ops=tuple(_renamed(op, names) for op in body.ops), results=results)
 
 
 def _renamed(op: RawOp, names: Mapping[int, int]) -> RawOp:
@@ -328,7 +300,7 @@ def _flops(ops: Sequence[RawOp]) -> int:
 
 
 def _uneven_padding(eqn: Any) -> tuple[tuple[int, int], ...]:
-    """(low, high) of each dimension of the input, where a convolution adds more at one end; else ()."""
+    """Return (low, high) for each input dimension if a convolution pads one end more than the other; else ()."""
     params = eqn.params
     spatial = params["padding"]
     if any(size != 1 for size in params["lhs_dilation"]) or all(low == high for low, high in spatial):
@@ -344,36 +316,28 @@ def _inner_jaxpr(eqn: Any) -> Any | None:
 
 
 def _open(inner: Any) -> tuple[Sequence[Any], Any]:
-    """(constants, jaxpr) of a closed or an open jaxpr."""
+    """Return the constants and the jaxpr of a closed or an open jaxpr."""
     if hasattr(inner, "jaxpr"):
         return inner.consts, inner.jaxpr
     return (), inner
 
 
-def _dtype_name(aval: Any) -> str:
-    dtype = getattr(aval, "dtype", None)
-    if dtype is None:
-        return "token"
-    name = str(dtype)
-    return "key" if name.startswith("key<") else name
-
-
-def _same_bytes(eqn: Any) -> bool:
+def _same_dtype(eqn: Any) -> bool:
     return bool(eqn.invars[0].aval.dtype == eqn.outvars[0].aval.dtype)
 
 
 def _layer(scope: str) -> str:
-    """`transpose(jvp(block1))/dense` -> `block1/dense`: the scopes that Keras named, without JAX's transformations."""
+    """Remove JAX's transformations from a scope: `transpose(jvp(block1))/dense` becomes `block1/dense`."""
     parts = [part for part in _TRANSFORM.sub("", scope).split("/") if part]
     return "/".join(parts)
 
 
 def _without_dead(ops: list[RawOp], needed: set[int]) -> list[RawOp]:
-    """Operations that something needs, in order; XLA removes the others."""
-    kept: list[RawOp] = []
+    """Return the operations whose results are needed, in order; XLA removes the others."""
+    needed_ops: list[RawOp] = []
     for op in reversed(ops):
         if not needed.isdisjoint(op.writes) or op.kind is Kind.UNKNOWN:
-            kept.append(op)
+            needed_ops.append(op)
             needed.update(op.reads)
-    kept.reverse()
-    return kept
+    needed_ops.reverse()
+    return needed_ops

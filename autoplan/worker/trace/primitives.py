@@ -1,8 +1,7 @@
-"""What each JAX primitive is and costs: small rules, registered once, each knowing one operation.
+"""Cost rules for JAX primitives, registered by name: kind, FLOPs, and the matrix product of a product.
 
-A rule looks at one equation and tells its FLOPs and, for products, the matrix product that it is. FLOPs follow XLA's
-convention (HloCostAnalysis): a multiply-add counts two, an elementwise operation one an output element, a reduction
-one an input element.
+FLOPs follow XLA's convention (HloCostAnalysis): a multiply-add counts as two, an elementwise operation as one per
+output element, a reduction as one per input element.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from cost_models.workload.workload import Kind
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """FLOPs of one execution; `gemm` is (groups, m, n, k), or () where the operation is no product."""
+    """FLOPs of one execution. `gemm` is (groups, m, n, k), or () if the operation is not a product."""
 
     flops: int = 0
     gemm: tuple[int, ...] = ()
@@ -28,7 +27,7 @@ Price = Callable[[Any], Cost]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a primitive is, and how to price one equation of it."""
+    """The kind of a primitive, and a function that returns the cost of one of its equations."""
 
     kind: Kind
     price: Price
@@ -38,12 +37,12 @@ _RULES: dict[str, Rule] = {}
 
 
 def register(kind: Kind, *primitives: str) -> Callable[[Price], Price]:
-    """Make a function the rule of these primitives. ValueError when one has a rule already."""
+    """Register a function as the rule of these primitives. ValueError if a primitive already has a rule."""
 
     def bind(price: Price) -> Price:
         for primitive in primitives:
             if primitive in _RULES:
-                raise ValueError(f"the primitive {primitive!r} has a rule already ({_RULES[primitive].kind})")
+                raise ValueError(f"the primitive {primitive!r} already has a rule ({_RULES[primitive].kind})")
             _RULES[primitive] = Rule(kind, price)
         return price
 
@@ -51,26 +50,26 @@ def register(kind: Kind, *primitives: str) -> Callable[[Price], Price]:
 
 
 def rule_for(primitive: str) -> Rule | None:
-    """The rule of a primitive, or None: its caller counts bytes and reports it."""
+    """Return the rule of a primitive; None if it has none. The caller then counts its bytes and reports it."""
     return _RULES.get(primitive)
 
 
 def known_primitives() -> frozenset[str]:
-    """Every primitive that has a rule."""
+    """Return all primitives that have a rule."""
     return frozenset(_RULES)
 
 
 def output_elements(eqn: Any) -> int:
-    """Elements of the largest output."""
+    """Return the number of elements of the largest output."""
     return max((math.prod(var.aval.shape) for var in eqn.outvars), default=0)
 
 
 def input_elements(eqn: Any) -> int:
-    """Elements of the largest input."""
+    """Return the number of elements of the largest input."""
     return max((math.prod(var.aval.shape) for var in eqn.invars), default=0)
 
 
-def _picked(shape: tuple[int, ...], dims: Iterable[int]) -> int:
+def _size_of(shape: tuple[int, ...], dims: Iterable[int]) -> int:
     return math.prod(shape[dim] for dim in dims)
 
 
@@ -172,34 +171,34 @@ def _pool_gradient(eqn: Any) -> Cost:
 
 @register(Kind.DOT, "dot_general")
 def _dot(eqn: Any) -> Cost:
-    """2 g m n k, with g the batch dimensions, k the contracted ones."""
+    """Return 2 g m n k, where g is the product of the batch dimensions, k of the contracted dimensions."""
     (contract_l, _), (batch_l, batch_r) = eqn.params["dimension_numbers"]
     contract_r = eqn.params["dimension_numbers"][0][1]
     left, right = eqn.invars[0].aval.shape, eqn.invars[1].aval.shape
-    groups, k = _picked(left, batch_l), _picked(left, contract_l)
-    m = _picked(left, (d for d in range(len(left)) if d not in (*contract_l, *batch_l)))
-    n = _picked(right, (d for d in range(len(right)) if d not in (*contract_r, *batch_r)))
+    groups, k = _size_of(left, batch_l), _size_of(left, contract_l)
+    m = _size_of(left, (d for d in range(len(left)) if d not in (*contract_l, *batch_l)))
+    n = _size_of(right, (d for d in range(len(right)) if d not in (*contract_r, *batch_r)))
     return Cost(2 * groups * m * n * k, (groups, m, n, k))
 
 
 @register(Kind.DOT, "ragged_dot", "ragged_dot_general")
 def _ragged_dot(eqn: Any) -> Cost:
-    """(m, k) x (g, k, n) with each row in one group: 2 m n k whatever g is."""
+    """Return 2 m n k for (m, k) x (g, k, n) with each row in one group, for any g."""
     (m, k), right = eqn.invars[0].aval.shape[-2:], eqn.invars[1].aval.shape
     return Cost(2 * m * k * right[-1], (1, m, right[-1], k))
 
 
 @register(Kind.CONV, "conv_general_dilated")
 def _conv(eqn: Any) -> Cost:
-    """2 x (batch x output positions) x output features x (kernel positions x input features a group).
+    """Return 2 x (batch x output positions) x output features x (kernel positions x input features per group).
 
-    Positions that meet only the zeros of a dilated input cost nothing in a good kernel, so the count is divided by
-    the input's dilation. `feature_group_count` and `batch_group_count` split the product into that many smaller ones.
+    A good kernel skips the zeros of a dilated input, so the count is divided by the input's dilation.
+    `feature_group_count` and `batch_group_count` split the product into that many smaller products.
     """
     numbers = eqn.params["dimension_numbers"]
     kernel, output = eqn.invars[1].aval.shape, eqn.outvars[0].aval.shape
     out_batch, out_feature, *out_space = (output[dim] for dim in numbers.out_spec)
-    contracted = _picked(kernel, numbers.rhs_spec[1:])
+    contracted = _size_of(kernel, numbers.rhs_spec[1:])
     dilation = math.prod(eqn.params["lhs_dilation"])
     groups = eqn.params["feature_group_count"] * eqn.params["batch_group_count"]
     positions = out_batch * math.prod(out_space)
@@ -224,7 +223,7 @@ def _spectral(eqn: Any) -> Cost:
 
 @register(Kind.CUSTOM, "fft")
 def _fft(eqn: Any) -> Cost:
-    """5 n log2 n real operations a transform (Cooley-Tukey)."""
+    """Return 5 n log2 n real operations per transform (Cooley-Tukey)."""
     length = math.prod(eqn.params["fft_lengths"])
     return Cost(round(5 * output_elements(eqn) * math.log2(max(length, 2))))
 

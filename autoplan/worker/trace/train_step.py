@@ -1,4 +1,4 @@
-"""Keras's training step on JAX -> Workload."""
+"""Traces Keras's training step on JAX to a Workload."""
 
 from __future__ import annotations
 
@@ -10,35 +10,37 @@ from typing import Any
 import jax
 import keras
 
-from autoplan.worker.trace.batch_lines import Combined, combine, exact
-from autoplan.worker.trace.jaxpr import Recording, record
+from autoplan.worker.trace.affine_sizes import SizedTrace, constant_sizes, fit_affine
+from autoplan.worker.trace.jaxpr import record
+from autoplan.worker.trace.recording import Recording
 from cost_models.config import Precision
 from cost_models.errors import WorkloadError
 from cost_models.workload.workload import Role, UnknownOp, Variable, Workload
 
 _LISTS = {"_accumulated_gradients": Role.ACCUMULATOR, "_model_variables_moving_average": Role.EMA}
-"""Where a Keras optimizer keeps what is no slot."""
+"""Attributes of a Keras optimizer with lists of variables that are not slots."""
 
 
 def trace_train_step(
     model: Any, batch: Any, *, local_batch: int, precision: str | None = None, remat: str | None = None
 ) -> Workload:
-    """The Workload of one micro-step of a compiled Keras model.
+    """Return the Workload of one micro-step of a compiled Keras model.
 
     batch        (x, y[, sample_weight]) of arrays or `jax.ShapeDtypeStruct`s, batch dimension first; its size is
                  replaced
     local_batch  samples on one device
-    precision, remat   the configuration's names for how the model was built; None asks the model's layers
+    precision, remat   names of the configuration that the model was built under; None reads them from its layers
 
-    Nothing is computed and no variable needs a value. The step is traced at `local_batch` (at least 2) and twice that;
-    where the two differ in structure, the workload holds for `local_batch` alone. WorkloadError for a model that is not
-    compiled.
+    Nothing is computed, and no variable needs a value. The step is traced at `local_batch` (at least 2) and at twice
+    that. If the two traces differ in structure, the workload is only valid for `local_batch`.
+
+    WorkloadError if the model is not compiled.
     """
     if getattr(model, "optimizer", None) is None:
         raise WorkloadError("the model has no optimizer, so it has no training step; call model.compile(...) first")
-    build_for(model, sized(batch, local_batch))
-    with _every_micro_step_updates(model.optimizer), _uncollected():
-        local_batch, one, combined = _lines(model, batch, local_batch)
+    build_for(model, resized_specs(batch, local_batch))
+    with _without_accumulation(model.optimizer), _without_garbage_collection():
+        local_batch, one, combined = _trace_sizes(model, batch, local_batch)
     state_size = sum(map(len, state_of(model)))
     return Workload(
         local_batch=local_batch,
@@ -54,19 +56,19 @@ def trace_train_step(
         batch_exact=bool(combined.reason),
         optimizer=type(_inner_optimizer(model.optimizer)).__name__,
         unknown_ops=tuple(UnknownOp(name, count, reason) for (name, reason), count in sorted(one.unknown.items())),
-        notes=(f"holds at a local batch of {local_batch} alone: {combined.reason}",) if combined.reason else (),
+        notes=(f"only valid for a local batch of {local_batch}: {combined.reason}",) if combined.reason else (),
     )
 
 
 def build_for(model: Any, batch: Any) -> None:
-    """Create what `fit` would create before its first micro-step: layers, optimizer slots, metrics."""
+    """Create the layers, optimizer slots and metrics that `fit` creates before its first micro-step."""
     model._symbolic_build(data_batch=batch)
     if not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
 
 
 def precision_of(model: Any) -> str:
-    """The one dtype policy that the model's layers share, or "other"."""
+    """Return the dtype policy that all layers of the model share, or "other"."""
     names = {layer.dtype_policy.name for layer in model._flatten_layers() if layer.variables}
     names = names or {model.dtype_policy.name}
     known = {precision.value for precision in Precision}
@@ -74,29 +76,29 @@ def precision_of(model: Any) -> str:
 
 
 def remat_of(model: Any) -> str:
-    """The rematerialization mode that layers were built under."""
+    """Return the rematerialization mode that the layers were built under, "mixed" or "none"."""
     modes = {getattr(getattr(layer, "_remat_mode", None), "mode", None) for layer in model._flatten_layers()}
     modes.discard(None)
     return str(modes.pop()) if len(modes) == 1 else "mixed" if modes else "none"
 
 
 @contextmanager
-def _every_micro_step_updates(optimizer: Any) -> Iterator[None]:
-    """Trace the step without accumulation: what that adds is arithmetic, and one trace serves every accumulation."""
-    every = _all_optimizers(optimizer)
-    steps = [one.gradient_accumulation_steps for one in every]
-    for one in every:
+def _without_accumulation(optimizer: Any) -> Iterator[None]:
+    """Switch gradient accumulation off in this context: its costs are added later, so one trace serves all numbers."""
+    optimizers = _all_optimizers(optimizer)
+    steps = [one.gradient_accumulation_steps for one in optimizers]
+    for one in optimizers:
         one.gradient_accumulation_steps = None
     try:
         yield
     finally:
-        for one, own in zip(every, steps, strict=True):
+        for one, own in zip(optimizers, steps, strict=True):
             one.gradient_accumulation_steps = own
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
-    """Without the garbage collector, which would walk the millions of objects of a large step again and again."""
+def _without_garbage_collection() -> Iterator[None]:
+    """Disable the garbage collector in this context, because it would often scan the millions of objects of a step."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -111,20 +113,20 @@ def _inner_optimizer(optimizer: Any) -> Any:
 
 
 def _all_optimizers(optimizer: Any) -> list[Any]:
-    """The one that updates weights, and those among which a `MultiOptimizer` shares them out."""
+    """Return the optimizer that updates weights, and the optimizers of a `MultiOptimizer`."""
     inner = _inner_optimizer(optimizer)
     return [inner, *getattr(inner, "_inner_optimizers", ())]
 
 
-def _lines(model: Any, batch: Any, local_batch: int) -> tuple[int, Recording, Combined]:
-    """(samples at the first of two recordings, that recording, the lines through both).
+def _trace_sizes(model: Any, batch: Any, local_batch: int) -> tuple[int, Recording, SizedTrace]:
+    """Return the batch of the first of two recordings, that recording, and the affine sizes of both.
 
-    Dimensions of one are squeezed and broadcast in ways of their own, so a batch of one says little about others: lines
-    go through 2 and 4 where they can.
+    Dimensions of size one are squeezed and broadcast differently, so a batch of one says little about other batches. If
+    possible, the affine sizes are fitted at the batches 2 and 4 instead.
     """
     if local_batch == 1:
         try:
-            found = _lines(model, batch, 2)
+            found = _trace_sizes(model, batch, 2)
         except (ValueError, TypeError):  # a model with a fixed batch
             found = None
         if found is not None and not found[2].reason:
@@ -133,21 +135,21 @@ def _lines(model: Any, batch: Any, local_batch: int) -> tuple[int, Recording, Co
     return local_batch, one, _combine(model, batch, local_batch, one)
 
 
-def _combine(model: Any, batch: Any, local_batch: int, one: Recording) -> Combined:
+def _combine(model: Any, batch: Any, local_batch: int, one: Recording) -> SizedTrace:
     try:
         two = _record(model, batch, 2 * local_batch)
     except (ValueError, TypeError) as error:  # a model with a fixed batch in its input shape or its code
-        return exact(one, f"the step cannot be traced at twice that ({str(error).splitlines()[0]})")
-    return combine(local_batch, one, two)
+        return constant_sizes(one, f"the step cannot be traced at twice that batch ({str(error).splitlines()[0]})")
+    return fit_affine(local_batch, one, two)
 
 
 def _record(model: Any, batch: Any, size: int) -> Recording:
     structs = tuple([jax.ShapeDtypeStruct(v.shape, stored_dtype(v)) for v in group] for group in state_of(model))
-    return record(jax.make_jaxpr(model.train_step)(structs, sized(batch, size)))
+    return record(jax.make_jaxpr(model.train_step)(structs, resized_specs(batch, size)))
 
 
-def sized(batch: Any, size: int) -> Any:
-    """The batch as shapes with another number of samples, packed as `fit` packs it: nothing for what is not there."""
+def resized_specs(batch: Any, size: int) -> Any:
+    """Return the batch as shapes with another number of samples, packed as `fit` packs it: without trailing None."""
     nest = tuple(batch) if isinstance(batch, list | tuple) else batch
     while isinstance(nest, tuple) and len(nest) > 1 and nest[-1] is None:
         nest = nest[:-1]
@@ -155,12 +157,12 @@ def sized(batch: Any, size: int) -> Any:
 
 
 def stored_dtype(variable: Any) -> str:
-    """The stored dtype: `variable.dtype` answers with the compute dtype inside an autocast scope."""
+    """Return the stored dtype; `variable.dtype` is the compute dtype inside an autocast scope."""
     return str(keras.backend.standardize_dtype(variable._dtype))
 
 
 def state_of(model: Any) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
-    """Variables in the order of the training step's state."""
+    """Return the variables in the order of the training step's state."""
     return (
         list(model.trainable_variables),
         list(model.non_trainable_variables),
@@ -170,7 +172,7 @@ def state_of(model: Any) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
 
 
 def _variables(model: Any, recording: Recording) -> tuple[Variable, ...]:
-    """The state by role, without accumulators: those depend on the configuration that is asked about."""
+    """Return the state by role, without gradient accumulators, which depend on the configuration."""
     trainable, others, optimizer, metrics = state_of(model)
     roles = [Role.TRAINABLE] * len(trainable)
     roles += [Role.SEED if "seed_generator_state" in v.path else Role.STATE for v in others]

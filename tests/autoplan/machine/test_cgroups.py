@@ -1,4 +1,4 @@
-"""Control groups as the kernel shows them, in folders that look like /proc and /sys."""
+"""Control groups, read from folders that look like /proc and /sys."""
 
 from __future__ import annotations
 
@@ -49,18 +49,18 @@ def machine(tmp_path):
         pytest.param({}, [], [], None, id="not Linux"),
     ],
 )
-def test_limits_what_is_left_and_kills(machine, files, limits, free, kills):
+def test_limits_free_memory_and_kills_are_read(machine, files, limits, free, kills):
     root = machine(files)
     assert cgroups.limits_bytes(root) == limits
     assert cgroups.free_bytes(root) == free
     assert cgroups.kills(root) == kills
 
 
-def test_a_group_that_does_not_count_leaves_it_to_the_machine(machine):
+def test_kills_of_the_machine_are_returned_if_the_group_does_not_count_them(machine):
     root = machine({"proc/self/cgroup": "0::/\n", "proc/vmstat": "nr_free_pages 12\noom_kill 3\n"})
     assert cgroups.kills(root) == 3
 
 
-def test_more_used_than_allowed_leaves_nothing(machine):
+def test_usage_above_the_limit_leaves_no_free_memory(machine):
     root = machine(SECOND | {"sys/fs/cgroup/job/memory.current": "12000\n"})
     assert cgroups.free_bytes(root) == [0]

@@ -1,4 +1,4 @@
-"""Which compilers are found to be here: versions are made up, what packages ask of each other is not."""
+"""Installed compiler packages: installed versions are simulated, requirements are those of the real packages."""
 
 from importlib.metadata import PackageNotFoundError
 
@@ -29,15 +29,15 @@ def installed(monkeypatch):
     return but
 
 
-def test_the_versions_of_a_compiler_are_the_key_of_its_evidence():
+def test_versions_of_a_compiler_are_returned():
     assert compiler_packages.versions(TPU).keys() == {"jax", "jaxlib", "libtpu"}
     assert compiler_packages.versions(GPU).keys() >= {"jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda12-pjrt"}
 
 
 @pytest.mark.parametrize(("target", "package"), [(TPU, "libtpu"), (GPU, "jax_cuda12_plugin"), (GPU, "jax_cuda12_pjrt")])
-def test_what_is_missing_is_named_with_the_extra_that_brings_it(installed, target, package):
+def test_a_missing_package_is_named_with_the_extra_that_installs_it(installed, target, package):
     installed(**{package: None, "jax_cuda13_plugin": None})
-    with pytest.raises(HardwareError, match=r"is not installed here .*pip install 'autoplan\[compilers\]'"):
+    with pytest.raises(HardwareError, match=r"is not installed .*pip install 'autoplan\[compilers\]'"):
         compiler_packages.versions(target)
 
 
@@ -49,7 +49,7 @@ def test_what_is_missing_is_named_with_the_extra_that_brings_it(installed, targe
         (GPU, "jax_cuda12_pjrt", "jax-cuda12-plugin"),
     ],
 )
-def test_a_compiler_of_another_version_is_refused_with_both(installed, target, package, asker):
+def test_a_compiler_of_the_wrong_version_is_rejected_with_both_versions(installed, target, package, asker):
     installed(**{package: "0.0.1"})
     with pytest.raises(
         HardwareError, match=rf"{package.replace('_', '-')} 0.0.1 is installed, and {asker} \S+ works with"

@@ -1,4 +1,4 @@
-"""What processes hold, and how they end."""
+"""Memory and CPU time of processes, and the end of process trees."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ def holder():
 
 
 @linux
-def test_the_most_that_a_process_held_is_not_missed_between_two_looks(holder):
-    now, most = processes.alone_bytes(holder.pid), processes.alone_bytes(holder.pid, ever=True)
+def test_the_peak_memory_of_a_process_includes_peaks_between_two_calls(holder):
+    now, most = processes.standalone_bytes(holder.pid), processes.standalone_bytes(holder.pid, ever=True)
     assert now < 128 * MIB
     assert 256 * MIB < most < 384 * MIB
 
 
 LOOK = """
 import time
-from autoplan import processes
+from autoplan.machine import processes
 def work(seconds):
     end = time.process_time() + seconds
     while time.process_time() < end: pass
-look = processes.Neighbours()
+look = processes.CpuContention()
 started = time.perf_counter()
 work(0.5)
 print(look.busy_processors(), 0.5 / (time.perf_counter() - started))
@@ -56,19 +56,19 @@ print(look.busy_processors(), 0.5 / (time.perf_counter() - started))
 
 
 @linux
-def test_what_others_take_of_the_processors_is_told_from_ones_own():
+def test_the_cpu_time_of_other_processes_excludes_ones_own():
     """Two processes work for half a second each, at once: to either the other is a neighbour, and itself is none."""
     start = partial(subprocess.Popen, [sys.executable, "-c", LOOK], stdout=subprocess.PIPE, text=True)
     with start() as one, start() as other:
-        told = [[float(figure) for figure in process.communicate()[0].split()] for process in (one, other)]
-    for others, own in told:
+        figures = [[float(figure) for figure in process.communicate()[0].split()] for process in (one, other)]
+    for others, own in figures:
         assert others <= (os.cpu_count() or 1) - own + 0.2
-    assert max(others for others, _ in told) > 0.2
+    assert max(others for others, _ in figures) > 0.2
 
 
 PAGES = """
 import resource, sys
-from autoplan import processes
+from autoplan.machine import processes
 if sys.argv[1] == "keep":
     assert processes.keep_freed_memory()
 import jax
@@ -92,7 +92,7 @@ print(min(counts))
 
 
 @pytest.mark.skipif(not processes.can_keep_freed_memory(), reason="another C library decides what is given back")
-def test_freed_memory_that_is_kept_is_not_paged_in_again():
+def test_kept_freed_memory_causes_no_page_faults():
     """A step of a compiled program with temporaries of 128 MiB and more, with and without."""
     environment = os.environ | {"JAX_PLATFORMS": "cpu"}
     paged, kept = (
@@ -106,21 +106,21 @@ def test_freed_memory_that_is_kept_is_not_paged_in_again():
 
 FORK = """
 import os
-from autoplan import processes
+from autoplan.machine import processes
 hoard = bytearray(os.urandom(64 * 2**20))
 read, write = os.pipe()
 pid = os.fork()
 if pid == 0:
     os.read(read, 1)
     os._exit(0)
-print(processes.alone_bytes(os.getpid()), processes.alone_bytes(pid), processes.proportional_bytes(pid))
+print(processes.standalone_bytes(os.getpid()), processes.standalone_bytes(pid), processes.proportional_bytes(pid))
 os.write(write, b"x")
 os.waitpid(pid, 0)
 """
 
 
 @linux
-def test_a_fork_counts_what_it_has_from_its_parent(root):
+def test_standalone_memory_of_a_fork_includes_pages_of_its_parent(root):
     """As if it had read its libraries and made its arrays by itself."""
     done = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, check=True, cwd=root)
     parent, child, proportional = map(int, done.stdout.split())
@@ -129,19 +129,19 @@ def test_a_fork_counts_what_it_has_from_its_parent(root):
 
 
 @linux
-def test_mapped_data_count_no_more_than_libraries(tmp_path, monkeypatch):
+def test_mapped_files_count_up_to_the_size_of_libraries(tmp_path, monkeypatch):
     """The kernel drops them when it wants the room."""
     monkeypatch.setattr(processes, "LIBRARY_BYTES", 0)
-    before = processes.alone_bytes(os.getpid())
+    before = processes.standalone_bytes(os.getpid())
     data = tmp_path / "data"
     data.write_bytes(b"x" * (64 * MIB))
     with data.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
         assert sum(mapped[:: mmap.PAGESIZE]) > 0
-        assert processes.alone_bytes(os.getpid()) - before < 8 * MIB
+        assert processes.standalone_bytes(os.getpid()) - before < 8 * MIB
 
 
-def test_a_process_that_is_gone_holds_nothing(holder):
+def test_a_process_that_has_ended_uses_no_memory(holder):
     holder.kill()
     holder.wait()
-    assert processes.alone_bytes(holder.pid) == 0
-    assert processes.alone_bytes(holder.pid, ever=True) == 0
+    assert processes.standalone_bytes(holder.pid) == 0
+    assert processes.standalone_bytes(holder.pid, ever=True) == 0

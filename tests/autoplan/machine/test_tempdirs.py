@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from autoplan.machine import tempdirs
-from autoplan.machine.tempdirs import HeldFolder
+from autoplan.machine.tempdirs import LockedFolder
 
 MAKES = """
 import sys
-from autoplan.machine.tempdirs import HeldFolder
-folder = HeldFolder("autoplan-data-")
+from autoplan.machine.tempdirs import LockedFolder
+folder = LockedFolder("autoplan-data-")
 (folder.path / "large").write_text("data")
 print(folder.path, flush=True)
 input()
@@ -37,7 +37,7 @@ def other():
         process.kill()
 
 
-def test_what_a_killed_process_left_is_removed_by_the_next(temporary_place, other):
+def test_folders_of_a_killed_process_are_removed_by_the_next_process(temporary_place, other):
     folder = Path(other.stdout.readline().strip())
     tempdirs.remove_abandoned()
     assert (folder / "large").exists()
@@ -47,8 +47,8 @@ def test_what_a_killed_process_left_is_removed_by_the_next(temporary_place, othe
     assert not folder.exists()
 
 
-def test_a_folder_is_gone_when_it_is_removed(temporary_place):
-    held = HeldFolder()
+def test_remove_deletes_the_folder(temporary_place):
+    held = LockedFolder()
     (held.path / "inside").mkdir()
     tempdirs.remove_abandoned()
     assert (held.path / "inside").is_dir()
@@ -56,7 +56,7 @@ def test_a_folder_is_gone_when_it_is_removed(temporary_place):
     assert list(temporary_place.iterdir()) == []
 
 
-def test_what_has_no_lock_is_left_alone(temporary_place):
+def test_a_folder_without_a_lock_file_is_not_removed(temporary_place):
     for name in ("autoplan-study-1", "other-1"):
         (temporary_place / name).mkdir()
     (temporary_place / "other-1" / "in-use").touch()

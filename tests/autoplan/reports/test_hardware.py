@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from autoplan.errors import HardwareError
-from autoplan.machine import local_hardware
+from autoplan.machine import hardware_profile
 from autoplan.reports import hardware, plan_table
 
 PROFILE = {
@@ -72,7 +72,7 @@ def test_this_machine_is_listed_measured_or_not(own_cache):
     listed = {row[0]: row for row in rows(hardware.known_table())}
     assert listed["local"][1].startswith("this machine: not measured")
     assert hardware.known_document()["local"] is None
-    local_hardware.save_profile(PROFILE, "jax")
+    hardware_profile.save(PROFILE, "jax")
     listed = {row[0]: row for row in rows(hardware.known_table())}
     assert listed["local"][3:6] == ["15", "0.125", "not known"]
     assert hardware.known_document()["local"]["local"] is True
@@ -108,14 +108,14 @@ def test_a_file_is_shown(tmp_path):
 def test_this_machine_is_shown_as_it_was_measured(own_cache):
     with pytest.raises(HardwareError, match="run `autoplan hardware probe`"):
         hardware.described("local")
-    local_hardware.save_profile(PROFILE, "jax")
+    hardware_profile.save(PROFILE, "jax")
     told = text(hardware.description(hardware.described("local")))
     assert told.startswith("local: 1 device of ")
     assert "achieved here, measured 2026-11-29 with jax 0.10.2" in told
 
 
 def test_a_probe_shows_rates_and_where_they_are_kept(own_cache, tmp_path):
-    local_hardware.save_profile(PROFILE, "jax")
+    hardware_profile.save(PROFILE, "jax")
     shown = hardware.probed(PROFILE, "jax")
     peak = next(row for row in rows(shown) if row[0] == "peak_flops_per_second.float32")
     assert peak[1] == "1.25e+11"

@@ -1,4 +1,4 @@
-"""The plan in the user's own hands."""
+"""The Python API for training under a plan."""
 
 import keras
 import numpy as np
@@ -56,14 +56,14 @@ def test_the_scope_sets_what_must_be_set_before_building_and_leaves_no_trace():
     assert build_model().layers[0].compute_dtype == "float32"
 
 
-def test_a_c_library_that_keeps_nothing_is_warned_of(monkeypatch):
+def test_a_c_library_without_the_memory_setting_causes_a_warning(monkeypatch):
     keeping = plan(keep_freed_memory=True, batch=(32, 1))
     monkeypatch.setattr("autoplan.machine.processes.can_keep_freed_memory", lambda: False)
     with pytest.warns(UserWarning, match="freed memory cannot be kept: the C library"), autoplan.scope(keeping):
         build_model()
 
 
-def test_a_model_that_was_built_outside_is_told_so():
+def test_a_model_that_was_built_outside_the_scope_is_an_error():
     low = plan(precision="mixed_bfloat16", remat={"mode": "activations"}, batch=(32, 1))
     with pytest.raises(
         PlanError, match=r"built outside the plan's scope, so it lacks precision mixed_bfloat16 .*remat"
@@ -71,7 +71,7 @@ def test_a_model_that_was_built_outside_is_told_so():
         autoplan.compile(low, build_model())
 
 
-def test_another_model_is_told_so():
+def test_another_model_is_an_error():
     narrow = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(1)])
     narrow.compile("sgd", "mse")
     with pytest.raises(PlanError, match="differ in shape"):
@@ -87,6 +87,6 @@ def test_compile_takes_keras_arguments_or_a_compiled_model():
     assert not model.jit_compile
 
 
-def test_a_plan_for_another_backend_is_told_so():
-    with pytest.raises(PlanError, match="for the torch backend and Keras runs on jax"):
+def test_a_plan_for_another_backend_is_an_error():
+    with pytest.raises(PlanError, match="for the torch backend, but Keras runs on jax"):
         autoplan.compile(plan(backend="torch"), build_model())

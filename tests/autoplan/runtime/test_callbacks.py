@@ -1,4 +1,4 @@
-"""A script's own callbacks in trials and under another batch."""
+"""Callbacks of a script in trials and under another batch."""
 
 import keras
 import pytest
@@ -30,9 +30,9 @@ class WandbLogger(EveryMicroStep):
         (keras.callbacks.LambdaCallback(on_epoch_end=print), False, False),
     ],
 )
-def test_trials_keep_what_works_at_every_micro_step_and_writes_nothing(callback, writes, timed):
+def test_trials_run_callbacks_with_micro_step_hooks_that_write_nothing(callback, writes, timed):
     assert callbacks.writes(callback) is writes
-    assert callbacks.timed_in_trials(callback) is timed
+    assert callbacks.runs_in_trials(callback) is timed
 
 
 @pytest.mark.parametrize(
@@ -43,22 +43,22 @@ def test_trials_keep_what_works_at_every_micro_step_and_writes_nothing(callback,
         (EveryMicroStep(), None),
     ],
 )
-def test_a_checkpoint_of_the_whole_model_is_told_from_one_of_weights(callback, saved):
-    assert callbacks.saved_by(callback) == saved
+def test_checkpoints_of_models_and_of_weights_are_distinguished(callback, saved):
+    assert callbacks.saved_part(callback) == saved
 
 
 def test_counts_of_micro_steps_fall_on_the_same_samples():
     checkpoint = keras.callbacks.ModelCheckpoint("x.keras", save_freq=10)
     by_epoch = keras.callbacks.ModelCheckpoint("y.keras")
-    changed = callbacks.retime_callbacks([checkpoint, by_epoch], Batch(32), Batch(8, accumulation=4))
+    changed = callbacks.adapt_callbacks([checkpoint, by_epoch], Batch(32), Batch(8, accumulation=4))
     assert (checkpoint.save_freq, by_epoch.save_freq) == (40, "epoch")
     assert changed == ["ModelCheckpoint.save_freq: 10 -> 40 micro-steps"]
-    assert callbacks.retime_callbacks(None, Batch(32), Batch(8)) == []
+    assert callbacks.adapt_callbacks(None, Batch(32), Batch(8)) == []
 
 
-def test_what_a_trial_keeps_reckons_with_the_scripts_own_epochs():
+def test_callbacks_in_trials_have_the_scripts_own_number_of_epochs():
     one = EveryMicroStep()
-    assert callbacks.kept_in_trials({"callbacks": [keras.callbacks.EarlyStopping(), one], "epochs": 7}) == [one]
+    assert callbacks.trial_callbacks({"callbacks": [keras.callbacks.EarlyStopping(), one], "epochs": 7}) == [one]
     keras.callbacks.CallbackList([one], epochs=10**9, steps=3)
     assert one.params["epochs"] == 7
     assert one.params["steps"] == 3

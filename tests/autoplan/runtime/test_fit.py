@@ -1,4 +1,4 @@
-"""A fit that is about to start: what is read off its model before a micro-step of it has run."""
+"""The configuration of a fit before its first micro-step."""
 
 import keras
 import numpy as np
@@ -49,10 +49,10 @@ def about_to_fit(model):
         (Adds(), False),
     ],
 )
-def test_a_row_of_weight_zero_leaves_a_trace_where_a_layer_looks_at_it(layer, by_weight_alone):
+def test_padding_is_exact_only_if_rows_of_weight_zero_have_no_effect(layer, by_weight_alone):
     model = keras.Sequential([keras.layers.Input((4,)), layer, keras.layers.Dense(2)])
     model.compile("sgd", "mse")
-    assert fit.looks_at_weights_only(model) is by_weight_alone
+    assert fit.padding_is_exact(model) is by_weight_alone
 
 
 def test_a_subclassed_model_is_built_before_it_fits():
@@ -61,7 +61,7 @@ def test_a_subclassed_model_is_built_before_it_fits():
     assert [tuple(variable.shape) for variable in model.trainable_variables] == [(4, 2), (2,)]
 
 
-def test_a_model_without_call_is_left_to_its_own_micro_step():
+def test_a_model_without_call_is_not_built():
     model, arguments, facts = about_to_fit(TrainStepAlone())
     fit.ensure_built(model, arguments, facts)
     assert len(model.trainable_variables) == 2

@@ -1,4 +1,4 @@
-"""What a script does about precision, distribution and fitting is seen, and steered where a plan says so."""
+"""Calls of a script about precision, distribution and fitting are seen, and overridden by a plan."""
 
 import keras
 import numpy as np
@@ -6,7 +6,7 @@ import pytest
 
 from autoplan.runtime import backends
 from autoplan.runtime.apply import Change, ProcessSettings
-from autoplan.runtime.intercept import Interception, one_micro_step
+from autoplan.runtime.intercept import Interception, run_one_micro_step
 from cost_models.config import Batch, Precision, Remat, RematMode, TrainConfig
 
 SCRIPT = TrainConfig(batch=Batch(32))
@@ -16,7 +16,7 @@ SCRIPT = TrainConfig(batch=Batch(32))
 def intercept():
     installed = []
 
-    def install(wanted=None, on_fit=one_micro_step):
+    def install(wanted=None, on_fit=run_one_micro_step):
         settings = ProcessSettings(Change(SCRIPT, wanted), backends.get("jax")) if wanted else None
         one = Interception(on_fit, settings)
         installed.append(one)
@@ -36,7 +36,7 @@ def small_model():
     return model
 
 
-def test_an_unwatched_script_does_what_it_does(intercept):
+def test_a_script_without_settings_runs_unchanged(intercept):
     watching = intercept()
     keras.config.set_dtype_policy("mixed_bfloat16")
     assert keras.config.dtype_policy().name == "mixed_bfloat16"
@@ -54,7 +54,7 @@ def test_an_unwatched_script_does_what_it_does(intercept):
         keras.backend.clear_session,
     ],
 )
-def test_a_script_cannot_undo_the_precision(intercept, call):
+def test_a_script_cannot_override_the_precision(intercept, call):
     wanted = SCRIPT.with_(precision=Precision.MIXED_BFLOAT16)
     watching = intercept(wanted)
     name = "clear_session" if "clear_session" in repr(call) else None
@@ -72,7 +72,7 @@ def test_remat_survives_clear_session_and_the_scripts_own_scope(intercept):
     assert layer._remat_mode.mode == "activations"
 
 
-def test_a_knob_that_is_not_changed_is_the_scripts(intercept):
+def test_an_unchanged_knob_is_left_to_the_script(intercept):
     intercept(SCRIPT.with_(remat=Remat(RematMode.ACTIVATIONS)))
     keras.config.set_dtype_policy("mixed_float16")
     assert keras.config.dtype_policy().name == "mixed_float16"
@@ -87,7 +87,7 @@ def test_fits_are_counted_and_bound(intercept):
     assert (calls[0].arguments["batch_size"], calls[0].arguments["epochs"]) == (4, 7)
 
 
-def test_an_overridden_fit_counts_once(intercept):
+def test_a_fit_that_calls_super_counts_once(intercept):
     class Eager(keras.Sequential):
         def fit(self, *args, **kwargs):
             return super().fit(*args, **kwargs)
@@ -100,7 +100,7 @@ def test_an_overridden_fit_counts_once(intercept):
     assert int(model.optimizer.iterations) == 1
 
 
-def test_an_earlier_fit_leaves_a_history_that_a_script_can_plot(intercept):
+def test_an_earlier_fit_returns_a_history_with_validation_logs(intercept):
     intercept()
     model = small_model()
     x, y = np.zeros((8, 4)), np.zeros((8, 2))
@@ -109,9 +109,9 @@ def test_an_earlier_fit_leaves_a_history_that_a_script_can_plot(intercept):
     assert shown["val_loss"] == shown["loss"]
 
 
-def test_everything_is_put_back():
+def test_uninstall_restores_every_function():
     before = keras.config.set_dtype_policy, keras.RematScope.__enter__, keras.Model.fit
-    one = Interception(one_micro_step)
+    one = Interception(run_one_micro_step)
     one.install()
     one.uninstall()
     assert (keras.config.set_dtype_policy, keras.RematScope.__enter__, keras.Model.fit) == before
@@ -120,7 +120,7 @@ def test_everything_is_put_back():
 @pytest.mark.parametrize(
     ("arguments", "rows"), [({}, 32), ({"batch_size": 8}, 8), ({"steps_per_epoch": 4}, 24), ({"epochs": 3}, 32)]
 )
-def test_an_earlier_fit_takes_one_batch_of_the_scripts_own_size(intercept, arguments, rows):
+def test_an_earlier_fit_runs_one_batch_of_the_scripts_own_size(intercept, arguments, rows):
     intercept()
     seen = []
 

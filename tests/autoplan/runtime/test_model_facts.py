@@ -1,4 +1,4 @@
-"""What a compiled model is, as far as a configuration cares."""
+"""Facts about a compiled model."""
 
 import keras
 import pytest
@@ -13,7 +13,7 @@ def compiled(*layers, **arguments):
     return model
 
 
-def test_layers_are_found_inside_others():
+def test_nested_layers_are_found():
     inner = keras.Sequential([keras.layers.Dense(4), keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)])
     model = compiled(inner)
     assert model_facts.has_batch_norm(model)
@@ -33,7 +33,7 @@ def test_dropout_inside_a_recurrent_layer_is_random():
     assert not model_facts.has_random_layers(compiled(keras.layers.LSTM(3)))
 
 
-def test_metrics_and_steps_of_their_own():
+def test_custom_metrics_and_train_steps_are_found():
     class Own(keras.Sequential):
         def train_step(self, *arguments):
             return super().train_step(*arguments)
@@ -57,11 +57,11 @@ class Adds(keras.layers.Layer):
     [Adds(), keras.layers.Dense(3, activity_regularizer="l2"), keras.Sequential([Adds()])],
     ids=["add_loss", "activity regularizer", "nested"],
 )
-def test_losses_that_layers_add_of_their_outputs_are_seen(layer):
+def test_losses_added_by_layers_are_found(layer):
     assert model_facts.has_added_losses(compiled(layer))
 
 
-def test_a_regularizer_of_weights_adds_no_loss_of_a_row():
+def test_a_weight_regularizer_is_not_an_added_loss():
     assert not model_facts.has_added_losses(compiled(keras.layers.Dense(3, kernel_regularizer="l2")))
 
 
@@ -80,7 +80,7 @@ class Pair(keras.Model):
         return {}
 
 
-def test_optimizers_of_a_micro_step_of_its_own_are_named():
+def test_optimizers_of_a_custom_train_step_are_named():
     pair = Pair()
     pair.compile(keras.optimizers.Adam(), keras.optimizers.Adam())
     assert model_facts.own_optimizers(pair) == ["first_optimizer", "second_optimizer"]
@@ -88,7 +88,7 @@ def test_optimizers_of_a_micro_step_of_its_own_are_named():
 
 
 @pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
-def test_the_compiled_optimizer_under_another_name_is_no_other(policy):
+def test_another_reference_to_the_compiled_optimizer_is_not_named(policy):
     class Renamed(keras.Sequential):
         def compile(self, optimizer):
             super().compile(optimizer, "mse")
@@ -129,16 +129,16 @@ class OwnLoss(keras.Sequential):
 @pytest.mark.parametrize(
     ("kind", "unscaled"), [(Scaling, False), (ThroughKeras, False), (Unscaled, True), (OwnLoss, False)]
 )
-def test_a_micro_step_that_scales_no_loss_is_told(kind, unscaled):
+def test_a_train_step_without_loss_scaling_is_found(kind, unscaled):
     assert model_facts.leaves_loss_unscaled(kind([keras.layers.Dense(1)])) is unscaled
 
 
-def test_structure_is_of_shapes_alone():
+def test_the_structure_only_depends_on_shapes():
     assert model_facts.structure(compiled()) == model_facts.structure(compiled())
     assert model_facts.structure(compiled()) != model_facts.structure(compiled(keras.layers.Dense(5)))
 
 
-def test_precision_is_that_of_the_policy_that_brought_it():
+def test_the_precision_is_that_of_the_global_policy():
     with_own = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(3, dtype="mixed_bfloat16")])
     assert model_facts.precision_of(compiled(), {"float32"}) is Precision.FLOAT32
     assert model_facts.precision_of(with_own, {"float32"}) is Precision.OTHER

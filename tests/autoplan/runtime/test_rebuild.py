@@ -1,4 +1,4 @@
-"""A live model under a plan."""
+"""A live model rebuilt under a plan."""
 
 import keras
 import numpy as np
@@ -21,7 +21,7 @@ def plan_for(model, **changes):
 
 
 @pytest.mark.parametrize("kind", live.KINDS)
-def test_predictions_in_float32_are_the_models_own(kind):
+def test_predictions_in_float32_are_equal(kind):
     model, x, _ = live.trained(kind)
     own = model.predict(x, verbose=0)
     rebuilt = autoplan.rebuild(plan_for(model, batch=(8, 4), steps_per_execution=2), model)
@@ -31,7 +31,7 @@ def test_predictions_in_float32_are_the_models_own(kind):
     assert rebuilt.optimizer.gradient_accumulation_steps == 4
 
 
-def test_training_goes_on_where_the_model_was():
+def test_training_continues_from_the_models_state():
     model, x, y = live.trained("sequential")
     plan = plan_for(model, batch=(8, 4))
     rebuilt = autoplan.rebuild(plan, model)
@@ -42,7 +42,7 @@ def test_training_goes_on_where_the_model_was():
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
-def test_what_must_be_set_before_building_is_set():
+def test_settings_of_the_build_are_applied():
     model, x, y = live.trained("functional")
     plan = plan_for(model, precision="mixed_bfloat16", remat={"mode": "activations"})
     rebuilt = autoplan.rebuild(plan, model)
@@ -55,7 +55,7 @@ def test_what_must_be_set_before_building_is_set():
     assert np.isfinite(history.history["loss"]).all()
 
 
-def test_the_live_model_is_left_as_it_was():
+def test_the_live_model_does_not_change():
     model, x, y = live.trained("functional")
     weights, iterations = model.get_weights(), int(model.optimizer.iterations)
     rebuilt = autoplan.rebuild(plan_for(model, precision="mixed_float16", batch=(8, 4)), model)
@@ -83,7 +83,7 @@ def _compiled(model):
     return model
 
 
-def test_a_finer_remat_mode_of_the_models_own_is_kept():
+def test_a_remat_mode_without_a_name_in_plans_is_preserved():
     with keras.RematScope(mode="larger_than", output_size_threshold=1):
         model = live.sequential()
     plain = plan_for(model, batch=(8, 4)).model_dump(mode="json", by_alias=True)
@@ -93,18 +93,18 @@ def test_a_finer_remat_mode_of_the_models_own_is_kept():
     assert {layer._remat_mode[:2] for layer in rebuilt.layers} == {("larger_than", 1)}
 
 
-def test_another_model_is_told_so():
+def test_another_model_is_an_error():
     with pytest.raises(PlanError, match="differ in shape"):
         autoplan.rebuild(plan_for(live.functional()), live.sequential())
 
 
-def test_a_model_that_is_not_compiled_is_told_so():
+def test_a_model_that_is_not_compiled_is_an_error():
     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
     with pytest.raises(PlanError, match="not compiled"):
         autoplan.rebuild(plan_for(model), model)
 
 
-def test_a_subclassed_model_cannot_take_what_is_set_before_building():
+def test_a_subclassed_model_cannot_change_settings_of_the_build():
     model, _, _ = live.trained("subclassed")
     before = model.jit_compile
     with pytest.raises(PlanError, match=r"the plan changes precision and remat, .* Subclassed is a subclassed model"):
@@ -114,7 +114,7 @@ def test_a_subclassed_model_cannot_take_what_is_set_before_building():
     assert model.jit_compile is before
 
 
-def test_a_plan_for_another_backend_is_told_so():
+def test_a_plan_for_another_backend_is_an_error():
     model = live.sequential()
-    with pytest.raises(PlanError, match="for the torch backend and Keras runs on jax"):
+    with pytest.raises(PlanError, match="for the torch backend, but Keras runs on jax"):
         autoplan.rebuild(plan_for(model, backend="torch"), model)

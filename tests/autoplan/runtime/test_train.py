@@ -1,4 +1,4 @@
-"""`autoplan train`: the user's whole script in a process of its own, with the plan applied and otherwise unchanged."""
+"""`autoplan train` in a process of its own: the script runs with the plan applied and is otherwise unchanged."""
 
 import json
 import subprocess
@@ -104,7 +104,7 @@ def train(script, plan, *arguments, cwd):
     return subprocess.run([*command, "--", *arguments], cwd=cwd, capture_output=True, text=True, timeout=240)
 
 
-def told(finished):
+def printed(finished):
     assert finished.returncode == 0, finished.stderr
     return json.loads(finished.stdout.splitlines()[-1])
 
@@ -112,38 +112,38 @@ def told(finished):
 @pytest.fixture(scope="module")
 def alone(script):
     """The script by itself, without autoplan."""
-    return told(subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=240))
+    return printed(subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=240))
 
 
 def test_accumulation_trains_the_same_and_says_which_fit(script, observation, alone, tmp_path):
     finished = train(script, plan_for(observation, tmp_path, batch=batch(8, 4)), cwd=tmp_path)
-    found = told(finished)
+    found = printed(finished)
     assert found["iterations"] == alone["iterations"] == 14
     assert found["micro_steps"] == 4 * alone["micro_steps"]
     assert found["losses"] == pytest.approx(alone["losses"], rel=1e-2)  # a padded batch counts whole in Keras's mean
-    assert "fit 1: another model, left as the script has it" in finished.stderr
+    assert "fit 1: another model, unchanged by the plan" in finished.stderr
     assert "fit 2: float32, batch 8x4; 14 updates" in finished.stderr
-    assert "it trains otherwise" not in finished.stderr
+    assert "which changes the training" not in finished.stderr
 
 
-def test_another_effective_batch_is_told(script, observation, tmp_path):
+def test_another_effective_batch_is_logged(script, observation, tmp_path):
     finished = train(script, plan_for(observation, tmp_path, batch=batch(100, 1)), cwd=tmp_path)
-    assert told(finished)["iterations"] == 4
-    assert "fit 2: an update is of 100 samples, the script's own of 32: it trains otherwise" in finished.stderr
+    assert printed(finished)["iterations"] == 4
+    assert "fit 2: an update has 100 samples instead of 32, which changes the training" in finished.stderr
 
 
-def test_a_c_library_that_keeps_nothing_is_told_and_the_rest_of_the_plan_applied(script, observation, tmp_path):
+def test_without_the_memory_setting_the_rest_of_the_plan_is_applied(script, observation, tmp_path):
     plan = plan_for(observation, tmp_path, batch=batch(8, 4), keep_freed_memory=True)
     words = ["train", "--plan", str(plan), "--fit", "2", str(script)]
     code = f"""
 import sys
-from autoplan import processes
+from autoplan.machine import processes
 processes.can_keep_freed_memory = lambda: False
 from autoplan.runtime.__main__ import main
 sys.exit(main({words!r}))
 """
     finished = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=240)
-    assert told(finished)["iterations"] == 14
+    assert printed(finished)["iterations"] == 14
     assert finished.stderr.count("autoplan: freed memory cannot be kept: the C library of this system has no sett") == 1
 
 
@@ -151,7 +151,7 @@ def test_a_mesh_trains_the_same_on_simulated_devices(script, observation, alone,
     plan = plan_for(
         observation, tmp_path, simulated_devices=4, mesh={"data": 4, "model": 1}, batch=batch(32, 1, data=4)
     )
-    found = told(train(script, plan, cwd=tmp_path))
+    found = printed(train(script, plan, cwd=tmp_path))
     assert found["devices"] == 4
     assert found["losses"] == pytest.approx(alone["losses"], rel=1e-5)
     assert (found["validation"], found["predictions"]) == (2, 33)
@@ -166,7 +166,7 @@ def test_sharded_state_trains_the_same_with_a_share_of_the_weights_on_each_devic
         layout={"shard_state": True},
         batch=batch(32, 1, data=4),
     )
-    found = told(train(script, plan, cwd=tmp_path))
+    found = printed(train(script, plan, cwd=tmp_path))
     assert (alone["kernel"], found["kernel"]) == ([8, 16], [8, 4])
     assert found["losses"] == pytest.approx(alone["losses"], rel=1e-5)
     assert (found["validation"], found["predictions"]) == (2, 33)
@@ -174,26 +174,26 @@ def test_sharded_state_trains_the_same_with_a_share_of_the_weights_on_each_devic
 
 def test_the_scripts_own_policy_does_not_undo_the_plan(script, observation, tmp_path):
     finished = train(script, plan_for(observation, tmp_path, precision="mixed_bfloat16"), cwd=tmp_path)
-    assert told(finished)["policy"] == "bfloat16"
-    assert "the script's own set_dtype_policy('float32') was overridden by the plan" in finished.stderr
+    assert printed(finished)["policy"] == "bfloat16"
+    assert "the plan overrides the script's own set_dtype_policy('float32')" in finished.stderr
 
 
-def test_arguments_reach_the_script_and_programs_are_kept(script, observation, tmp_path):
+def test_arguments_reach_the_script_and_programs_are_cached(script, observation, tmp_path):
     plan = plan_for(observation, tmp_path)
     first = train(script, plan, "3", cwd=tmp_path)
-    assert len(told(first)["losses"]) == 3
+    assert len(printed(first)["losses"]) == 3
     assert "compilation cache: 0 hits" in first.stderr
     assert "compilation cache: 0 hits" not in train(script, plan, "3", cwd=tmp_path).stderr
 
 
 @pytest.mark.parametrize("later", LATER)
 @pytest.mark.parametrize("devices", [1, pytest.param(4, marks=pytest.mark.slow)])
-def test_later_fits_train_as_the_script_means_them(observation, tmp_path, later, devices):
+def test_later_fits_train_with_the_scripts_own_batch(observation, tmp_path, later, devices):
     """Under accumulation and on a mesh, whatever a script does after its first fit ends with the script's weights."""
     ending = "\n    sys.exit(0)\n" if later == "left by exit" else ""
     path = tmp_path / "train.py"
     path.write_text(textwrap.dedent(HEAD + f"    {LATER[later]}\n" + TAIL + ending))
-    alone = told(subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=240))
+    alone = printed(subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=240))
     with Client() as client:
         job = Job(kind=JobKind.OBSERVE, source=source.resolve(str(path)))
         own = Observation.model_validate(client.run(job, time_limit_seconds=120).value)
@@ -206,20 +206,20 @@ def test_later_fits_train_as_the_script_means_them(observation, tmp_path, later,
     plan = file.write(Plan.model_validate(plain), tmp_path / "plan.yaml")
     command = [sys.executable, "-m", "autoplan.runtime", "train", "--plan", str(plan), str(path)]
     finished = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
-    found = told(finished)
+    found = printed(finished)
     assert found["iterations"] == alone["iterations"]
     assert found["weights"] == pytest.approx(alone["weights"], rel=1e-5)
     assert "fit 1: float32, batch 8x4" in finished.stderr
 
 
-def test_a_plan_for_another_model_is_refused(script, observation, tmp_path):
+def test_a_plan_for_another_model_is_rejected(script, observation, tmp_path):
     finished = train(script, plan_for(observation, tmp_path, structure="ab" * 32), cwd=tmp_path)
     assert finished.returncode == 2
-    assert "the plan is for another model, of train.py: fit 2 of" in finished.stderr
+    assert "the plan is for another model, from train.py: fit 2 of" in finished.stderr
     assert "Traceback" not in finished.stderr
 
 
-def test_a_mesh_that_is_larger_than_the_machine_is_refused(script, observation, tmp_path):
+def test_a_mesh_that_is_larger_than_the_machine_is_rejected(script, observation, tmp_path):
     plan = plan_for(observation, tmp_path, mesh={"data": 16, "model": 1}, batch=batch(32, 1, data=16))
     finished = train(script, plan, cwd=tmp_path)
     assert finished.returncode == 2

@@ -12,14 +12,16 @@ from autoplan.errors import ConfigError, NeverFits, ScriptFailed
 from autoplan.jobs import client
 from autoplan.runtime.backends import PRELOADED
 from autoplan.sources import keras_backend
-from autoplan.sources.keras_backend import Chosen, Named
+from autoplan.sources.keras_backend import BackendChoice, NamedBackend
 
 
 @pytest.fixture(autouse=True)
 def unset(monkeypatch, tmp_path):
     monkeypatch.delenv("KERAS_BACKEND", raising=False)
     monkeypatch.setenv("KERAS_HOME", str(tmp_path))
-    monkeypatch.setattr(keras_backend, "_live", lambda: None)  # other tests of this process may have imported Keras
+    monkeypatch.setattr(
+        keras_backend, "live_backend", lambda: None
+    )  # other tests of this process may have imported Keras
 
 
 @pytest.fixture
@@ -47,11 +49,11 @@ FIRM = 'import os\nos.environ["KERAS_BACKEND"] = "torch"\nimport keras\n'
 SOFT = 'import os\nos.environ.setdefault("KERAS_BACKEND", "torch")\nimport keras\n'
 
 
-def test_the_backends_that_are_offered_are_those_that_the_runtime_has():
+def test_runnable_backends_are_those_of_the_runtime():
     assert set(keras_backend.RUNNABLE) == set(PRELOADED)
 
 
-def test_it_is_the_one_that_the_plain_script_would_run_on(have, script, monkeypatch, tmp_path):
+def test_the_backend_is_that_of_the_plain_script(have, script, monkeypatch, tmp_path):
     assert keras_backend.choose().name == "tensorflow"  # Keras's own default
     (tmp_path / "keras.json").write_text(json.dumps({"backend": "jax"}))
     assert keras_backend.choose().name == "jax"
@@ -62,43 +64,43 @@ def test_it_is_the_one_that_the_plain_script_would_run_on(have, script, monkeypa
     assert keras_backend.choose("jax", script(FIRM)).name == "jax"
 
 
-def test_a_keras_that_this_process_has_imported_decides_but_for_what_is_asked(have, monkeypatch):
+def test_an_imported_keras_decides_unless_a_backend_is_requested(have, monkeypatch):
     monkeypatch.setenv("KERAS_BACKEND", "torch")
-    monkeypatch.setattr(keras_backend, "_live", lambda: "jax")
+    monkeypatch.setattr(keras_backend, "live_backend", lambda: "jax")
     assert keras_backend.choose().name == "jax"
     assert keras_backend.choose("tensorflow").name == "tensorflow"
 
 
-def test_what_overrules_the_script_is_said(have, script):
-    told = "trials and plan are on jax, as asked; train.py names torch"
-    assert keras_backend.choose("jax", script(FIRM)) == Chosen("jax", (told,))
-    assert keras_backend.choose("torch", script(FIRM)) == Chosen("torch")
+def test_a_requested_backend_that_overrides_the_script_is_noted(have, script):
+    message = "trials and plan are for jax, as requested; train.py names torch"
+    assert keras_backend.choose("jax", script(FIRM)) == BackendChoice("jax", (message,))
+    assert keras_backend.choose("torch", script(FIRM)) == BackendChoice("torch")
 
 
 @pytest.mark.parametrize("text", [SOFT, "import keras\n"])
-def test_a_mere_default_yields_to_what_is_installed_and_that_is_said(have, script, text):
+def test_an_uninstalled_default_is_replaced_with_a_note(have, script, text):
     have("jax")
     chosen = keras_backend.choose(script=script(text))
     by = "train.py names torch" if text == SOFT else "Keras's default names tensorflow"
-    told = f"{by}, which is not installed here; trials and plan are on jax"
-    assert chosen == Chosen("jax", (f"{told}: set KERAS_BACKEND=jax when you run the script by itself",))
+    note = f"{by}, which is not installed, so trials and plan are for jax"
+    assert chosen == BackendChoice("jax", (f"{note}; set KERAS_BACKEND=jax when you run the script without autoplan",))
 
 
 def test_a_backend_that_somebody_chose_must_be_installed(have, script, monkeypatch):
     have("jax")
-    missing = r"is not installed here; pip install 'autoplan\[torch\]', or give --backend jax"
-    with pytest.raises(ConfigError, match=rf"the torch backend \(asked for\) {missing}"):
+    missing = r"is not installed; pip install 'autoplan\[torch\]', or give --backend jax"
+    with pytest.raises(ConfigError, match=rf"the torch backend \(requested\) {missing}"):
         keras_backend.choose("torch")
     with pytest.raises(ConfigError, match=rf"the torch backend \(train.py\) {missing}"):
         keras_backend.choose(script=script(FIRM))
     monkeypatch.setenv("KERAS_BACKEND", "torch")
-    with pytest.raises(ConfigError, match=rf"\(KERAS_BACKEND of the environment\) {missing}"):
+    with pytest.raises(ConfigError, match=rf"\(the environment variable KERAS_BACKEND\) {missing}"):
         keras_backend.choose()
 
 
-def test_without_any_backend_one_is_named(have):
+def test_without_an_installed_backend_the_default_is_named(have):
     have()
-    with pytest.raises(ConfigError, match=r"\(Keras's default\) is not installed here; pip install 'autoplan\[tens"):
+    with pytest.raises(ConfigError, match=r"\(Keras's default\) is not installed; pip install 'autoplan\[tens"):
         keras_backend.choose()
 
 
@@ -117,94 +119,94 @@ def test_without_any_backend_one_is_named(have):
         ("this is no Python", None),
     ],
 )
-def test_what_a_script_writes_into_the_variable(script, text, found):
-    assert keras_backend.named_in(script(text)) == (None if found is None else Named(found[0], "train.py", found[1]))
+def test_assignments_of_the_variable_in_a_script_are_found(script, text, found):
+    assert keras_backend.backend_in_script(script(text)) == (
+        None if found is None else NamedBackend(found[0], "train.py", found[1])
+    )
 
 
 def test_a_source_without_a_file_names_none(tmp_path):
-    assert keras_backend.named_in(None) is None
-    assert keras_backend.named_in("") is None
-    assert keras_backend.named_in(tmp_path) is None
-    assert keras_backend.named_in("build_model of a notebook") is None
+    assert keras_backend.backend_in_script(None) is None
+    assert keras_backend.backend_in_script("") is None
+    assert keras_backend.backend_in_script(tmp_path) is None
+    assert keras_backend.backend_in_script("build_model of a notebook") is None
 
 
 @pytest.mark.parametrize("words", [["tune", "train.py"], ["hardware", "probe"]])
-def test_commands_refuse_an_unknown_one_before_a_worker_starts(tmp_path, monkeypatch, words):
+def test_commands_reject_an_unknown_backend_before_a_worker_starts(tmp_path, monkeypatch, words):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("model.fit()\n")
     monkeypatch.setattr(client.Client, "run", lambda *_, **__: pytest.fail("a worker was started"))
     monkeypatch.setenv("KERAS_BACKEND", "bogus")
     done = CliRunner().invoke(app, words)
-    told = "unknown backend 'bogus' (KERAS_BACKEND of the environment); expected jax, tensorflow or torch"
-    assert (done.exit_code, done.stderr) == (2, f"error: {told}\n")
+    message = "unknown backend 'bogus' (the environment variable KERAS_BACKEND); expected jax, tensorflow or torch"
+    assert (done.exit_code, done.stderr) == (2, f"error: {message}\n")
 
 
-def test_the_option_takes_known_words_alone(tmp_path, monkeypatch):
+def test_the_option_rejects_unknown_values(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("model.fit()\n")
     done = CliRunner().invoke(app, ["tune", "train.py", "--backend", "pytorch"])
-    told = "--backend pytorch: expected jax, tensorflow or torch, or auto to have it tuned"
-    assert (done.exit_code, done.stderr) == (2, f"error: {told}\n")
+    message = "--backend pytorch: expected jax, tensorflow or torch, or auto to tune the backend"
+    assert (done.exit_code, done.stderr) == (2, f"error: {message}\n")
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"backend": 3}'])
-def test_a_keras_json_that_says_nothing_is_as_none(have, tmp_path, text):
+def test_an_invalid_keras_json_is_ignored(have, tmp_path, text):
     (tmp_path / "keras.json").write_text(text)
     assert keras_backend.choose().name == keras_backend.KERAS_DEFAULT
 
 
-def test_the_default_is_what_keras_takes():
+def test_the_default_is_that_of_keras():
     spec = importlib.util.find_spec("keras")  # found, not imported: that would fix this process's backend
     source = Path(spec.origin).with_name("src").joinpath("backend", "config.py").read_text(encoding="utf-8")
     assert f'_BACKEND = "{keras_backend.KERAS_DEFAULT}"' in source.splitlines()
 
 
-ELSEWHERE = Chosen("jax", ("trials and plan are on jax, as asked; train.py names tensorflow",))
+ELSEWHERE = BackendChoice("jax", ("trials and plan are for jax, as requested; train.py names tensorflow",))
 
 
-def test_a_source_that_fails_on_another_backend_than_its_own_is_told_so():
-    with pytest.raises(ScriptFailed) as caught, keras_backend.explaining(ELSEWHERE):
+def test_an_error_of_a_source_on_another_backend_mentions_the_backend():
+    with pytest.raises(ScriptFailed) as caught, keras_backend.explain_failures(ELSEWHERE):
         raise ScriptFailed("train.py failed by itself:\nTypeError: no such tensor")
     assert str(caught.value).splitlines() == [
         "train.py failed by itself:",
         "TypeError: no such tensor",
-        "trials and plan are on jax, as asked; train.py names tensorflow",
-        "a source that uses its own backend's framework directly runs on that one alone",
+        "trials and plan are for jax, as requested; train.py names tensorflow",
+        "a source that uses a framework directly only runs on that backend",
     ]
 
 
 @pytest.mark.parametrize(
     ("chosen", "error"),
     [
-        (Chosen("jax"), ScriptFailed("train.py failed by itself")),
+        (BackendChoice("jax"), ScriptFailed("train.py failed by itself")),
         (ELSEWHERE, NeverFits("train.py ended without calling model.fit")),
         (ELSEWHERE, ConfigError("--fix mesh=data=3: no such mesh")),
     ],
 )
-def test_what_has_nothing_to_do_with_the_backend_is_left_as_it_is(chosen, error):
-    with pytest.raises(type(error)) as caught, keras_backend.explaining(chosen):
+def test_errors_that_do_not_depend_on_the_backend_are_unchanged(chosen, error):
+    with pytest.raises(type(error)) as caught, keras_backend.explain_failures(chosen):
         raise error
     assert caught.value is error
 
 
-def test_another_is_preferred_to_a_default_that_nobody_chose(have, script, monkeypatch, tmp_path):
+def test_the_preferred_backend_replaces_a_default(have, script, monkeypatch, tmp_path):
     found = keras_backend.choose(prefer="jax")
     assert (found.name, found.instead_of) == ("jax", "tensorflow")
-    assert found.notes[0].startswith(
-        "Keras's default names tensorflow and nobody chose a backend, so the plan is for jax"
-    )
+    assert found.notes[0].startswith("no backend was chosen (Keras's default names tensorflow), so the plan is for jax")
     (tmp_path / "keras.json").write_text(json.dumps({"backend": "tensorflow"}))  # Keras itself writes that
     assert keras_backend.choose(prefer="jax").name == "jax"
     (tmp_path / "keras.json").write_text(json.dumps({"backend": "torch"}))
-    assert keras_backend.choose(prefer="jax") == Chosen("torch")
+    assert keras_backend.choose(prefer="jax") == BackendChoice("torch")
     assert keras_backend.choose(script=script(SOFT), prefer="jax").name == "torch"
     assert keras_backend.choose("tensorflow", prefer="jax").name == "tensorflow"
     monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
-    assert keras_backend.choose(prefer="jax") == Chosen("tensorflow")
+    assert keras_backend.choose(prefer="jax") == BackendChoice("tensorflow")
 
 
-def test_what_is_not_installed_is_not_preferred(have):
+def test_an_uninstalled_backend_is_not_preferred(have):
     have("tensorflow")
-    assert keras_backend.choose(prefer="jax") == Chosen("tensorflow")
+    assert keras_backend.choose(prefer="jax") == BackendChoice("tensorflow")
     have("jax")
     assert keras_backend.choose(prefer="jax").instead_of is None

@@ -47,7 +47,7 @@ FROM_MAIN = """
 """
 
 
-def test_functions_and_classes_of_main_travel_by_value(tmp_path):
+def test_functions_and_classes_of_main_are_pickled_by_value(tmp_path):
     built, data, _ = send(FROM_MAIN, tmp_path)
     assert (built, data) == ("Layer 6", "[3, 6]")
 
@@ -58,7 +58,7 @@ def test_the_hash_is_the_same_in_every_process_and_changes_with_the_file(tmp_pat
     assert first == again != other
 
 
-def test_modules_beside_the_script_travel_by_value(tmp_path):
+def test_modules_beside_the_script_are_pickled_by_value(tmp_path):
     (tmp_path / "layers.py").write_text("def width(): return 5\n")
     (tmp_path / "nets.py").write_text("import layers\ndef build_model(): return layers.width()\n")
     script = """
@@ -70,7 +70,7 @@ def test_modules_beside_the_script_travel_by_value(tmp_path):
     assert send(script, tmp_path)[:2] == ("5", "(1, 2)")
 
 
-def test_a_function_typed_into_an_interpreter_travels(tmp_path):
+def test_a_function_from_an_interpreter_is_pickled(tmp_path):
     """What a notebook does: source that lies in no file."""
     typed = "def build_model(): return SIZE + 1\nSIZE = 1\nparcel = pack(build_model)\n"
     typed += "print(parcel.payload, parcel.sha256)\n"
@@ -78,7 +78,7 @@ def test_a_function_typed_into_an_interpreter_travels(tmp_path):
     assert send(script, tmp_path)[:2] == ("2", "None")
 
 
-def test_installed_modules_are_named_not_sent():
+def test_installed_modules_are_pickled_by_name():
     def build_model():
         return np.zeros(3)
 
@@ -86,7 +86,7 @@ def test_installed_modules_are_named_not_sent():
     assert not any("site-packages/numpy" in str(argument) for argument in opcodes)
 
 
-def test_large_arrays_are_mapped_from_a_file_and_small_ones_travel_inside():
+def test_large_arrays_are_mapped_from_a_file_and_small_arrays_are_in_the_pickle():
     large = np.arange(SPILL_BYTES, dtype=np.float32).reshape(4, -1)
     small = np.arange(8)
     parcel = pack(dict, (large, small))
@@ -98,14 +98,14 @@ def test_large_arrays_are_mapped_from_a_file_and_small_ones_travel_inside():
     np.testing.assert_array_equal(small_again, small)
 
 
-def test_a_worker_that_changes_its_array_changes_nobody_elses():
+def test_changes_of_an_array_in_a_worker_are_private():
     parcel = pack(dict, np.zeros(SPILL_BYTES, dtype=np.uint8))
     mine, other = unpack(parcel.payload)[1], unpack(parcel.payload)[1]
     mine[:] = 1
     assert not other.any()
 
 
-def test_arrays_that_a_file_would_change_travel_inside():
+def test_arrays_that_a_file_would_change_are_in_the_pickle():
     ml_dtypes = pytest.importorskip("ml_dtypes")
     half = np.zeros(SPILL_BYTES, dtype=ml_dtypes.bfloat16)
     assert unpack(pack(dict, half).payload)[1].dtype == half.dtype
@@ -126,7 +126,7 @@ def test_arguments_of_a_partial_are_part_of_it():
     assert narrow.sha256 != wide.sha256
 
 
-def test_what_cannot_be_sent_is_named():
+def test_an_object_that_cannot_be_pickled_is_named():
     lock = threading.Lock()
 
     def build_model():
@@ -138,7 +138,7 @@ def test_what_cannot_be_sent_is_named():
     assert "create it inside the function" in str(caught.value)
 
 
-def test_data_that_cannot_be_sent_is_named_by_its_type():
+def test_data_that_cannot_be_pickled_are_named_by_their_type():
     with pytest.raises(
         SourceError, match=r"the data \(builtins.generator\) cannot be sent .* pass arrays, or a function"
     ):
@@ -164,7 +164,7 @@ class LiveModel:
         (lambda width: width, "cannot be called without arguments .*width.* functools.partial or a lambda"),
     ],
 )
-def test_a_builder_of_the_wrong_kind_is_told(builder, message):
+def test_a_builder_of_the_wrong_kind_is_an_error(builder, message):
     with pytest.raises(SourceError, match=message):
         pack(builder)
 

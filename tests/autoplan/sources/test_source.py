@@ -158,7 +158,7 @@ def test_an_installed_module_is_found():
         ("nowhere/train.py", "there is no file nowhere/train.py: there is no folder nowhere"),
         ("train.py/x.py", "there is no file train.py/x.py"),
         ("pipe.py", "pipe.py is not a regular file; expected a Python file that can be read more than once"),
-        ("link.py", "there is no file link.py: it is a link to gone.py, which is not there"),
+        ("link.py", "there is no file link.py: it is a link to gone.py, which does not exist"),
         ("t" * 300, f"{'t' * 300} cannot be read: "),
         ("folder", "folder is a folder; expected a Python file, or -m package.module"),
         ("empty.py", "empty.py is empty"),
@@ -167,15 +167,15 @@ def test_an_installed_module_is_found():
         ("work.ipynb", "work.ipynb is a notebook; call autoplan.optimize(build_model, data) in it"),
         ("train.py:build_model", "train.py has no build_model; it defines no function"),
         ("model.py:bild_model", "model.py has no bild_model; did you mean build_model?"),
-        ("model.py:", "'model.py:' ends in no function name"),
-        (":build_model", "':build_model' ends in no function name"),
+        ("model.py:", "'model.py:' does not end in a function name"),
+        (":build_model", "':build_model' does not end in a function name"),
         ("no.such.module:build_model", "there is no Python module no.such.module"),
-        ("-m", "'' is no module name"),
+        ("-m", "'' is not a module name"),
         ("-m folder.train.x", "there is no Python module folder.train.x"),
-        ("-m json", "package json has no __main__.py"),
+        ("-m json", "the package json has no __main__.py"),
     ],
 )
-def test_bad_input_is_one_clear_message(here, text, message):
+def test_bad_input_has_one_clear_message(here, text, message):
     write(here / "train.py", "model.fit(x)\n")
     write(here / "model.py", BUILDER)
     write(here / "empty.py", " \n")
@@ -187,18 +187,18 @@ def test_bad_input_is_one_clear_message(here, text, message):
     os.mkfifo(here / "pipe.py")
     with pytest.raises(SourceError) as caught:
         resolve(text)
-    told = str(caught.value).replace(f"Python {sys.version_info[0]}.{sys.version_info[1]}", "Python 3.*")
-    assert told.startswith(message)
-    assert "\n" not in told
+    shown = str(caught.value).replace(f"Python {sys.version_info[0]}.{sys.version_info[1]}", "Python 3.*")
+    assert shown.startswith(message)
+    assert "\n" not in shown
 
 
-def test_a_file_that_cannot_be_read_is_told_with_the_reason(here):
+def test_the_error_for_an_unreadable_file_contains_the_reason(here):
     with pytest.raises(SourceError, match=r"/proc/self/mem cannot be read: .*Errno 5"):
         resolve("/proc/self/mem")
 
 
 def test_the_first_fit_is_number_one(here):
-    with pytest.raises(SourceError, match="--fit 0 names no fit"):
+    with pytest.raises(SourceError, match="--fit 0 is invalid"):
         resolve("train.py", fit_index=0)
 
 

@@ -1,4 +1,4 @@
-"""A training loop of a script's own is seen in its text, and in that of the modules beside it."""
+"""Custom training loops are found in the text of a script and of the modules beside it."""
 
 import sys
 import threading
@@ -25,34 +25,34 @@ def script(tmp_path, monkeypatch):
     return write
 
 
-def test_loops_are_named(script):
+def test_functions_of_custom_loops_are_found(script):
     spec = script("for x in data:\n    model.train_on_batch(x)\n    with tf.GradientTape() as tape: pass\n")
     assert custom_loops.own_loops(spec) == ["train_on_batch", "GradientTape"]
     assert not custom_loops.may_fit(spec)
 
 
-def test_modules_beside_the_script_count(script):
+def test_modules_beside_the_script_are_searched(script):
     spec = script("import beside\n", "loss.backward()\nmodel.fit(x)\n")
     assert custom_loops.own_loops(spec) == ["backward"]
     assert custom_loops.may_fit(spec)
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reported"),
     [
         ("model.train_on_batch(x)\n", True),
         ("model.train_on_batch(x)\nmodel.fit(x)\n", False),
         ("x = load()\n", False),
     ],
 )
-def test_a_loop_is_told_after_a_while_unless_a_fit_may_come(script, text, told):
+def test_a_loop_is_reported_after_a_while_unless_the_script_contains_fit(script, text, reported):
     heard = threading.Event()
     with custom_loops.LoopWatch(script(text), heard.set, 0.05) as watch:
         watch._timer.join(timeout=10)
-    assert heard.is_set() is told
+    assert heard.is_set() is reported
 
 
-def test_a_watch_that_is_cancelled_says_nothing(script):
+def test_a_cancelled_watch_reports_nothing(script):
     heard = threading.Event()
     with custom_loops.LoopWatch(script("model.train_on_batch(x)\n"), heard.set, 0.3) as watch:
         watch.cancel()

@@ -1,4 +1,4 @@
-"""The probe, for real: on one device and on simulated ones, each in a process of its own as a worker has it."""
+"""The probe on one device and on simulated devices, each in a process of its own."""
 
 import json
 import os
@@ -9,10 +9,10 @@ import pytest
 
 from autoplan.errors import WorkerError
 from autoplan.machine import local_hardware
-from autoplan.worker.probe import DTYPES, median_seconds, probe
+from autoplan.worker.probe import DTYPES, measure_rates, median_seconds
 from cost_models.parallel.collectives import all_reduce
 
-CODE = "import json; from autoplan.worker.probe import probe; print(json.dumps(probe('jax')))"
+CODE = "import json; from autoplan.worker.probe import measure_rates; print(json.dumps(measure_rates('jax')))"
 
 
 def measured(devices):
@@ -35,7 +35,7 @@ def four():
     return measured(4)
 
 
-def test_a_profile_has_a_believable_rate_for_every_question(alone):
+def test_a_profile_has_plausible_rates(alone):
     assert (alone["schema"], alone["backend"], alone["platform"], alone["devices"]) == (3, "jax", "cpu", 1)
     for dtype in DTYPES:
         assert alone["matmul_flops_per_second"][dtype]
@@ -67,7 +67,7 @@ def test_a_profile_becomes_this_machine(alone):
     assert here.chip.kind == "cpu"
 
 
-def test_several_devices_are_timed_together(four):
+def test_an_all_reduce_over_several_devices_is_timed(four):
     assert four["devices"] == 4
     assert [row["devices"] for row in four["all_reduce"]] == [4, 4]
     small, large = four["all_reduce"]
@@ -75,7 +75,7 @@ def test_several_devices_are_timed_together(four):
     assert 0 < small["seconds"] < large["seconds"]
 
 
-def test_the_link_reproduces_what_was_timed(four):
+def test_the_link_reproduces_the_timed_all_reduces(four):
     here = local_hardware.resolve("local", profile=four)
     assert (here.devices, here.simulated) == (4, True)
     large = four["all_reduce"][-1]
@@ -83,12 +83,14 @@ def test_the_link_reproduces_what_was_timed(four):
 
 
 @pytest.mark.parametrize("backend", ["tensorflow", "torch", "numpy"])
-def test_another_backend_than_that_of_keras_is_told(backend):
-    with pytest.raises(WorkerError, match=f"asked for {backend}, and Keras runs on jax .* set KERAS_BACKEND={backend}"):
-        probe(backend)
+def test_another_backend_than_that_of_keras_is_an_error(backend):
+    with pytest.raises(
+        WorkerError, match=f"requested for {backend}, but Keras runs on jax .* set KERAS_BACKEND={backend}"
+    ):
+        measure_rates(backend)
 
 
-def test_the_median_leaves_out_the_first_two_calls_and_stops():
+def test_the_median_excludes_the_first_two_calls():
     durations = iter([10.0, 10.0, *[1.0, 2.0, 9.0]])
     clock = {"now": 0.0}
 
@@ -100,7 +102,7 @@ def test_the_median_leaves_out_the_first_two_calls_and_stops():
         assert median_seconds(call) == 2.0
 
 
-def test_quick_calls_are_repeated_up_to_a_bound():
+def test_fast_calls_are_repeated_up_to_a_limit():
     calls = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("autoplan.worker.probe.time.perf_counter", lambda: 0.0)

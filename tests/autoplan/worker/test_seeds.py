@@ -1,4 +1,4 @@
-"""Draws of a script in worker processes of their own, as verification asks for them."""
+"""Independent draws of a script in worker processes, as a verification requests them."""
 
 import textwrap
 
@@ -9,7 +9,7 @@ from autoplan.jobs.client import Client
 from autoplan.jobs.messages import Job, JobKind
 from autoplan.runtime.data import data_facts
 from autoplan.sources import source
-from autoplan.worker.seeds import BASE_SEED, in_another_order
+from autoplan.worker.seeds import BASE_SEED, shuffled
 
 SCRIPT = """
     import os
@@ -47,7 +47,7 @@ def draw(client, tmp_path):
     return run
 
 
-def test_a_script_that_fixes_its_seed_draws_anew_for_another_seed_with_the_same_data(draw):
+def test_another_seed_changes_the_draws_of_a_script_with_a_fixed_seed_but_not_its_data(draw):
     first, again, other = draw(1), draw(1), draw(2)
     assert first == again
     assert len(first[0]) == 4
@@ -55,28 +55,28 @@ def test_a_script_that_fixes_its_seed_draws_anew_for_another_seed_with_the_same_
     assert first[1] == other[1] != []
 
 
-def test_a_script_without_a_seed_is_given_one(draw):
+def test_a_script_without_a_seed_is_seeded(draw):
     first, again, other = (draw(seed, before="") for seed in (1, 1, 2))
     assert first == again
     assert first[0] != other[0]
     assert first[1] == other[1]
 
 
-def test_seeds_are_moved_under_every_name_of_the_function(draw):
+def test_seeds_are_offset_under_every_name_of_the_function(draw):
     before = "from keras.utils import set_random_seed; set_random_seed(42)"
     assert draw(1, before=before)[0] != draw(2, before=before)[0]
 
 
-def test_a_draw_of_data_keeps_rows_together_and_what_is_split_off_apart():
+def test_shuffled_rows_stay_together_and_exclude_the_validation_split():
     x = np.arange(10.0)[:, None]
     arguments = {"x": {"a": x}, "y": x * 2, "validation_split": 0.2, "batch_size": 4}
     facts = data_facts.describe(arguments)
-    assert in_another_order(arguments, facts, BASE_SEED) is arguments
-    first, second = (in_another_order(arguments, facts, seed) for seed in (2, 3))
+    assert shuffled(arguments, facts, BASE_SEED) is arguments
+    first, second = (shuffled(arguments, facts, seed) for seed in (2, 3))
     assert sorted(first["x"]["a"][:, 0]) == list(range(8))
     np.testing.assert_array_equal(first["y"], first["x"]["a"] * 2)
     assert (first["y"] != second["y"]).any()
-    np.testing.assert_array_equal(in_another_order(arguments, facts, 2)["y"], first["y"])
+    np.testing.assert_array_equal(shuffled(arguments, facts, 2)["y"], first["y"])
     assert (first["batch_size"], first["validation_split"]) == (4, 0.0)
 
 
@@ -97,7 +97,7 @@ LOADED = """
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["jax", "torch"])
-def test_what_pytorch_draws_is_drawn_again(backend, tmp_path):
+def test_draws_of_pytorch_are_repeated(backend, tmp_path):
     """Keras seeds PyTorch on its own backend alone, and PyTorch's own first seed is another one in each process."""
     script = tmp_path / "train.py"
 

@@ -1,4 +1,4 @@
-"""Batches for models without data: the model's own training accepts them."""
+"""Models train on synthetic batches."""
 
 import keras
 import numpy as np
@@ -26,7 +26,7 @@ def test_sparse_targets_are_classes_without_their_axis():
     assert described(tokens) == ((5, 16), "int32")
 
 
-def test_structures_are_kept_and_each_output_has_the_target_of_its_loss():
+def test_structures_are_preserved_and_each_output_has_the_target_of_its_loss():
     x, y = synthetic_specs(zoo.two_inputs(), 5)
     assert described(x) == {"words": ((5, 6), "int32"), "numbers": ((5, 3), "float32")}
     assert described(y) == {"kind": ((5,), "int32"), "size": ((5, 1), "float32")}
@@ -46,13 +46,13 @@ def test_a_seed_gives_the_same_batch():
 
 
 @pytest.mark.parametrize("build", [zoo.mlp, zoo.image_classifier, zoo.decoder, zoo.recurrent, zoo.two_inputs])
-def test_the_models_train_on_them(build):
+def test_models_train_on_synthetic_batches(build):
     model = build()
     x, y = synthetic_batch(model, 4, seed=0)
     assert np.isfinite(model.train_on_batch(x, y)).all()
 
 
-def test_an_open_length_gets_one():
+def test_an_open_dimension_gets_a_size():
     inputs = keras.Input((None, 3))
     model = keras.Model(inputs, keras.layers.Conv1D(2, 3)(inputs))
     model.compile(optimizer="sgd", loss="mse")
@@ -61,13 +61,13 @@ def test_an_open_length_gets_one():
     assert described(y) == ((4, 126, 2), "float32")
 
 
-def test_a_model_without_a_loss_of_its_own_has_no_target():
+def test_a_model_without_a_compiled_loss_has_no_target():
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     model.compile(optimizer="sgd")
     assert synthetic_specs(model, 4)[1] is None
     assert synthetic_batch(model, 4)[1] is None
 
 
-def test_a_model_that_was_never_built_says_what_to_do():
+def test_an_unbuilt_model_is_an_error_with_a_remedy():
     with pytest.raises(WorkloadError, match=r"has not been built.*give training data"):
         synthetic_specs(zoo.subclassed(), 4)

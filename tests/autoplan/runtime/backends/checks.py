@@ -14,11 +14,11 @@ import keras
 import numpy as np
 
 from autoplan.runtime import backends
-from autoplan.runtime.apply import Change, ProcessSettings, settle_model
-from autoplan.runtime.data import data_facts, sample
+from autoplan.runtime.apply import Change, ProcessSettings, apply_to_model
+from autoplan.runtime.data import data_facts, lookahead
 from autoplan.runtime.fit import fit_arguments, script_config
-from autoplan.runtime.intercept import Seen
-from autoplan.runtime.timing.fit_timing import GroupTimer
+from autoplan.runtime.intercept import SeenCalls
+from autoplan.runtime.timing.fit_timer import FitTimer
 from cost_models.config import Batch, Precision, TrainConfig
 
 del keras.Model.fit  # the worker watches it, and these checks fit for themselves
@@ -111,7 +111,7 @@ def precision():
             "optimizer": type(model.optimizer).__name__,
             "finite": bool(np.isfinite(loss)),
             "updates": updates(model),
-            "read": script_config(model, facts(64), Seen(policies={wanted}), BACKEND).precision.value,
+            "read": script_config(model, facts(64), SeenCalls(policies={wanted}), BACKEND).precision.value,
         }
         keras.config.set_dtype_policy("float32")
     return found
@@ -156,14 +156,14 @@ def compilation():
         Watched.compiled_by_backend = None
         # One layer where torch.compile calls a C++ compiler for each kernel of it.
         model = built(kind=Watched, depth=0 if NAME == "torch" else 1, jit_compile=not wanted)
-        settle_model(model, Change(config(jit_compile=not wanted), config(jit_compile=wanted)))
+        apply_to_model(model, Change(config(jit_compile=not wanted), config(jit_compile=wanted)))
         watch, counts = BACKEND.watch_compilation(), []
         for rows, batch_size in ((64, 32), (64, 32), (72, 24)) if wanted else ((64, 32),):
             quiet_fit(model, *arrays(rows), batch_size=batch_size)
             counts.append(watch.compilations)
         found[str(wanted)] = {
             "compiled": Watched.compiled_by_backend,
-            "read": script_config(model, facts(64), Seen(), BACKEND).jit_compile,
+            "read": script_config(model, facts(64), SeenCalls(), BACKEND).jit_compile,
             "updates": updates(model),
             "compilations": counts,
         }
@@ -172,7 +172,7 @@ def compilation():
 
 @check
 def compilation_where_the_script_says_nothing():
-    return script_config(built(), facts(64), Seen(), BACKEND).jit_compile
+    return script_config(built(), facts(64), SeenCalls(), BACKEND).jit_compile
 
 
 class Calls(keras.callbacks.Callback):
@@ -188,7 +188,7 @@ class Calls(keras.callbacks.Callback):
 def executions():
     """8 micro-steps an epoch, 4 an execution."""
     model, calls = built(), Calls()
-    settle_model(model, Change(config(), config(steps_per_execution=4)))
+    apply_to_model(model, Change(config(), config(steps_per_execution=4)))
     try:
         quiet_fit(model, *arrays(256), callbacks=[calls])
     except ValueError as error:
@@ -221,7 +221,7 @@ def trained(make_optimizer, wanted, rows, script=None, *, shuffle=False, **knobs
     model = built(optimizer)
     x, y = arrays(rows)
     arguments = {"x": x, "y": y, "batch_size": script.global_size, "epochs": 2, "shuffle": shuffle, "verbose": 0}
-    settle_model(model, change)
+    apply_to_model(model, change)
     model.fit(**fit_arguments(model, arguments, data_facts.describe(arguments), change))
     return model
 
@@ -272,10 +272,10 @@ def streams():
             x = data_set if kind == "PyDataset" else (data_set[step % 3] for step in range(100))
             arguments = {"x": x, "epochs": 2, "shuffle": False, "verbose": 0}
             arguments |= {"steps_per_epoch": 3} if kind == "generator" else {}
-            arguments = sample.lookable(arguments)
+            arguments = lookahead.buffer_first_batch(arguments)
             model = of_a_dictionary()
             change = Change(config(), config(wanted))
-            settle_model(model, change)
+            apply_to_model(model, change)
             model.fit(**fit_arguments(model, arguments, data_facts.describe(arguments), change))
             ended.append((weights(model), updates(model)))
         (one, own), (two, changed) = ended
@@ -297,7 +297,7 @@ def a_second_fit():
     make, wanted = OPTIMIZERS["scaled"], Batch(8, accumulation=4)
     own, changed = trained(make, Batch(32), 64), trained(make, Batch(32), 64)
     change = Change(config(), config(wanted))
-    settle_model(changed, change)
+    apply_to_model(changed, change)
     x, y = arrays(64)
     quiet_fit(own, x, y)
     quiet_fit(changed, x, y, batch_size=8)
@@ -316,7 +316,7 @@ def loss_scaling():
         keras.config.set_dtype_policy("float32")
 
 
-class Counting(GroupTimer):
+class Counting(FitTimer):
     """Adds up every micro-step that the timer believes to have seen."""
 
     total = 0
@@ -367,7 +367,7 @@ def timing():
 
 
 def open_ended(x, y):
-    """A pipeline that does not tell its length: ten batches."""
+    """A pipeline of unknown length with ten batches."""
     import tensorflow as tf
 
     return tf.data.Dataset.from_tensor_slices((x, y)).filter(lambda *_: True).batch(32)
@@ -391,7 +391,7 @@ def pipelines():
         for batch in (script, wanted):
             change = Change(config(script), config(batch))
             model = built(OPTIMIZERS["sgd"]())
-            settle_model(model, change)
+            apply_to_model(model, change)
             arguments = {"x": dataset, "epochs": 2, "verbose": 0}
             model.fit(**fit_arguments(model, arguments, data_facts.describe(arguments), change))
             models.append(model)
@@ -430,7 +430,10 @@ def eager():
     watch = BACKEND.watch_compilation()
     model = built(run_eagerly=True)
     quiet_fit(model, *arrays(96))
-    return {"compilations": watch.compilations, "read": script_config(model, facts(96), Seen(), BACKEND).jit_compile}
+    return {
+        "compilations": watch.compilations,
+        "read": script_config(model, facts(96), SeenCalls(), BACKEND).jit_compile,
+    }
 
 
 @check

@@ -79,7 +79,7 @@ def observed(worker):
     return Observation.model_validate(worker.value(JobKind.OBSERVE))
 
 
-def test_devices_are_told(worker, seen):
+def test_devices_are_reported(worker, seen):
     found = seen("devices")
     assert found["count"] >= 1
     assert found["kind"]
@@ -93,17 +93,17 @@ def test_no_other_backend_is_needed(worker, seen):
     assert seen("imported") == [worker.name]
 
 
-def test_a_mesh_that_is_not_there_is_told(worker, seen):
+def test_a_mesh_larger_than_the_machine_is_an_error(worker, seen):
     kind, message = seen("meshes_that_are_not_there")
     assert kind == "ConfigError"
     assert "1000 devices" in message
 
 
-def test_simulated_devices_are_made_or_refused(worker):
+def test_simulated_devices_are_created_or_rejected(worker):
     if worker.name == "jax":
         assert Observation.model_validate(worker.value(JobKind.OBSERVE, devices=3)).devices == 3
         return
-    with pytest.raises(ConfigError, match="3 simulated devices were asked for"):
+    with pytest.raises(ConfigError, match="3 simulated devices were requested"):
         worker.ask(JobKind.OBSERVE, devices=3)
 
 
@@ -115,7 +115,7 @@ def test_simulated_devices_are_made_or_refused(worker):
         ("mixed_float16", "float16", "LossScaleOptimizer"),
     ],
 )
-def test_precision_is_really_applied(seen, policy, compute, optimizer):
+def test_precision_is_applied(seen, policy, compute, optimizer):
     found = seen("precision")[policy]
     assert (found["computed"], found["stored"]) == ([compute, compute], "float32")
     assert found["optimizer"] == optimizer
@@ -124,18 +124,18 @@ def test_precision_is_really_applied(seen, policy, compute, optimizer):
 
 
 @pytest.mark.parametrize("wanted", [True, False])
-def test_compilation_is_really_switched(seen, wanted):
+def test_jit_compile_is_applied(seen, wanted):
     found = seen("compilation")[str(wanted)]
     assert (found["compiled"], found["read"]) == (wanted, wanted)
     assert found["updates"] == (7 if wanted else 2)
 
 
-def test_what_runs_where_the_script_says_nothing_is_read(worker, seen):
+def test_the_jit_compile_of_a_plain_script_is_read(worker, seen):
     compiled = {"jax": True, "tensorflow": seen("devices")["platform"] != "cpu", "torch": False}
     assert seen("compilation_where_the_script_says_nothing") is compiled[worker.name]
 
 
-def test_executions_take_several_micro_steps_or_are_refused(worker, seen):
+def test_steps_per_execution_is_applied_or_rejected(worker, seen):
     found = seen("executions")
     if worker.name == "torch":
         assert "steps_per_execution" in found["refused"]
@@ -167,7 +167,7 @@ def test_scaled_losses_are_accumulated(seen):
     assert seen("loss_scaling") == {"optimizer": "LossScaleOptimizer", "updates": 4}
 
 
-def test_pipelines_are_cut_into_the_same_updates(worker, seen):
+def test_tf_data_pipelines_are_split_into_the_same_updates(worker, seen):
     found = seen("pipelines")
     assert (found is None) == (worker.name != "tensorflow")
     for case in (found or {}).values():
@@ -181,7 +181,7 @@ def test_every_micro_step_is_counted_once(seen):
         assert found["groups"] == 3, case
 
 
-def test_compiling_is_told_apart_from_running(worker, seen):
+def test_compile_time_is_distinguished_from_run_time(worker, seen):
     found = seen("timing")["1"]
     compiled = found["compile_seconds"]
     if worker.name == "torch":
@@ -190,7 +190,7 @@ def test_compiling_is_told_apart_from_running(worker, seen):
     assert 0 < compiled < found["first_call_seconds"]
 
 
-def test_waiting_is_real(seen):
+def test_synchronize_waits_for_the_device(seen):
     found = seen("synchronizing")
     assert found["read"] < 0.5 * found["done"]
 
@@ -202,7 +202,7 @@ def test_a_changed_shape_is_compiled_and_counted(seen):
     assert changed > again
 
 
-def test_what_runs_eagerly_is_not_called_compiled(seen):
+def test_eager_execution_counts_no_compilation(seen):
     assert seen("eager") == {"compilations": 0, "read": False}
 
 
@@ -218,7 +218,7 @@ def test_micro_steps_can_be_run_without_input(seen):
         assert found == {"calls": 8 // int(executions), "compilations": 0}
 
 
-def test_a_program_needs_memory_or_does_not_tell(worker, seen):
+def test_the_memory_of_a_program_is_positive_or_unknown(worker, seen):
     needed = seen("program_memory")
     assert needed > 0 if worker.name == "jax" else needed is None
 

@@ -16,8 +16,9 @@ SHARED = """
     from pathlib import Path
     import keras, numpy as np, torch
     from torch.utils.data import DataLoader, TensorDataset
-    from autoplan.runtime import backends, batching, data
-    from autoplan.runtime.optimizers import retime_optimizer
+    from autoplan.runtime import backends
+    from autoplan.runtime.data import data_facts, rebatch
+    from autoplan.runtime.optimizers import adapt_optimizer
     from cost_models.config import Batch
 
     BACKEND = backends.get("torch")
@@ -37,8 +38,8 @@ SHARED = """
         weights = []
         for wanted in (SCRIPT, CUT):
             model = make()
-            changed = batching.rebatch(arguments, data.describe(arguments), SCRIPT, wanted, weights_only=True)
-            model.optimizer = retime_optimizer(model.optimizer, SCRIPT, wanted)
+            changed = rebatch.rebatched(arguments, data_facts.describe(arguments), SCRIPT, wanted, can_pad=True)
+            model.optimizer = adapt_optimizer(model.optimizer, SCRIPT, wanted)
             torch.manual_seed(3)
             model.fit(**changed, epochs=3, verbose=0)
             weights.append([keras.ops.convert_to_numpy(one) for one in model.trainable_variables])
@@ -46,7 +47,7 @@ SHARED = """
 """
 
 
-def told(code, *arguments):
+def printed(code, *arguments):
     """What code that follows the shared lines prints as JSON."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", textwrap.dedent(SHARED) + textwrap.dedent(code), *map(str, arguments)],
@@ -60,7 +61,7 @@ def told(code, *arguments):
 
 @pytest.fixture(scope="module")
 def seen():
-    return told(
+    return printed(
         """
         def loader(rows, **more):
             x, y = map(torch.as_tensor, arrays(rows))
@@ -105,7 +106,7 @@ def test_loaders_with_workers_make_the_same_updates(seen):
     assert seen["workers"] < 1e-6
 
 
-def test_what_says_that_memory_ran_out_is_recognized(seen):
+def test_messages_that_mean_out_of_memory_are_recognized(seen):
     assert seen["out_of_memory"] == [True] * 5
     assert seen["something_else"] == [False] * 2
 
@@ -115,8 +116,8 @@ def test_one_simulated_device_is_the_cpu(seen):
 
 
 @pytest.mark.slow
-def test_programs_are_kept_and_count_with_what_they_cost_at_first(tmp_path):
-    found = told(
+def test_cached_programs_count_with_their_original_compile_time(tmp_path):
+    found = printed(
         """
         import time
 

@@ -1,4 +1,4 @@
-"""What a fit's data say of themselves."""
+"""Facts about the data of a fit."""
 
 import re
 
@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from autoplan.runtime.data import data_facts, sample
+from autoplan.runtime.data import data_facts, lookahead
 
 X, Y = np.zeros((100, 3), "float32"), np.zeros((100, 1), "float32")
 
@@ -45,13 +45,13 @@ def test_datasets_are_counted_in_batches():
     assert (explicit.samples, explicit.micro_steps, explicit.explicit_steps) == (224, 7, True)
 
 
-def test_a_partial_batch_of_a_dataset_is_told_where_it_may_come():
+def test_a_dataset_that_may_have_a_partial_batch_is_not_exact():
     tf = pytest.importorskip("tensorflow")
     dataset = tf.data.Dataset.from_tensor_slices((X, Y))
     assert not data_facts.describe({"x": dataset.batch(32)}).exact
     assert data_facts.describe({"x": dataset.batch(32, drop_remainder=True)}).exact
     ragged = tf.data.Dataset.from_tensors((tf.ragged.constant([[1.0], [1.0, 2.0]]), [1.0, 2.0]))
-    assert data_facts.describe({"x": ragged}).why_fixed == "its batches are not tensors of one shape throughout"
+    assert data_facts.describe({"x": ragged}).why_fixed == "its batches are not all dense tensors"
 
 
 class Batches(keras.utils.PyDataset):
@@ -85,23 +85,25 @@ def test_a_pydataset_is_counted_by_its_batches():
         (Batches(20, 20, 20, widths=[3, 4, 5]), "differ in shape"),
     ],
 )
-def test_batches_that_differ_stay_as_they_are(batches, why):
+def test_unequal_batches_cannot_be_rebatched(batches, why):
     found = data_facts.describe({"x": batches})
     assert re.search(why, found.why_fixed)
     assert not found.rebatchable
 
 
-def test_a_generator_is_told_by_its_first_batch():
-    found = data_facts.describe(sample.lookable({"x": ((X[:20], Y[:20]) for _ in range(3)), "steps_per_epoch": 3}))
+def test_facts_about_a_generator_come_from_its_first_batch():
+    found = data_facts.describe(
+        lookahead.buffer_first_batch({"x": ((X[:20], Y[:20]) for _ in range(3)), "steps_per_epoch": 3})
+    )
     assert (found.kind, found.batch, found.micro_steps, found.samples) == ("generator", 20, 3, 60)
     assert found.rebatchable
     assert not found.exact
-    endless = data_facts.describe(sample.lookable({"x": ((X, Y) for _ in range(3))}))
+    endless = data_facts.describe(lookahead.buffer_first_batch({"x": ((X, Y) for _ in range(3))}))
     assert (endless.samples, endless.micro_steps) == (None, None)
-    assert not data_facts.describe(sample.lookable({"x": (number for number in range(3))})).rebatchable
+    assert not data_facts.describe(lookahead.buffer_first_batch({"x": (number for number in range(3))})).rebatchable
 
 
-def test_what_is_of_no_known_kind_is_other():
+def test_data_of_an_unknown_kind_are_other():
     class Loader:
         batch_size = 20
 
@@ -114,7 +116,7 @@ def test_what_is_of_no_known_kind_is_other():
     assert data_facts.sample_batch({"x": Loader()}, found, 4) is None
 
 
-def test_a_sample_batch_has_the_rows_that_were_asked_for():
+def test_a_sample_batch_has_the_requested_number_of_rows():
     arguments = {"x": {"a": X}, "y": Y, "class_weight": {0: 2.0}}
     x, y, weight = data_facts.sample_batch(arguments, data_facts.describe(arguments), 128)
     assert (x["a"].shape, y.shape, weight.shape) == ((128, 3), (128, 1), (128,))
@@ -122,17 +124,17 @@ def test_a_sample_batch_has_the_rows_that_were_asked_for():
     assert data_facts.sample_batch(arguments, data_facts.describe(arguments), 8).shape == (8, 3)
 
 
-def test_arrays_come_in_the_float_type_in_which_keras_feeds_them():
+def test_floating_point_arrays_have_the_dtype_that_fit_feeds():
     arguments = {"x": {"a": np.zeros((9, 2)), "b": np.zeros((9, 1), dtype="int64")}, "y": np.zeros((9, 1), "float16")}
     x, y = data_facts.sample_batch(arguments, data_facts.describe(arguments), 4)
     assert (x["a"].dtype, x["b"].dtype, y.dtype) == ("float32", "int64", "float32")
 
 
-def test_a_sample_batch_is_what_a_training_step_gets():
+def test_a_sample_batch_has_the_structure_that_train_step_receives():
     """A step of the script's own may take a batch apart by itself, so its structure is the data's own."""
     tf = pytest.importorskip("tensorflow")
     whole = {"images": X[:4], "labels": Y[:4]}
-    for x in (tf.data.Dataset.from_tensors(whole), sample.lookable({"x": (whole for _ in range(3))})["x"]):
+    for x in (tf.data.Dataset.from_tensors(whole), lookahead.buffer_first_batch({"x": (whole for _ in range(3))})["x"]):
         arguments = {"x": x}
         batch = data_facts.sample_batch(arguments, data_facts.describe(arguments), 2)
         assert {name: part.shape for name, part in batch.items()} == {"images": (2, 3), "labels": (2, 1)}
@@ -144,7 +146,7 @@ def test_a_sample_batch_is_what_a_training_step_gets():
     ]
 
 
-def test_a_sparse_batch_is_not_looked_at():
+def test_sparse_data_have_no_sample_batch():
     sparse = pytest.importorskip("scipy.sparse")
     arguments = {"x": sparse.csr_matrix(X), "y": Y}
     facts = data_facts.describe(arguments)

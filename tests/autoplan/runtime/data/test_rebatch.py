@@ -1,12 +1,12 @@
-"""A fit under another batch makes the same updates from the same samples, whatever an epoch leaves over at its end."""
+"""A fit under another batch makes the same updates from the same samples, with every remainder of an epoch."""
 
 import keras
 import numpy as np
 import pytest
 
 from autoplan.runtime.data import data_facts, rebatch
-from autoplan.runtime.fit import looks_at_weights_only
-from autoplan.runtime.optimizers import retime_optimizer
+from autoplan.runtime.fit import padding_is_exact
+from autoplan.runtime.optimizers import adapt_optimizer
 from cost_models.config import Batch
 
 
@@ -23,11 +23,11 @@ def arrays(samples):
     return x, (x.sum(axis=1, keepdims=True) > 0).astype("float32")
 
 
-def train(arguments, script, wanted, *, weights_only=True, metrics=()):
+def train(arguments, script, wanted, *, can_pad=True, metrics=()):
     """Weights and number of updates after a fit that the script wrote with `script` and that runs with `wanted`."""
     model = linear_model(metrics=metrics)
-    changed = rebatch.rebatch(arguments, data_facts.describe(arguments), script, wanted, weights_only=weights_only)
-    model.optimizer = retime_optimizer(model.optimizer, script, wanted)
+    changed = rebatch.rebatched(arguments, data_facts.describe(arguments), script, wanted, can_pad=can_pad)
+    model.optimizer = adapt_optimizer(model.optimizer, script, wanted)
     np.random.seed(3)
     model.fit(**changed, verbose=0)
     return [w.numpy() for w in model.trainable_variables], int(model.optimizer.iterations)
@@ -44,7 +44,7 @@ def agree(one, two):
 def test_updates_equal_the_scripts_own(samples, accumulation, mode):
     x, y = arrays(samples)
     script, wanted = Batch(32), Batch(32 // accumulation, accumulation=accumulation)
-    assert rebatch.remainder_mode(samples, wanted, weights_only=True) == mode
+    assert rebatch.remainder_mode(samples, wanted, can_pad=True) == mode
     arguments = {"x": x, "y": y, "batch_size": 32, "epochs": 3}
     own, own_updates = train(arguments, script, script)
     changed, updates = train(arguments, script, wanted)
@@ -75,7 +75,7 @@ def test_sample_weights_and_class_weights_survive_padding():
 
 def test_without_exact_padding_only_rows_that_do_not_divide_are_dropped():
     samples, wanted = 71, Batch(4, accumulation=8)
-    assert rebatch.remainder_mode(samples, wanted, weights_only=False) == "drop"
+    assert rebatch.remainder_mode(samples, wanted, can_pad=False) == "drop"
     assert rebatch.dropped_samples(samples, wanted, "drop") == 7
     x, y = arrays(samples)
     batches = rebatch.EffectiveBatches((x, y, None), wanted, mode="drop", shuffle=False)
@@ -89,8 +89,8 @@ def test_without_exact_padding_only_rows_that_do_not_divide_are_dropped():
 def test_validation_split_keeps_the_same_rows():
     x, y = arrays(100)
     arguments = {"x": x, "y": y, "batch_size": 32, "validation_split": 0.25}
-    changed = rebatch.rebatch(
-        arguments, data_facts.describe(arguments), Batch(32), Batch(8, accumulation=4), weights_only=True
+    changed = rebatch.rebatched(
+        arguments, data_facts.describe(arguments), Batch(32), Batch(8, accumulation=4), can_pad=True
     )
     assert len(changed["validation_data"][0]) == 25
     assert np.array_equal(changed["validation_data"][0], x[75:])
@@ -102,20 +102,20 @@ def test_validation_split_keeps_the_same_rows():
 def test_steps_per_epoch_covers_the_same_samples():
     x, y = arrays(128)
     arguments = {"x": x, "y": y, "batch_size": 32, "steps_per_epoch": 3}
-    changed = rebatch.rebatch(
-        arguments, data_facts.describe(arguments), Batch(32), Batch(8, accumulation=4), weights_only=True
+    changed = rebatch.rebatched(
+        arguments, data_facts.describe(arguments), Batch(32), Batch(8, accumulation=4), can_pad=True
     )
     assert (changed["batch_size"], changed["steps_per_epoch"]) == (8, 12)
 
 
 @pytest.mark.parametrize("samples", [96, 90, 77])
-def test_a_dataset_is_cut_into_the_micro_steps_of_each_update(samples):
+def test_a_dataset_is_split_into_the_micro_steps_of_each_update(samples):
     tf = pytest.importorskip("tensorflow")
     x, y = arrays(samples)
     dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(32)
     arguments = {"x": dataset}
-    changed = rebatch.rebatch(
-        arguments, data_facts.describe(arguments), Batch(32), Batch(8, accumulation=4), weights_only=False
+    changed = rebatch.rebatched(
+        arguments, data_facts.describe(arguments), Batch(32), Batch(8, accumulation=4), can_pad=False
     )
     pieces = [piece.numpy() for piece, _ in changed["x"]]
     assert len(pieces) % 4 == 0
@@ -124,17 +124,17 @@ def test_a_dataset_is_cut_into_the_micro_steps_of_each_update(samples):
     assert np.array_equal(np.concatenate(pieces), x[: 32 * whole + rest // 4 * 4])
 
 
-def test_a_dataset_in_small_batches_is_glued_together():
+def test_small_batches_of_a_dataset_are_concatenated():
     tf = pytest.importorskip("tensorflow")
     x, y = arrays(90)
     arguments = {"x": tf.data.Dataset.from_tensor_slices((x, y)).batch(8)}
-    changed = rebatch.rebatch(
-        arguments, data_facts.describe(arguments), Batch(8, accumulation=4), Batch(32), weights_only=False
+    changed = rebatch.rebatched(
+        arguments, data_facts.describe(arguments), Batch(8, accumulation=4), Batch(32), can_pad=False
     )
     assert [len(piece) for piece, _ in changed["x"]] == [32, 32, 26]
 
 
-def test_a_shuffle_within_batches_makes_the_updates_of_the_batches_themselves():
+def test_shuffling_within_batches_does_not_change_the_updates():
     x, y = arrays(70)
     arguments = {"x": x, "y": y, "batch_size": 32, "shuffle": "batch"}
     own, _ = train(arguments, Batch(32), Batch(32))
@@ -142,21 +142,21 @@ def test_a_shuffle_within_batches_makes_the_updates_of_the_batches_themselves():
     assert agree(own, changed)
 
 
-def test_without_targets_weights_reach_no_loss_so_rows_are_dropped():
+def test_without_targets_rows_are_dropped_instead_of_padded():
     x, _ = arrays(90)
     arguments = {"x": x, "batch_size": 32}
-    changed = rebatch.rebatch(
-        arguments, data_facts.describe(arguments), Batch(32), Batch(8, accumulation=4), weights_only=True
+    changed = rebatch.rebatched(
+        arguments, data_facts.describe(arguments), Batch(32), Batch(8, accumulation=4), can_pad=True
     )
     assert sum(len(changed["x"][index][0]) for index in range(len(changed["x"]))) == 88
 
 
-def test_what_leaves_a_trace_beside_its_weight():
-    assert looks_at_weights_only(linear_model())
-    assert not looks_at_weights_only(linear_model(metrics=["mae"]))
+def test_padding_is_not_exact_if_rows_of_weight_zero_change_an_update():
+    assert padding_is_exact(linear_model())
+    assert not padding_is_exact(linear_model(metrics=["mae"]))
     normed = keras.Sequential([keras.layers.Input((4,)), keras.layers.BatchNormalization(), keras.layers.Dense(1)])
     normed.compile("sgd", "mse")
-    assert not looks_at_weights_only(normed)
+    assert not padding_is_exact(normed)
     masked = keras.Sequential([keras.layers.Input((4,)), keras.layers.Embedding(9, 2, mask_zero=True)])
     masked.compile("sgd", "mse")
-    assert not looks_at_weights_only(masked)
+    assert not padding_is_exact(masked)

@@ -1,4 +1,4 @@
-"""Batches regrouped: every sample once, in its order, in the updates that the script itself would make."""
+"""Regrouped batches contain every sample once, in order, in the updates of the script."""
 
 import itertools
 import math
@@ -7,9 +7,9 @@ import keras
 import numpy as np
 import pytest
 
-from autoplan.runtime.data import data_facts, rebatch, sample
-from autoplan.runtime.data.regroup import Regrouping, joined
-from autoplan.runtime.optimizers import retime_optimizer
+from autoplan.runtime.data import data_facts, lookahead, rebatch
+from autoplan.runtime.data.regroup import Regrouping, concatenate
+from autoplan.runtime.optimizers import adapt_optimizer
 from cost_models.config import Batch
 
 PAIRS = [
@@ -34,7 +34,7 @@ def rows_of(batches):
 
 @pytest.mark.parametrize(("script", "wanted"), PAIRS)
 @pytest.mark.parametrize("last", range(1, 9))
-def test_every_row_comes_once_in_order_but_those_that_do_not_divide(script, wanted, last):
+def test_every_row_is_yielded_once_in_order_except_rows_that_do_not_divide(script, wanted, last):
     sizes = [script.global_size] * 5 + [min(last, script.global_size)]
     regrouping = Regrouping(script, wanted)
     micro = list(regrouping.micro_steps(batches_of(sizes)))
@@ -47,14 +47,14 @@ def test_every_row_comes_once_in_order_but_those_that_do_not_divide(script, want
 @pytest.mark.parametrize(
     ("script", "wanted"), [(script, wanted) for script, wanted in PAIRS if script.effective == wanted.effective]
 )
-def test_a_short_batch_in_the_midst_stays_in_its_update(script, wanted):
+def test_a_partial_batch_before_the_last_stays_in_its_update(script, wanted):
     """`fit` shuffles the batches of a PyDataset, the last one among them."""
     sizes = [script.global_size] * 8
     sizes[1] = script.global_size // 2
     batches, taken, pieces = batches_of(sizes), script.accumulation, wanted.accumulation
     micro = list(Regrouping(script, wanted).micro_steps(batches))
-    own = [joined(batches[at : at + taken]) for at in range(0, len(batches), taken)]
-    ours = [joined(micro[at : at + pieces]) for at in range(0, len(micro), pieces)]
+    own = [concatenate(batches[at : at + taken]) for at in range(0, len(batches), taken)]
+    ours = [concatenate(micro[at : at + pieces]) for at in range(0, len(micro), pieces)]
     for theirs, mine in zip(own, ours, strict=True):
         assert np.array_equal(theirs[0][: len(theirs[0]) // pieces * pieces], mine[0])
 
@@ -72,7 +72,7 @@ def test_micro_steps_are_counted_before_an_epoch(script, wanted, padded):
         assert regrouping.micro_steps_an_epoch(batches, last, shuffled=True) == expected
 
 
-def test_a_padded_update_weighs_its_real_rows_as_a_full_one():
+def test_the_weights_of_a_padded_update_sum_to_those_of_a_full_update():
     regrouping = Regrouping(Batch(8), Batch(2, accumulation=4), padded=True)
     full, short = batches_of([8, 6])
     micro = list(regrouping.micro_steps([full, (*short, np.full(6, 3.0, "float32"))]))
@@ -112,11 +112,11 @@ def over_and_over(dataset):
         yield from dataset
 
 
-def train(arguments, script, wanted, *, weights_only=True):
+def train(arguments, script, wanted, *, can_pad=True):
     model = linear_model()
-    arguments = sample.lookable(arguments)
-    changed = rebatch.rebatch(arguments, data_facts.describe(arguments), script, wanted, weights_only=weights_only)
-    model.optimizer = retime_optimizer(model.optimizer, script, wanted)
+    arguments = lookahead.buffer_first_batch(arguments)
+    changed = rebatch.rebatched(arguments, data_facts.describe(arguments), script, wanted, can_pad=can_pad)
+    model.optimizer = adapt_optimizer(model.optimizer, script, wanted)
     model.fit(**changed, verbose=0)
     return [w.numpy() for w in model.trainable_variables], int(model.optimizer.iterations)
 
@@ -172,18 +172,18 @@ def test_a_generator_with_an_end_is_read_to_it():
         assert_trains_the_same(make, Batch(32), Batch(8, accumulation=4))
 
 
-def test_what_is_left_out_is_counted():
+def test_dropped_rows_are_counted():
     arguments = {"x": Rows(90, 32), "shuffle": False}
     facts = data_facts.describe(arguments)
     wanted = Batch(8, accumulation=4)
-    changed = rebatch.rebatch(arguments, facts, Batch(32), wanted, weights_only=False)
+    changed = rebatch.rebatched(arguments, facts, Batch(32), wanted, can_pad=False)
     sizes = [len(batch[0]) for batch in changed["x"].get_numpy_iterator()]
     assert sizes == [8] * 8 + [6] * 4
     assert changed["x"].dropped_rows == 2
     assert changed["x"].num_batches == 12
 
 
-def test_steps_are_counted_anew_for_an_endless_dataset():
+def test_steps_per_epoch_of_an_endless_dataset_are_converted():
     class Endless(Rows):
         @property
         def num_batches(self):
@@ -198,11 +198,11 @@ def test_steps_are_counted_anew_for_an_endless_dataset():
     assert_trains_the_same(make, Batch(32), Batch(8, accumulation=4))
 
 
-def test_tensorflow_reads_the_same_stream():
+def test_the_tf_data_iterator_yields_the_same_batches():
     tf = pytest.importorskip("tensorflow")
     arguments = {"x": Rows(90, 32), "shuffle": False}
-    changed = rebatch.rebatch(
-        arguments, data_facts.describe(arguments), Batch(32), Batch(8, accumulation=4), weights_only=True
+    changed = rebatch.rebatched(
+        arguments, data_facts.describe(arguments), Batch(32), Batch(8, accumulation=4), can_pad=True
     )
     pieces = list(changed["x"].get_tf_dataset())
     assert [tuple(part.shape) for part in pieces[0]] == [(8, 4), (8, 1), (8,)]

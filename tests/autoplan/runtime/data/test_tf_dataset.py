@@ -1,4 +1,4 @@
-"""A tf.data pipeline cut into the micro-steps of each update, whatever the structure of its elements."""
+"""A tf.data pipeline is split into the micro-steps of each update, for every structure of its elements."""
 
 import keras
 import numpy as np
@@ -6,7 +6,7 @@ import pytest
 from keras.src.trainers.data_adapters import get_data_adapter
 
 from autoplan.runtime.data import data_facts, rebatch, tf_dataset
-from autoplan.runtime.optimizers import retime_optimizer
+from autoplan.runtime.optimizers import adapt_optimizer
 from cost_models.config import Batch
 
 tf = pytest.importorskip("tensorflow")
@@ -18,9 +18,9 @@ def arrays(samples):
     return x, (x.sum(axis=1, keepdims=True) > 0).astype("float32")
 
 
-def cut(dataset, *, script=WHOLE, wanted=CUT, weights_only=False, **arguments):
+def cut(dataset, *, script=WHOLE, wanted=CUT, can_pad=False, **arguments):
     arguments = {"x": dataset, **arguments}
-    return rebatch.rebatch(arguments, data_facts.describe(arguments), script, wanted, weights_only=weights_only)
+    return rebatch.rebatched(arguments, data_facts.describe(arguments), script, wanted, can_pad=can_pad)
 
 
 def test_elements_keep_their_structure():
@@ -34,7 +34,7 @@ def test_elements_keep_their_structure():
         keras.tree.map_structure(np.testing.assert_array_equal, glued, own)
 
 
-def test_a_short_batch_of_an_endless_pipeline_stays_an_update():
+def test_a_partial_batch_of_an_endless_pipeline_stays_one_update():
     x, y = arrays(76)
     dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(32).repeat()
     changed = cut(dataset, steps_per_epoch=3)
@@ -48,7 +48,7 @@ def weights_after(changed, script, wanted):
     keras.utils.set_random_seed(1)
     model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(1)])
     model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
-    model.optimizer = retime_optimizer(model.optimizer, script, wanted)
+    model.optimizer = adapt_optimizer(model.optimizer, script, wanted)
     model.fit(**changed, shuffle=False, verbose=0)
     return [w.numpy() for w in model.trainable_variables], int(model.optimizer.iterations)
 
@@ -56,21 +56,21 @@ def weights_after(changed, script, wanted):
 @pytest.mark.parametrize(
     "more", [{}, {"class_weight": {0: 1.0, 1: 3.0}}, {"steps_per_epoch": 3}], ids=["plain", "class weights", "steps"]
 )
-def test_a_short_batch_that_does_not_divide_is_filled_up(more):
+def test_a_partial_batch_that_does_not_divide_is_padded(more):
     x, y = arrays(90)
     dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(32)
     dataset = dataset.repeat() if "steps_per_epoch" in more else dataset
     own, own_updates = weights_after({"x": dataset, "epochs": 2, **more}, WHOLE, WHOLE)
-    changed = cut(dataset, weights_only=True, epochs=2, **more)
+    changed = cut(dataset, can_pad=True, epochs=2, **more)
     assert [len(part) for part in next(iter(changed["x"]))] == [8, 8, 8]
     ours, updates = weights_after(changed, WHOLE, CUT)
     assert updates == own_updates == 6
     assert all(np.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in zip(own, ours, strict=True))
 
 
-def test_full_batches_are_counted_and_get_no_weights():
+def test_full_batches_have_a_known_length_and_no_weights():
     x, y = arrays(64)
-    changed = cut(tf.data.Dataset.from_tensor_slices((x, y)).batch(32, drop_remainder=True), weights_only=True)
+    changed = cut(tf.data.Dataset.from_tensor_slices((x, y)).batch(32, drop_remainder=True), can_pad=True)
     assert int(changed["x"].cardinality()) == 8
     assert len(changed["x"].element_spec) == 2
 
@@ -79,10 +79,10 @@ def test_full_batches_are_counted_and_get_no_weights():
     ("samples", "padded", "sizes"),
     [(80, False, [8] * 8 + [4] * 4), (70, False, [8] * 8 + [1] * 4), (70, True, [8] * 12), (66, False, [8] * 8)],
 )
-def test_arrays_are_cut_into_the_micro_steps_of_each_update(samples, padded, sizes):
+def test_arrays_are_split_into_the_micro_steps_of_each_update(samples, padded, sizes):
     x, y = arrays(samples)
     mode = "pad" if padded else "split"
-    count = rebatch.micro_steps_an_epoch(samples, CUT, mode)
+    count = rebatch.micro_steps_per_epoch(samples, CUT, mode)
     tf.random.set_seed(5)
     found = tf_dataset.micro_batches((x, y, None), CUT, count, padded=padded, shuffle=True)
     tf.random.set_seed(5)

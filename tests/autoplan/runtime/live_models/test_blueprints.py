@@ -1,4 +1,4 @@
-"""A model made again from its blueprint: the same under its own policy, and under another one as its builder would."""
+"""A model rebuilt from its blueprint: equivalent under its own policy, and under another one like a new build."""
 
 import keras
 import numpy as np
@@ -6,15 +6,15 @@ import pytest
 from keras import layers
 
 from autoplan.runtime.live_models import blueprints, state
-from autoplan.runtime.live_models.instances import made
 from autoplan.runtime.live_models.keras_serialization import global_policy
+from autoplan.runtime.live_models.package import rebuild
 from tests.models import live
 
 
 def again(model, policy=None, *, seeds=True):
     blueprint = blueprints.record(model)
     with global_policy(policy or blueprint.policy):
-        return made(blueprint, state.take(model), seeds=seeds)
+        return rebuild(blueprint, state.capture(model), seeds=seeds)
 
 
 def policies(model):
@@ -23,7 +23,7 @@ def policies(model):
 
 
 @pytest.mark.parametrize("kind", ["functional", "sequential"])
-def test_it_predicts_the_same_and_trains_on_the_same(kind):
+def test_a_rebuilt_model_predicts_and_trains_the_same(kind):
     model, x, y = live.trained(kind)
     other = again(model)
     np.testing.assert_array_equal(other.predict(x, verbose=0), model.predict(x, verbose=0))
@@ -33,7 +33,7 @@ def test_it_predicts_the_same_and_trains_on_the_same(kind):
         np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
 
 
-def test_a_policy_reaches_every_layer_that_followed_the_global_one():
+def test_a_policy_applies_to_every_layer_that_had_the_global_policy():
     model = live.functional()
     found = policies(again(model, "mixed_bfloat16"))
     assert found["shares"] == "float32"  # explicit, and the output besides
@@ -44,7 +44,7 @@ def test_a_policy_reaches_every_layer_that_followed_the_global_one():
     assert set(policies(model).values()) == set(policies(again(model)).values()) == {"float32"}
 
 
-def test_the_model_computes_in_the_policy_it_was_made_under():
+def test_a_rebuilt_model_computes_in_the_policy_of_its_build():
     model, x, _ = live.trained("functional")
     low = again(model, "mixed_bfloat16")
     full, found = model.predict(x, verbose=0), low.predict(x, verbose=0)
@@ -54,11 +54,11 @@ def test_the_model_computes_in_the_policy_it_was_made_under():
 
 def test_output_layers_stay_float32_and_are_named():
     model = live.sequential()
-    assert blueprints.record(model).kept == ["out"]
+    assert blueprints.record(model).float32_outputs == ["out"]
     assert policies(again(model, "mixed_float16"))["out"] == "float32"
 
 
-def test_a_policy_of_a_layers_own_stays_whatever_the_global_one_is():
+def test_a_layers_own_policy_does_not_depend_on_the_global_policy():
     with global_policy("mixed_bfloat16"):
         model = keras.Sequential(
             [
@@ -71,7 +71,7 @@ def test_a_policy_of_a_layers_own_stays_whatever_the_global_one_is():
         )
     model.compile("sgd", "mse")
     assert blueprints.main_policy(model) == "mixed_bfloat16"
-    assert blueprints.record(model).kept == []
+    assert blueprints.record(model).float32_outputs == []
     own = {"low": "mixed_bfloat16", "full": "float32", "low_too": "mixed_bfloat16", "out": "mixed_bfloat16"}
     assert policies(again(model)).items() >= own.items()
     assert set(policies(again(model, "float32")).values()) == {"float32"}
@@ -85,7 +85,7 @@ def outputs_of(*outputs):
     return [layer.name for layer in blueprints.output_layers(model)]
 
 
-def test_outputs_are_found_behind_operations_and_within_models():
+def test_output_layers_are_found_through_operations_and_nested_models():
     nested = keras.Sequential([layers.Dense(4, name="first"), layers.Dense(4, name="last")], name="nested")
     assert outputs_of(layers.Dense(4, name="plain")) == ["plain"]
     assert outputs_of(keras.ops.softmax) == ["before"]
@@ -97,7 +97,7 @@ def test_outputs_are_found_behind_operations_and_within_models():
     assert outputs_of(head) == ["head", "inner", "outer"]
 
 
-def test_an_output_layer_of_the_users_stays_float32_as_a_whole():
+def test_a_custom_output_layer_and_its_sublayers_stay_float32():
     inputs = keras.Input((8,))
     model = keras.Model(inputs, live.Block(8, name="head")(layers.Dense(8, name="body")(inputs)))
     model.compile("sgd", "mse")
@@ -107,7 +107,7 @@ def test_an_output_layer_of_the_users_stays_float32_as_a_whole():
     assert low.output.dtype == "float32"
 
 
-def test_frozen_layers_stay_frozen_with_what_is_within_them():
+def test_frozen_layers_and_their_sublayers_stay_frozen():
     model = live.functional()
     model.get_layer("block").trainable = False
     model.get_layer("inner").trainable = False
@@ -150,7 +150,7 @@ class Largest(keras.metrics.Metric):
         return self.seen.value
 
 
-def test_what_it_was_compiled_with_comes_along():
+def test_compile_arguments_are_restored():
     model = live.sequential()
     model.compile(
         keras.optimizers.AdamW(Halved(0.1), weight_decay=0.01, gradient_accumulation_steps=2),
@@ -171,13 +171,13 @@ def test_what_it_was_compiled_with_comes_along():
     assert set(fits[0]) == {"loss", "largest", "mean_error", "mse"}
 
 
-def test_a_learning_rate_that_was_set_later_is_the_one_that_comes_along():
+def test_a_learning_rate_that_was_set_after_compile_is_restored():
     model = live.sequential()
     model.optimizer.learning_rate = 0.003
     assert float(again(model).optimizer.learning_rate) == pytest.approx(0.003)
 
 
-def test_loss_scaling_is_there_where_the_policy_asks_for_it():
+def test_loss_scaling_depends_on_the_policy_of_the_build():
     model = live.sequential()
     half = again(model, "mixed_float16")
     assert isinstance(half.optimizer, keras.optimizers.LossScaleOptimizer)
@@ -192,7 +192,7 @@ def test_loss_scaling_is_there_where_the_policy_asks_for_it():
     assert isinstance(again(unscaled).optimizer, keras.optimizers.SGD)
 
 
-def test_a_model_that_is_not_built_yet_is_made_as_it_is():
+def test_an_unbuilt_model_is_rebuilt_unbuilt():
     model = keras.Sequential([layers.Dense(8), layers.Dense(4)])
     model.compile("sgd", "mse")
     other = again(model)
@@ -201,7 +201,7 @@ def test_a_model_that_is_not_built_yet_is_made_as_it_is():
     other.fit(*live.samples(), verbose=0)
 
 
-def test_remat_is_that_of_the_scope_it_is_made_in():
+def test_remat_depends_on_the_scope_of_the_build():
     blueprint = blueprints.record(live.sequential())
     with keras.RematScope(mode="activations"):
         other = blueprints.build(blueprint)

@@ -1,4 +1,4 @@
-"""Configs that leave something out are found out before anything is tuned."""
+"""Incomplete configs are detected before tuning."""
 
 import random
 
@@ -8,14 +8,14 @@ import pytest
 from keras import layers
 
 from autoplan.runtime.live_models import blueprints, state
-from autoplan.runtime.live_models.equivalence import first_difference, undisturbed
-from autoplan.runtime.live_models.instances import made
+from autoplan.runtime.live_models.equivalence import first_difference, preserved_global_state
+from autoplan.runtime.live_models.package import rebuild
 from tests.models import live
 
 
 def difference(model, x=None):
     blueprint = blueprints.record(model)
-    return first_difference(model, made(blueprint, state.take(model), seeds=True), x)
+    return first_difference(model, rebuild(blueprint, state.capture(model), seeds=True), x)
 
 
 def compiled(*inside):
@@ -25,7 +25,7 @@ def compiled(*inside):
 
 
 @pytest.mark.parametrize("kind", ["functional", "sequential"])
-def test_models_that_say_everything_are_the_same(kind):
+def test_models_with_complete_configs_are_equivalent(kind):
     model, x, _ = live.trained(kind)
     assert difference(model) is None
     assert difference(model, x) is None
@@ -63,20 +63,20 @@ class InTraining(Hidden):
         return x * self._hidden if training else x
 
 
-def test_an_argument_that_a_config_leaves_out_is_named():
+def test_an_argument_that_a_config_omits_is_named():
     assert difference(compiled(Forgetful(3.0, name="mine"))) == (
-        "Forgetful 'mine' loses its attribute 'factor', which get_config leaves out"
+        "Forgetful 'mine' loses its attribute 'factor', which get_config omits"
     )
     assert difference(compiled(Forgetful())) is None
 
 
 @pytest.mark.parametrize("kind", [Hidden, InTraining])
-def test_what_is_computed_tells_what_attributes_do_not(kind):
-    assert "computes something else" in difference(compiled(kind(3.0)))
+def test_different_results_reveal_differences_without_attributes(kind):
+    assert "computes other results" in difference(compiled(kind(3.0)))
     assert difference(compiled(kind())) is None
 
 
-def test_an_attribute_set_later_is_missed():
+def test_an_attribute_that_was_set_after_init_is_a_difference():
     class Weighted(keras.Model):
         def train_step(self, state, data):
             return super().train_step(state, data)
@@ -89,7 +89,7 @@ def test_an_attribute_set_later_is_missed():
     assert "loses its attribute 'temperature'" in difference(model)
 
 
-def test_layers_that_are_made_otherwise_are_told():
+def test_layers_of_other_types_are_a_difference():
     model = compiled(live.Block(8))
     model.layers[0].inner.dtype_policy = keras.DTypePolicy("mixed_bfloat16")
     assert "gets the dtype policy float32, not mixed_bfloat16" in difference(model)
@@ -103,7 +103,7 @@ def test_comparing_changes_neither_weights_nor_seeds():
         np.testing.assert_array_equal(variable.numpy(), kept)
 
 
-def test_generators_and_names_of_the_process_are_left_as_they_were():
+def test_generators_and_name_counters_of_the_process_are_restored():
     def draws():
         keras.utils.set_random_seed(3)
         drawn = keras.random.normal(())
@@ -112,7 +112,7 @@ def test_generators_and_names_of_the_process_are_left_as_they_were():
     first = draws()
     numbers = random.random(), np.random.rand(), float(keras.random.normal(())), layers.Dense(1).name
     assert draws() == first
-    with undisturbed():
+    with preserved_global_state():
         layers.Dense(1)
         random.random(), np.random.rand(), keras.random.normal(())
     again = random.random(), np.random.rand(), float(keras.random.normal(())), layers.Dense(1).name

@@ -1,10 +1,10 @@
-"""Classes and functions of the user's own stand beside a config, under names of their own."""
+"""Custom classes and functions are stored beside a config under unique names."""
 
 import keras
 import pytest
 from keras.src.saving import object_registration, serialization_lib
 
-from autoplan.runtime.live_models.keras_serialization import Maker, Recorder, global_policy
+from autoplan.runtime.live_models.keras_serialization import LayerFactory, Recorder, global_policy
 from tests.models import live
 
 
@@ -26,7 +26,7 @@ class Silent(keras.layers.Layer):
         raise NotImplementedError("it is a secret")
 
 
-def test_keras_is_as_it_was_afterwards():
+def test_keras_is_restored_after_recording():
     def looked_at():
         return (
             object_registration.get_registered_name,
@@ -41,7 +41,7 @@ def test_keras_is_as_it_was_afterwards():
     assert looked_at() == before
 
 
-def test_a_layer_of_the_users_is_found_without_registration():
+def test_a_custom_layer_is_deserialized_without_registration():
     config, recorder = recorded(live.Block(8, name="mine"))
     assert config["registered_name"] == "autoplan>tests.models.live.Block"
     again = made(config, recorder)
@@ -49,14 +49,14 @@ def test_a_layer_of_the_users_is_found_without_registration():
     assert (again.width, again.name) == (8, "mine")
 
 
-def test_a_layer_whose_init_takes_nothing_of_kerass_keeps_its_name_and_policy():
+def test_a_layer_whose_init_takes_no_keras_arguments_has_its_name_and_policy():
     layer = live.Scale(3)
     layer.name = "renamed"
     again = made(*recorded(layer, policy="mixed_bfloat16"))
     assert (again.power, again.name, again.dtype_policy.name) == (3, "renamed", "float32")
 
 
-def test_two_classes_of_one_name_and_one_named_like_kerass_are_told_apart():
+def test_classes_of_the_same_name_are_distinguished():
     def kind(value, name="Twin"):
         def call(self, x):
             return x * value
@@ -70,7 +70,7 @@ def test_two_classes_of_one_name_and_one_named_like_kerass_are_told_apart():
         assert [type(layer) for layer in again.layers] == [one, two, keras.layers.Dropout]
 
 
-def test_functions_travel_as_they_are():
+def test_functions_are_stored_as_objects():
     factor = 3.0
     times = keras.layers.Lambda(lambda x: live.doubled(x) * factor)
     assert made(*recorded(times)).function is times.function
@@ -80,7 +80,7 @@ def test_functions_travel_as_they_are():
     assert made(*recorded(keras.layers.Activation(live.doubled))).activation is live.doubled
 
 
-def test_keras_writes_its_own_functions_as_ever():
+def test_functions_of_keras_are_serialized_by_keras():
     config, recorder = recorded(keras.layers.Dense(4, activation="relu"))
     assert config["config"]["activation"] == "relu"
     assert recorder.custom == {}
@@ -96,7 +96,7 @@ class AtMost(keras.constraints.Constraint):
         return keras.ops.minimum(weight, self.limit)
 
 
-def test_stateless_objects_keep_what_their_config_leaves_out():
+def test_stateless_objects_have_attributes_that_their_config_omits():
     again = made(*recorded(keras.layers.Dense(4, kernel_constraint=AtMost(0.25))))
     assert again.kernel_constraint.limit == 0.25
 
@@ -106,20 +106,20 @@ class Registered(keras.layers.Layer):
     """Known to Keras by a name of the user's."""
 
 
-def test_what_the_user_registered_is_kept_under_that_name_too():
+def test_registered_classes_are_recorded_under_their_registered_names():
     config, recorder = recorded(Registered())
     assert recorder.registered == {"shop>Registered": Registered}
     assert type(made(config, recorder)) is Registered
 
 
-def test_a_layer_that_follows_the_global_policy_says_so_and_others_keep_theirs():
+def test_layers_with_the_global_policy_are_recorded_without_a_policy():
     follows, explicit = keras.layers.Dense(4), keras.layers.Dense(4, dtype="float16")
     output = keras.layers.Dense(4)
     assert recorded(follows)[0]["config"]["dtype"] is None
     assert recorded(explicit)[0]["config"]["dtype"]["config"] == {"name": "float16"}
     config, recorder = recorded(output, outputs=[output])
     assert config["config"]["dtype"]["config"] == {"name": "float32"}
-    assert recorder.kept == {id(output)}
+    assert recorder.outputs_with_policy == {id(output)}
 
 
 def test_sublayers_of_an_output_layer_stay_float32_with_it():
@@ -131,6 +131,6 @@ def test_sublayers_of_an_output_layer_stay_float32_with_it():
     assert {layer.dtype_policy.name for layer in again._flatten_layers()} == {"float32"}
 
 
-def test_a_maker_leaves_classes_alone_that_make_themselves():
-    assert Maker(live.Scale).by_keras
-    assert not Maker(keras.Model).by_keras
+def test_a_factory_uses_from_config_of_classes_that_override_it():
+    assert LayerFactory(live.Scale).by_keras
+    assert not LayerFactory(keras.Model).by_keras

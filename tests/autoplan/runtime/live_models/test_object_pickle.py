@@ -1,4 +1,4 @@
-"""Keras objects by value: what comes back predicts, trains and remembers as what was sent."""
+"""Unpickled Keras objects predict and train as the originals do."""
 
 import threading
 
@@ -15,7 +15,7 @@ def sent(value):
 
 
 @pytest.mark.parametrize("kind", live.KINDS)
-def test_a_model_that_was_sent_predicts_the_same_and_trains_on_the_same(kind):
+def test_an_unpickled_model_predicts_and_trains_the_same(kind):
     model, x, y = live.trained(kind)
     again = sent(model)
     assert again is not model
@@ -29,14 +29,14 @@ def test_a_model_that_was_sent_predicts_the_same_and_trains_on_the_same(kind):
         np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
 
 
-def test_a_model_that_was_never_called_travels():
+def test_a_model_that_was_never_called_can_be_pickled():
     model = live.subclassed()
     x, y = live.samples()
     sent(model).fit(x, y, verbose=0)
     assert not model.built
 
 
-def test_variables_of_one_model_are_not_the_others():
+def test_an_unpickled_model_shares_no_variables():
     model, x, y = live.trained("sequential")
     before = model.get_weights()
     sent(model).fit(x, y, verbose=0)
@@ -67,7 +67,7 @@ def test_optimizers_find_their_variables_again():
     np.testing.assert_allclose(weight.numpy(), before - 0.1, rtol=1e-5)
 
 
-def test_what_a_layer_tracks_is_tracked_once():
+def test_tracked_objects_are_tracked_once_after_unpickling():
     again = sent(live.trained("subclassed")[0])
     count = len(again.variables)
     again.head = again.head
@@ -79,7 +79,7 @@ def test_a_graph_can_be_serialized_again():
     assert len(sent(model).get_config()["layers"]) == len(model.get_config()["layers"])
 
 
-def test_seeds_that_nobody_chose_are_drawn_anew_and_chosen_ones_stay():
+def test_unspecified_seeds_are_drawn_again_and_specified_seeds_stay():
     chosen, drawn = keras.random.SeedGenerator(7), keras.random.SeedGenerator()
     state = drawn.state.numpy()
     chosen_again, drawn_again = sent((chosen, drawn))
@@ -87,14 +87,14 @@ def test_seeds_that_nobody_chose_are_drawn_anew_and_chosen_ones_stay():
     assert (drawn_again.state.numpy() != state).any()
 
 
-def test_large_variables_are_files_and_not_text():
+def test_large_variables_are_stored_in_files():
     model = keras.Sequential([keras.Input((256,)), keras.layers.Dense(256)])
     payload, digests = object_pickle.dumps(model)
     assert len(digests) == 1
     assert len(payload) < 100_000
 
 
-def test_low_precision_variables_come_back():
+def test_low_precision_variables_are_restored():
     layer = keras.layers.Dense(512, dtype="bfloat16")
     layer.build((None, 512))
     again = sent(layer)
@@ -105,15 +105,15 @@ def test_low_precision_variables_come_back():
     )
 
 
-def test_what_cannot_travel_is_named():
+def test_an_attribute_that_cannot_be_pickled_is_named():
     model = live.trained("subclassed")[0]
     model.blocks[1].name, model.blocks[1].lock = "mine", threading.Lock()
     with pytest.raises(TypeError):
         object_pickle.dumps(model)
-    assert object_pickle.first_that_cannot_travel(model) == "attribute 'lock' of layer 'mine', a lock"
+    assert object_pickle.first_unpicklable(model) == "attribute 'lock' of layer 'mine', a lock"
 
 
-def test_a_deep_graph_travels():
+def test_a_deep_graph_can_be_pickled():
     """Pickling is recursive, and a layer knows the ones before and behind it."""
     inputs = keras.Input((2,))
     x = inputs

@@ -1,4 +1,4 @@
-"""`autoplan.measure`: a step of a user's own loop, timed where the user is."""
+"""`autoplan.measure`: the measurement of a step of a custom loop."""
 
 import subprocess
 import sys
@@ -30,7 +30,7 @@ def test_a_step_of_known_length_is_timed():
     assert len(calls) > found.micro_steps >= 3
 
 
-def test_what_runs_behind_the_program_is_waited_for():
+def test_asynchronous_work_is_waited_for():
     """The product is dispatched and never returned; a timer that does not wait for it sees almost nothing."""
     kept = []
     product = jax.jit(lambda x: jax.lax.fori_loop(0, 40, lambda _, y: x @ y / 300.0, x))
@@ -48,7 +48,7 @@ def test_what_runs_behind_the_program_is_waited_for():
     assert kept[0].is_ready()
 
 
-def test_a_step_that_keeps_its_state():
+def test_a_step_may_keep_state_between_calls():
     state = {"w": jax.numpy.ones(4)}
     update = jax.jit(lambda s, x: {"w": s["w"] - 0.1 * jax.grad(lambda w: (x @ w).mean())(s["w"])}, donate_argnums=0)
 
@@ -61,32 +61,32 @@ def test_a_step_that_keeps_its_state():
     assert float(state["w"][0]) < 1.0
 
 
-def test_train_on_batch_takes_its_arguments_apart():
+def test_train_on_batch_is_measured_with_several_arguments():
     model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     found = autoplan.measure(model.train_on_batch, np.ones((16, 4)), np.ones((16, 1)), **QUICK)
     assert found.micro_step_seconds == pytest.approx(16 / found.samples_per_second)
     assert found.backend == "jax"
     text = str(found)
-    assert "a micro-step (95% interval " in text
+    assert "per micro-step (95% interval " in text
     assert "samples/s; first call" in text
     assert "\n" not in text
 
 
-def test_samples_that_no_array_shows_can_be_told():
+def test_the_number_of_samples_can_be_given():
     assert autoplan.measure(lambda: None, **QUICK).samples_per_second is None
     found = autoplan.measure(lambda: None, samples=7, **QUICK)
     assert found.samples_per_second == pytest.approx(7 / found.micro_step_seconds)
 
 
-def test_what_is_no_step_is_refused():
+def test_an_invalid_step_is_rejected():
     with pytest.raises(ConfigError, match=r"got a ndarray as the step; expected a function .*measure\(step, batch\)"):
         autoplan.measure(np.ones(3), np.ones(3))
     with pytest.raises(ConfigError, match="at least one group"):
         autoplan.measure(lambda: None, groups=0)
 
 
-def test_what_a_step_raises_passes_through():
+def test_exceptions_of_a_step_pass_through():
     def step(x):
         raise ZeroDivisionError("mine")
 

@@ -230,7 +230,7 @@ no such attribute
 Arguments received by Sampling.call():
   • args=(['<KerasTensor shape=(None, 2)>', '<KerasTensor shape=(None, 2)>'],)
   • kwargs=<class 'inspect._empty'>
-It began as TypeError: a traced array)"""
+The first exception was TypeError: a traced array)"""
 
 
 @pytest.mark.parametrize("reason", [UNTRACEABLE, " ".join(UNTRACEABLE.split())], ids=["lines", "one line"])
@@ -242,7 +242,7 @@ def test_why_nothing_was_estimated_is_told_in_short(reason):
     assert told.partition("the script: ")[2] == (
         "the training step cannot be traced as it is (unsupported: train.py failed by itself: "
         "z = Sampling()([mean, deviation]) AttributeError: Exception encountered when calling Sampling.call(). "
-        "no such attribute It began as TypeError: a traced array)"
+        "no such attribute The first exception was TypeError: a traced array)"
     )
     long = without_estimates(jobs, client.facts, space, VERSIONS, "x" * 1000).notes[0]
     assert long.endswith(f": {'x' * LONGEST_REASON} ...")

@@ -1,4 +1,4 @@
-"""Variables without values: what they cost, and what a script can still do with them."""
+"""Abstract variables: their memory, and what a script can still do with them."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def test_four_gibibytes_of_weights_and_eight_of_slots_take_no_memory():
     assert found["grown_bytes"] < 200 * 2**20
 
 
-def test_a_value_that_a_script_asks_for_is_the_value_that_it_would_have():
+def test_reading_an_abstract_variable_gives_its_initial_value():
     with abstract_variables():
         layer = keras.layers.Dense(3, kernel_initializer=keras.initializers.RandomNormal(seed=1))
         layer.build((None, 2))
@@ -56,7 +56,7 @@ class MadeInItsCall(keras.layers.Layer):
         return self.tokens(tokens)
 
 
-def test_weights_made_while_shapes_are_inferred_stay_empty_too():
+def test_weights_created_during_shape_inference_are_abstract():
     with abstract_variables():
         inputs = keras.Input((4,), dtype="int32")
         made = MadeInItsCall()
@@ -69,7 +69,7 @@ def test_weights_made_while_shapes_are_inferred_stay_empty_too():
     np.testing.assert_array_equal(value, np.array(real.tokens.embeddings))
 
 
-def test_concrete_values_are_kept():
+def test_concrete_values_are_stored():
     with abstract_variables():
         counter = keras.Variable(np.int32(5))
         layer = keras.layers.Dense(3)
@@ -85,7 +85,7 @@ def test_a_model_can_be_called():
         assert model(np.ones((3, 4), "float32")).shape == (3, 2)
 
 
-def test_outside_variables_have_values_again_even_after_an_error():
+def test_after_the_context_variables_have_values_even_after_an_error():
     try:
         with abstract_variables():
             raise RuntimeError

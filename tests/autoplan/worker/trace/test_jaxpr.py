@@ -1,4 +1,4 @@
-"""Jaxprs as flat lists: what is inlined, what keeps its body, and what nobody needs."""
+"""Recorded jaxprs: inlined calls, loops and branches with bodies, and dropped operations."""
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,7 @@ def primitives(recording):
     return [op.primitive for op in recording.ops]
 
 
-def test_calls_are_inlined_whatever_they_are():
+def test_all_kinds_of_calls_are_inlined():
     @jax.custom_vjp
     def custom(x):
         return jnp.tanh(x)
@@ -48,7 +48,7 @@ batched_by_hand.def_vmap(lambda size, batched, x: (batched_by_hand(x), batched[0
 @pytest.mark.parametrize(
     "fn", [batched_by_hand, jax.lax.composite(jnp.tanh, "my.tanh")], ids=["custom_vmap", "composite"]
 )
-def test_functions_with_rules_of_their_own_are_what_they_contain(fn):
+def test_functions_with_custom_batching_rules_are_inlined(fn):
     recording = recorded(lambda x: fn(x) + 1.0, X)
     assert primitives(recording) == ["tanh", "add"]
     assert not recording.unknown
@@ -65,7 +65,7 @@ def test_calls_out_of_the_program_are_counted_by_their_bytes_and_named():
     assert recording.unknown["pure_callback", "no rule: counted by the bytes that it reads and writes"] == 1
 
 
-def test_what_nobody_needs_is_dropped():
+def test_unused_operations_are_dropped():
     def wasteful(x):
         _ = jnp.sin(x) @ jnp.ones((8, 8))
         return jnp.exp(x)
@@ -73,7 +73,7 @@ def test_what_nobody_needs_is_dropped():
     assert primitives(recorded(wasteful, X)) == ["exp"]
 
 
-def test_a_scan_keeps_one_iteration_and_its_length():
+def test_a_scan_is_one_iteration_with_a_repeat_count():
     def run(x, w):
         return jax.lax.scan(lambda carry, _: (jnp.tanh(carry @ w), carry.sum()), x, None, length=7)
 
@@ -84,7 +84,7 @@ def test_a_scan_keeps_one_iteration_and_its_length():
     assert loop.results == loop.body[1].writes  # the carry that comes back
 
 
-def test_stacked_inputs_arrive_slice_by_slice():
+def test_stacked_inputs_of_a_scan_are_sliced():
     def run(xs):
         return jax.lax.scan(lambda carry, x: (carry + x, None), jnp.zeros(8), xs)[0]
 
@@ -95,7 +95,7 @@ def test_stacked_inputs_arrive_slice_by_slice():
     assert recording.tensors[first.writes[0]] == ("float32", (8,))
 
 
-def test_a_loop_of_unknown_length_counts_once_and_says_so():
+def test_a_loop_of_unknown_length_counts_once_and_is_reported():
     def run(x, n):
         return jax.lax.fori_loop(0, n, lambda i, c: c * 2.0, x)
 
@@ -105,7 +105,7 @@ def test_a_loop_of_unknown_length_counts_once_and_says_so():
     assert recording.unknown["while", "trip count depends on data: its body is counted once"] == 1
 
 
-def test_a_branch_is_its_more_expensive_side():
+def test_a_conditional_is_its_most_expensive_branch():
     def run(x, w, flag):
         return jax.lax.cond(flag, lambda: jnp.tanh(x), lambda: x @ w @ w)
 
@@ -157,7 +157,7 @@ def test_phases_and_layers_come_from_the_scopes():
     assert ("sub", Phase.UPDATE, "optimizer") in places
 
 
-def test_a_checkpoint_has_a_fence_before_what_is_recomputed():
+def test_a_rematerialized_region_begins_with_a_barrier():
     def loss(x, w):
         return jnp.sum(jax.checkpoint(lambda x: jnp.tanh(jnp.tanh(x @ w) @ w))(x))
 
@@ -169,7 +169,7 @@ def test_a_checkpoint_has_a_fence_before_what_is_recomputed():
     assert set(fence.writes) >= {read for op in recomputed[:1] for read in op.reads}
 
 
-def test_without_a_need_to_recompute_there_is_no_fence():
+def test_without_rematerialization_there_is_no_barrier():
     recording = recorded(jax.checkpoint(jnp.tanh), X)
     assert primitives(recording) == ["tanh"]
 
@@ -208,7 +208,7 @@ class Inside(layers.Layer):
         return self.wrap(self.inner, x)
 
 
-def test_every_operation_knows_its_layer_and_its_phase_whatever_it_stands_in():
+def test_every_operation_has_its_layer_and_phase_in_every_structure():
     """Nested models, a layer used twice, loops, branches, and derivatives of the user's own."""
     scanned = Inside(lambda inner, x: jax.lax.scan(lambda c, _: (inner(c), None), x, None, length=3)[0], name="scanned")
     chosen = Inside(lambda inner, x: keras.ops.cond(keras.ops.sum(x) > 0, lambda: inner(x), lambda: x), name="chosen")

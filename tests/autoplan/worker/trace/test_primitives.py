@@ -1,4 +1,4 @@
-"""Rules one by one: the FLOPs of single equations against formulas."""
+"""Cost rules: the FLOPs of single equations against formulas."""
 
 import math
 
@@ -49,7 +49,7 @@ def test_a_grouped_convolution(groups):
     assert found == (Kind.CONV, Cost(2 * positions * filters * k, (groups, positions, filters // groups, k)))
 
 
-def test_a_dilated_input_is_mostly_zeros():
+def test_the_zeros_of_a_dilated_input_cost_nothing():
     b, side, channels, filters = 2, 8, 4, 6
     _, cost = price(
         lambda x, w: convolve(x, w, window_strides=(1, 1), padding=((2, 1), (2, 1)), lhs_dilation=(2, 2)),
@@ -74,7 +74,7 @@ def test_a_dilated_input_is_mostly_zeros():
         (lambda x: jax.lax.broadcast_in_dim(x, (2, 10, 6), (1, 2)), "broadcast_in_dim", Kind.BROADCAST, 0),
     ],
 )
-def test_what_single_operations_are_and_cost(fn, primitive, kind, flops):
+def test_kinds_and_costs_of_single_operations(fn, primitive, kind, flops):
     def plain(x):
         return fn(x)
 
@@ -103,13 +103,13 @@ def test_pooling_looks_at_every_window():
     assert (kind, cost.flops) == (Kind.POOL, 2 * 4 * 4 * 3 * 4)
 
 
-def test_a_scatter_costs_what_is_scattered():
+def test_a_scatter_costs_its_updates():
     kind, cost = price(lambda t, u: t.at[jnp.arange(4)].add(u), (100, 8), (4, 8), primitive="scatter-add")
     assert (kind, cost.flops) == (Kind.SCATTER, 32)
 
 
-def test_a_second_rule_for_a_primitive_is_refused():
-    with pytest.raises(ValueError, match=r"'dot_general' has a rule already \(dot\)"):
+def test_a_second_rule_for_a_primitive_is_an_error():
+    with pytest.raises(ValueError, match=r"'dot_general' already has a rule \(dot\)"):
         register(Kind.CUSTOM, "dot_general")(lambda eqn: Cost())
 
 
@@ -210,7 +210,7 @@ def test_recurrent_loops_cost_every_iteration_of_every_gate(name, gates):
     assert any(op.kind is Kind.LOOP and op.repeat == S_ for op in workload.ops)
 
 
-def test_an_embedding_is_looked_up_and_its_gradient_is_scattered():
+def test_an_embedding_is_a_gather_and_its_gradient_a_scatter():
     words, width = 50, 8
     workload = traced(layers.Embedding(words, width), shape=(S_,), dtype="int32")
     assert per_sample(workload) == 0

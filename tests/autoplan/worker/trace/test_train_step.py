@@ -1,4 +1,4 @@
-"""Keras's real training step as a Workload: FLOPs by hand, state by role, structure that holds for every batch."""
+"""Keras's training step as a Workload: FLOPs by hand, state by role, sizes for every batch."""
 
 import json
 import os
@@ -81,7 +81,7 @@ def test_a_convolution_costs_two_operations_a_multiply_add(groups, strides, kern
     assert product_flops(trace(model), Kind.CONV) == Affine(0, 2 * forward)  # and the gradient of the kernel
 
 
-def test_the_gradient_of_a_strided_convolutions_input_is_not_charged_for_the_zeros_between():
+def test_the_gradient_of_a_strided_convolutions_input_excludes_zeros():
     inputs = keras.Input((16, 16, 4))
     x = keras.layers.Conv2D(4, 1, use_bias=False)(inputs)
     model = keras.Model(inputs, keras.layers.Conv2D(8, 3, strides=2, padding="same", use_bias=False)(x))
@@ -92,7 +92,7 @@ def test_the_gradient_of_a_strided_convolutions_input_is_not_charged_for_the_zer
 
 
 @pytest.mark.parametrize(("dilation", "strides", "skipping"), [(1, 1, 0), (2, 1, 1), (1, 2, 1)])
-def test_convolutions_that_skip_positions_are_told_apart(dilation, strides, skipping):
+def test_strided_convolutions_are_distinguished(dilation, strides, skipping):
     """A strided one forward, and the gradient of dilated weights."""
     inputs = keras.Input((16, 16, 4))
     how = {"strides": strides, "dilation_rate": dilation, "padding": "same", "use_bias": False}
@@ -146,14 +146,14 @@ def test_resnet_50_has_its_published_parameters_and_work(resnet):
 
 
 @pytest.mark.parametrize(("batch", "compiled_bytes"), [(32, 2_914_675_248), (128, 10_868_225_456)])
-def test_resnet_50_needs_what_xla_says_for_a_chip_that_is_not_here(resnet, batch, compiled_bytes):
+def test_resnet_50_needs_the_flops_that_xla_counts(resnet, batch, compiled_bytes):
     """Argument + output - alias + temp of the whole float32 training step, compiled with jax 0.10.2 for one A100."""
     cost = memory(resnet, TrainConfig(Batch(batch)), cluster("gpu"))
     assert cost.total == pytest.approx(compiled_bytes, rel=0.03)
 
 
 @pytest.mark.parametrize("build", [zoo.mlp, zoo.image_classifier, zoo.decoder, zoo.recurrent, zoo.two_inputs])
-def test_lines_through_two_batches_hold_for_a_third(build):
+def test_sizes_fitted_at_two_batches_are_valid_for_a_third(build):
     line, far = traced(build), traced(build, 64)
     assert not line.batch_exact
     assert [t.bytes.at(64) for t in line.tensors] == [t.bytes.at(64) for t in far.tensors]
@@ -161,7 +161,7 @@ def test_lines_through_two_batches_hold_for_a_third(build):
     assert [op.primitive for op in line.ops] == [op.primitive for op in far.ops]
 
 
-def test_a_batch_of_one_is_on_the_lines_through_two_and_four():
+def test_a_batch_of_one_uses_the_fit_at_two_and_four():
     """At one sample some operations differ (squeezes, broadcasts), which says nothing about other batches."""
     line, two = traced(zoo.attention, 1), traced(zoo.attention, 2)
     assert not line.batch_exact
@@ -169,7 +169,7 @@ def test_a_batch_of_one_is_on_the_lines_through_two_and_four():
     assert [op.primitive for op in line.ops] == [op.primitive for op in two.ops]
 
 
-def test_a_model_of_one_sample_alone_is_known_at_one_sample():
+def test_a_model_of_one_sample_is_only_valid_for_one_sample():
     inputs = keras.Input(batch_shape=(1, 10))
     model = keras.Model(inputs, keras.layers.Reshape((10,))(keras.ops.reshape(inputs, (1, 10))))
     model.compile(optimizer="sgd", loss="mse")
@@ -223,7 +223,7 @@ class Custom(keras.Model):
         return super().train_step(state, (x, y))
 
 
-def test_a_training_step_of_the_users_own_gets_what_fit_would_give_it():
+def test_a_custom_train_step_receives_the_batch_of_fit():
     inputs = keras.Input((8,))
     model = Custom(inputs, keras.layers.Dense(2)(inputs))
     model.compile(optimizer="sgd", loss="mse")
@@ -273,7 +273,7 @@ def several(**of_most):
     return keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap(keras.optimizers.Adam(), most))
 
 
-def test_accumulators_and_averages_of_several_optimizers_are_told_from_slots():
+def test_accumulators_and_averages_of_several_optimizers_are_not_slots():
     optimizer = several(use_ema=True, gradient_accumulation_steps=2)
     workload, plain = trace(zoo.mlp(optimizer=optimizer)), trace(zoo.mlp(optimizer=several(use_ema=True)))
     assert [op.primitive for op in workload.ops] == [op.primitive for op in plain.ops]
@@ -293,7 +293,7 @@ def test_every_optimizer_of_keras_is_among_those_whose_slots_are_checked():
 
 
 @pytest.mark.parametrize(("name", "slots"), SLOTS.items())
-def test_slots_of_every_optimizer_are_what_it_builds(name, slots):
+def test_slots_of_every_optimizer_are_its_variables(name, slots):
     model = zoo.mlp(optimizer=made(name))
     workload = trace(model)
     state = workload.variable_bytes(Role.SLOT, Role.LOSS_SCALE)
@@ -316,7 +316,7 @@ def test_adam_in_float32_takes_16_bytes_a_parameter():
     assert cost.parameters + cost.gradients + cost.optimizer == 16 * workload.parameters + scalars
 
 
-def test_a_transformer_layer_without_fusion_keeps_what_korthikanti_count():
+def test_a_transformer_layer_without_fusion_stores_the_activations_of_korthikanti():
     """s b h (34 + 5 a s / h) bytes (2205.05198, equation 1), and the row sums of the softmax, which they leave out:
     what a second layer adds to the bytes alive where the forward pass ends."""
     length, width, heads = 64, 128, 4
@@ -330,7 +330,7 @@ def test_a_transformer_layer_without_fusion_keeps_what_korthikanti_count():
     assert (alive[1] - alive[0]) / (length * width) == 34 + 5 * heads * length / width + row_sums
 
 
-def test_averages_of_weights_are_told_from_slots():
+def test_averages_of_weights_are_not_slots():
     workload = trace(zoo.mlp(optimizer=keras.optimizers.SGD(use_ema=True)))
     assert workload.variable_bytes(Role.EMA) == workload.variable_bytes(Role.TRAINABLE)
 
@@ -345,7 +345,7 @@ def test_one_trace_serves_every_accumulation():
     assert len(optimizer._accumulated_gradients) == 6
 
 
-def test_loss_scaling_is_state_of_its_own():
+def test_loss_scaling_variables_have_their_own_role():
     policy = keras.config.dtype_policy()
     keras.config.set_dtype_policy("mixed_float16")
     try:
@@ -359,7 +359,7 @@ def test_loss_scaling_is_state_of_its_own():
     assert {workload.tensors[op.reads[0]].dtype for op in products} == {"float16"}
 
 
-def test_a_rematerialized_region_keeps_its_border_and_its_recomputation_is_not_the_models():
+def test_the_recomputation_of_a_rematerialized_region_does_not_count_as_model_flops():
     with keras.RematScope(mode="full"):
         recomputing = zoo.mlp()
     workload, plain = trace(recomputing), traced(zoo.mlp)
@@ -371,7 +371,7 @@ def test_a_rematerialized_region_keeps_its_border_and_its_recomputation_is_not_t
     assert workload.model_flops == plain.model_flops
 
 
-def test_the_products_of_muons_update_are_not_the_models():
+def test_the_products_of_muons_update_do_not_count_as_model_flops():
     """Newton-Schulz iterations on the gradients: many products for each matrix, however large the batch."""
     with_muon, with_sgd = zoo.mlp(), zoo.mlp()
     with_muon.compile(keras.optimizers.Muon(0.01), with_sgd.loss)
@@ -380,7 +380,7 @@ def test_the_products_of_muons_update_are_not_the_models():
     assert workload.model_flops == plain.model_flops
 
 
-def test_the_products_of_muons_update_are_not_those_of_a_model_that_is_known_at_one_batch_alone():
+def test_the_products_of_muons_update_do_not_count_for_a_model_with_a_fixed_batch():
     plain = trace(zoo.mlp(loss=contrastive))
     for optimizer in (keras.optimizers.Muon(0.01), keras.optimizers.LossScaleOptimizer(keras.optimizers.Muon(0.01))):
         workload = trace(zoo.mlp(loss=contrastive, optimizer=optimizer))
@@ -388,7 +388,7 @@ def test_the_products_of_muons_update_are_not_those_of_a_model_that_is_known_at_
         assert workload.model_flops == plain.model_flops
 
 
-def test_a_model_with_a_fixed_batch_is_known_at_that_batch_alone():
+def test_a_model_with_a_fixed_batch_is_only_valid_for_that_batch():
     inputs = keras.Input(batch_shape=(BATCH, 10))
     model = keras.Model(inputs, keras.layers.Reshape((2, 5))(keras.layers.Dense(10)(inputs)))
     model.compile(optimizer="sgd", loss="mse")
@@ -399,12 +399,12 @@ def test_a_model_with_a_fixed_batch_is_known_at_that_batch_alone():
     model.compute_loss = pinned
     workload = trace(model)
     assert workload.batch_exact
-    assert "holds at a local batch of 6 alone" in workload.notes[0]
+    assert "only valid for a local batch of 6: " in workload.notes[0]
     with pytest.raises(WorkloadError, match="trace it again"):
         workload.check_batch(12)
 
 
-def test_a_loss_over_pairs_of_samples_grows_with_the_square_and_is_known_at_one_batch():
+def test_a_loss_over_pairs_of_samples_is_only_valid_for_one_batch():
     workload = trace(zoo.mlp(loss=contrastive))
     assert workload.batch_exact
     assert "square of the batch" in workload.notes[0]
@@ -429,7 +429,7 @@ def test_a_model_without_an_optimizer_has_no_training_step():
         trace_train_step(model, (jax.ShapeDtypeStruct((2, 8), "float32"),), local_batch=2)
 
 
-def test_the_workload_survives_its_journey_to_the_planner():
+def test_a_workload_is_equal_after_serialization():
     workload = traced(zoo.decoder)
     assert workload_from_dict(workload_to_dict(workload)) == workload
 
@@ -482,7 +482,7 @@ COMPILED = [(zoo.mlp, 512), (zoo.image_classifier, 64), (zoo.decoder, 32), (zoo.
 
 
 @pytest.mark.parametrize(("build", "batch"), COMPILED, ids=[build.__name__ for build, _ in COMPILED])
-def test_the_estimate_holds_what_this_machines_compiler_says(build, batch):
+def test_the_estimate_covers_the_memory_of_this_machines_compiler(build, batch):
     """State and inputs to the byte (XLA drops scalars that nobody reads), the rest inside the stated interval."""
     model = build()
     specs = synthetic_specs(model, batch)

@@ -1,4 +1,4 @@
-"""A job's process is forked where that is safe and started anew where it is not, and is the same job either way."""
+"""A job runs in a forked process if that is safe, else in a new interpreter, with the same result."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ from autoplan.jobs.client import Client
 from autoplan.jobs.messages import Job, JobKind
 from autoplan.plan.records import FailureKind, Measurement
 from autoplan.sources import source
-from autoplan.worker.process import spawn
+from autoplan.worker.process import start_methods
 
 QUICK = {"groups": 3, "group_seconds": 0.05, "max_seconds": 20}
 SCRIPT = """
@@ -38,7 +38,7 @@ def method(request):
 
 @pytest.fixture(scope="module")
 def client(method):
-    with Client(environment={spawn.START_METHOD: method}) as one:
+    with Client(environment={start_methods.START_METHOD: method}) as one:
         yield one
 
 
@@ -62,14 +62,14 @@ def test_a_real_job_is_measured(client, method, script, tmp_path):
     assert result.peak_bytes > 0
 
 
-def test_the_end_of_a_process_is_told(client, script):
+def test_the_exit_of_a_process_is_reported(client, script):
     job = Job(kind=JobKind.MEASURE, source=script("os._exit(7)"), options=QUICK)
     failure = client.run(job, time_limit_seconds=120).failure
     assert (failure.kind, "exit code 7 in phase setup" in failure.message) == (FailureKind.CRASH, True)
 
 
 @pytest.mark.slow
-def test_a_limit_ends_a_job_with_all_that_it_started(client, script, tmp_path):
+def test_a_limit_ends_a_job_and_its_descendants(client, script, tmp_path):
     pids = tmp_path / "pids"
     spec = script(
         "import subprocess, time; child = subprocess.Popen(['sleep', '600'], start_new_session=True); "
@@ -90,7 +90,7 @@ def test_a_job_ends_with_its_server(method, script, tmp_path):
         from autoplan.jobs.client import Client
         from autoplan.jobs.messages import Job
         from autoplan.sources.source import SourceSpec
-        client = Client(environment={{{spawn.START_METHOD!r}: {method!r}}})
+        client = Client(environment={{{start_methods.START_METHOD!r}: {method!r}}})
         spec = SourceSpec.model_validate_json({spec.model_dump_json()!r})
         client.run(Job(kind="measure", source=spec), time_limit_seconds=600)
         """
@@ -117,11 +117,11 @@ def said(code):
     return done.stdout.strip()
 
 
-def test_threads_that_do_not_know_of_forks_are_found():
+def test_threads_that_do_not_survive_a_fork_are_found():
     why = """
-        from autoplan.worker import starting
+        from autoplan.worker.process import start_methods
         {before}
-        print(starting.why_not_fork())
+        print(start_methods.why_not_fork())
     """
     assert said(why.format(before="")) == "None"
     # NumPy's OpenBLAS starts threads when it is imported, and ends them before a fork.
@@ -131,18 +131,18 @@ def test_threads_that_do_not_know_of_forks_are_found():
     assert said(why.format(before=waiting)) == "2 threads are running"
 
 
-def test_a_driver_that_is_open_is_found(tmp_path, monkeypatch):
+def test_an_open_device_file_is_found(tmp_path, monkeypatch):
     device = tmp_path / "nvidia-uvm"
     device.write_text("")
-    monkeypatch.delenv(spawn.START_METHOD, raising=False)
-    monkeypatch.setattr(spawn, "_DRIVERS", (str(device),))
+    monkeypatch.delenv(start_methods.START_METHOD, raising=False)
+    monkeypatch.setattr(start_methods, "DEVICE_FILES", (str(device),))
     with device.open():
-        assert spawn.why_not_fork() == f"a device is in use ({device})"
+        assert start_methods.why_not_fork() == f"a device is in use ({device})"
 
 
-def test_a_start_method_that_is_none_is_told(script):
+def test_an_invalid_start_method_is_an_error(script):
     with (
-        Client(environment={spawn.START_METHOD: "thread"}) as broken,
+        Client(environment={start_methods.START_METHOD: "thread"}) as broken,
         pytest.raises(WorkerError, match="AUTOPLAN_START_METHOD is 'thread'; expected fork or spawn"),
     ):
         broken.run(Job(kind=JobKind.OBSERVE, source=script()), time_limit_seconds=60)

@@ -1,4 +1,4 @@
-"""Live models as sources: what travels, what workers make of it, and what is told where it cannot travel."""
+"""Live models as sources: packing, jobs in workers, and models that cannot be packed."""
 
 import base64
 import json
@@ -17,9 +17,9 @@ from autoplan.errors import SourceError
 from autoplan.jobs.client import Client
 from autoplan.jobs.messages import Job, JobKind, Observation
 from autoplan.plan.records import FailureKind, Measurement
-from autoplan.runtime.live_models import instances, object_pickle
+from autoplan.runtime.live_models import object_pickle, package
 from autoplan.runtime.live_models.keras_serialization import global_policy
-from autoplan.sources.source import BEGUN
+from autoplan.sources.source import PROCESS_ALREADY_STARTED
 from tests.models import live
 
 QUICK = {"groups": 3, "group_seconds": 0.05, "max_seconds": 20}
@@ -44,7 +44,7 @@ def packed():
     specs = {}
     for kind in live.KINDS:
         model, x, y = live.trained(kind)
-        specs[kind] = instances.pack(model, {"x": x, "y": y, "batch_size": 32, "shuffle": False})
+        specs[kind] = package.pack(model, {"x": x, "y": y, "batch_size": 32, "shuffle": False})
     return specs
 
 
@@ -59,7 +59,7 @@ def observed(ask, packed):
 
 
 @pytest.mark.parametrize("kind", live.KINDS)
-def test_a_worker_sees_the_training_that_the_model_would_have(observed, kind):
+def test_a_worker_observes_the_live_models_training(observed, kind):
     facts = observed[kind]
     assert (facts.samples, facts.rebatchable, facts.data) == (96, True, "arrays")
     assert facts.config.precision == "float32"
@@ -70,7 +70,7 @@ def test_a_worker_sees_the_training_that_the_model_would_have(observed, kind):
 
 
 @pytest.mark.parametrize("kind", live.KINDS)
-def test_trials_begin_with_the_models_own_weights_and_optimizer(ask, packed, observed, kind):
+def test_trials_start_from_the_live_models_weights_and_optimizer(ask, packed, observed, kind):
     model, x, y = live.trained(kind)
     for generator in (g for layer in model._flatten_layers() for g in layer._seed_generators):
         generator.state.assign([0, 0])
@@ -109,7 +109,7 @@ def test_draws_of_a_training_differ_by_the_order_of_its_data(ask, packed, observ
         ("subclassed", {"batch": {"local": 8, "global": 8, "accumulation": 4, "effective": 32}, "jit_compile": False}),
     ],
 )
-def test_every_kind_is_measured_under_another_configuration(ask, packed, observed, kind, changes):
+def test_every_kind_of_model_is_measured_under_another_configuration(ask, packed, observed, kind, changes):
     baseline = observed[kind].config
     result = ask(JobKind.MEASURE, packed[kind], baseline=baseline, changes=changes, checkpoint=True, **QUICK)
     assert result.failure is None, result.failure
@@ -118,7 +118,7 @@ def test_every_kind_is_measured_under_another_configuration(ask, packed, observe
     assert measured.notes == ["weights" if kind == "subclassed" else "checkpoint"]  # it has no config to save
 
 
-def test_a_step_is_traced_in_the_precision_that_is_asked(ask, packed, observed):
+def test_a_step_is_traced_in_the_requested_precision(ask, packed, observed):
     baseline = observed["functional"].config
     changes = {"precision": "mixed_bfloat16"}
     result = ask(JobKind.TRACE, packed["functional"], baseline=baseline, changes=changes, abstract=True)
@@ -127,35 +127,35 @@ def test_a_step_is_traced_in_the_precision_that_is_asked(ask, packed, observed):
     assert "bfloat16" in dtypes
 
 
-def test_what_cannot_be_built_again_keeps_what_is_set_before_building(packed):
+def test_a_model_that_cannot_be_rebuilt_has_fixed_process_wide_knobs(packed):
     held = packed["subclassed"].held
     assert set(held) == {"keep_freed_memory", "precision", "remat", "mesh", "layout"}
     assert held["mesh"] == (
-        "Subclassed is a subclassed model, whose __init__ cannot be run again; pass a function that builds and "
-        "compiles the model to have them tuned"
+        "Subclassed is a subclassed model, whose __init__ cannot be called again; to tune them, pass a function that "
+        "builds and compiles the model"
     )
-    assert packed["functional"].held == packed["sequential"].held == {"keep_freed_memory": BEGUN}
+    assert packed["functional"].held == packed["sequential"].held == {"keep_freed_memory": PROCESS_ALREADY_STARTED}
 
 
-def test_the_source_says_what_was_assumed(packed):
+def test_the_source_has_notes_about_assumptions(packed):
     [note] = packed["sequential"].notes
-    assert "layers of the dtype policy float32 are taken to follow the global one" in note
+    assert "layers with the dtype policy float32 are assumed to follow the global policy" in note
     assert note.endswith("output layers stay float32 (out)")
     assert packed["subclassed"].notes == []
 
 
-def test_a_model_of_output_layers_alone_has_no_precision_to_tune():
+def test_a_model_with_only_output_layers_has_a_fixed_precision():
     model = keras.Sequential([keras.Input((8,)), layers.Dense(4)])
     model.compile("sgd", "mse")
-    assert "output layers, which stay float32" in instances.pack(model).held["precision"]
+    assert "output layers, which stay float32" in package.pack(model).held["precision"]
 
 
-def test_the_model_and_the_process_are_left_as_they_were():
+def test_packing_changes_neither_the_model_nor_the_process():
     model, x, y = live.trained("functional")
     config = json.dumps(model.get_config(), default=str)
     before = [variable.numpy() for variable in model.variables]
     keras.utils.set_random_seed(5)
-    instances.pack(model, (x, y))
+    package.pack(model, (x, y))
     packed_first = np.random.rand(), layers.Dense(1).name.rpartition("_")[0]
     keras.utils.set_random_seed(5)
     assert (np.random.rand(), "dense") == packed_first
@@ -166,30 +166,30 @@ def test_the_model_and_the_process_are_left_as_they_were():
     model.fit(x, y, verbose=0)
 
 
-def test_what_the_process_had_set_is_set_in_a_worker(ask):
+def test_global_settings_of_the_process_are_set_in_a_worker(ask):
     with global_policy("mixed_bfloat16"), keras.RematScope(mode="activations"):
         model = live.sequential()
     with global_policy("mixed_bfloat16"):
-        spec = instances.pack(model, live.samples())
+        spec = package.pack(model, live.samples())
     facts = Observation.model_validate(ask(JobKind.OBSERVE, spec).value)
     assert facts.config.precision == "mixed_bfloat16"
     assert facts.config.remat.mode == "activations"
 
 
-def test_data_that_a_function_makes_are_made_in_the_worker(ask):
-    spec = instances.pack(live.sequential(), live.samples)
+def test_a_data_function_is_called_in_the_worker(ask):
+    spec = package.pack(live.sequential(), live.samples)
     assert Observation.model_validate(ask(JobKind.OBSERVE, spec).value).samples == 96
 
 
 def test_without_data_trials_run_on_synthetic_batches(ask):
-    spec = instances.pack(live.functional())
+    spec = package.pack(live.functional())
     facts = Observation.model_validate(ask(JobKind.OBSERVE, spec).value)
     assert facts.data == "synthetic"
 
 
 def test_a_model_that_was_never_called_is_built_where_it_is_trained(ask):
     model = live.subclassed()
-    facts = Observation.model_validate(ask(JobKind.OBSERVE, instances.pack(model, live.samples())).value)
+    facts = Observation.model_validate(ask(JobKind.OBSERVE, package.pack(model, live.samples())).value)
     assert facts.parameters > 0
     assert not model.built
 
@@ -205,11 +205,11 @@ class Stubborn(keras.layers.Layer):
         return self.inner(x)
 
 
-def test_a_functional_model_that_its_config_does_not_give_travels_as_it_is(ask):
+def test_a_functional_model_with_an_incomplete_config_is_pickled(ask):
     model = keras.Sequential([keras.Input((8,)), Stubborn(layers.Dense(8)), layers.Dense(4)])
     model.compile("sgd", "mse")
-    spec = instances.pack(model, live.samples())
-    assert "it cannot be made again from its config (NotImplementedError" in spec.held["precision"]
+    spec = package.pack(model, live.samples())
+    assert "it cannot be rebuilt from its config (NotImplementedError" in spec.held["precision"]
     assert ask(JobKind.OBSERVE, spec).failure is None
 
 
@@ -221,34 +221,34 @@ class OwnCompile(keras.Model):
         self.temperature = temperature
 
 
-def test_a_compile_of_its_own_is_not_run_again():
+def test_a_model_that_overrides_compile_is_pickled():
     inputs = keras.Input((8,))
     model = OwnCompile(inputs, layers.Dense(4)(layers.Dense(8)(inputs)))
     model.compile(temperature=2.0, optimizer="sgd", loss="mse")
-    assert "OwnCompile has a compile() of its own" in instances.pack(model).held["remat"]
-    package = object_pickle.loads(base64.b64decode(instances.pack(model).payload))
-    assert package.model.temperature == 2.0
+    assert "OwnCompile overrides compile()" in package.pack(model).held["remat"]
+    unpickled = object_pickle.loads(base64.b64decode(package.pack(model).payload))
+    assert unpickled.model.temperature == 2.0
 
 
-def test_a_model_that_is_not_compiled_is_told():
+def test_a_model_that_is_not_compiled_is_an_error():
     with pytest.raises(SourceError, match=r"the model \w+ is not compiled; call model.compile"):
-        instances.pack(keras.Sequential([layers.Dense(1)]))
+        package.pack(keras.Sequential([layers.Dense(1)]))
 
 
-def test_what_cannot_travel_is_named_with_what_to_do():
+def test_an_object_that_cannot_be_pickled_is_named_with_a_remedy():
     model = live.trained("subclassed")[0]
     model.log = threading.Lock()
     with pytest.raises(SourceError, match=r"attribute 'log' of the model, a lock; pass a function that builds"):
-        instances.pack(model)
+        package.pack(model)
     with pytest.raises(SourceError, match=r"the data \(builtins.generator\) cannot be sent .* pass arrays, or a func"):
-        instances.pack(live.sequential(), (row for row in range(3)))
+        package.pack(live.sequential(), (row for row in range(3)))
 
 
 def test_a_tf_data_pipeline_must_come_as_a_function():
     tf = pytest.importorskip("tensorflow")
     data = tf.data.Dataset.from_tensor_slices(live.samples()).batch(32)
     with pytest.raises(SourceError, match=r"the data \(tensorflow.*\) cannot be sent .* a function without arguments"):
-        instances.pack(live.sequential(), data)
+        package.pack(live.sequential(), data)
 
 
 class Picky(keras.layers.Layer):
@@ -260,12 +260,12 @@ class Picky(keras.layers.Layer):
         return x
 
 
-def test_a_candidate_that_the_model_does_not_bear_fails_alone(ask):
+def test_an_unsupported_candidate_fails_without_ending_the_study(ask):
     inputs = keras.Input((8,))
     x = Picky()(layers.Dense(8)(inputs))
     model = keras.Model(inputs, layers.Dense(4)(x))
     model.compile("sgd", "mse")
-    spec = instances.pack(model, live.samples())
+    spec = package.pack(model, live.samples())
     baseline = ask(JobKind.OBSERVE, spec).value["config"]
     failure = ask(JobKind.MEASURE, spec, baseline=baseline, changes={"precision": "mixed_bfloat16"}, **QUICK).failure
     assert failure.kind is FailureKind.UNSUPPORTED
@@ -274,7 +274,7 @@ def test_a_candidate_that_the_model_does_not_bear_fails_alone(ask):
 
 FROM_MAIN = """
     import keras, numpy as np
-    from autoplan.runtime import instances
+    from autoplan.runtime.live_models import package
 
     class Scale(keras.layers.Layer):
         def build(self, shape):
@@ -285,39 +285,39 @@ FROM_MAIN = """
     POWER = 2
     model = keras.Sequential([keras.Input((8,)), Scale(), keras.layers.Dense(4), keras.layers.Dense(1)])
     model.compile("adam", "mse")
-    print(instances.pack(model, (np.ones((4, 8)), np.ones((4, 1)))).sha256)
+    print(package.pack(model, (np.ones((4, 8)), np.ones((4, 1)))).sha256)
 """
 
 
 def test_the_hash_is_the_same_in_every_process(tmp_path):
-    def told(script):
+    def printed(script):
         (tmp_path / "main.py").write_text(textwrap.dedent(script))
         done = subprocess.run([sys.executable, "main.py"], cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    assert told(FROM_MAIN) == told(FROM_MAIN)
+    assert printed(FROM_MAIN) == printed(FROM_MAIN)
 
 
 def test_the_hash_changes_with_the_model_and_with_the_data_and_not_with_the_weights():
     model, x, y = live.trained("sequential")
-    first = instances.pack(model, (x, y)).sha256
-    assert instances.pack(model, (x + 1, y)).sha256 != first
+    first = package.pack(model, (x, y)).sha256
+    assert package.pack(model, (x + 1, y)).sha256 != first
     model.fit(x, y, verbose=0)
-    assert instances.pack(model, (x, y)).sha256 == first
+    assert package.pack(model, (x, y)).sha256 == first
     model.optimizer.learning_rate = 0.5
-    assert instances.pack(model, (x, y)).sha256 != first
+    assert package.pack(model, (x, y)).sha256 != first
 
 
 ELSEWHERE = """
     import keras, numpy as np
-    from autoplan.runtime import instances
+    from autoplan.runtime.live_models import package
     from tests.models import live
 
     for kind in live.KINDS:
         model, x, y = live.trained(kind)
-        spec = instances.pack(model, {"x": x, "y": y, "batch_size": 32})
-        again, data = instances.opened(spec.payload)
+        spec = package.pack(model, {"x": x, "y": y, "batch_size": 32})
+        again, data = package.unpack(spec.payload)
         assert again is not model
         np.testing.assert_array_equal(again.predict(x, verbose=0), model.predict(x, verbose=0))
         again.fit(**data, verbose=0)
@@ -327,23 +327,23 @@ ELSEWHERE = """
 
 
 @pytest.mark.parametrize("backend", ["tensorflow", "torch"])
-def test_live_models_of_another_backend_travel_there(backend, root, tmp_path):
+def test_live_models_are_unpacked_on_other_backends(backend, root, tmp_path):
     pytest.importorskip(backend)
     (tmp_path / "main.py").write_text(textwrap.dedent(ELSEWHERE))
     environment = {**os.environ, "KERAS_BACKEND": backend, "PYTHONPATH": str(root)}
     done = subprocess.run([sys.executable, "main.py"], cwd=tmp_path, capture_output=True, text=True, env=environment)
-    told = done.stdout.splitlines()
-    assert told == [
+    printed = done.stdout.splitlines()
+    assert printed == [
         "functional keep_freed_memory",
         "sequential keep_freed_memory",
         "subclassed keep_freed_memory layout mesh precision remat",
     ], done.stderr
 
 
-def test_a_model_that_travels_as_it_is_does_not_open_on_another_backend(root, tmp_path):
+def test_a_pickled_model_is_not_unpacked_on_another_backend(root, tmp_path):
     model, _, _ = live.trained("subclassed")
-    (tmp_path / "payload").write_text(instances.pack(model).payload)
-    code = "from autoplan.runtime import instances; instances.opened(open('payload').read())"
+    (tmp_path / "payload").write_text(package.pack(model).payload)
+    code = "from autoplan.runtime.live_models import package; package.unpack(open('payload').read())"
     environment = {**os.environ, "KERAS_BACKEND": "tensorflow", "PYTHONPATH": str(root)}
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, env=environment)
     assert "SourceError: the live model" in done.stderr

@@ -1,4 +1,4 @@
-"""Primitives that stand for several others are what JAX makes of them, with nothing left unknown."""
+"""Primitives that JAX lowers to others are expanded, and no operation is unknown."""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ def recorded(fn, *specs):
 
 
 @pytest.mark.parametrize(("axis", "shape"), [(0, (3, 4, 8)), (1, (4, 3, 8)), (-1, (4, 8, 3))])
-def test_a_stack_joins_views(axis, shape):
+def test_a_stack_is_expanded_to_reshapes_and_a_concatenation(axis, shape):
     recording = recorded(lambda x, y, z: jnp.stack([x, y, z], axis=axis), X, X, X)
     assert not recording.unknown
     *views, joined = recording.ops
@@ -27,7 +27,7 @@ def test_a_stack_joins_views(axis, shape):
 
 
 @pytest.mark.parametrize(("axis", "shape"), [(0, (8,)), (1, (4,))])
-def test_taking_apart_is_a_slice_for_each_part(axis, shape):
+def test_an_unstack_is_expanded_to_slices(axis, shape):
     recording = recorded(lambda x: tuple(jnp.unstack(x, axis=axis)), X)
     parts = X.shape[axis]
     assert not recording.unknown
@@ -37,7 +37,7 @@ def test_taking_apart_is_a_slice_for_each_part(axis, shape):
     assert [recording.tensors[out] for out in recording.outputs] == [("float32", shape)] * parts
 
 
-def test_parts_that_nobody_needs_are_not_sliced():
+def test_unused_parts_of_an_unstack_are_not_sliced():
     recording = recorded(lambda x: jnp.unstack(x)[2], X)
     assert [op.primitive for op in recording.ops if op.primitive == "slice"] == ["slice"]
 
@@ -47,7 +47,7 @@ def test_the_gradient_of_a_stack_is_known():
     assert not recording.unknown
 
 
-def test_a_linear_solve_is_its_solver_forward_and_backward():
+def test_a_linear_solve_is_expanded_to_its_solver_forward_and_backward():
     n = 8
     matrix, right = S((n, n), "float32"), S((n, 2), "float32")
     forward = recorded(jnp.linalg.solve, matrix, right)

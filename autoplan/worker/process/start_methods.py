@@ -1,8 +1,8 @@
-"""How a job's process comes to be: forked from the server where that is safe, else started anew.
+"""Start methods of a job's process: fork from the server if that is safe, else spawn of a new interpreter.
 
-A fork copies one thread. Whatever another thread held, or a driver keeps for the process that opened it, is broken in
-the child for good. So the server looks at what is really there before each job (`why_not_fork`): backends, and versions
-of them, differ in what importing them starts.
+A fork copies only one thread. Locks of other threads, and the state of drivers for the process that opened them, are
+unusable in the child. Backends and their versions differ in what their import starts, so the server checks its own
+threads and open files before each job (`why_not_fork`).
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from autoplan.machine import processes
 from autoplan.worker.channel import Channel
 
 START_METHOD = "AUTOPLAN_START_METHOD"
-"""The environment variable that decides instead: fork or spawn."""
-_DRIVERS = ("/dev/nvidia-uvm", "/dev/kfd", "/dev/dri/", "/dev/accel", "/dev/vfio/")
-"""Device files that CUDA, ROCm, Level Zero and TPU runtimes hold open once a process has touched a device."""
+"""Environment variable that overrides the choice: fork or spawn."""
+DEVICE_FILES = ("/dev/nvidia-uvm", "/dev/kfd", "/dev/dri/", "/dev/accel", "/dev/vfio/")
+"""Device files that CUDA, ROCm, Level Zero and TPU runtimes keep open once a process has used a device."""
 
 RunJob = Callable[[Job, Channel], None]
 
 
 def why_not_fork() -> str | None:
-    """What in this process would not survive a fork; None when nothing is found.
+    """Describe what in this process would not survive a fork; None if nothing is found.
 
-    ConfigError for a value of AUTOPLAN_START_METHOD that is neither fork nor spawn.
+    ConfigError if AUTOPLAN_START_METHOD is neither fork nor spawn.
     """
-    asked = os.environ.get(START_METHOD)
-    if asked not in (None, "", "fork", "spawn"):
-        raise ConfigError(f"{START_METHOD} is {asked!r}; expected fork or spawn")
-    if asked:
-        return None if asked == "fork" else f"{START_METHOD}=spawn"
+    requested = os.environ.get(START_METHOD)
+    if requested not in (None, "", "fork", "spawn"):
+        raise ConfigError(f"{START_METHOD} is {requested!r}; expected fork or spawn")
+    if requested:
+        return None if requested == "fork" else f"{START_METHOD}=spawn"
     if sys.platform != "linux":
         return "system libraries do not survive a fork on this platform"
-    drivers = sorted({name for name in _open_files() if name.startswith(_DRIVERS)})
+    drivers = sorted({name for name in _open_files() if name.startswith(DEVICE_FILES)})
     if drivers:
         return f"a device is in use ({', '.join(drivers)})"
     if threads() > 1 and _threads_after_a_fork() > 1:
@@ -54,22 +54,22 @@ def why_not_fork() -> str | None:
 
 
 def import_for(job: Job) -> None:
-    """Import what sources before this one were seen to import: the script then finds it there, forked or not."""
+    """Import the modules that earlier jobs have imported, so that this job starts faster."""
     for name in job.options.get("preload", ()):
         if name in PRELOADABLE:
             importlib.import_module(name)
 
 
 def threads() -> int:
-    """Threads of this process, those of native libraries included."""
+    """Return the number of threads of this process, including those of native libraries."""
     return len(list(Path("/proc/self/task").iterdir()))
 
 
 def _threads_after_a_fork() -> int:
-    """Threads that are left once a child has been forked.
+    """Return the number of threads that are left after a fork.
 
-    A library that knows of forks ends its threads before one and starts them again when it needs them, as OpenBLAS
-    does, whose threads are there from the import of NumPy on.
+    A library that supports forks ends its threads before a fork and starts them again when it needs them. OpenBLAS does
+    so; its threads exist from the import of NumPy on.
     """
     pid = _quiet_fork()
     if pid == 0:
@@ -88,12 +88,15 @@ def _open_files() -> Iterable[str]:
 
 def _quiet_fork() -> int:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Python and JAX warn of what `why_not_fork` has looked for
+        warnings.simplefilter("ignore")  # Python and JAX warn about threads, which `why_not_fork` has checked
         return os.fork()
 
 
 def fork(job: Job, connection: socket.socket, log_fd: int, run_job: RunJob, others: Iterable[socket.socket]) -> int:
-    """Run the job in a copy of this process, without the sockets `others`; returns its process id."""
+    """Run the job in a fork of this process and return its process id.
+
+    others  sockets that the fork closes
+    """
     pid = _quiet_fork()
     if pid:
         return pid
@@ -108,9 +111,11 @@ def fork(job: Job, connection: socket.socket, log_fd: int, run_job: RunJob, othe
 
 
 def spawn(message: bytes, connection: socket.socket, log_fd: int) -> int:
-    """Run the job of this message (JSON) in a new interpreter; returns its process id.
+    """Run a job in a new interpreter and return its process id.
 
-    It is told where its channel is, reads its job from stdin, and writes to the log.
+    message  the job as JSON, which the interpreter reads from stdin
+
+    The arguments name the descriptor of the channel. Stdout and stderr are the log.
     """
     with _anonymous_file() as job_file:
         job_file.write(message)
@@ -133,19 +138,22 @@ def spawn(message: bytes, connection: socket.socket, log_fd: int) -> int:
 
 
 def _anonymous_file() -> IO[bytes]:
-    """A file without a name; in memory where the system has such, so that a full disk does not matter."""
+    """Return an unnamed file, in memory if the system supports it, so that a full disk does not matter."""
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create("autoplan-job"), "w+b")
     return tempfile.TemporaryFile()
 
 
 def run_spawned(channel_fd: int, parent: int) -> NoReturn:
-    """What the interpreter that `spawn` started does. parent: the server, with which it ends."""
+    """Run the job in an interpreter that `spawn` has started.
+
+    parent  process id of the server; the job ends when the server ends
+    """
     job = Job.model_validate_json(sys.stdin.buffer.read())
     os.set_inheritable(channel_fd, False)
 
     def importing() -> RunJob:
-        from autoplan.worker.process.job_loop import run_job
+        from autoplan.worker.process.job_process import run_job
 
         import_for(job)
         return run_job
@@ -161,25 +169,25 @@ def _become_job(
     *,
     parent: int | None = None,
 ) -> NoReturn:
-    """The job's process: its own group, its own output, an end with its server's, and then the job."""
+    """Make this process the job's: a new session, output to the log, an end with its server. Then run the job."""
     try:
         os.setsid()
         processes.die_with_parent()
         if parent is not None and os.getppid() != parent:
-            os._exit(1)  # the server ended before this process had asked to be told of it
+            os._exit(1)  # the server ended before `die_with_parent` took effect
         redirect_output(log_fd)
         channel = Channel(connection)
         channel.started()
         channel.phase("import")
         importing()(job, channel)
-    except BaseException:  # noqa: BLE001 -- nothing may leave this process but through its end
+    except BaseException:  # noqa: BLE001 -- no exception may propagate out of this process
         traceback.print_exc()
     finally:
         os._exit(1)
 
 
 def redirect_output(log_fd: int) -> None:
-    """Send stdout and stderr to the job's log; give it no stdin."""
+    """Redirect stdout and stderr to the job's log, and stdin to the null device."""
     null = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((null, 0), (log_fd, 1), (log_fd, 2)):
         os.dup2(source, target)

@@ -1,4 +1,4 @@
-"""What a compiler is asked is the real training step: the same bytes as by hand, for chips that are not here."""
+"""Compilations ahead of time need the same bytes as compilations by hand, for devices that this machine lacks."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from autoplan.jobs.runner import JobRunner
 from autoplan.machine import local_hardware
 from autoplan.plan.records import CompilerEvidence, FailureKind
 from autoplan.sources.source import resolve
-from autoplan.worker import compilation
+from autoplan.worker import aot_compile
 from cost_models.config import Batch, Layout, Mesh, Precision, TrainConfig
 from cost_models.hardware.compile_targets import CompilerTarget
 
@@ -111,7 +111,7 @@ def test_what_does_not_fit_is_told_with_what_it_needs_and_what_there_is(jobs):
 def test_more_devices_than_the_slice_has(jobs):
     found = jobs("dense", "tpu-v5e-4").compile(config(8))
     assert found.kind is FailureKind.UNSUPPORTED
-    assert "a mesh of data=8,model=1 needs 8 devices, and XLA:TPU v5e:2x2 has 4" in found.message
+    assert "the mesh data=8,model=1 needs 8 devices, but XLA:TPU v5e:2x2 has 4" in found.message
 
 
 def test_without_a_compiler_there_is_nothing_to_ask(jobs):
@@ -122,7 +122,7 @@ def test_without_a_compiler_there_is_nothing_to_ask(jobs):
 def test_an_operation_that_the_target_does_not_have(jobs):
     found = jobs("eigenvalues", "tpu-v5e-1").compile(config())
     assert found.kind is FailureKind.UNSUPPORTED
-    assert found.message.startswith("XLA:TPU v5e:1x1 does not compile this training program (")
+    assert found.message.startswith("the compiler of XLA:TPU v5e:1x1 rejects this training program (")
     assert "eig" in found.message
 
 
@@ -150,9 +150,9 @@ def test_hardware_that_no_compiler_was_described_for(jobs):
         ("Out of memory while trying to allocate 100 bytes", None),
     ],
 )
-def test_what_a_device_lacks_is_told_as_far_as_the_compiler_tells_it(message, needed):
-    found = compilation._why(RuntimeError(f"RESOURCE_EXHAUSTED: {message}"), ONE_CHIP, 0)
-    assert isinstance(found, compilation.TooLarge)
+def test_bytes_of_a_program_that_does_not_fit_are_read_from_messages(message, needed):
+    found = aot_compile.failure_of(RuntimeError(f"RESOURCE_EXHAUSTED: {message}"), ONE_CHIP, 0)
+    assert isinstance(found, aot_compile.ProgramTooLarge)
     assert found.needed_bytes == (None if needed is None else round(needed * 2**30))
 
 
@@ -164,6 +164,6 @@ def test_what_a_device_lacks_is_told_as_far_as_the_compiler_tells_it(message, ne
         "Shared memory size limit exceeded: requested 200000, available 101376",
     ],
 )
-def test_what_a_kernel_lacks_on_the_chip_is_no_word_on_the_memory_of_the_device(message):
-    found = compilation._why(RuntimeError(f"RESOURCE_EXHAUSTED: {message}"), ONE_CHIP, 0)
-    assert isinstance(found, compilation.Refused)
+def test_exceeded_on_chip_memory_is_not_exceeded_device_memory(message):
+    found = aot_compile.failure_of(RuntimeError(f"RESOURCE_EXHAUSTED: {message}"), ONE_CHIP, 0)
+    assert isinstance(found, aot_compile.CompilerRejection)

@@ -1,4 +1,4 @@
-"""A fit measured in this process: what a verification also runs."""
+"""Events of an epoch that a verification also runs: checkpoints, and the batch of a validation."""
 
 import keras
 import numpy as np
@@ -8,7 +8,9 @@ from autoplan.runtime import backends
 from autoplan.runtime.apply import Change
 from autoplan.runtime.data import data_facts
 from autoplan.runtime.intercept import FitCall
-from autoplan.worker.measure import measure, validation_batch
+from autoplan.worker.measure.epoch_events import validation_batch
+from autoplan.worker.measure.measurement import measure_fit
+from autoplan.worker.measure.trial_fit import TrialFit
 from tests.builders.observations import config
 
 QUICK = {"groups": 3, "group_seconds": 0.02, "max_seconds": 10}
@@ -42,28 +44,29 @@ def measured(model, **arguments):
     call = FitCall(1, model, arguments, keras.Model.fit)
     facts = data_facts.describe(call.arguments)
     options = {**QUICK, "checkpoint": True}
-    return measure(call, facts, None, backends.get("jax"), options, lambda _: None, 0.0, simulated=False)
+    fit = TrialFit(call, facts, None, backends.get("jax"), options, lambda _: None)
+    return measure_fit(fit, 0.0, simulated=False)
 
 
 def test_a_model_that_can_be_saved_is_saved_whole():
     assert measured(keras.Sequential([keras.layers.Dense(1)])).notes == ["checkpoint"]
 
 
-def test_of_a_model_whose_code_cannot_be_written_down_the_weights_are_saved():
+def test_only_the_weights_of_a_model_without_config_are_saved():
     assert measured(WithoutConfig(np.ones(3, "float32"))).notes == ["weights"]
 
 
-def test_what_keras_does_not_save_at_all_is_timed_all_the_same():
+def test_a_model_that_keras_cannot_save_is_measured():
     assert measured(NotSaved([keras.layers.Dense(1)])).notes == []
 
 
-def test_a_script_that_saves_such_a_model_whole_hears_of_it(tmp_path):
+def test_a_script_that_saves_a_model_without_config_fails(tmp_path):
     saving = keras.callbacks.ModelCheckpoint(tmp_path / "model.keras")
     with pytest.raises(NotImplementedError, match="get_config"):
         measured(WithoutConfig(np.ones(3, "float32")), callbacks=[saving])
 
 
-def test_a_script_that_saves_weights_hears_of_it(tmp_path):
+def test_a_script_that_saves_the_weights_of_an_unsavable_model_fails(tmp_path):
     saving = keras.callbacks.ModelCheckpoint(tmp_path / "model.weights.h5", save_weights_only=True)
     with pytest.raises(ValueError, match="not yet been built"):
         measured(NotSaved([keras.layers.Dense(1)]), callbacks=[saving])
@@ -78,7 +81,7 @@ def test_a_script_that_saves_weights_hears_of_it(tmp_path):
         ({"validation_batch_size": 8, "validation_steps": 3}, 8),
     ],
 )
-def test_a_validation_takes_the_batch_that_fit_gives_it_under_the_plan(arguments, size):
+def test_a_validation_has_the_batch_size_of_fit_under_the_plan(arguments, size):
     """A plan that splits an update for want of memory must not be refused for a validation that no fit would run."""
     facts = data_facts.DataFacts("arrays", 256, 64, 4, explicit_steps=False)
     change = Change(config(64), config(16, 4))

@@ -1,4 +1,4 @@
-"""Jobs as the planner asks them: every source kind observed, traced, measured and compared, each in a real process."""
+"""Jobs in real processes: every kind of source is observed, traced, measured and compared."""
 
 import os
 from pathlib import Path
@@ -69,12 +69,12 @@ def test_a_fit_is_observed(ask, script, arguments, expected):
     assert found.config.backend == "jax"
 
 
-def test_the_second_fit_is_another_one(ask):
+def test_the_second_fit_can_be_observed(ask):
     first, second = (observed(ask(JobKind.OBSERVE, "two_fits.py", fit=fit)) for fit in (1, 2))
     assert (first.structure, first.epochs) != (second.structure, second.epochs)
 
 
-def test_writers_are_named(ask):
+def test_callbacks_that_write_are_named(ask):
     found = observed(ask(JobKind.OBSERVE, "arguments_callbacks.py", "--learning-rate", "0.01"))
     assert "ModelCheckpoint" in found.writers_left_out
 
@@ -88,7 +88,7 @@ def test_a_training_step_is_traced_with_or_without_weights(ask, script, abstract
 
 
 @pytest.mark.parametrize("size", [16, 32])
-def test_a_training_step_is_traced_at_the_batch_that_is_asked_about(ask, size):
+def test_a_training_step_is_traced_at_the_requested_batch(ask, size):
     """Where every sample is compared with every other, a trace at one batch says nothing of others."""
     own = observed(ask(JobKind.OBSERVE, "contrastive.py")).config
     assert own.batch.local == 16
@@ -100,7 +100,7 @@ def test_a_training_step_is_traced_at_the_batch_that_is_asked_about(ask, size):
     assert 2 * size * size * FEATURES in [op.flops.at(size) for op in products]
 
 
-def test_a_batch_beyond_all_indices_is_told_by_lines(ask):
+def test_a_batch_that_overflows_indices_is_extrapolated(ask):
     own = observed(ask(JobKind.OBSERVE, "mlp.py")).config
     result = ask(JobKind.TRACE, "mlp.py", changes={"batch": (2**40, 1)}, baseline=own)
     assert result.failure is None, result.failure
@@ -137,7 +137,7 @@ def test_a_builder_without_data_is_measured_with_whole_batches(ask, batch):
     assert Measurement.model_validate(result.value).samples_per_micro_step == pytest.approx(batch[0])
 
 
-def test_equal_seeds_give_equal_losses_whatever_the_batch_is_cut_into(ask):
+def test_equal_seeds_give_equal_losses_for_all_micro_batches(ask):
     own = observed(ask(JobKind.OBSERVE, "mlp.py")).config
     size = own.batch.effective
     alone = ask(JobKind.NUMERICS, "mlp.py", changes={}, baseline=own, updates=6, seed=3).value
@@ -156,7 +156,7 @@ def test_a_mesh_of_simulated_devices_computes_the_same(ask):
     assert spread["losses"] == pytest.approx(alone["losses"], rel=1e-5)
 
 
-def test_a_mesh_that_is_not_there_is_unsupported(ask):
+def test_a_mesh_larger_than_the_machine_is_unsupported(ask):
     own = observed(ask(JobKind.OBSERVE, "mlp.py")).config
     wide = {"mesh": {"data": 16, "model": 1}, "batch": (own.batch.global_size, 1)}
     result = ask(JobKind.MEASURE, "mlp.py", changes=wide, baseline=own, **QUICK)
@@ -164,19 +164,19 @@ def test_a_mesh_that_is_not_there_is_unsupported(ask):
     assert "needs 16 devices" in result.failure.message
 
 
-def test_temporary_files_of_a_job_are_gone_with_it(ask, tmp_path, monkeypatch):
+def test_temporary_files_of_a_job_are_removed_after_it(ask, tmp_path, monkeypatch):
     script = tmp_path / "train.py"
     script.write_text(
         "import keras, numpy as np, os, subprocess, tempfile\n"
         "kept = tempfile.mkstemp()[1]\n"
         "there = subprocess.run(['mktemp'], capture_output=True, text=True).stdout.strip()\n"
-        "open('told', 'w').write(f'{kept}\\n{there}')\n"
+        "open('paths', 'w').write(f'{kept}\\n{there}')\n"
         "model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])\n"
         "model.compile('sgd', 'mse')\n"
         "model.fit(np.zeros((8, 2)), np.zeros((8, 1)))\n"
     )
     monkeypatch.chdir(tmp_path)
     observed(ask(JobKind.OBSERVE, script))
-    told = [Path(line) for line in (tmp_path / "told").read_text().splitlines()]
-    assert len({path.parent for path in told}) == 1
-    assert not any(path.exists() or path.parent.exists() for path in told)
+    paths = [Path(line) for line in (tmp_path / "paths").read_text().splitlines()]
+    assert len({path.parent for path in paths}) == 1
+    assert not any(path.exists() or path.parent.exists() for path in paths)

@@ -1,4 +1,4 @@
-"""A look at data that run code: it loses nothing and leaves the random numbers as they were."""
+"""Looking ahead at data loses no batch and does not change random numbers."""
 
 import gc
 import itertools
@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 
-from autoplan.runtime.data import sample
+from autoplan.runtime.data import lookahead, nested_arrays
 
 X, Y = np.zeros((20, 3), "float32"), np.zeros((20, 1), "float32")
 
@@ -22,41 +22,41 @@ def numbers(x):
     return [int(batch[0][0, 0]) for batch in x]
 
 
-def test_a_generator_that_was_looked_into_yields_everything_once():
-    arguments = sample.lookable({"x": counted(), "epochs": 2})
-    assert sample.first_of(arguments["x"])[0].shape == (20, 3)
+def test_a_generator_with_a_buffered_batch_yields_every_batch_once():
+    arguments = lookahead.buffer_first_batch({"x": counted(), "epochs": 2})
+    assert lookahead.buffered_batch(arguments["x"])[0].shape == (20, 3)
     assert arguments["epochs"] == 2
-    assert sample.lookable(arguments) is arguments
+    assert lookahead.buffer_first_batch(arguments) is arguments
     assert numbers(arguments["x"]) == [0, 1, 2, 3]
 
 
 def test_an_empty_generator_stays_empty():
-    arguments = sample.lookable({"x": counted(0)})
-    assert sample.first_of(arguments["x"]) is None
+    arguments = lookahead.buffer_first_batch({"x": counted(0)})
+    assert lookahead.buffered_batch(arguments["x"]) is None
     assert numbers(arguments["x"]) == []
 
 
-def test_what_is_no_generator_is_left_alone():
+def test_other_data_than_generators_are_unchanged():
     arguments = {"x": X, "y": Y}
-    assert sample.lookable(arguments) is arguments
-    assert sample.first_of(X) is None
-    assert sample.told_of_end(arguments, pytest.fail) is arguments
+    assert lookahead.buffer_first_batch(arguments) is arguments
+    assert lookahead.buffered_batch(X) is None
+    assert lookahead.call_at_end(arguments, pytest.fail) is arguments
 
 
 def test_a_generator_outlives_the_fit_that_read_some_of_it():
     """A script may hand one generator to several fits; each goes on where the one before has stopped."""
     own = counted(6)
     for expected in ([0, 1], [2, 3], [4, 5]):
-        looked = sample.lookable({"x": own})["x"]
+        looked = lookahead.buffer_first_batch({"x": own})["x"]
         assert numbers(itertools.islice(looked, 2)) == expected
         del looked
         gc.collect()
 
 
-def test_the_end_of_a_generator_is_told_once_it_comes():
+def test_the_callback_runs_at_the_end_of_a_generator():
     ended = []
-    arguments = sample.told_of_end(sample.lookable({"x": counted()}), lambda: ended.append(True))
-    assert sample.first_of(arguments["x"]) is not None
+    arguments = lookahead.call_at_end(lookahead.buffer_first_batch({"x": counted()}), lambda: ended.append(True))
+    assert lookahead.buffered_batch(arguments["x"]) is not None
     for _ in range(4):
         next(arguments["x"])
         assert not ended
@@ -79,9 +79,9 @@ class Random(keras.utils.PyDataset):
 
 
 @pytest.mark.parametrize(("length", "places"), [(7, [0, 3, 6]), (2, [0, 1]), (1, [0]), (0, []), (None, [0, 1])])
-def test_a_dataset_is_looked_at_in_three_places(length, places):
+def test_the_first_middle_and_last_batch_of_a_dataset_are_read(length, places):
     dataset = Random(length)
-    looked = sample.first_middle_last(dataset, length)
+    looked = lookahead.first_middle_last(dataset, length)
     assert dataset.asked == places
     assert all(type(batch) is tuple for batch in looked)
 
@@ -92,16 +92,16 @@ def test_a_look_draws_no_random_number():
     expected = np.random.rand(), random.random()
     np.random.seed(1)
     random.seed(1)
-    sample.first_middle_last(Random(), 7)
+    lookahead.first_middle_last(Random(), 7)
     assert (np.random.rand(), random.random()) == expected
 
 
 def test_rows_and_density_are_read_off_the_arrays():
     sparse = pytest.importorskip("scipy.sparse")
-    assert sample.rows(({"a": X}, Y)) == 20
-    assert sample.rows((None, X)) == 20
-    assert sample.rows(3.0) == 0
-    assert sample.is_dense(({"a": X}, Y, None))
-    assert not sample.is_dense((sparse.csr_matrix(X), Y))
-    assert not sample.is_dense((X, 1.0))
-    assert not sample.is_dense(())
+    assert nested_arrays.row_count(({"a": X}, Y)) == 20
+    assert nested_arrays.row_count((None, X)) == 20
+    assert nested_arrays.row_count(3.0) == 0
+    assert nested_arrays.is_dense(({"a": X}, Y, None))
+    assert not nested_arrays.is_dense((sparse.csr_matrix(X), Y))
+    assert not nested_arrays.is_dense((X, 1.0))
+    assert not nested_arrays.is_dense(())

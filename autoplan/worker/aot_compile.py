@@ -1,7 +1,7 @@
-"""The training step -> what the target's real compiler says of it, with no device present.
+"""Compiles a training step ahead of time with the target's real compiler, without the target's devices.
 
-What is compiled is what `fit` compiles: the model's own `train_step` with its state donated, over the devices of the
-mesh. Nothing is run, and no weight needs a value.
+The compiled program is the one of `fit`: the model's own `train_step` with its state donated, over the devices of the
+mesh. Nothing is executed, and no weight needs a value.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from autoplan.errors import ConfigError, HardwareError
 from autoplan.plan.records import CompiledMemory, CompilerEvidence
-from autoplan.worker.trace.train_step import build_for, sized, state_of, stored_dtype
+from autoplan.worker.trace.train_step import build_for, resized_specs, state_of, stored_dtype
 from cost_models.config import TrainConfig
 from cost_models.hardware.compile_targets import EXTRA, CompilerTarget
 from cost_models.parallel.data_parallel import split_axis
 
 _QUIET_TPU = {
-    # No metadata server is asked what this machine is, and several compilers may run at once.
+    # Do not query the metadata server, and allow several compilers at once.
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_WORKER_ID": "0",
@@ -38,7 +38,7 @@ _QUIET_TPU = {
     "TPU_MIN_LOG_LEVEL": "3",
 }
 _WITHOUT_TRITON = {"xla_gpu_enable_triton_gemm": False}
-"""Tiles of Triton's products are searched on a device; some programs do not compile without one."""
+"""Triton's tile sizes are autotuned on a device; some programs do not compile without a device."""
 _OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
 _NO_ASSEMBLER = ("libdevice not found", "No PTX compilation provider", "ptxas too old")
 _LONGEST_REASON = 500
@@ -46,17 +46,17 @@ _UNITS = {"": 1, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SIZE = r"([\d.]+)([KMGT]?)i?B?"
 _TOO_LARGE = re.compile(rf"Used {_SIZE} of {_SIZE} (?i:hbm)")
 _TEMPORARIES_TOO_LARGE = re.compile(rf"temporaries \({_SIZE}\) exceeds available \w+ \({_SIZE}\)")
-"""XLA:TPU gives up on temporaries alone where they exceed the device; state and batch come on top of them."""
+"""XLA:TPU reports only the temporaries if they alone exceed the memory; state and batch are added to them."""
 _ON_CHIP = re.compile(r"\b(vmem|smem|[Ss]hared memory)\b")
-"""A kernel may ask for more of these than a core has: that says nothing of the memory that a training must fit."""
+"""On-chip memories. A kernel may exceed them, which does not mean that the training exceeds the device memory."""
 
 
-class Refused(Exception):
-    """The compiler does not take the program, for another reason than its size."""
+class CompilerRejection(Exception):
+    """The compiler rejects the program for another reason than its size."""
 
 
-class TooLarge(Exception):
-    """The compiler ran out of the target's memory. Bytes are None where its message does not tell them."""
+class ProgramTooLarge(Exception):
+    """The program exceeds the target's memory. Bytes are None if the compiler's message does not state them."""
 
     def __init__(self, message: str, needed_bytes: int | None, available_bytes: int | None) -> None:
         super().__init__(message)
@@ -64,35 +64,37 @@ class TooLarge(Exception):
 
 
 @dataclass(frozen=True)
-class Lowered:
-    """A compiled micro-step: what is told of it, and its text."""
+class CompiledStep:
+    """A compiled micro-step: the evidence from its compiler, and its text."""
 
     evidence: CompilerEvidence
     text: str
 
 
-def lower(model: Any, batch: Any, config: TrainConfig, target: CompilerTarget, versions: Mapping[str, str]) -> Lowered:
+def compile_train_step(
+    model: Any, batch: Any, config: TrainConfig, target: CompilerTarget, versions: Mapping[str, str]
+) -> CompiledStep:
     """Compile one micro-step of a compiled Keras model for `target`.
 
     batch     (x, y[, sample_weight]) of arrays or shapes, batch dimension first; its size is replaced
-    versions  of the packages that compile, as they shall stand in the evidence
+    versions  versions of the compiler packages, for the evidence
 
-    ConfigError for a mesh that the target does not have, and where nothing would be compiled (`jit_compile` off);
-    HardwareError where the compiler does not take the target; TooLarge where the program does not fit it, Refused
-    where the compiler does not take the program.
+    ConfigError    the target has fewer devices than the mesh, or `jit_compile` is off
+    HardwareError  the compiler does not support the target
+    ProgramTooLarge, CompilerRejection   the program does not fit the target, or the compiler rejects it
     """
     if not config.jit_compile:
-        raise ConfigError("without jit_compile nothing is compiled, so no compiler can be asked")
+        raise ConfigError("jit_compile is off, so there is no program to compile")
     devices = _devices(target, config)
-    shapes = sized(batch, config.batch.global_size)
+    shapes = resized_specs(batch, config.batch.global_size)
     build_for(model, shapes)
     state = _state_shapes(model)
-    places = _Places(devices, config)
-    of_state = places.of_state(state)
+    shardings = _Shardings(devices, config)
+    of_state = shardings.of_state(state)
     micro_step = jax.jit(
         model.train_step,
         donate_argnums=0,
-        in_shardings=(of_state, places.of_batch(shapes)),
+        in_shardings=(of_state, shardings.of_batch(shapes)),
         out_shardings=(None, of_state),
     )
     started = time.monotonic()
@@ -101,7 +103,7 @@ def lower(model: Any, batch: Any, config: TrainConfig, target: CompilerTarget, v
         lowered = time.monotonic()
         compiled, options = _compiled(program, target)
     except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
-        raise _why(error, target, places.bytes_of(state, shapes)) from error
+        raise failure_of(error, target, shardings.bytes_per_device(state, shapes)) from error
     ended = time.monotonic()
     flops, accessed = _counted(compiled)
     evidence = CompilerEvidence(
@@ -114,11 +116,11 @@ def lower(model: Any, batch: Any, config: TrainConfig, target: CompilerTarget, v
         flops=flops,
         bytes_accessed=accessed,
     )
-    return Lowered(evidence, compiled.as_text() or "")
+    return CompiledStep(evidence, compiled.as_text() or "")
 
 
-def prepare(target: CompilerTarget) -> None:
-    """Keep the accelerators of this machine out of it. Called before a backend of JAX exists."""
+def configure_process(target: CompilerTarget) -> None:
+    """Keep JAX from using this machine's accelerators. Must be called before JAX creates a backend."""
     jax.config.update("jax_platforms", "cpu")
     if target.platform == "cpu":
         jax.config.update("jax_num_cpu_devices", target.devices)
@@ -127,10 +129,10 @@ def prepare(target: CompilerTarget) -> None:
 
 
 def _devices(target: CompilerTarget, config: TrainConfig) -> list[Any]:
-    """As many of the target's devices as the mesh has, in the target's own order."""
+    """Return the first devices of the target, as many as the mesh has."""
     if config.mesh.devices > target.devices:
         raise ConfigError(
-            f"a mesh of data={config.mesh.data},model={config.mesh.model} needs {config.mesh.devices} devices, and "
+            f"the mesh data={config.mesh.data},model={config.mesh.model} needs {config.mesh.devices} devices, but "
             f"{target.name} has {target.devices}"
         )
     if target.platform == "cpu":
@@ -142,16 +144,16 @@ def _devices(target: CompilerTarget, config: TrainConfig) -> list[Any]:
     try:
         found = topologies.get_topology_desc(platform=target.platform, **arguments).devices
     except (RuntimeError, NotImplementedError, ValueError) as error:
-        raise HardwareError(f"{target.name} is not taken by the compiler that is installed here: {error}") from error
+        raise HardwareError(f"the installed compiler does not support {target.name}: {error}") from error
     if len(found) != target.devices:
         raise HardwareError(
-            f"{target.name} has {len(found)} devices for the compiler, and {target.devices} by its name"
+            f"{target.name} has {len(found)} devices according to the compiler, but {target.devices} by its name"
         )
     return list(found[: config.mesh.devices])
 
 
-class _Places:
-    """Where state and batch lie on a mesh of devices."""
+class _Shardings:
+    """How state and batch are distributed over a mesh of devices."""
 
     def __init__(self, devices: Sequence[Any], config: TrainConfig) -> None:
         shape = (config.mesh.data, config.mesh.model)
@@ -159,20 +161,20 @@ class _Places:
         self._split = config.mesh.data if config.layout.shard_state else 1
 
     def of_state(self, state: Any) -> Any:
-        """Whole on every device; under sharded state split where a dimension divides."""
+        """Replicate the state; under sharded state, split variables that have a dimension that divides."""
         return jax.tree.map(self._of_variable, state)
 
-    def bytes_of(self, state: Any, shapes: Any) -> int:
-        """Bytes of state and batch on one device, without padding."""
+    def bytes_per_device(self, state: Any, shapes: Any) -> int:
+        """Return the bytes of state and batch on one device, without padding."""
         pairs = zip(
             jax.tree.leaves((state, shapes)),
             jax.tree.leaves((self.of_state(state), self.of_batch(shapes))),
             strict=True,
         )
-        return sum(math.prod(place.shard_shape(one.shape)) * _item_bytes(one.dtype) for one, place in pairs)
+        return sum(math.prod(sharding.shard_shape(leaf.shape)) * _item_bytes(leaf.dtype) for leaf, sharding in pairs)
 
     def of_batch(self, shapes: Any) -> Any:
-        """Split over the data axis."""
+        """Split the batch over the data axis."""
         over_data = NamedSharding(self._mesh, PartitionSpec("data"))
         return jax.tree.map(lambda _: over_data, shapes)
 
@@ -183,7 +185,7 @@ class _Places:
 
 
 def _item_bytes(dtype: Any) -> int:
-    """Typed random keys have no item size of their own: theirs is two words."""
+    """Return the bytes of an item. Typed random keys have no item size; their data are two 4-byte words."""
     return int(getattr(dtype, "itemsize", 8))
 
 
@@ -191,8 +193,8 @@ def _state_shapes(model: Any) -> Any:
     return tuple([jax.ShapeDtypeStruct(v.shape, stored_dtype(v)) for v in group] for group in state_of(model))
 
 
-def _compiled(program: Any, target: CompilerTarget) -> tuple[Any, dict[str, Any]]:
-    """The program, and what the compiler had to be told."""
+def _compiled(program: Any, target: CompilerTarget) -> tuple[Any, dict[str, bool]]:
+    """Compile a lowered program. Returns it with the compiler options that were needed."""
     try:
         return program.compile(), {}
     except jax.errors.JaxRuntimeError as error:
@@ -201,24 +203,24 @@ def _compiled(program: Any, target: CompilerTarget) -> tuple[Any, dict[str, Any]
         return program.compile(compiler_options=_WITHOUT_TRITON), dict(_WITHOUT_TRITON)
 
 
-def _why(error: Exception, target: CompilerTarget, argument_bytes: int) -> TooLarge | Refused:
-    """What the compiler says: with both figures, where it ran out of memory and tells them."""
+def failure_of(error: Exception, target: CompilerTarget, argument_bytes: int) -> ProgramTooLarge | CompilerRejection:
+    """Return the exception for a compiler error, with the needed and available bytes if the message states them."""
     message = str(error)
     if found := _TOO_LARGE.search(message):
         needed, available = _sizes(found)
-        return TooLarge(found.group(0), needed, available)
+        return ProgramTooLarge(found.group(0), needed, available)
     if found := _TEMPORARIES_TOO_LARGE.search(message):
         temporary, available = _sizes(found)
-        return TooLarge(found.group(0), temporary + argument_bytes, available)
+        return ProgramTooLarge(found.group(0), temporary + argument_bytes, available)
     reason = " ".join(message.split())[:_LONGEST_REASON]
     if _ran_out(message):
-        return TooLarge(reason, None, None)
+        return ProgramTooLarge(reason, None, None)
     hint = f"; pip install 'autoplan[{EXTRA}]'" if any(words in message for words in _NO_ASSEMBLER) else ""
-    return Refused(f"{target.name} does not compile this training program ({reason}){hint}")
+    return CompilerRejection(f"the compiler of {target.name} rejects this training program ({reason}){hint}")
 
 
 def _ran_out(message: str) -> bool:
-    """Whether it is the device's own memory that a compiler finds too small."""
+    """Return whether the message means that the program exceeds the device memory, not an on-chip memory."""
     return _OUT_OF_MEMORY in message and _ON_CHIP.search(message) is None
 
 
@@ -229,7 +231,7 @@ def _sizes(found: re.Match[str]) -> tuple[int, int]:
 
 def _memory(figures: Any, target: CompilerTarget) -> CompiledMemory:
     if figures is None:
-        raise HardwareError(f"{target.name} does not tell what its program needs")
+        raise HardwareError(f"the compiler of {target.name} does not report the memory of its program")
     resident = figures.argument_size_in_bytes + figures.output_size_in_bytes - figures.alias_size_in_bytes
     host = (
         figures.host_argument_size_in_bytes
@@ -251,9 +253,9 @@ def _memory(figures: Any, target: CompilerTarget) -> CompiledMemory:
 
 
 def _counted(compiled: Any) -> tuple[float | None, float | None]:
-    """(FLOPs, bytes) a device, where the compiler counts them.
+    """Return the FLOPs and the accessed bytes of a device; None for what the compiler does not count.
 
-    Its `optimal_seconds` sums sentinels of calls that it does not know, and is no figure.
+    `optimal_seconds` of the compiler is not used, because it sums placeholder values of unknown calls.
     """
     counted = compiled.cost_analysis() or {}
     if isinstance(counted, list):

@@ -1,43 +1,46 @@
-"""Two recordings, at batches b and 2b -> tensors and operations whose sizes are lines in the batch."""
+"""Fits the sizes of tensors and operations as affine functions of the batch, from recordings at batches b and 2b."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autoplan.worker.trace.jaxpr import RawOp, Recording
+from autoplan.worker.trace.recording import RawOp, Recording
 from cost_models.workload.affine import Affine
 from cost_models.workload.workload import Op, Tensor
 
 
 @dataclass(frozen=True)
-class Combined:
-    """`reason` is empty where the lines hold for every batch; else it says why only one batch is known."""
+class SizedTrace:
+    """Tensors and operations with affine sizes.
+
+    reason  why the sizes are only valid for one batch; empty if they are valid for every batch
+    """
 
     tensors: tuple[Tensor, ...]
     ops: tuple[Op, ...]
     reason: str = ""
 
 
-def combine(batch: int, at_batch: Recording, at_double: Recording) -> Combined:
-    """Lines through both recordings, or the sizes of the first alone when their structures differ."""
+def fit_affine(batch: int, at_batch: Recording, at_double: Recording) -> SizedTrace:
+    """Fit affine sizes to two recordings; if their structures differ, return the constant sizes of the first."""
     reason = _difference(at_batch, at_double)
     if reason:
-        return exact(at_batch, reason)
+        return constant_sizes(at_batch, reason)
     tensors = tuple(
         Tensor(dtype, tuple(Affine.through(batch, one, two) for one, two in zip(shape, double, strict=True)))
         for (dtype, shape), (_, double) in zip(at_batch.tensors, at_double.tensors, strict=True)
     )
     if any(sum(not dim.constant for dim in tensor.shape) > 1 for tensor in tensors):
-        return exact(at_batch, "a tensor grows with the square of the batch")
+        return constant_sizes(at_batch, "a tensor grows with the square of the batch")
     ops = zip(at_batch.ops, at_double.ops, strict=True)
-    return Combined(tensors, tuple(_op(batch, one, two) for one, two in ops))
+    return SizedTrace(tensors, tuple(_op(batch, one, two) for one, two in ops))
 
 
-def exact(recording: Recording, reason: str) -> Combined:
-    """The sizes of one batch, as constants."""
+def constant_sizes(recording: Recording, reason: str) -> SizedTrace:
+    """Return the sizes of one recording as constants."""
     tensors = tuple(Tensor(dtype, tuple(Affine(size) for size in shape)) for dtype, shape in recording.tensors)
-    return Combined(tensors, tuple(_op(1, op, op) for op in recording.ops), reason)
+    return SizedTrace(tensors, tuple(_op(1, op, op) for op in recording.ops), reason)
 
 
 def _difference(one: Recording, two: Recording) -> str:

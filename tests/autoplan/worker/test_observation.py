@@ -1,4 +1,4 @@
-"""What is said of a fit beside its configuration."""
+"""Notes and fixed knobs of an observed fit."""
 
 from types import SimpleNamespace
 
@@ -7,8 +7,8 @@ import numpy as np
 
 from autoplan.runtime import backends
 from autoplan.runtime.data import data_facts
-from autoplan.runtime.intercept import FitCall, Seen
-from autoplan.worker.observe import observe
+from autoplan.runtime.intercept import FitCall, SeenCalls
+from autoplan.worker.observation import observe_fit
 
 
 def observed(*layers, strategy=None, batch_size=None, **compiling):
@@ -18,30 +18,30 @@ def observed(*layers, strategy=None, batch_size=None, **compiling):
         model._distribute_strategy = strategy
     arguments = {"x": np.zeros((64, 4), "float32"), "y": np.zeros((64, 1), "float32"), "batch_size": batch_size}
     call = FitCall(1, model, arguments, type(model).fit)
-    return observe(call, data_facts.describe(arguments), Seen(), backends.get("jax"))
+    return observe_fit(call, data_facts.describe(arguments), SeenCalls(), backends.get("jax"))
 
 
 def notes_of(**wishes):
     return observed(**wishes).notes
 
 
-def test_a_plain_fit_needs_no_notes():
+def test_a_plain_fit_has_no_notes():
     assert notes_of() == []
 
 
-def test_a_batch_that_the_data_do_not_fill_is_told():
+def test_a_batch_larger_than_the_data_is_noted():
     assert notes_of(batch_size=64) == []
     (note,) = notes_of(batch_size=4096)
-    assert note.startswith("the global batch is 4,096 and an epoch has 64 samples, so a micro-step has no more")
+    assert note.startswith("the global batch is 4,096, but an epoch has only 64 samples; estimates assume full batches")
 
 
-def test_a_model_that_runs_eagerly_is_told_with_what_ends_it():
+def test_eager_execution_is_noted_with_a_remedy():
     (note,) = notes_of(run_eagerly=True)
     assert "run_eagerly=True" in note
     assert "only jit_compile=True switches it off" in note
 
 
-def test_a_distribution_of_tensorflows_own_is_told():
+def test_a_tf_distribute_strategy_is_noted():
     strategy = type("MirroredStrategy", (SimpleNamespace,), {})(num_replicas_in_sync=2)
     (note,) = notes_of(strategy=strategy)
     assert "MirroredStrategy with 2 replicas" in note
@@ -58,8 +58,8 @@ class Uncompiled(keras.layers.Layer):
         return inputs
 
 
-def test_layers_that_keras_does_not_compile_hold_jit_compile():
+def test_layers_that_keras_cannot_compile_fix_jit_compile():
     found = observed(Uncompiled())
     assert found.config.jit_compile is False
-    assert found.held == {"jit_compile": "Keras compiles no layers of kind Uncompiled"}
+    assert found.held == {"jit_compile": "Keras cannot compile layers of type Uncompiled"}
     assert observed().held == {}

@@ -1,4 +1,4 @@
-"""A fit that is about to start -> Observation: what it is, before a single micro-step of it has run."""
+"""Observes a fit before its first micro-step: its configuration, its model and its data."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from autoplan.runtime import callbacks, model_facts, optimizers
 from autoplan.runtime.backends import Backend
 from autoplan.runtime.data.data_facts import DataFacts
 from autoplan.runtime.fit import ensure_built, script_config
-from autoplan.runtime.intercept import FitCall, Seen
+from autoplan.runtime.intercept import FitCall, SeenCalls
 
 
-def observe(call: FitCall, facts: DataFacts, seen: Seen, backend: Backend) -> Observation:
-    """Everything that choosing a configuration needs to know of this fit."""
+def observe_fit(call: FitCall, facts: DataFacts, seen: SeenCalls, backend: Backend) -> Observation:
+    """Return the facts about a fit that the choice of a configuration depends on."""
     model, arguments = call.model, call.arguments
     ensure_built(model, arguments, facts)
     devices, kind, memory_bytes = backend.devices()
@@ -50,7 +50,7 @@ def observe(call: FitCall, facts: DataFacts, seen: Seen, backend: Backend) -> Ob
             type(one).__name__ for one in callbacks.as_list(arguments.get("callbacks")) if callbacks.writes(one)
         ],
         intercepted=list(seen.overridden),
-        held=_held(model),
+        held=_fixed_knobs(model),
         layer_kinds=model_facts.layer_kinds(model),
         setup_seconds=time.monotonic() - seen.started_at,
         devices=devices,
@@ -61,14 +61,14 @@ def observe(call: FitCall, facts: DataFacts, seen: Seen, backend: Backend) -> Ob
     )
 
 
-def _held(model: Any) -> dict[str, str]:
-    """Knobs that the model's own code does not let be turned: Keras refuses to compile some layers."""
+def _fixed_knobs(model: Any) -> dict[str, str]:
+    """Return the knobs that the model does not allow to change, with the reason: Keras cannot compile some layers."""
     kinds = sorted({type(layer).__name__ for layer in model._flatten_layers() if not layer.supports_jit})
-    return {"jit_compile": f"Keras compiles no layers of kind {', '.join(kinds)}"} if kinds else {}
+    return {"jit_compile": f"Keras cannot compile layers of type {', '.join(kinds)}"} if kinds else {}
 
 
 def environment(backend: Backend) -> dict[str, str]:
-    """Versions that a plan is bound to: the keys of `autoplan.plan.records.Environment`."""
+    """Return the versions that a plan depends on: the fields of `autoplan.plan.records.Environment`."""
     return {
         "python": platform.python_version(),
         "keras": keras.version(),
@@ -79,44 +79,46 @@ def environment(backend: Backend) -> dict[str, str]:
     }
 
 
-def _notes(call: FitCall, facts: DataFacts, seen: Seen) -> list[str]:
+def _notes(call: FitCall, facts: DataFacts, seen: SeenCalls) -> list[str]:
     notes = []
     if not facts.rebatchable:
         kind = type(call.arguments.get("x")).__name__
         why = f" ({facts.why_fixed})" if facts.why_fixed else ""
-        notes.append(f"the data ({kind}) cannot be re-batched{why}, so the global batch stays as it is")
+        notes.append(f"the data ({kind}) cannot be re-batched{why}, so the global batch is not tuned")
     if facts.samples is not None and facts.batch > facts.samples:
         notes.append(
-            f"the global batch is {facts.batch:,} and an epoch has {facts.samples:,} samples, so a micro-step has no "
-            "more; estimates are of the whole batch"
+            f"the global batch is {facts.batch:,}, but an epoch has only {facts.samples:,} samples; estimates assume "
+            "full batches"
         )
     own_optimizers = model_facts.own_optimizers(call.model)
     if own_optimizers:
         notes.append(
-            f"the model's train_step applies optimizers of its own ({', '.join(own_optimizers)}), which accumulation "
-            "does not reach, so the batch stays as it is"
+            f"the model's train_step applies its own optimizers ({', '.join(own_optimizers)}), to which gradient "
+            "accumulation does not apply, so the batch is not tuned"
         )
     if model_facts.sums_loss(call.model):
-        notes.append("the loss is a sum over the batch, which no other split of an update keeps, so the batch stays")
+        notes.append(
+            "the loss is a sum over the batch, which another split of an update would change, so the batch is not tuned"
+        )
     if call.index > 1:
-        notes.append(f"fit {call.index} of the script is tuned; each earlier one ran a single micro-step in trials")
+        notes.append(f"fit {call.index} of the script is tuned; trials run one micro-step of each earlier fit")
     if seen.remat_modes and seen.remat_modes[-1] not in ("None", "full", "activations"):
-        notes.append(f"the script's own RematScope({seen.remat_modes[-1]!r}) is shown as full")
-    return notes + _kept_ways_of_running(call.model)
+        notes.append(f"the script's own RematScope({seen.remat_modes[-1]!r}) is reported as full")
+    return notes + _execution_notes(call.model)
 
 
-def _kept_ways_of_running(model: Any) -> list[str]:
-    """What decides how fast a model trains and is no knob."""
+def _execution_notes(model: Any) -> list[str]:
+    """Return notes about settings that affect the speed of the training and are not knobs."""
     notes = []
     if model.run_eagerly:
         notes.append(
             "the script compiles its model with run_eagerly=True, which is for debugging: Python starts each operation "
-            "of each micro-step. Leave it out; of what is tuned, only jit_compile=True switches it off"
+            "of each micro-step. Remove it; of the knobs, only jit_compile=True switches it off"
         )
     strategy = getattr(model, "_distribute_strategy", None)
     if strategy is not None:
         notes.append(
             f"the script trains under tf.distribute's {type(strategy).__name__} with {strategy.num_replicas_in_sync} "
-            "replicas, which stays as it is: batches are those of all replicas together, and the mesh is not tuned"
+            "replicas, which is not changed: batch sizes are over all replicas, and the mesh is not tuned"
         )
     return notes

@@ -1,0 +1,79 @@
+"""Looks ahead at data that run the script's own code, without losing a batch or advancing random number generators."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import random
+import weakref
+from collections.abc import Callable, Generator, Iterator
+from types import GeneratorType
+from typing import Any
+
+import numpy as np
+
+from autoplan.runtime.data import nested_arrays
+from autoplan.runtime.data.fit_arguments import FitArguments
+
+_FIRST: weakref.WeakKeyDictionary[Generator[Any, None, None], Any] = weakref.WeakKeyDictionary()
+"""The buffered first batch of each generator that `buffer_first_batch` has returned."""
+
+
+def buffer_first_batch(arguments: FitArguments) -> FitArguments:
+    """Read the first batch of a generator among the arguments of a fit, and return arguments that still yield it.
+
+    `fit` would read the first batch at the same moment. Arguments without a generator are returned unchanged.
+    """
+    x = arguments.get("x")
+    if not isinstance(x, GeneratorType) or x in _FIRST:
+        return arguments
+    first = list(itertools.islice(x, 1))
+    restored = _chained(first, x)
+    if first:
+        _FIRST[restored] = first[0]
+    return {**arguments, "x": restored}
+
+
+def call_at_end(arguments: FitArguments, on_end: Callable[[], None]) -> FitArguments:
+    """Return arguments of a fit that call `on_end` when a generator among them is exhausted."""
+    x = arguments.get("x")
+    if not isinstance(x, GeneratorType):
+        return arguments
+    watched = _chained([], x, on_end)
+    if x in _FIRST:
+        _FIRST[watched] = _FIRST[x]
+    return {**arguments, "x": watched}
+
+
+def buffered_batch(generator: Any) -> Any:
+    """Return the buffered first batch of a generator; None for an empty generator or one that was not buffered."""
+    return _FIRST.get(generator) if isinstance(generator, GeneratorType) else None
+
+
+def first_middle_last(dataset: Any, batches: int | None) -> list[Any]:
+    """Return the first, middle and last batch of a `PyDataset`; the first two batches if it is endless."""
+    indices = [0, 1] if batches is None else sorted({0, batches // 2, batches - 1})
+    with preserved_random_state():
+        return [nested_arrays.as_tuple(dataset[index]) for index in indices] if batches != 0 else []
+
+
+@contextlib.contextmanager
+def preserved_random_state() -> Iterator[None]:
+    """Restore the state of Python's and NumPy's global random number generators after this context."""
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 -- scripts draw from it
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002 -- scripts draw from it
+
+
+def _chained(
+    first: list[Any], rest: Generator[Any, None, None], on_end: Callable[[], None] | None = None
+) -> Generator[Any, None, None]:
+    """Chain batches. `yield from rest` would close the script's generator together with this one, after a fit."""
+    yield from first
+    for batch in rest:  # noqa: UP028 -- see above
+        yield batch
+    if on_end is not None:
+        on_end()

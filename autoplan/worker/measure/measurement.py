@@ -1,0 +1,143 @@
+"""Measures a fit: the real `fit` with its real input pipeline, then the same micro-step on one batch without input."""
+
+from __future__ import annotations
+
+import math
+import resource
+import sys
+import time
+from typing import Literal
+
+from autoplan.machine import processes
+from autoplan.plan.records import Measurement
+from autoplan.runtime import callbacks
+from autoplan.runtime.backends import CompileWatch
+from autoplan.runtime.data import data_facts, lookahead
+from autoplan.runtime.data.data_facts import DataFacts
+from autoplan.runtime.data.fit_arguments import without
+from autoplan.runtime.optimizers import accumulation_of
+from autoplan.runtime.timing.fit_timer import FitTimer
+from autoplan.runtime.timing.timed_groups import median_interval
+from autoplan.worker.measure.epoch_events import run_epoch_events
+from autoplan.worker.measure.trial_fit import TrialFit
+
+_INPUT_BOUND_RATIO = 1.15
+_CHEAP_COMPILE_SECONDS = 5.0
+_COMPUTE_ONLY_GROUPS = 3
+_PeakSource = Literal["device", "compiled", "resident"]
+
+
+def measure_fit(fit: TrialFit, setup_seconds: float, *, simulated: bool) -> Measurement:
+    """Run the fit until enough groups of micro-steps are timed.
+
+    setup_seconds  what the script took before its fit
+    simulated      whether the devices are simulated ones
+
+    NonFiniteLoss if the loss is NaN or infinite. Exceptions of the fit itself pass through.
+    """
+    started = time.perf_counter()
+    watch = fit.backend.watch_compilation()
+    timer, others_busy = _run_timed(fit, watch)
+    seconds = timer.known_seconds()
+    notes = run_epoch_events(fit)
+    fit.on_phase("memory")
+    peak, peak_source = _peak_bytes(fit, cheap=_cheap_to_compile_again(fit, timer))
+    alone = _compute_seconds(fit, timer.series.target_group_seconds / seconds[-1])
+    median, low, high = median_interval(seconds)
+    accumulation = accumulation_of(fit.model.optimizer)
+    return Measurement(
+        micro_step_seconds=median,
+        micro_step_seconds_low=low,
+        micro_step_seconds_high=high,
+        update_seconds=median * accumulation,
+        samples_per_second=_rows_per_micro_step(fit.facts, fit.global_batch, timer) / median,
+        updates_per_second=1 / (median * accumulation),
+        compute_micro_step_seconds=alone,
+        input_bound=None if alone is None else low > alone * _INPUT_BOUND_RATIO,
+        setup_seconds=setup_seconds,
+        compile_seconds=timer.compile_seconds or None,
+        first_step_seconds=timer.first_call_seconds or math.nan,
+        recompilations=timer.recompilations,
+        cache_hits=watch.cache_hits,
+        cache_misses=watch.cache_misses,
+        peak_bytes=peak,
+        peak_bytes_source=peak_source,
+        groups=len(seconds),
+        micro_steps=timer.micro_steps,
+        group_seconds=seconds,
+        simulated_devices=simulated,
+        others_busy_processors=others_busy,
+        wall_seconds=time.perf_counter() - started + setup_seconds,
+        notes=notes,
+    )
+
+
+def _run_timed(fit: TrialFit, watch: CompileWatch) -> tuple[FitTimer, float]:
+    """Run the timed fit. Returns its timer, and the number of CPU cores that other processes kept busy meanwhile."""
+    call, options = fit.call, fit.options
+    call.model.train_function = None  # an earlier fit of the same model left a compiled function that is not watched
+    timer = FitTimer(
+        call.model,
+        fit.backend,
+        watch,
+        groups=int(options.get("groups", 8)),
+        group_seconds=float(options.get("group_seconds", 0.5)),
+        max_seconds=float(options.get("max_seconds", 60.0)),
+        on_phase=fit.on_phase,
+    )
+    call.arguments = lookahead.call_at_end(call.arguments, timer.data_ended)
+    contention = processes.CpuContention()
+    arguments = without(fit.arguments(), "callbacks", "epochs", "initial_epoch", "validation_freq")
+    # validation_freq is raised instead of removing the validation: `validation_split` also selects the training rows.
+    selected = callbacks.trial_callbacks(call.arguments)
+    call.proceed(**arguments, epochs=sys.maxsize, validation_freq=sys.maxsize, callbacks=[*selected, timer])
+    timer.detach()
+    return timer, contention.busy_processors()
+
+
+def _rows_per_micro_step(facts: DataFacts, global_batch: int, timer: FitTimer) -> float:
+    """Return the mean number of samples of a micro-step: less than a batch if an epoch ends in a partial batch."""
+    micro_steps: int | None = timer.params.get("steps")
+    if facts.kind not in ("arrays", "PyDataset", "DataLoader") or not micro_steps or facts.explicit_steps:
+        return float(global_batch)
+    return min(float(global_batch), (facts.samples or 0) / micro_steps)
+
+
+def _cheap_to_compile_again(fit: TrialFit, timer: FitTimer) -> bool:
+    """Return whether compiling the training step again is cheap: from the compilation cache, or fast."""
+    return bool(fit.options.get("cache_dir")) or (timer.compile_seconds or 0.0) < _CHEAP_COMPILE_SECONDS
+
+
+def _peak_bytes(fit: TrialFit, *, cheap: bool) -> tuple[int | None, _PeakSource | None]:
+    """Return the peak memory of a device and where the number comes from.
+
+    In order of preference: the device's own counter; the compiled program, if compiling it again is cheap; the
+    resident size of this process.
+    """
+    on_device = fit.backend.peak_bytes()
+    if on_device is not None:
+        return on_device, "device"
+    batch = data_facts.sample_batch(fit.call.arguments, fit.facts, fit.global_batch)
+    if batch is not None and fit.model.jit_compile and cheap:
+        compiled = fit.backend.compiled_bytes(fit.model, batch)
+        if compiled is not None:
+            return compiled, "compiled"
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, "resident"
+
+
+def _compute_seconds(fit: TrialFit, micro_steps_per_group: float) -> float | None:
+    """Return the median time of a micro-step whose batch is already on the device; None if no batch is available."""
+    batch = data_facts.sample_batch(fit.call.arguments, fit.facts, fit.global_batch)
+    if batch is None:
+        return None
+    fit.on_phase("measure without input")
+    run = fit.backend.fixed_batch_runner(fit.model, batch)
+    per_execution = fit.model.steps_per_execution
+    micro_steps = max(1, round(micro_steps_per_group / (2 * per_execution))) * per_execution
+    run(per_execution)
+    seconds = []
+    for _ in range(1 + _COMPUTE_ONLY_GROUPS):
+        started = time.perf_counter()
+        run(micro_steps)
+        seconds.append((time.perf_counter() - started) / micro_steps)
+    return median_interval(seconds[1:])[0]

@@ -1,0 +1,88 @@
+"""The fit of a trial: one call of `fit`, the configuration it runs under, and the options of the job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+from autoplan.runtime.apply import Change
+from autoplan.runtime.backends import Backend
+from autoplan.runtime.data.data_facts import DataFacts
+from autoplan.runtime.data.fit_arguments import FitArguments
+from autoplan.runtime.fit import fit_arguments
+from autoplan.runtime.intercept import FitCall
+
+NOTHING_BUT_MICRO_STEPS: FitArguments = {
+    "validation_data": None,
+    "validation_split": 0.0,
+    "callbacks": None,
+    "epochs": 1,
+    "initial_epoch": 0,
+    "shuffle": False,
+    "verbose": 0,
+}
+"""Arguments of a fit that runs micro-steps and nothing else."""
+
+
+class FitOptions(TypedDict, total=False):
+    """Options of a job that runs a fit.
+
+    groups, group_seconds, max_seconds   limits of the timing, see `TimedGroups`
+    remainder, validation, checkpoint    also run the end of an epoch, a validation, a checkpoint
+    cache_dir      folder of the compilation cache
+    updates, seed  updates whose losses are recorded, and the seed of the run
+    weights_to     file that the initial weights are written to
+    weights_from   file that the initial weights are read from
+    """
+
+    groups: int
+    group_seconds: float
+    max_seconds: float
+    remainder: bool
+    validation: bool
+    checkpoint: bool
+    cache_dir: str | None
+    updates: int
+    seed: int
+    weights_to: str
+    weights_from: str
+
+
+@dataclass(frozen=True)
+class TrialFit:
+    """A fit that a job runs.
+
+    change    from the script's configuration to the one of the trial; None runs the fit as the script has it
+    on_phase  called with the name of each phase when it begins
+    """
+
+    call: FitCall
+    facts: DataFacts
+    change: Change | None
+    backend: Backend
+    options: FitOptions
+    on_phase: Callable[[str], None]
+
+    @property
+    def model(self) -> Any:
+        return self.call.model
+
+    @property
+    def global_batch(self) -> int:
+        return self.facts.batch if self.change is None else self.change.wanted.batch.global_size
+
+    @property
+    def effective_batch(self) -> int:
+        return self.facts.batch if self.change is None else self.change.wanted.batch.effective
+
+    def arguments(self, instead: FitArguments | None = None, facts: DataFacts | None = None) -> FitArguments:
+        """Return the script's arguments of `fit` under the batch of the trial.
+
+        instead  arguments that replace the script's own
+        facts    facts of the replaced data, if they differ
+        """
+        arguments: FitArguments = {**self.call.arguments, **(instead or {})}
+        if self.change is None:
+            return arguments
+        return fit_arguments(self.model, arguments, facts or self.facts, self.change)
