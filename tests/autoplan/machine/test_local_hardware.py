@@ -69,7 +69,11 @@ def test_a_processor_of_the_catalogue_can_be_simulated_as_several_devices():
         ),
         ("cpu", 0, "--devices 0: expected a whole number of at least 1"),
         ("gpu-h300", None, "unknown hardware 'gpu-h300'. Did you mean gpu-h200-141gb"),
-        ("local", None, "`local` needs a profile of this machine, but has none; run `autoplan hardware probe`"),
+        (
+            "local",
+            None,
+            "`local` needs a profile of this machine, but none was measured; run `autoplan hardware probe`",
+        ),
         ("nowhere.yaml", None, "there is no hardware file nowhere.yaml"),
     ],
 )
