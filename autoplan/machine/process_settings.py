@@ -36,7 +36,7 @@ def _can_retain_memory() -> bool:
 
 
 def _retain_memory(value: bool) -> bool:
-    return not value or processes.keep_freed_memory()
+    return not value or processes.retain_freed_memory()
 
 
 def _mallopt_statements(value: bool) -> str:

@@ -23,17 +23,16 @@ KEEP_FREED_MEMORY = (
     (-8, 1, "M_ARENA_MAX: all threads share one arena, which grows without a limit"),
 )
 """Arguments of glibc's `mallopt` (`malloc.h`), each with its effect."""
-CANNOT_KEEP_FREED_MEMORY = "freed memory cannot be kept: the C library of this system has no setting for it"
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 def can_keep_freed_memory() -> bool:
-    """Return whether the C library has the setting of `keep_freed_memory`; glibc has it."""
+    """Return whether the C library can keep freed memory; glibc can."""
     return sys.platform.startswith("linux") and hasattr(ctypes.CDLL(None), "mallopt")
 
 
-def keep_freed_memory() -> bool:
+def retain_freed_memory() -> bool:
     """Let the C library keep freed memory for the next allocation, and never return it to the kernel.
 
     This helps processes that free and allocate the same large buffers repeatedly. It must be called before other

@@ -46,7 +46,7 @@ class Tradeoff(IntEnum):
 
 
 @dataclass(frozen=True)
-class Kind:
+class ValueKind:
     """A type of values: how they are read, checked and compared.
 
     type       the annotation in the schema of plans, with pydantic's `constraints`
@@ -64,7 +64,7 @@ class Kind:
     constraints: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
-def whole_number(least: int = 1) -> Kind:
+def whole_number(least: int = 1) -> ValueKind:
     """Return the kind of whole numbers from `least` on."""
 
     def parse(text: str) -> int:
@@ -72,10 +72,10 @@ def whole_number(least: int = 1) -> Kind:
             raise ValueError(text)
         return int(text)
 
-    return Kind(int, parse, f"a whole number of at least {least}", octaves, str(8 * least), {"ge": least})
+    return ValueKind(int, parse, f"a whole number of at least {least}", octaves, str(8 * least), {"ge": least})
 
 
-def choice(members: type[StrEnum], *, never_set: Iterable[StrEnum] = ()) -> Kind:
+def choice(members: type[StrEnum], *, never_set: Iterable[StrEnum] = ()) -> ValueKind:
     """Return the kind of an enumeration's members. `--fix` cannot set those in `never_set`."""
     allowed = [member for member in members if member not in never_set]
 
@@ -88,7 +88,7 @@ def choice(members: type[StrEnum], *, never_set: Iterable[StrEnum] = ()) -> Kind
     def amount(own: Any, other: Any) -> float:
         return 0.0 if own == other else 1.0 + list(members).index(members(other))
 
-    return Kind(members, parse, "one of " + ", ".join(allowed), amount, allowed[0].value)
+    return ValueKind(members, parse, "one of " + ", ".join(allowed), amount, allowed[0].value)
 
 
 def octaves(one: float, other: float) -> float:
@@ -107,8 +107,8 @@ def _differs(one: Any, other: Any) -> float:
     return float(one != other)
 
 
-FLAG = Kind(bool, _flag, "true or false", _differs, "true")
-BACKEND = Kind(Literal["jax", "tensorflow", "torch"], str, "a Keras backend", _differs, "jax")
+FLAG = ValueKind(bool, _flag, "true or false", _differs, "true")
+BACKEND = ValueKind(Literal["jax", "tensorflow", "torch"], str, "a Keras backend", _differs, "jax")
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class Knob:
     """
 
     path: tuple[str, ...]
-    kind: Kind
+    kind: ValueKind
     description: str = ""
     tuning: Tuning = Tuning.FREE
     tradeoff: Tradeoff | None = Tradeoff.PROGRAM

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from autoplan.errors import AutoplanError
-from autoplan.machine import processes
+from autoplan.machine import process_settings
 from autoplan.plan import file
 from autoplan.sources import source
 
@@ -28,13 +28,12 @@ def main(arguments: list[str]) -> int:
         spec = source.resolve(parsed.source, script_arguments, parsed.fit)
         os.environ["KERAS_BACKEND"] = plan.config.backend
         # Must happen before a backend starts its threads.
-        applied = not plan.config.keep_freed_memory or processes.keep_freed_memory()
+        messages = process_settings.apply(plan.config)
         from autoplan.runtime.run_source import run_source
         from autoplan.runtime.train import Training, log
 
-        if not applied:
-            log(f"{processes.CANNOT_KEEP_FREED_MEMORY}; the rest of the plan is applied")
-
+        for message in messages:
+            log(f"{message}; the rest of the plan is applied")
         Training(plan, spec).run(run_source, cache_directory())
     except AutoplanError as error:
         sys.stderr.write(f"error: {error}\n")

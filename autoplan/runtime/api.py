@@ -11,7 +11,7 @@ from typing import Any, cast
 import keras
 
 from autoplan.errors import PlanError
-from autoplan.machine import processes
+from autoplan.machine import process_settings
 from autoplan.plan import file
 from autoplan.plan.records import Plan
 from autoplan.runtime import backends, callbacks, model_facts
@@ -125,8 +125,8 @@ def change_to(plan: Plan) -> Change:
             f"set KERAS_BACKEND={wanted.backend} before the first import of Keras"
         )
     # This has less effect once a backend has started its threads; `autoplan train` does it earlier.
-    if wanted.keep_freed_memory and not processes.keep_freed_memory():
-        warnings.warn(f"{processes.CANNOT_KEEP_FREED_MEMORY}; the rest of the plan is applied", stacklevel=2)
+    for message in process_settings.apply(wanted):
+        warnings.warn(f"{message}; the rest of the plan is applied", stacklevel=2)
     return Change(plan.baseline.config, wanted)
 
 

@@ -6,19 +6,19 @@ everything else as the script has it.
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from dataclasses import dataclass
 from typing import Any
 
 import keras
 
-from autoplan.errors import ConfigError
+from autoplan.plan import knobs
+from autoplan.runtime import model_settings
 from autoplan.runtime.backends import Backend
 from autoplan.runtime.optimizers import accumulation_of, adapt_optimizer
 from cost_models.config import Batch, RematMode, TrainConfig
 
-PROCESS_WIDE = ("precision", "remat", "mesh", "layout")
+PROCESS_WIDE = knobs.build_fields()
 """Knobs that must be set before the model is built."""
 
 
@@ -85,26 +85,12 @@ def apply_to_model(model: Any, change: Change, *, with_batch: bool = True) -> No
 
     ConfigError if jit_compile is wanted and Keras cannot compile the model.
     """
-    if change.differs("jit_compile"):
-        _set_compilation(model, wanted=change.wanted.jit_compile)
-    if change.differs("steps_per_execution"):
-        model.steps_per_execution = change.wanted.steps_per_execution
+    for name in model_settings.names():
+        if change.differs(name):
+            model_settings.set_value(model, name, getattr(change.wanted, name))
     if with_batch:
         _adapt(model, change.script.batch, change.wanted.batch)
     model.train_function = model.test_function = model.predict_function = None
-
-
-def _set_compilation(model: Any, *, wanted: bool) -> None:
-    """Set jit_compile. Keras only warns if it cannot compile a layer, but that would be another configuration."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        model.jit_compile = wanted
-    if wanted and not model.jit_compile:
-        kinds = sorted({type(layer).__name__ for layer in model._flatten_layers() if not layer.supports_jit})
-        what = f"its layers of type {', '.join(kinds)}" if kinds else "it on this device"
-        raise ConfigError(f"the model {model.name!r} cannot have jit_compile=True, because Keras cannot compile {what}")
-    if wanted:
-        model.run_eagerly = False
 
 
 def restore_script_batch(model: Any) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from autoplan.runtime import model_facts
+from autoplan.runtime import model_facts, model_settings
 from autoplan.runtime.apply import Change, script_accumulation
 from autoplan.runtime.backends import Backend
 from autoplan.runtime.data import data_facts, rebatch
@@ -28,8 +28,7 @@ def script_config(model: Any, facts: DataFacts, seen: SeenCalls, backend: Backen
         precision=_precision(model, seen),
         mesh=mesh,
         remat=Remat(_remat_mode(seen)),
-        steps_per_execution=model.steps_per_execution,
-        jit_compile=bool(model.jit_compile) and not model.run_eagerly,
+        **model_settings.own_values(model),
     )
 
 

@@ -11,7 +11,7 @@ import pytest
 from autoplan import export
 from autoplan.errors import ConfigError, PlanError
 from autoplan.machine import processes
-from autoplan.plan import schema
+from autoplan.plan import knobs, schema
 from tests.builders import plans
 
 # Trains a small model with an exported plan as its comments say, and prints what Keras then did.
@@ -239,3 +239,21 @@ def test_what_plain_calls_cannot_express_is_refused(config, message):
 def test_an_unknown_target():
     with pytest.raises(ConfigError, match="--to yaml: cannot export to that; choose from python"):
         export.exported(plans.plan(), "yaml")
+
+
+OTHERS = {
+    "precision": {"precision": "mixed_bfloat16"},
+    "batch": {"batch": (64, 2)},
+    "mesh": {"batch": (128, 1), "mesh": {"data": 2, "model": 1}},
+    "remat": {"remat": {"mode": "activations"}},
+    "steps_per_execution": {"steps_per_execution": 4},
+    "jit_compile": {"jit_compile": False},
+    "keep_freed_memory": {"keep_freed_memory": True},
+}
+
+
+@pytest.mark.parametrize("name", knobs.tunable_fields())
+def test_every_knob_that_is_tuned_is_in_the_code_of_an_export(name):
+    """The first text names the configuration in any case; the code has to differ too."""
+    code = [ast.dump(ast.Module(ast.parse(exported(**changes)).body[1:], [])) for changes in ({}, OTHERS[name])]
+    assert code[0] != code[1]

@@ -20,6 +20,7 @@ import keras
 from keras.src.models.functional import Functional
 
 from autoplan.errors import OutputError, SourceError
+from autoplan.plan import knobs
 from autoplan.runtime import model_facts
 from autoplan.runtime.apply import PROCESS_WIDE
 from autoplan.runtime.live_models import blueprints, equivalence, object_pickle, state
@@ -171,7 +172,7 @@ def _inputs_of(data: Any) -> Any:
 
 def _held(model: Any, blueprint: Blueprint | None, why_not: str) -> dict[str, str]:
     """Return the knobs that cannot be tuned, with the reason and a remedy."""
-    begun = {"keep_freed_memory": PROCESS_ALREADY_STARTED}
+    begun = dict.fromkeys(knobs.process_fields(), PROCESS_ALREADY_STARTED)
     if blueprint is None:
         return begun | dict.fromkeys(PROCESS_WIDE, f"{why_not}; to tune them, {ADVICE}")
     outputs = [layer for layer in blueprints.output_layers(model) if layer.name in blueprint.float32_outputs]

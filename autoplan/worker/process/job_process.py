@@ -15,7 +15,7 @@ import keras
 
 from autoplan.errors import AutoplanError, HardwareError
 from autoplan.jobs.messages import Job, JobKind, Observation
-from autoplan.machine import processes
+from autoplan.machine import process_settings, processes
 from autoplan.plan.records import FailureKind
 from autoplan.runtime import backends
 from autoplan.runtime.apply import Change, ProcessSettings, apply_to_model
@@ -123,8 +123,9 @@ class JobProcess:
 
     def _prepare_process(self) -> None:
         options = self.job.options
-        if self.change is not None and self.change.wanted.keep_freed_memory and not processes.keep_freed_memory():
-            raise AutoplanError(processes.CANNOT_KEEP_FREED_MEMORY)
+        lacking = [] if self.change is None else process_settings.apply(self.change.wanted)
+        if lacking:
+            raise AutoplanError("; ".join(lacking))
         if self.job.kind is JobKind.LOWER:
             from autoplan.worker import compile_job
 

@@ -23,7 +23,7 @@ def test_only_what_is_not_at_its_default_is_wanted():
 def test_a_setting_that_this_system_lacks_is_named(can, monkeypatch):
     asked = []
     monkeypatch.setattr("autoplan.machine.processes.can_keep_freed_memory", lambda: can)
-    monkeypatch.setattr("autoplan.machine.processes.keep_freed_memory", lambda: asked.append(can) or can)
+    monkeypatch.setattr("autoplan.machine.processes.retain_freed_memory", lambda: asked.append(can) or can)
     message = "keep_freed_memory cannot be set to true: this system has a C library that has no setting for it"
     assert process_settings.apply(KEEPING) == ([] if can else [message])
     assert asked == [can]

@@ -70,7 +70,7 @@ PAGES = """
 import resource, sys
 from autoplan.machine import processes
 if sys.argv[1] == "keep":
-    assert processes.keep_freed_memory()
+    assert processes.retain_freed_memory()
 import jax
 
 @jax.jit

@@ -59,7 +59,7 @@ def test_the_scope_sets_what_must_be_set_before_building_and_leaves_no_trace():
 def test_a_c_library_without_the_memory_setting_causes_a_warning(monkeypatch):
     keeping = plan(keep_freed_memory=True, batch=(32, 1))
     monkeypatch.setattr("autoplan.machine.processes.can_keep_freed_memory", lambda: False)
-    with pytest.warns(UserWarning, match="freed memory cannot be kept: the C library"), autoplan.scope(keeping):
+    with pytest.warns(UserWarning, match="keep_freed_memory cannot be set to true"), autoplan.scope(keeping):
         build_model()
 
 

@@ -144,7 +144,7 @@ sys.exit(main({words!r}))
 """
     finished = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=240)
     assert printed(finished)["iterations"] == 14
-    assert finished.stderr.count("autoplan: freed memory cannot be kept: the C library of this system has no sett") == 1
+    assert finished.stderr.count("autoplan: keep_freed_memory cannot be set to true: this system has a C library ") == 1
 
 
 def test_a_mesh_trains_the_same_on_simulated_devices(script, observation, alone, tmp_path):
