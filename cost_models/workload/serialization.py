@@ -7,9 +7,11 @@ operation without a result, a GEMM with one operand, an operation that reads a l
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from typing import Annotated, Any, Literal
 
@@ -116,7 +118,7 @@ def workload_from_dict(data: object) -> Workload:
         raise WorkloadError(f"a workload is a mapping, and this is {quoted(data)}; trace the model again")
     if isinstance(data.get("schema"), bool) or data.get("schema") != SCHEMA:
         raise WorkloadError(f"a workload of schema {quoted(data.get('schema'))}; this version reads schema {SCHEMA}")
-    with raised_as(WorkloadError, "a workload that cannot be read: ", "; trace the model again"):
+    with raised_as(WorkloadError, "a workload that cannot be read: ", "; trace the model again"), _collection_paused():
         record = converted(data, _WorkloadRecord, "workload")
         _check_references(record)
         reader = _Reader(record.local_batch)
@@ -185,6 +187,18 @@ def _op_to_dict(op: Op) -> dict[str, Any]:
     if op.compiled is not None:
         plain["compiled"] = op.compiled.to_dict()
     return plain
+
+
+@contextmanager
+def _collection_paused() -> Iterator[None]:
+    """Pause garbage collection: it would visit several hundred thousand new objects many times, and free none."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class _Reader:
