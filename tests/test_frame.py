@@ -19,6 +19,7 @@ MOST_IN_A_ROOM, MOST_ON_TOP = 14, 18
 TOP_ROOMS = {"autoplan", "cost_models", "autoplan/runtime"}
 
 TESTS_OF_PACKAGES = {
+    "tests/autoplan/test_new_knob.py": "a new knob takes four edits",
     "tests/autoplan/test_public.py": "the names that the package exports",
     "tests/autoplan/runtime/backends/test_conformance.py": "what every backend does alike",
     "tests/cost_models/golden/test_estimates.py": "estimates of stored workloads",
@@ -104,6 +105,12 @@ def test_no_room_is_crowded():
         if len(held := children - {"__init__.py"}) > (MOST_ON_TOP if room in TOP_ROOMS else MOST_IN_A_ROOM)
     }
     assert not crowded
+
+
+def test_a_knob_is_named_in_few_modules():
+    """Its field, its row, its legal values, its cost and how it is applied; whatever else needs it reads the table."""
+    named = [path for path in MODULES if re.search(r"\bkeep_freed_memory\b", path.read_text())]
+    assert len(named) <= 8, [name(path) for path in named]
 
 
 def test_no_string_names_a_source_file():
