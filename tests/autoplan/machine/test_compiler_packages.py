@@ -51,7 +51,5 @@ def test_a_missing_package_is_named_with_the_extra_that_installs_it(installed, t
 )
 def test_a_compiler_of_the_wrong_version_is_rejected_with_both_versions(installed, target, package, asker):
     installed(**{package: "0.0.1"})
-    with pytest.raises(
-        HardwareError, match=rf"{package.replace('_', '-')} 0.0.1 is installed, but {asker} \S+ needs"
-    ):
+    with pytest.raises(HardwareError, match=rf"{package.replace('_', '-')} 0.0.1 is installed, but {asker} \S+ needs"):
         compiler_packages.versions(target)
