@@ -18,9 +18,6 @@ from autoplan.runtime.backends import Backend
 from autoplan.runtime.optimizers import accumulation_of, adapt_optimizer
 from cost_models.config import Batch, RematMode, TrainConfig
 
-PROCESS_WIDE = knobs.build_fields()
-"""Knobs that must be set before the model is built."""
-
 
 @dataclass(frozen=True)
 class Change:
@@ -35,9 +32,9 @@ class Change:
             return True
         return bool(getattr(self.script, knob) != getattr(self.wanted, knob))
 
-    def process_wide(self) -> list[str]:
+    def before_building(self) -> list[str]:
         """Return the differing knobs that must be set before the model is built."""
-        return [knob for knob in PROCESS_WIDE if self.differs(knob)]
+        return [name for name in knobs.build_fields() if self.differs(name)]
 
 
 class ProcessSettings:

@@ -42,7 +42,7 @@ def rebuild_model(plan: Plan, model: Any) -> Any:
 
 
 def _check_stays(change: Change, why_not: str) -> None:
-    knobs = change.process_wide()
+    knobs = change.before_building()
     if knobs:
         raise PlanError(
             f"the plan changes {' and '.join(knobs)}, which must be set before a model is built, and {why_not}; build "

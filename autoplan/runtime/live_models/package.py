@@ -22,7 +22,6 @@ from keras.src.models.functional import Functional
 from autoplan.errors import OutputError, SourceError
 from autoplan.plan import knobs
 from autoplan.runtime import model_facts
-from autoplan.runtime.apply import PROCESS_WIDE
 from autoplan.runtime.live_models import blueprints, equivalence, object_pickle, state
 from autoplan.runtime.live_models.blueprints import Blueprint
 from autoplan.runtime.live_models.build_settings import (
@@ -174,7 +173,7 @@ def _held(model: Any, blueprint: Blueprint | None, why_not: str) -> dict[str, st
     """Return the knobs that cannot be tuned, with the reason and a remedy."""
     begun = dict.fromkeys(knobs.process_fields(), PROCESS_ALREADY_STARTED)
     if blueprint is None:
-        return begun | dict.fromkeys(PROCESS_WIDE, f"{why_not}; to tune them, {ADVICE}")
+        return begun | dict.fromkeys(knobs.build_fields(), f"{why_not}; to tune them, {ADVICE}")
     outputs = [layer for layer in blueprints.output_layers(model) if layer.name in blueprint.float32_outputs]
     unchanged = {id(one) for layer in outputs for one in layer._flatten_layers()}
     following = [layer for layer in blueprints.weighted_layers(model) if layer.dtype_policy.name == blueprint.policy]

@@ -15,7 +15,7 @@ def test_only_what_differs_is_changed():
     ]
     assert differing == ["precision"]
     assert change.differs("batch")
-    assert change.process_wide() == ["precision"]
+    assert change.before_building() == ["precision"]
 
 
 @pytest.mark.parametrize("compiled", [True, False])
