@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Sequence
 
@@ -123,6 +122,6 @@ def choice(option: str, text: str, known: Sequence[str]) -> str:
     """`text`, when it is one of `known`. ConfigError names them, and the one that is near."""
     if text in known:
         return text
-    near = difflib.get_close_matches(text, known, n=1, cutoff=0.7)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    raise refused(f"{option} {text}: expected one of {', '.join(known)}{hint}")
+    from cost_models.validation import did_you_mean  # imported late, as `refused` does
+
+    raise refused(f"{option} {text}: expected one of {', '.join(known)}{did_you_mean(text, known)}")

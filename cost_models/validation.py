@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Any, TypeVar
@@ -89,9 +89,19 @@ def read_fields(data: object, where: str, readers: Mapping[str, Reader]) -> dict
     return read_mapping(known, where, readers, required=tuple(readers))
 
 
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """Return the known word that was probably meant; None where none is similar."""
+    return next(iter(get_close_matches(word, list(known), n=1, cutoff=0.7)), None)
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return the end of a message about an unknown word: `; did you mean hosts?`, or "" where none is similar."""
+    near = nearest(word, known)
+    return f"; did you mean {near}?" if near else ""
+
+
 def _unknown_key(key: str, where: str, expected: list[str]) -> str:
-    near = get_close_matches(key, expected, 1)
-    hint = f"; did you mean {near[0]}?" if near else "."
+    hint = did_you_mean(key, expected) or "."
     return f"{where} has an unknown key '{key}'{hint} Expected: {', '.join(expected)}"
 
 

@@ -5,7 +5,6 @@ The shape of configurations follows from the table of knobs.
 
 from __future__ import annotations
 
-import difflib
 import json
 import typing
 from collections.abc import Iterator, Mapping
@@ -22,6 +21,7 @@ from autoplan.plan.knobs import Knob, Tuning
 from autoplan.plan.records import SCHEMA_VERSION, Evidence, Plan
 from cost_models.config import Batch, TrainConfig
 from cost_models.errors import ConfigError
+from cost_models.validation import did_you_mean, nearest
 
 LARGEST_NUMBER = 2**63
 _UNREADABLE = (UNREADABLE_CONFIG, UNREADABLE_COST)
@@ -254,7 +254,7 @@ def _explain(detail: Any, root: type[BaseModel], prefix: KeyPath) -> Fault:
             message = f"missing; expected {_description(root, path)}"
         case "enum" | "literal_error":
             choices = context["expected"].replace("'", "").replace(" or ", ", ")
-            message = f"{found} is not one of {choices}" + _did_you_mean(_near(detail["input"], choices.split(", ")))
+            message = f"{found} is not one of {choices}" + did_you_mean(str(detail["input"]), choices.split(", "))
         case "greater_than_equal":
             message = f"{found}; expected at least {context['ge']}"
         case "greater_than":
@@ -284,8 +284,8 @@ def _description(root: type[BaseModel], path: KeyPath) -> str:
 
 def _unknown_key(root: type[BaseModel], path: KeyPath, prefix: KeyPath) -> Fault:
     known = list(_fields(_model_at(root, path[:-1])))
-    near = _near(path[-1], known)
-    message = f"unknown key; expected one of {', '.join(known)}" + _did_you_mean(near)
+    near = nearest(str(path[-1]), known)
+    message = f"unknown key; expected one of {', '.join(known)}" + did_you_mean(str(path[-1]), known)
     return Fault((*prefix, *path), message, meant=(*prefix, *path[:-1], near) if near else None)
 
 
@@ -311,14 +311,6 @@ def _record_in(annotation: Any) -> type[BaseModel] | None:
     if inner:
         return next(filter(None, map(_record_in, inner)), None)
     return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
-
-
-def _near(found: Any, known: list[str]) -> str | None:
-    return next(iter(difflib.get_close_matches(str(found), known, n=1, cutoff=0.7)), None)
-
-
-def _did_you_mean(near: str | None) -> str:
-    return f"; did you mean {near}?" if near else ""
 
 
 def _quoted(value: Any) -> str:

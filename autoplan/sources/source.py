@@ -7,13 +7,12 @@ framework. Only `from_callable` handles live objects.
 from __future__ import annotations
 
 import ast
-import difflib
 import hashlib
 import importlib.machinery
 import importlib.util
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +22,7 @@ from autoplan.errors import SourceError
 from autoplan.plan import knobs
 from autoplan.plan.records import DEFAULT_FUNCTION, Value
 from autoplan.sources import pickling
+from cost_models.validation import nearest
 
 PROCESS_ALREADY_STARTED = "the process that trains has already started, and this must be set at its start"
 
@@ -217,7 +217,7 @@ def _near_files(path: Path) -> str:
     if path.is_symlink():
         return f": it is a link to {path.readlink()}, which does not exist"
     names = sorted(entry.name for entry in folder.iterdir() if entry.suffix == ".py")
-    near = _near(path.name, names)
+    near = nearest(path.name, names)
     where = "this folder" if folder == Path() else str(folder)
     return f"; did you mean {near}?" if near else f"; {where} has {_some(names) or 'no Python file'}"
 
@@ -283,7 +283,7 @@ def _check_function(tree: ast.Module, function: str, where: str) -> None:
     if function in names or "*" in names or "__getattr__" in names:
         return
     functions = sorted(node.name for node in tree.body if isinstance(node, _DEFINITIONS))
-    near = _near(function, functions)
+    near = nearest(function, functions)
     hint = f"did you mean {near}?" if near else f"it defines {_some(functions) or 'no function'}"
     raise SourceError(f"{where} has no {function}; {hint}")
 
@@ -302,11 +302,6 @@ def _split_function(text: str) -> tuple[str, str | None]:
 
 def _is_dotted_name(text: str) -> bool:
     return not text.endswith(".py") and all(part.isidentifier() for part in text.split("."))
-
-
-def _near(name: str, known: Iterable[str]) -> str | None:
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return close[0] if close else None
 
 
 def _some(names: Sequence[str], limit: int = 8) -> str:

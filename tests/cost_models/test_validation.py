@@ -65,3 +65,9 @@ def test_null_passes_only_where_it_may():
     assert validation.optional(validation.mapping)(None, "inner_link") is None
     with pytest.raises(SchemaError, match=r"^inner_link is None; expected a mapping$"):
         validation.mapping(None, "inner_link")
+
+
+def test_a_similar_word_is_named_and_no_other():
+    assert validation.did_you_mean("bacth", ["batch", "mesh"]) == "; did you mean batch?"
+    assert validation.did_you_mean("layers", ["batch", "mesh"]) == ""
+    assert validation.nearest("bacth", iter(["batch", "mesh"])) == "batch"

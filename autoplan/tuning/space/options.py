@@ -7,12 +7,12 @@ A key is a key of `TrainConfig.to_dict()`. A part of a mapping follows a dot or 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
 from typing import Any
 
 from autoplan.errors import ConfigError
 from autoplan.plan import knobs
 from autoplan.plan.knobs import Knob
+from cost_models.validation import did_you_mean
 
 
 def parse_fix(fix: Mapping[str, str]) -> dict[str, Any]:
@@ -42,9 +42,8 @@ def free_fields(only: Iterable[str]) -> frozenset[str]:
         raise ConfigError(f"--only names no knob; choose from {', '.join(tunable)}")
     for name in names:
         if name not in tunable:
-            raise ConfigError(
-                f"--only {name}: not a knob that can be tuned{_near(name, tunable)}; choose from {', '.join(tunable)}"
-            )
+            meant = did_you_mean(name, tunable)
+            raise ConfigError(f"--only {name}: not a knob that can be tuned{meant}; choose from {', '.join(tunable)}")
     return frozenset(names or tunable)
 
 
@@ -64,7 +63,7 @@ def _parts(key: str, text: str) -> list[tuple[Knob, str]]:
 def _knob(key: str) -> Knob:
     known = _spellings()
     if key not in known:
-        raise ConfigError(f"--fix {key}: no such key{_near(key, known)}; choose from {', '.join(known)}")
+        raise ConfigError(f"--fix {key}: no such key{did_you_mean(key, known)}; choose from {', '.join(known)}")
     return known[key]
 
 
@@ -72,11 +71,6 @@ def _spellings() -> dict[str, Knob]:
     """Return every spelling of a key with its knob."""
     pairs = [(spelling, knob) for knob in knobs.KNOBS for spelling in (knob.spelling, *knob.aliases)]
     return dict(sorted(pairs, key=lambda pair: pair[0]))
-
-
-def _near(word: str, known: Iterable[str]) -> str:
-    near = get_close_matches(word, list(known), n=1)
-    return f" (did you mean {near[0]}?)" if near else ""
 
 
 def _parse(key: str, knob: Knob, text: str) -> Any:

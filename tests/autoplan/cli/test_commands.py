@@ -137,7 +137,7 @@ def test_wrong_words_are_one_message_and_exit_code_2(folder, asked, words, messa
 @pytest.mark.parametrize(
     ("words", "start"),
     [
-        (["--fix", "precison=float32"], "error: --fix precison: no such key (did you mean precision?)"),
+        (["--fix", "precison=float32"], "error: --fix precison: no such key; did you mean precision?"),
         (["--fix", "precision=bf16"], "error: --fix precision: precision cannot be 'bf16'; expected one of float32"),
         (["--only", "batch,learning_rate"], "error: --only learning_rate: not a knob that can be tuned"),
     ],
@@ -384,7 +384,7 @@ def test_every_option_of_compare_reaches_the_planner(folder, compared_with):
     [
         (["--evidence", "measured"], "--evidence measured: expected one of analytic, compiled"),
         (["--hardware", ","], "--hardware ',': expected names of hardware with commas between"),
-        (["--fix", "precison=float32"], "--fix precison: no such key (did you mean precision?)"),
+        (["--fix", "precison=float32"], "--fix precison: no such key; did you mean precision?"),
         (["--hardware", "tpu-v99-8"], "unknown hardware 'tpu-v99-8'"),
         (["--family", "tpus"], "unknown family 'tpus'; expected tpu, gpu, nvidia, amd, cpu or all"),
         (["--family", "tpu", "--hardware", "gpu-t4"], "--hardware and --family are both given"),

@@ -34,7 +34,7 @@ def test_a_pin_is_read_in_every_spelling(fix, expected):
 @pytest.mark.parametrize(
     ("fix", "told"),
     [
-        ({"precison": "float32"}, "--fix precison: no such key (did you mean precision?); choose from accumulation, "),
+        ({"precison": "float32"}, "--fix precison: no such key; did you mean precision?; choose from accumulation, "),
         ({"mesh": "8"}, "--fix mesh=8: expected parts with values, for example --fix mesh=data=8"),
         ({"mesh": "rows=8"}, "--fix mesh.rows: no such key"),
         ({"precision": "float8"}, "precision cannot be 'float8'; expected one of float32, mixed_bfloat16"),
