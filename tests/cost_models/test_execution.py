@@ -4,7 +4,7 @@ from dataclasses import fields
 
 import pytest
 
-from cost_models.config import Batch, Layout, Mesh, Precision, Remat, RematMode, TrainConfig
+from cost_models.config import Affects, Batch, Layout, Mesh, Precision, Remat, RematMode, TrainConfig
 from cost_models.errors import WorkloadError
 from cost_models.execution import (
     Executor,
@@ -18,6 +18,7 @@ from cost_models.execution import (
     updates_of,
 )
 from cost_models.hardware.cluster import share
+from cost_models.memory import memory
 from cost_models.xla.buffers.liveness import Updates
 from tests.builders.workloads import cluster, dense
 
@@ -45,6 +46,21 @@ def test_every_field_of_a_configuration_is_in_the_key_or_not_on_purpose():
 def test_an_origin_is_read_from_a_configuration_and_from_a_workload():
     assert Origin.of(PLAIN) == Origin.of_workload(dense(64, 32)) == Origin("float32", "none")
     assert str(Origin("mixed_bfloat16", "full")) == "mixed_bfloat16 with remat full"
+
+
+def test_an_origin_has_every_field_that_affects_the_operations():
+    changed = {name for name, value in OTHER.items() if Origin.of(PLAIN.with_(**{name: value})) != Origin.of(PLAIN)}
+    assert changed == {name for name in OTHER if Affects.OPERATIONS in TrainConfig.affects(name)}
+
+
+def test_a_field_that_does_not_affect_memory_leaves_its_bytes_as_they_are():
+    on = cluster("gpu")
+    plain = memory(dense(64, 32), PLAIN, on)
+    without = [name for name in OTHER if Affects.MEMORY not in TrainConfig.affects(name)]
+    assert without
+    for name in without:
+        assert memory(dense(64, 32), PLAIN.with_(**{name: OTHER[name]}), on) == plain
+    assert memory(dense(64, 32), PLAIN.with_(batch=Batch(16)), on) != plain
 
 
 def test_an_executor_is_a_backend_with_or_without_its_compiler():
