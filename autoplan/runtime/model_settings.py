@@ -1,7 +1,7 @@
 """Settings of one compiled model: knobs that are set after `compile` and hold from the next `fit` on.
 
-One registered function sets a knob. Beside it stands how the script's own value is read off the model; the default of
-the knob holds where a model does not have one.
+One registered function sets a knob. `read` returns the script's own value of it; without `read` the script's own value
+is the default of the knob.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from cost_models.estimate import Estimate
 from cost_models.hardware.cluster import Cluster
 
 WITNESSES = 5
-"""So many configurations are compiled unless told otherwise."""
+"""The number of configurations that are compiled by default."""
 
 
 @dataclass(frozen=True)
@@ -170,4 +170,4 @@ class TuneResult:
 
 
 Watch = Callable[[Event], None]
-"""Somebody who is told of every Event, in the thread that tunes."""
+"""A function that receives every Event, in the thread that tunes."""

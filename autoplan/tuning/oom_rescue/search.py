@@ -57,7 +57,7 @@ def needs(
 ) -> dict[TrainConfig, Need]:
     """Return the need of the baseline and of each configuration that can be tried.
 
-    Without any estimate the size of the micro-batch and the width of its numbers stand for the need. With estimates,
+    Without any estimate the size of the micro-batch and the width of its numbers are used as the need. With estimates,
     a configuration without one cannot be built, except a rematerialized one, which was not traced.
     """
     every = list(dict.fromkeys((baseline, *configs)))

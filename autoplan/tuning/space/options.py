@@ -1,6 +1,6 @@
 """`--fix KEY=VALUE` and `--only KEY,KEY`: text -> values of knobs, under their flat names.
 
-A key is a key of `TrainConfig.to_dict()`. A part of a mapping follows a dot or stands inside the value:
+A key is a key of `TrainConfig.to_dict()`. A part of a mapping follows a dot or is written inside the value:
 `--fix mesh.data=8` and `--fix mesh=data=8` mean the same.
 """
 

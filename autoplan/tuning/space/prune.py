@@ -179,7 +179,7 @@ def nothing_fits(estimates: Sequence[CandidateEstimate]) -> str:
     return (
         f"none of {len(estimates)} configurations fits: the least memory needed is {formatting.size(needed)} a device "
         f"({least.config.describe()}{held}), and a device has {formatting.size(least.capacity_bytes)}, of which "
-        f"{headroom:.0%} are kept free. What would fit: devices with at least {formatting.size(device)} usable, "
+        f"{headroom:.0%} stay free. What would fit: devices with at least {formatting.size(device)} usable, "
         "a smaller "
         "--effective-batch, or fewer restrictions (--fix, --only)"
     )
