@@ -314,7 +314,7 @@ CASES = {
     "script that calls sys.exit(0)": Case(
         BAD_INPUT, r"error: .*ended without calling model\.fit", faults("script", "leave_well", "always"), plan=False
     ),
-    "callback that calls sys.exit": Case(PLAN, r"trial \d failed, .*left by sys\.exit\(3\)", faults("step", "leave")),
+    "callback that calls sys.exit": Case(PLAN, r"trial \d failed, .*called sys\.exit\(3\)", faults("step", "leave")),
     "script that prints a gigabyte": Case(PLAN, r"The plan is in", faults("script", "print_much", "always")),
     "clock that jumps": Case(PLAN, r"The plan is in", within=with_a_clock_that_jumps),
 }  # fmt: skip
