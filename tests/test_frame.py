@@ -136,6 +136,15 @@ def test_a_knob_is_named_in_few_modules():
     assert len(named) <= 8, [name(path) for path in named]
 
 
+def test_no_class_name_occurs_twice():
+    found: dict[str, list[str]] = {}
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, []).append(name(path))
+    assert not {class_name: paths for class_name, paths in found.items() if len(paths) > 1}
+
+
 def test_no_string_names_a_source_file():
     """Modules that are renamed would leave such a string behind; a sentence of a docstring may name a file."""
     pattern = re.compile(r"^(autoplan|cost_models)/[\w/]+\.py$")

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from autoplan import formatting
-from autoplan.comparison.result import Comparison, Row, Verdict, ordered
+from autoplan.comparison.result import Comparison, FitVerdict, HardwareRow, ordered
 from autoplan.errors import ConfigError, HardwareError, StudyError
 from autoplan.jobs.messages import Observation
 from autoplan.jobs.runner import JobRunner
@@ -90,7 +90,7 @@ def compared(
         training = _Training(request, observation, baseline, tracer, find)
         training.start([one.names[0] for one in wanted])
         looks = [training.smallest(one) for one in wanted]
-    if all(look.row.verdict is Verdict.NOT_KNOWN for look in looks):
+    if all(look.row.verdict is FitVerdict.NOT_KNOWN for look in looks):
         raise ConfigError(looks[0].row.reason or "nothing of this training can be estimated")
     rows = [_refined(look, jobs, ask, watch) if request.compile else look.row for look in looks]
     return Comparison(
@@ -107,7 +107,7 @@ def compared(
 class Look:
     """What was found on one cluster. `findings` is None where nothing may fit."""
 
-    row: Row
+    row: HardwareRow
     cluster: Cluster
     findings: Findings | None = None
 
@@ -143,10 +143,10 @@ class _Training:
         looks: list[Look] = []
         for name in one.names:
             looks.append(self.on(name))
-            if looks[-1].row.verdict is Verdict.TRAINS:
+            if looks[-1].row.verdict is FitVerdict.TRAINS:
                 break
-        hopeful = [look for look in looks if look.row.verdict is Verdict.UNCERTAIN]
-        trains = looks[-1].row.verdict is Verdict.TRAINS
+        hopeful = [look for look in looks if look.row.verdict is FitVerdict.UNCERTAIN]
+        trains = looks[-1].row.verdict is FitVerdict.TRAINS
         chosen = looks[-1] if trains or not hopeful else max(hopeful, key=lambda look: look.row.margin or 0.0)
         looked_at = tuple(look.row.hardware for look in looks)
         return replace(chosen, row=replace(chosen.row, looked_at=looked_at, would_help=self._help(chosen.row, one)))
@@ -155,7 +155,7 @@ class _Training:
         """The best configuration there; what splits its state is considered where nothing else is sure to fit."""
         cluster = self.find(name)
         seen = _Seen(cluster, self.request.headroom, PlannedFit.of(self.observation).samples)
-        empty = Row.of(cluster, chips(name), tuple(offers(name)))
+        empty = HardwareRow.of(cluster, chips(name), tuple(offers(name)))
         space = None
         try:
             for shard_state in (False, True):
@@ -216,13 +216,13 @@ class _Training:
         told = [*seen.unpublished, *(one.reason for one in self.tracer.rejected)]
         return "; ".join(dict.fromkeys(told)) or "nothing of it can be estimated"
 
-    def _help(self, row: Row, one: Sought) -> str | None:
+    def _help(self, row: HardwareRow, one: Sought) -> str | None:
         """What would do where a row does not train: a larger size of the same chip, else how large a device must be."""
-        if row.verdict not in (Verdict.TOO_LARGE, Verdict.UNCERTAIN) or row.needed_bytes is None:
+        if row.verdict not in (FitVerdict.TOO_LARGE, FitVerdict.UNCERTAIN) or row.needed_bytes is None:
             return None
         for name in one.larger:
             there = self.on(name).row
-            if there.verdict is Verdict.TRAINS and there.config is not None:
+            if there.verdict is FitVerdict.TRAINS and there.config is not None:
                 return f"{name} ({there.config.describe()})"
         device = formatting.size(int(row.needed_bytes / (1 - self.request.headroom)))
         return f"devices with {device} usable{self._of_the_script()}"
@@ -279,18 +279,18 @@ def _rematerializes(config: TrainConfig) -> bool:
     return config.remat.mode is not RematMode.NONE
 
 
-def _row(empty: Row, seen: _Seen) -> Row:
+def _row(empty: HardwareRow, seen: _Seen) -> HardwareRow:
     """The best of what fits; else the best of what may; else what needs least."""
     candidates = seen.fitting() or list(seen.estimates.values())
     if not candidates:
         config, need = min(seen.needs.items(), key=lambda item: item[1].total_high)
         row = replace(empty, config=config, needed_bytes=need.total_high, least_bytes=need.total_low)
         if need.total_low <= (empty.capacity_bytes or 0):  # it may fit, and its time is not known
-            return replace(row, verdict=Verdict.NOT_KNOWN, reason="; ".join(seen.unpublished))
-        return replace(row, verdict=Verdict.TOO_LARGE)
-    verdict = Verdict.TRAINS if seen.fitting() else Verdict.UNCERTAIN
+            return replace(row, verdict=FitVerdict.NOT_KNOWN, reason="; ".join(seen.unpublished))
+        return replace(row, verdict=FitVerdict.TOO_LARGE)
+    verdict = FitVerdict.TRAINS if seen.fitting() else FitVerdict.UNCERTAIN
     best = min(candidates, key=lambda one: one.seconds_per_sample)
-    if verdict is Verdict.UNCERTAIN:
+    if verdict is FitVerdict.UNCERTAIN:
         best = min(candidates, key=lambda one: one.needed_bytes)
     notes = tuple(f"left out: {reason}" for reason in seen.unpublished)
     time = best.analytic.time
@@ -308,7 +308,7 @@ def _row(empty: Row, seen: _Seen) -> Row:
     )
 
 
-def _refined(look: Look, jobs: JobRunner, ask: Ask, watch: Watch) -> Row:
+def _refined(look: Look, jobs: JobRunner, ask: Ask, watch: Watch) -> HardwareRow:
     """The row by what the compiler of its hardware says: the one place where compiled evidence comes in.
 
     Where the compiler cannot be asked, the row stays as it was estimated and says why.
@@ -333,7 +333,7 @@ def _refined(look: Look, jobs: JobRunner, ask: Ask, watch: Watch) -> Row:
     least = min(said.rejected, key=lambda one: one.figures["needed_bytes"] or float("inf"))
     return replace(
         row,
-        verdict=Verdict.TOO_LARGE if said.ended == NOTHING_LEFT else Verdict.UNCERTAIN,
+        verdict=FitVerdict.TOO_LARGE if said.ended == NOTHING_LEFT else FitVerdict.UNCERTAIN,
         evidence=Evidence.COMPILED,
         config=least.config,
         needed_bytes=least.figures["needed_bytes"],
@@ -345,14 +345,14 @@ def _refined(look: Look, jobs: JobRunner, ask: Ask, watch: Watch) -> Row:
     )
 
 
-def _compiled(row: Row, estimate: CandidateEstimate, said: CompilerEvidence) -> Row:
+def _compiled(row: HardwareRow, estimate: CandidateEstimate, said: CompilerEvidence) -> HardwareRow:
     """Memory of the compiled program, and its time under the roofline; where it cannot be priced, the estimate's."""
     time = said.time or estimate.analytic.time
     notes = () if said.time else ("its memory is compiled, its rate is analytic: the program could not be priced",)
     total = said.memory.must_fit_bytes
     return replace(
         row,
-        verdict=Verdict.TRAINS,
+        verdict=FitVerdict.TRAINS,
         evidence=Evidence.COMPILED,
         config=estimate.config,
         needed_bytes=total,
@@ -367,9 +367,9 @@ def _compiled(row: Row, estimate: CandidateEstimate, said: CompilerEvidence) -> 
     )
 
 
-def _notes(baseline: TrainConfig, rows: Sequence[Row], observation: Observation) -> list[str]:
+def _notes(baseline: TrainConfig, rows: Sequence[HardwareRow], observation: Observation) -> list[str]:
     """What a reader has to know of the configurations, each thing once."""
-    best = [row.config for row in rows if row.verdict is Verdict.TRAINS and row.config is not None]
+    best = [row.config for row in rows if row.verdict is FitVerdict.TRAINS and row.config is not None]
     notes = [*observation.notes]
     others = sorted({config.precision.value for config in best if config.precision is not baseline.precision})
     if others:

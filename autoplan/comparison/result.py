@@ -17,7 +17,7 @@ from cost_models.hardware.pricing import Offer
 SCHEMA = 1
 
 
-class Verdict(StrEnum):
+class FitVerdict(StrEnum):
     """Whether the training fits: surely; perhaps (the interval of its memory spans the limit); no; nothing known."""
 
     TRAINS = "trains"
@@ -27,7 +27,7 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True)
-class Row:
+class HardwareRow:
     """One kind of hardware. None: not known.
 
     devices            of the hardware; the configuration's mesh may use fewer
@@ -47,7 +47,7 @@ class Row:
     chip: str
     devices: int
     chips: int | None
-    verdict: Verdict = Verdict.NOT_KNOWN
+    verdict: FitVerdict = FitVerdict.NOT_KNOWN
     evidence: Evidence = Evidence.ANALYTIC
     config: TrainConfig | None = None
     needed_bytes: int | None = None
@@ -64,7 +64,7 @@ class Row:
     notes: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, cluster: Cluster, chips: int | None, offers: tuple[Offer, ...]) -> Row:
+    def of(cls, cluster: Cluster, chips: int | None, offers: tuple[Offer, ...]) -> HardwareRow:
         """A row with nothing but its hardware."""
         capacity = cluster.chip.usable_memory_bytes
         return cls(cluster.name, cluster.chip.name, cluster.devices, chips, capacity_bytes=capacity, offers=offers)
@@ -79,13 +79,18 @@ class Row:
     @property
     def usd_per_million_samples(self) -> float | None:
         """By the first price of the catalogue, of all chips, idle ones included."""
-        if not self.offers or self.chips is None or not self.samples_per_second or self.verdict is not Verdict.TRAINS:
+        if (
+            not self.offers
+            or self.chips is None
+            or not self.samples_per_second
+            or self.verdict is not FitVerdict.TRAINS
+        ):
             return None
         return self.offers[0].usd_per_million_samples(self.chips, self.samples_per_second)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values. `trains` is null where that is not known."""
-        trains = {Verdict.TRAINS: True, Verdict.TOO_LARGE: False}.get(self.verdict)
+        trains = {FitVerdict.TRAINS: True, FitVerdict.TOO_LARGE: False}.get(self.verdict)
         return {
             "hardware": self.hardware,
             "chip": self.chip,
@@ -121,7 +126,7 @@ class Comparison:
     source: SourceSpec
     observation: Observation
     headroom: float
-    rows: tuple[Row, ...]
+    rows: tuple[HardwareRow, ...]
     by_cost: bool = False
     notes: tuple[str, ...] = ()
 
@@ -146,17 +151,17 @@ class Comparison:
         }
 
 
-_VERDICTS = list(Verdict)
+_VERDICTS = list(FitVerdict)
 
 
-def ordered(rows: Iterable[Row], *, by_cost: bool) -> list[Row]:
+def ordered(rows: Iterable[HardwareRow], *, by_cost: bool) -> list[HardwareRow]:
     """What trains first, by throughput, or by cost with the unpriced last; the rest by how much memory it lacks."""
 
-    def key(row: Row) -> tuple[int, float, float, str]:
+    def key(row: HardwareRow) -> tuple[int, float, float, str]:
         cost = row.usd_per_million_samples if by_cost else None
         rate, margin = row.samples_per_second or 0.0, row.margin or 0.0
         priced = float("inf") if cost is None else cost
-        speed = -rate if row.verdict is Verdict.TRAINS else -margin
+        speed = -rate if row.verdict is FitVerdict.TRAINS else -margin
         return _VERDICTS.index(row.verdict), priced if by_cost else 0.0, speed, row.hardware
 
     return sorted(rows, key=key)

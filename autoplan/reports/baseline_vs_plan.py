@@ -69,7 +69,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Difference:
+class KnobDifference:
     """One key of a configuration whose value the plan changes."""
 
     key: str
@@ -97,11 +97,11 @@ def rows(plan: Plan) -> list[Row]:
     return [*(Row(names.get(name, name), baseline[name], chosen[name]) for name in chosen), *whole]
 
 
-def differences(before: TrainConfig, after: TrainConfig) -> list[Difference]:
+def differences(before: TrainConfig, after: TrainConfig) -> list[KnobDifference]:
     """The keys on which two configurations differ, nested ones as `batch.global`."""
     old, new = _flat(before.to_dict()), _flat(after.to_dict())
     keys = [key for key in new if old.get(key) != new[key]]
-    return [Difference(key, _spoken(old.get(key)), _spoken(new[key])) for key in keys]
+    return [KnobDifference(key, _spoken(old.get(key)), _spoken(new[key])) for key in keys]
 
 
 def headline(plan: Plan) -> str:
@@ -377,7 +377,7 @@ def _largest_part(predicted: Estimate | None) -> str | None:
     return f"{_PARTS[time.bound]} ({share})"
 
 
-def _essential(changed: list[Difference]) -> list[Difference]:
+def _essential(changed: list[KnobDifference]) -> list[KnobDifference]:
     """Without the keys that follow from others."""
     return [change for change in changed if change.key not in {"batch.local"}]
 

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from autoplan import formatting
-from autoplan.comparison.result import Comparison, Row, Verdict
+from autoplan.comparison.result import Comparison, FitVerdict, HardwareRow
 from autoplan.plan.records import Evidence
 from autoplan.reports.plan_table import heading, open_table, to_know
 from cost_models.config import Batch, Mesh
@@ -19,15 +19,15 @@ _SHOWN_GIB = 0.01
 
 def compared(found: Comparison) -> RenderableType:
     """A row for each kind of hardware; what is alike in all rows is said once."""
-    rows = {verdict: [row for row in found.rows if row.verdict is verdict] for verdict in Verdict}
-    trains, lacking = rows[Verdict.TRAINS], [*rows[Verdict.UNCERTAIN], *rows[Verdict.TOO_LARGE]]
+    rows = {verdict: [row for row in found.rows if row.verdict is verdict] for verdict in FitVerdict}
+    trains, lacking = rows[FitVerdict.TRAINS], [*rows[FitVerdict.UNCERTAIN], *rows[FitVerdict.TOO_LARGE]]
     parts: list[RenderableType] = [_headline(found)]
     if trains:
         parts += [_table(trains, found.by_cost), _legend(found)]
     if lacking:
         parts += [heading("Where it does not fit, or not surely"), _lacking(lacking)]
-    if rows[Verdict.NOT_KNOWN]:
-        parts += [heading("Where it is not known"), _unknown(rows[Verdict.NOT_KNOWN])]
+    if rows[FitVerdict.NOT_KNOWN]:
+        parts += [heading("Where it is not known"), _unknown(rows[FitVerdict.NOT_KNOWN])]
     if found.by_cost and trains:
         parts += _prices(trains)
     return Group(*parts, *to_know([*_smaller(found.rows), *found.notes, *_of_rows(found.rows)]))
@@ -35,7 +35,7 @@ def compared(found: Comparison) -> RenderableType:
 
 def _headline(found: Comparison) -> str:
     baseline = found.observation.config
-    trains = sum(row.verdict is Verdict.TRAINS for row in found.rows)
+    trains = sum(row.verdict is FitVerdict.TRAINS for row in found.rows)
     kinds = formatting.counted(len(found.rows), "kind")
     return (
         f"{found.source.path or found.source.module}: {found.observation.parameters:,} parameters, as written "
@@ -43,14 +43,14 @@ def _headline(found: Comparison) -> str:
     )
 
 
-def _tiers(rows: Sequence[Row]) -> str:
+def _tiers(rows: Sequence[HardwareRow]) -> str:
     tiers = {row.evidence for row in rows}
     if tiers == {Evidence.ANALYTIC}:
         return "Every figure is analytic: nothing was run, measured or compiled."
     return "Nothing was run or measured. Where it says compiled, rates are those of the compiled program (roofline)."
 
 
-def _table(rows: Sequence[Row], by_cost: bool) -> RenderableType:
+def _table(rows: Sequence[HardwareRow], by_cost: bool) -> RenderableType:
     columns = ["hardware", "best configuration", "GiB needed", "margin", "samples/s", "MFU"]
     table = open_table(*columns, *(["USD per\nmillion"] if by_cost else []), "evidence")
     _keep_whole(table, "best configuration")
@@ -88,7 +88,7 @@ def _legend(found: Comparison) -> str:
     )
 
 
-def _words(row: Row) -> str:
+def _words(row: HardwareRow) -> str:
     """How many of the devices, then the rest of the configuration: with one axis the mesh is that number."""
     config = row.config
     if config is None:
@@ -103,7 +103,7 @@ def _words(row: Row) -> str:
     return f"{devices}: {alone.describe()}"
 
 
-def _needed(row: Row) -> str:
+def _needed(row: HardwareRow) -> str:
     return f"{_gib(row.needed_bytes)} of {_gib(row.capacity_bytes)}"
 
 
@@ -117,26 +117,26 @@ def _usd(cost: float | None) -> str:
     return "no price" if cost is None else formatting.significant(cost)
 
 
-def _lacking(rows: Sequence[Row]) -> RenderableType:
+def _lacking(rows: Sequence[HardwareRow]) -> RenderableType:
     table = open_table("hardware", "GiB needed", "by", "what would do", "evidence")
     _keep_whole(table, "by")
     table.columns[3].no_wrap = False
     for row in rows:
         needed = _needed(row)
-        if row.verdict is Verdict.UNCERTAIN and row.least_bytes != row.needed_bytes:
+        if row.verdict is FitVerdict.UNCERTAIN and row.least_bytes != row.needed_bytes:
             needed = f"{_gib(row.least_bytes)} to {needed}"
         table.add_row(row.hardware, needed, _words(row), row.would_help or "—", row.evidence.value)
     return table
 
 
-def _unknown(rows: Sequence[Row]) -> RenderableType:
+def _unknown(rows: Sequence[HardwareRow]) -> RenderableType:
     table = open_table("hardware", "why")
     for row in rows:
         table.add_row(row.hardware, row.reason or "nothing can be estimated")
     return table
 
 
-def _prices(rows: Sequence[Row]) -> list[RenderableType]:
+def _prices(rows: Sequence[HardwareRow]) -> list[RenderableType]:
     """What the catalogue lists, with the basis; sources with the dates on which they were read, once."""
     table = open_table("hardware", "USD a chip and hour", "chips", "basis")
     for row in rows:
@@ -148,14 +148,14 @@ def _prices(rows: Sequence[Row]) -> list[RenderableType]:
     return [heading("Prices"), table, f"From {'; '.join(sources)}."]
 
 
-def _smaller(rows: Sequence[Row]) -> list[str]:
+def _smaller(rows: Sequence[HardwareRow]) -> list[str]:
     """Sizes that were looked at before the one that stands in the table."""
-    passed = [name for row in rows if row.verdict is Verdict.TRAINS for name in row.looked_at[:-1]]
+    passed = [name for row in rows if row.verdict is FitVerdict.TRAINS for name in row.looked_at[:-1]]
     told = [f"smaller sizes on which it does not surely fit: {', '.join(passed)}"] if passed else []
-    largest = {row.hardware: row.looked_at for row in rows if row.verdict is not Verdict.TRAINS}
+    largest = {row.hardware: row.looked_at for row in rows if row.verdict is not FitVerdict.TRAINS}
     tried = [f"{names[0]} to {names[-1]}" for names in largest.values() if len(names) > 1]
     return [*told, *([f"sizes on none of which it surely fits: {', '.join(tried)}"] if tried else [])]
 
 
-def _of_rows(rows: Sequence[Row]) -> list[str]:
+def _of_rows(rows: Sequence[HardwareRow]) -> list[str]:
     return [f"{row.hardware}: {note}" for row in rows for note in row.notes]

@@ -50,7 +50,7 @@ def library_kernels(
     """
     if not biases_apart and has_kernel is None:
         workload = replace(workload, ops=_with_biases(workload))
-    return _Rewriting(workload, has_kernel).run()
+    return _EagerRewriting(workload, has_kernel).run()
 
 
 rule("layer-kernels", "PyTorch: a kernel a layer and pass; TensorFlow: fused_batch_norm, nn_grad.py")(library_kernels)
@@ -109,7 +109,7 @@ class _Segment:
         return max((size[read] for op in self.ops for read in op.reads if read not in self.made), default=0.0)
 
 
-class _Rewriting:
+class _EagerRewriting:
     def __init__(self, workload: Workload, has_kernel: Callable[[str, Phase], bool] | None) -> None:
         self.workload = workload
         self.size = [size.at(workload.local_batch) for size in workload.sizes]

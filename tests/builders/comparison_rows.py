@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autoplan.comparison.result import Comparison, Row, Verdict, ordered
+from autoplan.comparison.result import Comparison, FitVerdict, HardwareRow, ordered
 from autoplan.sources.source import SourceSpec
 from cost_models.hardware.pricing import Offer
 from tests.builders.observations import config, observation
@@ -17,7 +17,7 @@ def row(name="gpu-made", **changes):
         "chip": name,
         "devices": 1,
         "chips": 1,
-        "verdict": Verdict.TRAINS,
+        "verdict": FitVerdict.TRAINS,
         "config": config(64),
         "needed_bytes": 4 * GIB,
         "least_bytes": 3 * GIB,
@@ -28,7 +28,7 @@ def row(name="gpu-made", **changes):
         "offers": (PRICE,),
         "looked_at": (name,),
     }
-    return Row(name, **fields | changes)
+    return HardwareRow(name, **fields | changes)
 
 
 def comparison(*rows, by_cost=False, **changes):

@@ -26,7 +26,7 @@ _TRANSFORM = re.compile(r"(transpose|jvp|vmap|rematted_computation|checkpoint)\(
 
 
 @dataclass(frozen=True, slots=True)
-class _Body:
+class _JaxprBody:
     """The body of a loop or a branch, and the tensors that it returns."""
 
     ops: tuple[RawOp, ...]
@@ -231,7 +231,7 @@ class _Walker:
             body.append(self._op(Kind.SCATTER, "dynamic_update_slice", [self.read(local, atom)], [target]))
         results = [self.read(local, atom) for atom in jaxpr.outvars[:carries]]
         loop = self._op(Kind.LOOP, "scan", reads, writes)
-        return _with_body(loop, _Body(tuple(body), tuple(results), params["length"]))
+        return _with_body(loop, _JaxprBody(tuple(body), tuple(results), params["length"]))
 
     def _while(self, eqn: Any, env: dict[Any, int]) -> RawOp:
         """Return a loop whose trip count depends on data: its body counts once, and the recording reports that."""
@@ -260,21 +260,21 @@ class _Walker:
         writes = self._writes(eqn, env)
         return _with_body(self._op(Kind.BRANCH, "cond", reads, writes), _writing_to(writes, largest))
 
-    def _body(self, jaxpr: Any, local: dict[Any, int]) -> _Body:
+    def _body(self, jaxpr: Any, local: dict[Any, int]) -> _JaxprBody:
         outside = dict(self.padded)
         ops = self.walk(jaxpr, local)
         self.padded = outside
-        return _Body(tuple(ops), tuple(self.read(local, atom) for atom in jaxpr.outvars))
+        return _JaxprBody(tuple(ops), tuple(self.read(local, atom) for atom in jaxpr.outvars))
 
     def _elements(self, ops: Sequence[RawOp]) -> int:
         return sum(math.prod(self.recording.tensors[end][1]) for op in ops for end in (*op.reads, *op.writes))
 
 
-def _with_body(op: RawOp, body: _Body) -> RawOp:
+def _with_body(op: RawOp, body: _JaxprBody) -> RawOp:
     return replace(op, repeat=body.repeat, body=body.ops, results=body.results)
 
 
-def _writing_to(writes: tuple[int, ...], body: _Body) -> _Body:
+def _writing_to(writes: tuple[int, ...], body: _JaxprBody) -> _JaxprBody:
     """Let the operations of a branch write the outputs of the branch directly, so that no tensor exists twice."""
     made = {write for op in body.ops for write in op.writes}
     names: dict[int, int] = {}

@@ -26,14 +26,14 @@ Price = Callable[[Any], Cost]
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class PrimitiveRule:
     """The kind of a primitive, and a function that returns the cost of one of its equations."""
 
     kind: Kind
     price: Price
 
 
-_RULES: dict[str, Rule] = {}
+_RULES: dict[str, PrimitiveRule] = {}
 
 
 def register(kind: Kind, *primitives: str) -> Callable[[Price], Price]:
@@ -43,13 +43,13 @@ def register(kind: Kind, *primitives: str) -> Callable[[Price], Price]:
         for primitive in primitives:
             if primitive in _RULES:
                 raise ValueError(f"the primitive {primitive!r} already has a rule ({_RULES[primitive].kind})")
-            _RULES[primitive] = Rule(kind, price)
+            _RULES[primitive] = PrimitiveRule(kind, price)
         return price
 
     return bind
 
 
-def rule_for(primitive: str) -> Rule | None:
+def rule_for(primitive: str) -> PrimitiveRule | None:
     """Return the rule of a primitive; None if it has none. The caller then counts its bytes and reports it."""
     return _RULES.get(primitive)
 

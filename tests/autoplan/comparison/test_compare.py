@@ -8,7 +8,7 @@ import pytest
 
 from autoplan import planner
 from autoplan.comparison.compare import MOST_COMPILED
-from autoplan.comparison.result import Verdict
+from autoplan.comparison.result import FitVerdict
 from autoplan.errors import ConfigError, HardwareError, SourceError, WorkloadError
 from autoplan.jobs.messages import JobKind, JobResult
 from autoplan.plan.records import CompiledMemory, CompilerEvidence, Evidence, FailureKind, Rejection, TrialRecord
@@ -79,7 +79,7 @@ def test_every_tpu_and_gpu_has_a_row_and_each_structure_is_traced_once(compare):
     found = compare(client)
     chips = {row.key for row in rows().values() if row.kind in ("tpu", "gpu")}
     assert {row.chip for row in found.rows} == chips
-    assert {row.verdict for row in found.rows} == {Verdict.TRAINS}
+    assert {row.verdict for row in found.rows} == {FitVerdict.TRAINS}
     assert all(row.evidence is Evidence.ANALYTIC and 0 < row.margin < 1 and row.mfu > 0 for row in found.rows)
     assert [one.precision.value for one in sorted(client.of_kind(JobKind.TRACE), key=lambda one: one.precision)] == [
         *("float32", "mixed_bfloat16", "mixed_float16"),
@@ -115,7 +115,7 @@ def test_what_does_not_fit_one_device_takes_the_smallest_size_that_splits_its_st
     found = compare(training(wide(5)), families=("tpu",))
     row = next(row for row in found.rows if row.chip == "tpu-v5e")
     assert (row.verdict, row.hardware, row.looked_at) == (
-        Verdict.TRAINS,
+        FitVerdict.TRAINS,
         "tpu-v5e-8",
         ("tpu-v5e-1", "tpu-v5e-4", "tpu-v5e-8"),
     )
@@ -127,7 +127,7 @@ def test_what_does_not_fit_one_device_takes_the_smallest_size_that_splits_its_st
 
 def test_a_name_stands_as_it_is_and_says_what_would_help(compare):
     row = compare(training(wide(5)), "tpu-v5e-1").rows[0]
-    assert (row.verdict, row.hardware, row.margin < 0) == (Verdict.TOO_LARGE, "tpu-v5e-1", True)
+    assert (row.verdict, row.hardware, row.margin < 0) == (FitVerdict.TOO_LARGE, "tpu-v5e-1", True)
     assert row.would_help.startswith("tpu-v5e-8 (")
     assert "sharded state" in row.would_help
     row = compare(training(wide(200)), "gpu-t4").rows[0]
@@ -141,7 +141,7 @@ def test_between_the_ends_of_its_interval_nobody_knows(compare):
     def of(gib):
         return compare(training(wide(gib)), "tpu-v5e-1").rows[0]
 
-    uncertain = next(row for row in (of(4 + step / 8) for step in range(24)) if row.verdict is Verdict.UNCERTAIN)
+    uncertain = next(row for row in (of(4 + step / 8) for step in range(24)) if row.verdict is FitVerdict.UNCERTAIN)
     assert uncertain.least_bytes <= uncertain.capacity_bytes
     assert uncertain.needed_bytes > uncertain.capacity_bytes * 0.92
     assert uncertain.to_dict()["trains"] is None
@@ -209,7 +209,7 @@ def test_what_cannot_be_traced_is_asked_once_and_what_is_wrong_everywhere_is_an_
     found = compare(client, families=("nvidia",))
     asked = [one for one in client.of_kind(JobKind.TRACE) if one.precision is Precision.MIXED_FLOAT16]
     assert len(asked) == 2  # without values for the weights, then with them
-    assert {row.verdict for row in found.rows} == {Verdict.TRAINS}
+    assert {row.verdict for row in found.rows} == {FitVerdict.TRAINS}
     with pytest.raises(WorkloadError, match=r"cannot be traced as it is \(crash: odd\)"):
         compare(training(plant=lambda job: failure(FailureKind.CRASH, "odd") if job.kind is JobKind.TRACE else None))
     with pytest.raises(SourceError, match="the source did not get to its fit"):
@@ -221,8 +221,8 @@ def test_what_cannot_be_traced_is_asked_once_and_what_is_wrong_everywhere_is_an_
 def test_what_one_kind_of_hardware_lacks_stands_in_its_row(compare):
     found = compare(training(), "gpu-t4", "gpu-t4-x8", fix={"mesh.data": "8"})
     assert [(row.hardware, row.verdict) for row in found.rows] == [
-        ("gpu-t4-x8", Verdict.TRAINS),
-        ("gpu-t4", Verdict.NOT_KNOWN),
+        ("gpu-t4-x8", FitVerdict.TRAINS),
+        ("gpu-t4", FitVerdict.NOT_KNOWN),
     ]
     assert found.rows[1].reason.startswith("--fix mesh=data=8: gpu-t4 has 1 device(s)")
 
@@ -266,7 +266,7 @@ def test_the_compilers_winner_is_the_row(witnessed):
         return Witnessed(said_of(findings.shortlist[-1], 5 * GIB), (), (), "the best is compiled")
 
     row = witnessed(answer)
-    assert (row.verdict, row.evidence, row.compiler) == (Verdict.TRAINS, Evidence.COMPILED, "XLA:TPU made")
+    assert (row.verdict, row.evidence, row.compiler) == (FitVerdict.TRAINS, Evidence.COMPILED, "XLA:TPU made")
     assert (row.needed_bytes, row.least_bytes) == (5 * GIB, 5 * GIB)
     assert (row.samples_per_second, row.mfu, row.bound) == (123.0, 0.5, "memory")
 
@@ -287,8 +287,8 @@ def test_a_compiled_program_that_nobody_can_price_keeps_its_estimate_and_says_so
 @pytest.mark.parametrize(
     ("ended", "verdict"),
     [
-        (NOTHING_LEFT, Verdict.TOO_LARGE),
-        ("5 configurations compiled", Verdict.UNCERTAIN),
+        (NOTHING_LEFT, FitVerdict.TOO_LARGE),
+        ("5 configurations compiled", FitVerdict.UNCERTAIN),
     ],
 )
 def test_what_the_compiler_finds_too_large_is_no_row_that_trains(witnessed, ended, verdict):
@@ -314,7 +314,7 @@ def test_where_no_compiler_can_be_asked_the_estimate_stays_and_says_so(witnessed
         raise HardwareError("XLA:TPU is not installed here")
 
     row = witnessed(refuse)
-    assert (row.verdict, row.evidence) == (Verdict.TRAINS, Evidence.ANALYTIC)
+    assert (row.verdict, row.evidence) == (FitVerdict.TRAINS, Evidence.ANALYTIC)
     assert row.notes == ("no compiler was asked: XLA:TPU is not installed here",)
     row = witnessed(refuse, training(wide(200)))
     assert row.notes == ("no compiler was asked: nothing may fit",)

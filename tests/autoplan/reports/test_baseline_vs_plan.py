@@ -4,7 +4,7 @@ import pytest
 
 from autoplan.plan.records import Plan
 from autoplan.reports import baseline_vs_plan
-from autoplan.reports.baseline_vs_plan import Cell, Difference
+from autoplan.reports.baseline_vs_plan import Cell, KnobDifference
 from tests.builders import plans
 
 NAMES = ["samples/s", "update", "peak memory a device", "MFU", "compile time", "whole fit"]
@@ -130,10 +130,10 @@ def test_a_baseline_that_failed_has_its_failure_and_no_figures():
 def test_differences_name_nested_keys_and_speak_of_switches():
     plan = plans.plan()
     assert baseline_vs_plan.differences(plan.baseline.config, plan.config) == [
-        Difference("batch.local", "32", "128"),
-        Difference("batch.global", "32", "128"),
-        Difference("batch.accumulation", "4", "1"),
-        Difference("jit_compile", "off", "on"),
+        KnobDifference("batch.local", "32", "128"),
+        KnobDifference("batch.global", "32", "128"),
+        KnobDifference("batch.accumulation", "4", "1"),
+        KnobDifference("jit_compile", "off", "on"),
     ]
     assert baseline_vs_plan.differences(plan.config, plan.config) == []
 

@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from autoplan.comparison.result import Verdict
+from autoplan.comparison.result import FitVerdict
 from autoplan.plan.records import Evidence
 from autoplan.reports import compare, plan_table
 from tests.builders.comparison_rows import GIB, comparison, row
@@ -25,7 +25,7 @@ SHARDED = config(64, 2, mesh={"data": 8}, layout={"shard_state": True}, precisio
 
 
 def test_the_first_lines_say_what_was_asked_where_it_fits_and_on_which_evidence():
-    told = one_line(comparison(row("a"), row("b", verdict=Verdict.TOO_LARGE)))
+    told = one_line(comparison(row("a"), row("b", verdict=FitVerdict.TOO_LARGE)))
     assert told.startswith(
         "train.py: 1,000 parameters, as written float32, batch 64. It fits on 1 of 2 kinds of hardware. "
         "Every figure is analytic: nothing was run, measured or compiled."
@@ -53,9 +53,9 @@ def test_costs_are_a_column_with_their_prices_and_the_dates_of_their_sources():
 
 
 def test_what_does_not_fit_says_what_it_needs_and_what_would_do():
-    large = row("b", verdict=Verdict.TOO_LARGE, needed_bytes=20 * GIB, would_help="b-x2 (sharded)")
-    perhaps = row("c", verdict=Verdict.UNCERTAIN, needed_bytes=17 * GIB, least_bytes=15 * GIB)
-    unknown = row("d", verdict=Verdict.NOT_KNOWN, reason="no figure is known for the link")
+    large = row("b", verdict=FitVerdict.TOO_LARGE, needed_bytes=20 * GIB, would_help="b-x2 (sharded)")
+    perhaps = row("c", verdict=FitVerdict.UNCERTAIN, needed_bytes=17 * GIB, least_bytes=15 * GIB)
+    unknown = row("d", verdict=FitVerdict.NOT_KNOWN, reason="no figure is known for the link")
     told = one_line(comparison(row("a"), large, perhaps, unknown))
     assert "Where it does not fit, or not surely" in told
     assert "b 20.0 of 16.0 1 device: float32, batch 64 b-x2 (sharded) analytic" in told
@@ -75,7 +75,7 @@ def test_evidence_stands_in_every_row_where_it_differs():
 
 def test_sizes_that_were_passed_over_are_told():
     smallest = row("tpu-made-8", looked_at=("tpu-made-1", "tpu-made-4", "tpu-made-8"))
-    large = row("gpu-made-x8", verdict=Verdict.TOO_LARGE, looked_at=("gpu-made", "gpu-made-x8"))
+    large = row("gpu-made-x8", verdict=FitVerdict.TOO_LARGE, looked_at=("gpu-made", "gpu-made-x8"))
     told = one_line(comparison(smallest, large))
     assert "smaller sizes on which it does not surely fit: tpu-made-1, tpu-made-4" in told
     assert "sizes on none of which it surely fits: gpu-made to gpu-made-x8" in told
