@@ -38,6 +38,21 @@ TESTS_OF_PACKAGES = {
     "tests/cost_models/golden/test_intervals.py": "memory intervals of stored workloads",
 }
 """Test files that belong to no single module, and what they show."""
+PRIVATE_NAMES_IN_TESTS = {
+    "tests/autoplan/comparison/test_compare.py": {"_cluster"},
+    "tests/autoplan/jobs/test_client.py": {"_server"},
+    "tests/autoplan/plan/test_schema.py": {"_fields", "_record_in"},
+    "tests/autoplan/tuning/trials/test_study.py": {"_settle", "_study"},
+    "tests/autoplan/worker/test_custom_loops.py": {"_timer"},
+    "tests/builders/made_up_knob.py": {"_cluster"},
+}
+"""Private names of the project that tests still use. The list may only become shorter."""
+NAMES_OF_FRAMEWORKS = {
+    "_accumulated_gradients", "_backend", "_distribute_strategy", "_flatten_layers", "_get_jax_state", "_iterations",
+    "_learning_rate", "_outbound_nodes", "_remat_mode", "_seed_generators", "_serialize_function_to_config", "_storage",
+    "_value",
+}  # fmt: skip
+"""Private names of Keras and Optuna, without which some tests could not look at what was built."""
 # Spelled so that this file does not find itself.
 STRAY = re.compile(r"(?<![\w.])/(?:wor[k]|roo[t]|hom[e]|op[t])/\w|TOD[O]|FIXM[E]|file:/{3}")
 
@@ -162,6 +177,24 @@ def test_no_test_module_imports_another():
     pattern = re.compile(r"^\s*(?:from|import) [\w.]*\btest_\w+", re.MULTILINE)
     found = [f"{name(path)}: {match[0].strip()}" for path in TESTS for match in pattern.finditer(path.read_text())]
     assert not found
+
+
+def private_names(path: Path) -> set[str]:
+    """Private names that a test uses of other objects than its own, and that it imports from the two packages."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.Attribute):
+            own = ast.unparse(node.value) in {"self", "cls", "super()"}
+            found |= set() if own else {node.attr}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in PACKAGES:
+            found |= {alias.name for alias in node.names}
+    return {one for one in found if re.match(r"_[^_]", one)} - NAMES_OF_FRAMEWORKS
+
+
+def test_tests_use_no_private_names_but_a_few():
+    tests = [path for path in PYTHON if path.relative_to(ROOT).parts[0] == "tests"]
+    used = {name(path): names for path in tests if (names := private_names(path))}
+    assert used == PRIVATE_NAMES_IN_TESTS
 
 
 @pytest.mark.timeout(900)

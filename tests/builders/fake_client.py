@@ -63,19 +63,19 @@ class FakeClient:
             return JobResult(None, planted, 1.0)
         if on_phase is not None:
             on_phase("measure")
-        return JobResult(self._answer(job), None, 1.0)
+        return JobResult(self.answer(job), None, 1.0)
 
     def of_kind(self, kind: JobKind) -> list[TrainConfig]:
         """The configurations of the jobs of one kind, in order."""
         return [job.config for job in self.jobs if job.kind is kind and job.config]
 
-    def _answer(self, job: Job) -> dict[str, Any]:
+    def answer(self, job: Job) -> dict[str, Any]:
         config = job.config or self.facts.config
         match job.kind:
             case JobKind.OBSERVE:
-                return self._observed(job.backend)
+                return self.observed(job.backend)
             case JobKind.TRACE:
-                return {"observation": self._observed(job.backend), "workload": _workload(config)}
+                return {"observation": self.observed(job.backend), "workload": _workload(config)}
             case JobKind.MEASURE:
                 return self._measured(config, job)
             case JobKind.LOWER:
@@ -84,7 +84,7 @@ class FakeClient:
                 losses = self.losses(config, job.options["seed"], job.options["updates"])
                 return {"losses": losses, "deterministic_model": True, "seed": job.options["seed"]}
 
-    def _observed(self, backend: str) -> dict[str, Any]:
+    def observed(self, backend: str) -> dict[str, Any]:
         facts = self.facts.model_dump(mode="json")
         return facts | {
             "config": {**facts["config"], "backend": backend},

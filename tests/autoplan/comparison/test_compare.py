@@ -43,7 +43,7 @@ def training(width=64, own=OWN, plant=lambda job: None, **facts):
         workload = computed_in(asked.precision.compute_dtype, workloads.dense(width, width, asked.batch.local, slots=2))
         workload = dataclasses.replace(workload, precision=asked.precision.value, remat=asked.remat.mode.value)
         return JobResult(
-            {"observation": client._observed(job.backend), "workload": workload_to_dict(workload)}, None, 1.0
+            {"observation": client.observed(job.backend), "workload": workload_to_dict(workload)}, None, 1.0
         )
 
     client.plant = answer

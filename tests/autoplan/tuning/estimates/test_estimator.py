@@ -33,7 +33,7 @@ def answering(change):
     def plant(job):
         if job.kind is not JobKind.TRACE:
             return None
-        value = client._answer(job)
+        value = client.answer(job)
         workload = change(workload_from_dict(value["workload"]))
         return JobResult(value | {"workload": workload_to_dict(workload)}, None, 1.0)
 
@@ -87,7 +87,7 @@ def test_memory_of_a_host_is_not_a_devices():
 def test_estimates_are_the_cost_models_estimates():
     client = FakeClient()
     found = surveyed(client, only=["batch"])
-    workload = workload_from_dict(client._answer(client.jobs[0])["workload"])
+    workload = workload_from_dict(client.answer(client.jobs[0])["workload"])
     for own, found_estimate in found.estimates.items():
         assert found_estimate.analytic == estimate(workload, own, cluster(), headroom=0.08)
 
