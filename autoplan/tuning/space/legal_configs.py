@@ -158,13 +158,22 @@ def _combinations(
     chosen: Mapping[Knob, tuple[list[Any], Legal]],
 ) -> Iterator[TrainConfig]:
     """Yield every split with every value of the independent knobs that can be combined."""
-    for split, *values in product(splits, *(listed for listed, _ in chosen.values())):
-        batch, mesh, layout = split
-        config = baseline.with_(batch=batch, mesh=mesh, layout=layout)
-        for knob, value in zip(chosen, values, strict=True):
-            config = knob.set(config, value)
-        if all(rule.holds is None or rule.holds(config, len(listed) == 1) for listed, rule in chosen.values()):
+    fields = _field_values(baseline, chosen)
+    rules = [(rule.holds, len(listed) == 1) for listed, rule in chosen.values() if rule.holds is not None]
+    for (batch, mesh, layout), *values in product(splits, *fields.values()):
+        changes = dict(zip(fields, values, strict=True))
+        config = baseline.with_(batch=batch, mesh=mesh, layout=layout, **changes)
+        if all(holds(config, alone) for holds, alone in rules):
             yield config
+
+
+def _field_values(baseline: TrainConfig, chosen: Mapping[Knob, tuple[list[Any], Legal]]) -> dict[str, list[Any]]:
+    """Return the values of each field: those of its knob, or every combination where it has several knobs."""
+    configs: dict[str, list[TrainConfig]] = {}
+    for knob, (listed, _) in chosen.items():
+        before = configs.get(knob.field, [baseline])
+        configs[knob.field] = [knob.set(config, value) for config in before for value in listed]
+    return {name: [getattr(config, name) for config in found] for name, found in configs.items()}
 
 
 def _drop(
