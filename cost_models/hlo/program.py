@@ -23,6 +23,7 @@ Numbers = int | tuple["Numbers", ...]
 """Tensor numbers, nested like a shape."""
 
 _IDENTITIES = frozenset({"bitcast", "opt-barrier", "add-dependency", "domain"})
+_CALLS = ("call", "call-start", "async-start")
 _NOTHING = frozenset({"parameter", "constant", "after-all"})
 _UNKNOWN_TRIPS = "its trip count does not follow from the text: its body is counted once"
 _TRANSFORM = re.compile(r"jit\([^()]*\)/?|(transpose|jvp|vmap|rematted_computation|checkpoint)\(?|[()]")
@@ -98,12 +99,9 @@ class Program:
             return walk.inputs(instruction)[0]
         if opcode.endswith(("-done", "-update")) and instruction.operands:
             return self._finish(instruction, walk)
-        if opcode == "while":
-            return self._loop(instruction, walk)
-        if opcode == "conditional":
-            return self._branch(instruction, walk)
-        if opcode in ("call", "call-start", "async-start"):
-            return self._inline(instruction, walk)
+        runs_others = {"while": self._loop, "conditional": self._branch} | dict.fromkeys(_CALLS, self._inline)
+        if opcode in runs_others:
+            return runs_others[opcode](instruction, walk)
         return self._collective(instruction, walk) if is_collective(instruction) else self._kernel(instruction, walk)
 
     def _numbered(self, shape: Shape) -> Numbers:

@@ -1,5 +1,6 @@
 """Readers of hand-written values: what they take, and what they say."""
 
+import msgspec
 import pytest
 
 from cost_models import validation
@@ -71,3 +72,36 @@ def test_a_similar_word_is_named_and_no_other():
     assert validation.did_you_mean("bacth", ["batch", "mesh"]) == "; did you mean batch?"
     assert validation.did_you_mean("layers", ["batch", "mesh"]) == ""
     assert validation.nearest("bacth", iter(["batch", "mesh"])) == "batch"
+
+
+class Box(msgspec.Struct, forbid_unknown_fields=True):
+    """A record of msgspec."""
+
+    sizes: tuple[int, ...]
+    inner: list["Box"] = []
+
+
+def test_a_converted_value_has_its_type():
+    assert validation.converted({"sizes": [1, 2]}, Box, "box") == Box((1, 2))
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (3, "box: expected `object`, got `int`"),
+        ({}, "box: object missing required field `sizes`"),
+        ({"sizes": [1, "two"]}, "box.sizes[1]: expected `int`, got `str`"),
+        ({"sizes": [], "inner": [{"sizes": [], "colour": 1}]}, "box.inner[0]: object contains unknown field `colour`"),
+    ],
+)
+def test_a_value_that_cannot_be_converted_is_an_error_with_its_path(value, message):
+    with pytest.raises(SchemaError) as caught:
+        validation.converted(value, Box, "box")
+    assert str(caught.value) == message
+
+
+def test_a_value_that_is_nested_without_end_is_an_error():
+    endless = {"sizes": []}
+    endless["inner"] = [endless]
+    with pytest.raises(SchemaError, match=r"^box is nested too deeply$"):
+        validation.converted(endless, Box, "box")

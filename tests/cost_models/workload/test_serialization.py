@@ -1,6 +1,7 @@
 """Workload files that no trace wrote: each is one error of the project's own, or has a price."""
 
 import copy
+import gc
 import json
 import os
 import random
@@ -185,7 +186,7 @@ def mutated(document, place, value):
     if value == LEFT_OUT:
         del node[key]
     elif value == EXTRA and isinstance(node[key], dict):
-        node[key]["extra"] = 1
+        node[key] = node[key] | {"extra": 1}
     elif value in (EXTRA, DOUBLED, REVERSED):
         if not isinstance(node[key], list):
             return None
@@ -273,6 +274,19 @@ def changed_op(number, **changes):
 def test_what_pricing_takes_for_granted_is_checked_and_said(document, message):
     with pytest.raises(WorkloadError, match=message):
         workload_from_dict(document)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_garbage_collection_is_as_before_after_reading(enabled):
+    before = gc.isenabled()
+    (gc.enable if enabled else gc.disable)()
+    try:
+        workload_from_dict(workload_to_dict(DENSE))
+        with pytest.raises(WorkloadError):
+            workload_from_dict(workload_to_dict(DENSE) | {"ops": 3})
+        assert gc.isenabled() is enabled
+    finally:
+        (gc.enable if before else gc.disable)()
 
 
 def test_bodies_in_bodies_without_end_are_refused():
