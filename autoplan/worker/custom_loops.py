@@ -35,18 +35,18 @@ class LoopWatch:
 
     def __init__(self, source: SourceSpec, on_loop: Callable[[], None], patience_seconds: float) -> None:
         self._source, self._on_loop = source, on_loop
-        self._timer = threading.Timer(patience_seconds, self._look)
-        self._timer.daemon = True
+        self.timer = threading.Timer(patience_seconds, self._look)
+        self.timer.daemon = True
 
     def __enter__(self) -> LoopWatch:
-        self._timer.start()
+        self.timer.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.cancel()
 
     def cancel(self) -> None:
-        self._timer.cancel()
+        self.timer.cancel()
 
     def _look(self) -> None:
         if own_loops(self._source) and not may_fit(self._source):

@@ -28,6 +28,10 @@ class FitTimer(keras.callbacks.Callback):
     The first call is timed alone, because it includes compilation. Later calls are timed in groups (`TimedGroups`), and
     each group ends by waiting for the device. A group in which the training step was compiled again does not count. The
     fit is stopped after enough groups, or at the end of the data.
+
+    first_call_seconds  time of the first call
+    recompilations      compilations after the first call
+    total_micro_steps   micro-steps of the first call and of all groups
     """
 
     def __init__(
@@ -35,21 +39,15 @@ class FitTimer(keras.callbacks.Callback):
         model: Any,
         backend: Backend,
         watch: CompileWatch,
-        *,
-        groups: int,
-        group_seconds: float,
-        max_seconds: float,
+        series: TimedGroups,
         on_phase: Callable[[str], None],
     ) -> None:
         super().__init__()
         # Not `self.model`: on JAX, reading that property takes the state from the training loop.
         self._timed_model = model
-        self._backend, self._watch, self._on_phase = backend, watch, on_phase
-        self.series = TimedGroups(
-            groups=groups, group_seconds=group_seconds, max_seconds=max_seconds, on_phase=on_phase
-        )
+        self._backend, self._watch, self.series, self._on_phase = backend, watch, series, on_phase
         self.first_call_seconds: float | None = None
-        self.recompilations = 0
+        self.recompilations = self.total_micro_steps = 0
         self._calls = self._steps = self._done_in_epoch = 0
         self._counted: int | None = None
         self._first_call_micro_steps = 1
@@ -96,6 +94,7 @@ class FitTimer(keras.callbacks.Callback):
         elapsed = time.perf_counter() - self._group_started
         require_finite(self._backend.logs_of(outputs))
         self._steps = self._micro_steps_of_group(outputs)
+        self.total_micro_steps += self._steps
         if self.first_call_seconds is None:
             self._after_first_call(elapsed)
         else:

@@ -17,7 +17,7 @@ from autoplan.runtime.data.data_facts import DataFacts
 from autoplan.runtime.data.fit_arguments import without
 from autoplan.runtime.optimizers import accumulation_of
 from autoplan.runtime.timing.fit_timer import FitTimer
-from autoplan.runtime.timing.timed_groups import median_interval
+from autoplan.runtime.timing.timed_groups import TimedGroups, median_interval
 from autoplan.worker.measure.epoch_events import run_epoch_events
 from autoplan.worker.measure.trial_fit import TrialFit
 
@@ -76,15 +76,13 @@ def _run_timed(fit: TrialFit, watch: CompileWatch) -> tuple[FitTimer, float]:
     """Run the timed fit. Returns its timer, and the number of CPU cores that other processes kept busy meanwhile."""
     call, options = fit.call, fit.options
     call.model.train_function = None  # an earlier fit of the same model left a compiled function that is not watched
-    timer = FitTimer(
-        call.model,
-        fit.backend,
-        watch,
+    series = TimedGroups(
         groups=int(options.get("groups", 8)),
         group_seconds=float(options.get("group_seconds", 0.5)),
         max_seconds=float(options.get("max_seconds", 60.0)),
         on_phase=fit.on_phase,
     )
+    timer = FitTimer(call.model, fit.backend, watch, series, fit.on_phase)
     call.arguments = lookahead.call_at_end(call.arguments, timer.data_ended)
     contention = processes.CpuContention()
     arguments = without(fit.arguments(), "callbacks", "epochs", "initial_epoch", "validation_freq")

@@ -48,7 +48,7 @@ def test_modules_beside_the_script_are_searched(script):
 def test_a_loop_is_reported_after_a_while_unless_the_script_contains_fit(script, text, reported):
     heard = threading.Event()
     with custom_loops.LoopWatch(script(text), heard.set, 0.05) as watch:
-        watch._timer.join(timeout=10)
+        watch.timer.join(timeout=10)
     assert heard.is_set() is reported
 
 

@@ -19,6 +19,7 @@ from autoplan.runtime.data import data_facts, lookahead
 from autoplan.runtime.fit import fit_arguments, script_config
 from autoplan.runtime.intercept import SeenCalls
 from autoplan.runtime.timing.fit_timer import FitTimer
+from autoplan.runtime.timing.timed_groups import TimedGroups
 from cost_models.config import Batch, Precision, TrainConfig
 
 del keras.Model.fit  # the worker watches it, and these checks fit for themselves
@@ -316,36 +317,15 @@ def loss_scaling():
         keras.config.set_dtype_policy("float32")
 
 
-class Counting(FitTimer):
-    """Adds up every micro-step that the timer believes to have seen."""
-
-    total = 0
-
-    def _after_first_call(self, elapsed):
-        self.total += self._steps
-        super()._after_first_call(elapsed)
-
-    def _after_group(self, elapsed):
-        self.total += self._steps
-        super()._after_group(elapsed)
-
-
 def timed_fit(model, *, steps_per_execution=1, **arguments):
     model.steps_per_execution = steps_per_execution
     model.train_function = None
-    timer = Counting(
-        model,
-        BACKEND,
-        BACKEND.watch_compilation(),
-        groups=3,
-        group_seconds=0.03,
-        max_seconds=20,
-        on_phase=lambda phase: None,
-    )
+    series = TimedGroups(groups=3, group_seconds=0.03, max_seconds=20)
+    timer = FitTimer(model, BACKEND, BACKEND.watch_compilation(), series, on_phase=lambda phase: None)
     model.fit(**arguments, epochs=10_000, verbose=0, callbacks=[timer])
     timer.detach()
     return {
-        "counted": timer.total,
+        "counted": timer.total_micro_steps,
         "done": int(model.optimizer.iterations),
         "groups": len(timer.series.group_seconds),
         "first_call_seconds": timer.first_call_seconds,
