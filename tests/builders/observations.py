@@ -1,4 +1,4 @@
-"""Facts of a training and a machine, as a worker and the catalogue would tell them."""
+"""Facts of a training and a machine, as a worker and the catalogue report them."""
 
 from __future__ import annotations
 

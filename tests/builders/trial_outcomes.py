@@ -1,4 +1,4 @@
-"""What became of configurations, and what was estimated for them, made up for the rescue's decisions."""
+"""Outcomes and estimates of configurations, made up for the decisions of the rescue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is tuned on the made-up machine (the fixture `tune`): a batch that is cut into too many pieces."""
+"""Requests to tune on the made-up machine (the fixture `tune`): a batch that is split into too many pieces."""
 
 from __future__ import annotations
 

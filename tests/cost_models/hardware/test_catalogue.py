@@ -55,7 +55,7 @@ def sources_in(node):
 
 
 @pytest.mark.parametrize(("row", "key", "figure"), figures())
-def test_what_was_not_re_read_is_flagged_and_what_is_derived_says_how(row, key, figure):
+def test_unverified_figures_are_flagged_and_derived_figures_say_how(row, key, figure):
     assert figure.unverified or not any("not re-read" in source for source in figure.sources)
     assert figure.choice or not any("Derived" in source for source in figure.sources)
 
@@ -210,7 +210,7 @@ def test_no_two_rows_share_a_name_or_a_device_kind():
         ("tpu-v5litpod-8", "tpu-v5e-N"),
     ],
 )
-def test_an_unknown_name_is_told_the_near_and_the_known_ones(name, near):
+def test_an_unknown_name_is_an_error_with_similar_and_known_names(name, near):
     with pytest.raises(HardwareError) as caught:
         catalogue.parse(name)
     text = str(caught.value)
@@ -262,7 +262,7 @@ def test_a_name_like_nothing_gets_no_guess():
         ("gpu-h100-80gb-x0", "'gpu-h100-80gb-x0' has no device"),
     ],
 )
-def test_a_name_that_means_nothing_exact_is_told_what_would(name, message):
+def test_an_ambiguous_name_is_an_error_with_the_valid_ones(name, message):
     with pytest.raises(HardwareError) as caught:
         catalogue.parse(name)
     assert message in str(caught.value)

@@ -19,7 +19,7 @@ def test_a_shared_processor_gives_each_device_its_part():
     assert four.chip.sources["simulated"] == "one of 4 equal shares of a single processor"
 
 
-def test_a_share_of_the_smallest_cache_is_one_that_can_be_told():
+def test_a_share_of_the_smallest_cache_is_at_least_one_byte():
     tiny = from_mapping({"base": "cpu", "chip": {"cache_bytes": 4, "processors": 2}})
     part = share(tiny, 8)
     assert (part.chip.processors, part.chip.cache_bytes) == (1, 1)

@@ -94,13 +94,13 @@ def test_a_description_may_start_from_the_catalogue():
         ({"base": "cpu", "devices": 10**400}, "expected a whole number"),
     ],
 )
-def test_a_wrong_description_is_told_where_and_what_was_expected(changes, message):
+def test_a_wrong_description_is_an_error_with_its_path_and_what_was_expected(changes, message):
     with pytest.raises(HardwareError) as caught:
         from_mapping({**MACHINE, **changes})
     assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("data", [None, [], "gpu-t4", 3])
-def test_what_is_no_mapping_is_told_so(data):
+def test_a_description_that_is_no_mapping_is_an_error(data):
     with pytest.raises(HardwareError, match=r"^a hardware description must be a mapping"):
         from_mapping(data)

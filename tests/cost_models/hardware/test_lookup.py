@@ -97,7 +97,7 @@ def test_known_lists_each_chip_once_with_figures_of_a_device():
     assert "(read 2026-11-29)" in found["gpu-l4"].source
 
 
-def test_describe_tells_everything_as_plain_values():
+def test_describe_returns_everything_as_plain_values():
     there = describe("tpu-v5litepod-8")
     assert json.loads(json.dumps(there)) == there
     assert there["name"] == "tpu-v5e-8"

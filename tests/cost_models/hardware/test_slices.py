@@ -18,7 +18,7 @@ def test_families_are_those_of_the_catalogue():
     assert chips_of_group(" TPU ") == chips_of_group("tpu")
 
 
-def test_another_word_is_told_with_the_known_families():
+def test_an_unknown_family_is_an_error_that_lists_the_known_ones():
     with pytest.raises(HardwareError, match="unknown family 'tpus'; expected tpu, gpu, nvidia, amd, cpu or all"):
         chips_of_group("tpus")
 
@@ -47,7 +47,7 @@ def test_every_size_is_a_name_of_the_catalogue_and_larger_than_the_one_before(ke
     assert larger(names[0]) == names[1:]
 
 
-def test_what_is_no_catalogue_name_has_no_sizes_and_no_price():
+def test_other_names_have_no_sizes_and_no_price():
     assert (larger("local"), chips("machine.yaml"), offers("tpu-v99-8")) == ((), None, ())
 
 

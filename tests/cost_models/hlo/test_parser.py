@@ -48,7 +48,7 @@ def test_names_need_no_percent_sign():
     assert root.operands == ("x", "x")
 
 
-def test_the_header_tells_how_many_devices_run_it_and_what_is_updated_in_place():
+def test_the_header_states_the_number_of_devices_and_the_donated_parameters():
     header = ", input_output_alias={ {1}: (0, {}, may-alias), {}: (2, {}, must-alias) }, num_partitions=4"
     module = parse(program(ADD, header=header + ", replica_count=2"))
     assert module.devices == 8
@@ -82,7 +82,7 @@ def test_real_texts_are_read_whole(name, devices):
         (program("ROOT %a = f32[]"), r"instruction %a has no operation"),
     ],
 )
-def test_what_cannot_be_read_is_said_with_what_to_do(text, message):
+def test_an_unreadable_text_is_an_error_that_says_what_to_do(text, message):
     def look():
         module = parse(text)
         root = module.entry.root

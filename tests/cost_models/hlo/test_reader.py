@@ -147,7 +147,7 @@ def test_collectives_in_texts_for_accelerators_are_those_counted_by_hand(name, e
     assert all((count.axis, count.devices) == ("data", devices) for count in found)
 
 
-def test_gathers_that_run_in_fusions_count_once_and_tell_what_they_run_behind():
+def test_gathers_in_fusions_count_once_with_the_operations_that_hide_them():
     """On TPUs a gather is written in the fusion that starts it, in those that go on with it, and in the one that ends
     it; an all-reduce of which each device keeps a slice is a reduce-scatter."""
     text = real("v5e_sharded")
@@ -215,7 +215,7 @@ def test_a_call_that_no_rule_knows_moves_its_bytes_and_is_named():
     assert workload.ops[0].compiled.moved_bytes == 64
 
 
-def test_what_goes_to_the_host_is_named_for_its_link_is_not_known():
+def test_transfers_to_the_host_are_listed_because_its_link_is_not_known():
     lines = """
     %a = f32[8] parameter(0)
     %s = (f32[8]{0:S(5)}, f32[8]{0}, u32[]) copy-start(%a)
@@ -261,7 +261,7 @@ def test_an_unknown_instruction_is_named_in_a_fusion_too():
     assert workload.ops[0].compiled.moved_bytes == 64
 
 
-def test_of_a_conditional_the_costly_branch_counts():
+def test_the_most_expensive_branch_of_a_conditional_counts():
     branch = "%{0} (p: f32[8,8]) -> f32[8,8] {{\n  %p = f32[8,8] parameter(0)\n  ROOT %r = f32[8,8] {1}\n}}"
     cheap = branch.format("cheap", "negate(%p)")
     costly = branch.format("costly", "dot(%p, %p), lhs_contracting_dims={1}, rhs_contracting_dims={0}")
@@ -311,7 +311,7 @@ def test_a_computation_that_calls_itself_is_an_error():
         ),
     ],
 )
-def test_what_cannot_be_read_is_an_error_of_the_text(text, message):
+def test_an_unreadable_text_is_a_workload_error(text, message):
     with pytest.raises(WorkloadError, match=message):
         workload_of(text, axes={}, local_batch=1, precision="float32", remat="none")
 

@@ -47,7 +47,7 @@ def test_dynamic_dimensions_count_as_their_bound():
 
 
 @pytest.mark.parametrize("text", ["", "f32", "f32[2", "f32[2]x", "{1,0}"])
-def test_what_is_no_shape_is_said_to_be_none(text):
+def test_a_text_that_is_no_shape_is_an_error(text):
     with pytest.raises(WorkloadError, match=r"is no shape.*give all of compile"):
         shape_of(text)
 

@@ -81,7 +81,7 @@ def test_an_update_that_something_else_reads_too_writes_the_whole():
     assert moved(same(body, ["f32[1000,64]", "f32[1,64]", "s32[]"], "f32[1000,64]")) == 2 * BIG + ROW + 4
 
 
-def test_of_several_results_each_counts_as_it_is_made():
+def test_each_result_of_a_fusion_counts_by_the_instruction_that_makes_it():
     body = [
         "%n = f32[1,64] negate(%p1)",
         "%d = f32[1000,64] dynamic-update-slice(%p0, %p1, %p2, %p2)",
@@ -128,7 +128,7 @@ def test_numbered_memory_without_tiles_is_a_gpus_and_costs_as_any_other():
     assert moved(program(f"%a = {shape} parameter(0)\nROOT %r = {shape} negate(%a)")) == 2 * BIG
 
 
-def test_an_asynchronous_copy_or_slice_counts_once_and_tells_how_long_it_has():
+def test_an_asynchronous_copy_or_slice_counts_once_with_the_operations_that_hide_it():
     lines = """
     %a = f32[1000,64]{1,0:T(8,128)} parameter(0)
     %c = (f32[1000,64]{1,0:T(8,128)S(1)}, f32[1000,64]{1,0:T(8,128)}, u32[]{:S(2)}) copy-start(%a)

@@ -91,7 +91,7 @@ def test_the_counter_may_be_compared_and_added_to_in_fusions():
     assert runs(text) == 6
 
 
-def test_what_the_compiler_wrote_beside_the_loop_counts():
+def test_a_stated_trip_count_is_used():
     text = loop().replace("body=%body\n", 'body=%body, backend_config={"known_trip_count":{"n":"7"}}\n')
     assert runs(text) == 7
 

@@ -223,7 +223,7 @@ def test_costs_add():
         ("tpu-v3-8", 3, 1, "a group of 3 devices does not fill chips of tpu-v3-8, which have 2 each"),
     ],
 )
-def test_a_group_that_cannot_be_formed_is_told_why(name, devices, stride, message):
+def test_a_group_that_cannot_be_formed_is_an_error_with_the_reason(name, devices, stride, message):
     with pytest.raises(ConfigError) as caught:
         all_reduce(V, cluster(name), devices, stride=stride)
     assert message in str(caught.value)

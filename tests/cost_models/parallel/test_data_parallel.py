@@ -1,4 +1,4 @@
-"""What data parallelism must communicate, on steps where it can be counted."""
+"""Communication of data parallelism, on steps small enough to count it by hand."""
 
 from cost_models.parallel.data_parallel import collectives
 from cost_models.workload.workload import Kind, Phase

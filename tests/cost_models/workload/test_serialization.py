@@ -44,7 +44,7 @@ def test_a_workload_survives_json(workload):
 
 
 @pytest.mark.parametrize("workload", [dense(K, N), looping()], ids=["dense", "loop"])
-def test_a_digest_outlives_json_and_tells_workloads_apart(workload):
+def test_a_digest_survives_json_and_differs_between_workloads(workload):
     assert workload_digest(workload_from_dict(json.loads(json.dumps(workload_to_dict(workload))))) == workload_digest(
         workload
     )
@@ -122,13 +122,13 @@ def tensor(dim):
         ({"colour": 1}, "workload: object contains unknown field `colour`"),
     ],
 )
-def test_what_no_trace_writes_is_one_clear_error(change, message):
+def test_values_that_no_trace_writes_are_errors_with_their_path(change, message):
     with pytest.raises(WorkloadError, match=message):
         workload_from_dict(workload_to_dict(dense(K, N)) | change)
 
 
 @pytest.mark.parametrize("data", [None, [], "workload", 3])
-def test_what_is_no_mapping_is_no_workload(data):
+def test_a_workload_that_is_no_mapping_is_an_error(data):
     with pytest.raises(WorkloadError, match="a workload is a mapping, and this is"):
         workload_from_dict(data)
 
@@ -203,7 +203,7 @@ def mutations(document):
 
 
 def has_a_price(document):
-    """What every reader of a workload does with it. AutoplanError or a price of sound numbers."""
+    """Do what every user of a workload does. Raises AutoplanError, or the price has valid numbers."""
     workload = workload_from_dict(document)
     workload_digest(workload)
     config = TrainConfig(Batch(workload.local_batch))
@@ -217,7 +217,7 @@ def has_a_price(document):
 
 
 @pytest.mark.parametrize("build", [zoo.mlp, zoo.image_classifier, zoo.recurrent, zoo.two_inputs])
-def test_a_mutated_workload_is_refused_in_words_or_has_a_price(build):
+def test_a_mutated_workload_is_refused_with_a_message_or_has_a_price(build):
     document = plain(build)
     has_a_price(document)
     faults, refused = [], []
@@ -271,7 +271,7 @@ def changed_op(number, **changes):
         ),
     ],
 )
-def test_what_pricing_takes_for_granted_is_checked_and_said(document, message):
+def test_assumptions_of_pricing_are_checked(document, message):
     with pytest.raises(WorkloadError, match=message):
         workload_from_dict(document)
 

@@ -84,7 +84,7 @@ def test_an_optimizers_products_are_work_but_not_the_models():
     assert workload.model_flops == Affine(0, passes), "a second network's forward pass is the model's, whenever it runs"
 
 
-def test_where_one_batch_alone_is_known_the_scope_tells_an_optimizers_products():
+def test_where_one_batch_alone_is_known_the_scope_decides_what_the_optimizer_does():
     workload = with_products_after_the_backward_pass(batch_exact=True)
     passes = 2 * 2 * K * N + 2 * K * 3
     assert workload.model_flops == Affine(0, passes)
