@@ -80,6 +80,7 @@ def optimize(
     output: str | Path | None = None,
     measure: bool = True,
     memory_limit: int | str | None = None,
+    compile_count: int | None = None,
     witnesses: int | None = None,
     watch: Watch | None = None,
 ) -> Plan:
@@ -95,7 +96,7 @@ def optimize(
     fix, only        knobs to pin, as {"precision": "float32"}, and the knobs to tune, as ["batch"]
     headroom         fraction of the device's memory that stays free
     memory_limit     the largest memory of the training, in bytes or with a unit: "2GiB"
-    witnesses        for absent hardware, the largest number of candidates to compile
+    compile_count    for absent hardware, the largest number of candidates to compile; `witnesses` is its former name
     watch            called with every `autoplan.tuning.request.Event`
 
     Works in scripts, notebooks and `__main__`. Raises AutoplanError, with a message on what to do.
@@ -119,10 +120,9 @@ def optimize(
         output=None if output is None else Path(output),
         measure=measure,
         memory_limit_bytes=_read(memory_limit, parsing.size_bytes),
-        witnesses=witnesses,
+        compile_count=witnesses if compile_count is None else compile_count,
     )
-    result = planner.tune(request, watch or planner.silent)
-    return cast("Plan", result.plan)  # None for a dry run only, which this is not
+    return cast("Plan", planner.tune(request, watch or planner.silent).plan)  # None for a dry run only
 
 
 def compare(

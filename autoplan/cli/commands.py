@@ -66,7 +66,7 @@ CompileCount = Annotated[
         "--compile", min=0, metavar="N", help="For absent hardware: compile N candidates at most.", show_default=False
     ),
 ]
-WitnessCount = Annotated[int | None, typer.Option("--witness", min=0, hidden=True)]
+FormerCompileCount = Annotated[int | None, typer.Option("--witness", min=0, hidden=True)]
 """The former name of `--compile`."""
 EffectiveBatch = Annotated[
     str, typer.Option(metavar="keep|N|LO..HI", help="Samples an update: as they are, N, or searched between.")
@@ -112,7 +112,7 @@ def tune(
     scratch: Annotated[bool, typer.Option("--scratch", help="Run trials in an empty working directory.")] = False,
     no_measure: Annotated[bool, typer.Option("--no-measure", help="Plan by arithmetic alone; run no trial.")] = False,
     compile_: CompileCount = None,
-    witness: WitnessCount = None,
+    witness: FormerCompileCount = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be tried, and stop.")] = False,
     everything: Annotated[bool, typer.Option("--all", help="With --dry-run: print all of it.")] = False,
     format_: Output = Format.TEXT,
@@ -140,7 +140,7 @@ def tune(
         memory_limit_bytes=None if memory_limit is None else parsing.size_bytes(memory_limit),
         output=None if dry_run else output,
         measure=not no_measure,
-        witnesses=witness if compile_ is None else compile_,
+        compile_count=witness if compile_ is None else compile_,
         dry_run=dry_run,
         scratch=scratch,
     )

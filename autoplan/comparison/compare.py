@@ -16,8 +16,9 @@ from autoplan.errors import ConfigError, HardwareError, StudyError
 from autoplan.jobs.messages import Observation
 from autoplan.jobs.runner import JobRunner
 from autoplan.plan.records import CompilerEvidence, Evidence
+from autoplan.tuning import compiler_check
 from autoplan.tuning.candidate_estimate import CandidateEstimate
-from autoplan.tuning.compiler_check import NOTHING_LEFT, Witnessed
+from autoplan.tuning.compiler_check import NOTHING_LEFT, CheckedByCompiler
 from autoplan.tuning.estimates.estimator import Findings, Tracer, versions_of
 from autoplan.tuning.objective import PlannedFit
 from autoplan.tuning.request import CompareRequest, Event, Watch
@@ -38,8 +39,6 @@ MOST_COMPILED = 5
 
 Find = Callable[[str], Cluster]
 """The cluster that a name means."""
-Ask = Callable[[JobRunner, Findings], Witnessed]
-"""Asks the compiler of the runner's cluster until the winner is a compiled one. HardwareError where it cannot."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,6 @@ def compared(
     jobs: JobRunner,
     wanted: Sequence[Sought],
     find: Find,
-    ask: Ask,
     watch: Watch,
 ) -> Comparison:
     """The comparison of `wanted`.
@@ -92,7 +90,7 @@ def compared(
         looks = [training.smallest(one) for one in wanted]
     if all(look.row.verdict is FitVerdict.NOT_KNOWN for look in looks):
         raise ConfigError(looks[0].row.reason or "nothing of this training can be estimated")
-    rows = [_refined(look, jobs, ask, watch) if request.compile else look.row for look in looks]
+    rows = [_refined(request, look, jobs, watch) if request.compile else look.row for look in looks]
     return Comparison(
         source=request.source,
         observation=observation,
@@ -308,7 +306,7 @@ def _row(empty: HardwareRow, seen: _Seen) -> HardwareRow:
     )
 
 
-def _refined(look: Look, jobs: JobRunner, ask: Ask, watch: Watch) -> HardwareRow:
+def _refined(request: CompareRequest, look: Look, jobs: JobRunner, watch: Watch) -> HardwareRow:
     """The row by what the compiler of its hardware says: the one place where compiled evidence comes in.
 
     Where the compiler cannot be asked, the row stays as it was estimated and says why.
@@ -319,7 +317,7 @@ def _refined(look: Look, jobs: JobRunner, ask: Ask, watch: Watch) -> HardwareRow
         return replace(row, notes=(*row.notes, f"no compiler was asked: {why}"))
     watch(Event("stage", f"asking the compiler of {row.hardware}"))
     try:
-        said = ask(jobs.with_(cluster=look.cluster), look.findings)
+        said = _checked(request, jobs.with_(cluster=look.cluster), look.findings, watch)
     except (HardwareError, StudyError) as error:
         return replace(row, notes=(*row.notes, f"no compiler was asked: {error}"))
     if said.interrupted:
@@ -343,6 +341,15 @@ def _refined(look: Look, jobs: JobRunner, ask: Ask, watch: Watch) -> HardwareRow
         bound=None,
         reason=least.reason,
     )
+
+
+def _checked(request: CompareRequest, jobs: JobRunner, findings: Findings, watch: Watch) -> CheckedByCompiler:
+    """Ask the compiler of the runner's cluster until the winner is a compiled one. HardwareError where it cannot."""
+    why_not = compiler_check.why_not_here(jobs, findings.space)
+    if why_not is not None:
+        raise HardwareError(why_not)
+    _, checked = compiler_check.check(jobs, findings, watch, request.most_compiled, study=None)
+    return checked
 
 
 def _compiled(row: HardwareRow, estimate: CandidateEstimate, said: CompilerEvidence) -> HardwareRow:

@@ -9,25 +9,32 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
+from typing import TypeVar
 
-from autoplan.errors import AutoplanError
-from autoplan.jobs.runner import JobRunner
+from autoplan.errors import AutoplanError, ConfigError, SourceError
+from autoplan.jobs.runner import TRACED_ON, JobRunner
 from autoplan.plan.records import Rejection
+from autoplan.sources import keras_backend
 from autoplan.tuning.estimates.estimator import Findings
+from autoplan.tuning.request import CompareRequest, Event, TuneRequest, Watch
 from autoplan.tuning.space.legal_configs import Space
 from autoplan.tuning.space.prune import KEEP_AT_MOST
 from cost_models.config import TrainConfig
 
+Answer = TypeVar("Answer")
+
 
 @dataclass(frozen=True)
-class Place:
+class OtherBackend:
     """Another backend: its runner of jobs, and how its findings are made."""
 
     jobs: JobRunner
     find: Callable[[JobRunner], Findings]
 
 
-def widened(jobs: JobRunner, own: Findings, places: Mapping[str, Place]) -> tuple[JobRunner, Findings]:
+def with_other_backends(
+    jobs: JobRunner, own: Findings, others: Mapping[str, OtherBackend]
+) -> tuple[JobRunner, Findings]:
     """The runner of jobs and the findings with every other backend that runs this training in them.
 
     Nothing is added for a training that splits its batch over devices: only JAX does that.
@@ -35,16 +42,16 @@ def widened(jobs: JobRunner, own: Findings, places: Mapping[str, Place]) -> tupl
     found: dict[str, Findings] = {}
     refused: list[Rejection] = []
     runners: dict[str, JobRunner] = {}
-    for name, place in places.items():
+    for name, other in others.items():
         if own.space.baseline.mesh.devices > 1:
             refused.append(_left_out(own, name, "the script splits its batch over devices, which only JAX does"))
             continue
         try:
-            found[name] = place.find(place.jobs)
+            found[name] = other.find(other.jobs)
         except AutoplanError as error:
             refused.append(_left_out(own, name, " ".join(str(error).split())))
             continue
-        runners[name] = place.jobs.with_(baseline=found[name].space.baseline)
+        runners[name] = other.jobs.with_(baseline=found[name].space.baseline)
     return jobs.with_(others=runners), _merged(own, found, refused)
 
 
@@ -83,3 +90,40 @@ def _in_turn(own: Findings, found: Mapping[str, Findings]) -> Iterable[TrainConf
     rounds = zip_longest(*(findings.shortlist for findings in (own, *found.values())))
     merged = [config for one_each in rounds for config in one_each if config is not None]
     return list(dict.fromkeys((*merged[:KEEP_AT_MOST], own.space.baseline, *(b for b in baselines if b in merged))))
+
+
+def on_a_backend(
+    request: TuneRequest | CompareRequest,
+    watch: Watch,
+    run: Callable[[keras_backend.BackendChoice], Answer],
+    *,
+    afar: bool,
+) -> Answer:
+    """Run on the chosen backend, or on the default where JAX was preferred and the source does not run on it.
+
+    afar  JAX is preferred for hardware that is not here, because its compilers can be asked
+    """
+    chosen = _backend(request, prefer=TRACED_ON if afar else None)
+    try:
+        return run(chosen)
+    except SourceError:
+        if chosen.instead_of is None:
+            raise
+        watch(
+            Event("note", f"the training does not get to its fit on {chosen.name}: going on with {chosen.instead_of}")
+        )
+        return run(keras_backend.BackendChoice(chosen.instead_of))
+
+
+def _backend(request: TuneRequest | CompareRequest, prefer: str | None) -> keras_backend.BackendChoice:
+    """The backend of the baseline: what `--backend` or `--fix backend=` says, else the script's own.
+
+    ConfigError when the two differ, and for a backend that is not there.
+    """
+    asked = None if request.backend is None else keras_backend.check_option(request.backend)
+    fixed = request.fix.get("backend")
+    if asked is not None and fixed not in (None, asked):
+        raise ConfigError(f"--backend {asked} and --fix backend={fixed}: keep one of them")
+    source = request.source
+    script = source.path if source.kind in ("script", "builder") else None
+    return keras_backend.choose(None if asked == keras_backend.AUTO else asked or fixed, script, prefer=prefer)

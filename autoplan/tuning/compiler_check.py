@@ -6,7 +6,7 @@ is compiled next. Each compilation is a trial of the study, kept there and never
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -20,9 +20,10 @@ from autoplan.machine import compiler_packages
 from autoplan.plan.records import CompilerEvidence, Evidence, Failure, FailureKind, Rejection, TrialRecord
 from autoplan.tuning.candidate_estimate import CandidateEstimate
 from autoplan.tuning.estimates.estimator import Findings
-from autoplan.tuning.request import WITNESSES, Event, Watch
+from autoplan.tuning.request import COMPILED_AT_MOST, Event, Watch
 from autoplan.tuning.space.legal_configs import Space
 from autoplan.tuning.space.prune import distance, would_fit
+from autoplan.tuning.trials.identity import identity, stem
 from autoplan.tuning.trials.storage import StudyPlace, study_name
 from autoplan.tuning.trials.study import Study, knob_choices
 from cost_models.config import Affects, TrainConfig
@@ -41,7 +42,7 @@ _STATE = ("parameters", "non_trainable", "optimizer", "accumulators", "inputs")
 
 
 @dataclass(frozen=True)
-class Witnessed:
+class CheckedByCompiler:
     """What the compiler said.
 
     winner       the best that it found to fit; None where none did
@@ -71,7 +72,7 @@ class Witnessed:
 
 
 @dataclass
-class Witness:
+class CompilerCheck:
     """Compiles one configuration after another and tells the watcher about each.
 
     most  so many are compiled at most, those of an earlier run not counted
@@ -81,11 +82,11 @@ class Witness:
     study: Study
     findings: Findings
     watch: Watch
-    most: int = WITNESSES
+    most: int = COMPILED_AT_MOST
     _compiled: int = 0
     _storage_failed: bool = False
 
-    def run(self) -> Witnessed:
+    def run(self) -> CheckedByCompiler:
         """Until the best of the corrected ranking has been compiled, or so many have been, or time is up."""
         interrupted = False
         try:
@@ -96,7 +97,9 @@ class Witness:
         ranked = [one for one in self._ranked() if self._evidence(one.config) is not None]
         winner = next((self.study.outcome(one.config) for one in ranked), None)
         instead = self._instead() if winner is None else None
-        return Witnessed(winner, tuple(self.study.records), tuple(self._too_large()), ended, interrupted, instead)
+        return CheckedByCompiler(
+            winner, tuple(self.study.records), tuple(self._too_large()), ended, interrupted, instead
+        )
 
     def _until_the_best_is_compiled(self) -> str:
         while True:
@@ -340,29 +343,23 @@ def why_not_here(jobs: JobRunner, space: Space) -> str | None:
     return compiler_packages.why_missing(target)
 
 
-def witnessed(
-    jobs: JobRunner,
-    findings: Findings,
-    watch: Watch,
-    most: int,
-    *,
-    study: str | None,
-    name: str,
-    identity: Mapping[str, Any],
-) -> tuple[StudyPlace, Witnessed]:
-    """What the compiler of the runner's cluster says, kept in a study. HardwareError where it is not here.
+def check(
+    jobs: JobRunner, findings: Findings, watch: Watch, most: int, *, study: str | None
+) -> tuple[StudyPlace, CheckedByCompiler]:
+    """Compile the best estimates with the compiler of the runner's cluster, in a study.
 
-    study     where it is kept; None: at the usual place under `name`
-    identity  what the study is of, to which the compiler is added
+    most   the largest number of configurations to compile
+    study  path or URL of the study; None: the usual folder
+
+    HardwareError where the compiler is not installed here.
     """
     target = compiler_target(jobs.cluster)
-    versions = compiler_packages.versions(target)
-    key = {**identity, "compiler": target.name, **versions}
-    place = StudyPlace.choose(study, study_name(name, key))
+    key = {**identity(jobs, findings), "compiler": target.name, **compiler_packages.versions(target)}
+    place = StudyPlace.choose(study, study_name(stem(jobs.source), key))
     choices = knob_choices([findings.space.baseline, *findings.space.configs])
     watch(Event("stage", f"compiling the best predictions with {target.name}"))
     with Study(place, findings.shortlist, choices, key) as kept:
-        return place, Witness(jobs.with_(logs=place.folder), kept, findings, watch, most).run()
+        return place, CompilerCheck(jobs.with_(logs=place.folder), kept, findings, watch, most).run()
 
 
 def _within_headroom(estimate: CandidateEstimate) -> bool:

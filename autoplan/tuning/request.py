@@ -15,8 +15,8 @@ from cost_models.config import Batch, Mesh, TrainConfig
 from cost_models.estimate import Estimate
 from cost_models.hardware.cluster import Cluster
 
-WITNESSES = 5
-"""The number of configurations that are compiled by default."""
+COMPILED_AT_MOST = 5
+"""The largest number of configurations to compile where the user names none."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class TuneRequest:
     """What `autoplan tune` was asked. Batch range in samples; budget in seconds; headroom a fraction of capacity.
 
     memory_limit_bytes   what the training may take at most: of all devices of a processor together, of each elsewhere
-    witnesses            so many configurations are compiled for hardware that is not here; None: a few, where that
-                         can be done
+    compile_count        the largest number of configurations to compile for hardware that is not here; None: a few,
+                         where a compiler is installed
     """
 
     source: SourceSpec
@@ -42,16 +42,16 @@ class TuneRequest:
     memory_limit_bytes: int | None = None
     output: Path | None = None
     measure: bool = True
-    witnesses: int | None = None
+    compile_count: int | None = None
     dry_run: bool = False
     scratch: bool = False
 
     @property
     def most_compiled(self) -> int:
-        """So many configurations a compiler may be asked about: none where arithmetic alone was asked for."""
-        if self.witnesses is not None:
-            return self.witnesses
-        return WITNESSES if self.measure else 0
+        """The largest number of configurations to compile; none where arithmetic alone was asked for."""
+        if self.compile_count is not None:
+            return self.compile_count
+        return COMPILED_AT_MOST if self.measure else 0
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class CompareRequest:
     @property
     def most_compiled(self) -> int:
         """So many configurations the compiler of each hardware may be asked about."""
-        return WITNESSES
+        return COMPILED_AT_MOST
 
 
 @dataclass(frozen=True)
@@ -171,3 +171,7 @@ class TuneResult:
 
 Watch = Callable[[Event], None]
 """A function that receives every Event, in the thread that tunes."""
+
+
+def silent(event: Event) -> None:
+    """Show nothing."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from autoplan import planner
+from autoplan.jobs import workers
 from autoplan.sources import source
 from autoplan.tuning.request import TuneRequest
 from tests.builders.observations import cluster
@@ -18,8 +19,8 @@ def tune(tmp_path, monkeypatch):
     script.write_text("import keras\nkeras.Model().fit()\n")
 
     def run(client, *, here=None, **wishes):
-        monkeypatch.setattr(planner, "Client", client)
-        monkeypatch.setattr(planner, "_cluster", lambda *_: here or cluster())
+        monkeypatch.setattr(workers, "Client", client)
+        monkeypatch.setattr(workers.Workers, "cluster", lambda *_: here or cluster())
         run.events = []
         # A database in memory: what is not about studies need not wait for a disk.
         wishes = {

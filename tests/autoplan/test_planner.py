@@ -11,6 +11,7 @@ import pytest
 
 from autoplan import planner
 from autoplan.errors import ConfigError, NoFeasibleConfiguration, OutputError, WorkloadError
+from autoplan.jobs import workers
 from autoplan.jobs.messages import JobKind
 from autoplan.machine import local_hardware
 from autoplan.plan import file
@@ -325,7 +326,7 @@ def test_a_place_that_cannot_be_written_is_told_before_anything_runs(tune, tmp_p
 def test_an_estimate_is_of_all_devices_on_data_unless_a_mesh_is_given(tune, monkeypatch):
     client = fake()
     tune(client, dry_run=True)
-    monkeypatch.setattr(planner, "_cluster", lambda *_: local_hardware.resolve("tpu-v5e-8"))
+    monkeypatch.setattr(workers.Workers, "cluster", lambda *_: local_hardware.resolve("tpu-v5e-8"))
     spec = client.jobs[0].source
     estimated = planner.estimate(
         EstimateRequest(source=spec, hardware="tpu-v5e-8", settings={"global": 512, "accumulation": 2})

@@ -30,7 +30,7 @@ from autoplan.plan.records import (
     WholeFit,
 )
 from autoplan.sources.source import SourceSpec
-from autoplan.tuning.compiler_check import Witnessed
+from autoplan.tuning.compiler_check import CheckedByCompiler
 from autoplan.tuning.estimates import calibration
 from autoplan.tuning.estimates.estimator import Findings
 from autoplan.tuning.objective import PlannedFit, settled_compile_seconds
@@ -86,20 +86,20 @@ def _least_change(findings: Findings, best: TrainConfig) -> TrainConfig:
     return min(alike, key=lambda one: distance(findings.space.baseline, one))
 
 
-def compiled_plan(request: TuneRequest, findings: Findings, witnessed: Witnessed) -> Plan:
+def compiled_plan(request: TuneRequest, findings: Findings, checked: CheckedByCompiler) -> Plan:
     """The best that the target's compiler found to fit; where it found none, the best that it has not refused.
 
     NoFeasibleConfiguration where it found everything too large.
     """
-    winner = witnessed.winner
-    best = witnessed.instead if winner is None else winner.config
+    winner = checked.winner
+    best = checked.instead if winner is None else winner.config
     if best is None:
-        raise NoFeasibleConfiguration(_all_too_large(witnessed))
-    compiled = [record for record in witnessed.records if record.compiled is not None]
+        raise NoFeasibleConfiguration(_all_too_large(checked))
+    compiled = [record for record in checked.records if record.compiled is not None]
     if winner is None:
-        found = "none that was compiled was found to fit" if witnessed.records else "none was compiled"
+        found = "none that was compiled was found to fit" if checked.records else "none was compiled"
         why = (
-            f"best of {len(findings.estimates)} configurations by prediction; {found} ({witnessed.ended}), so no "
+            f"best of {len(findings.estimates)} configurations by prediction; {found} ({checked.ended}), so no "
             "compiler stands behind it"
         )
         why += "" if findings.estimates[best].fits else "; whether it fits is not sure"
@@ -115,11 +115,11 @@ def compiled_plan(request: TuneRequest, findings: Findings, witnessed: Witnessed
         evidence=Evidence.ANALYTIC if winner is None else Evidence.COMPILED,
         baseline=_baseline(findings, None),
         compiled=None if winner is None else winner.compiled,
-        trials=list(witnessed.records),
-        left_out=witnessed.rejected,
+        trials=list(checked.records),
+        left_out=checked.rejected,
         notes=[
             why,
-            *witnessed.notes,
+            *checked.notes,
             *_baseline_too_large(findings),
             *_untried(findings.space.baseline, best),
             *_idle(findings, best),
@@ -139,13 +139,13 @@ def _baseline_too_large(findings: Findings) -> list[str]:
     return [f"your own configuration {hope} on {where}: it needs up to {needs} of {there} a device (analytic)"]
 
 
-def _all_too_large(witnessed: Witnessed) -> str:
+def _all_too_large(checked: CheckedByCompiler) -> str:
     """The least that the compiler found needed, of those whose need it told."""
-    told = [one for one in witnessed.rejected if one.figures["needed_bytes"] is not None]
+    told = [one for one in checked.rejected if one.figures["needed_bytes"] is not None]
     least = min(told, key=lambda one: int(one.figures["needed_bytes"] or 0), default=None)
     what = "" if least is None else f", the least {least.config.describe()}: {least.reason}"
     return (
-        f"none of the configurations that the compiler was asked about fits ({len(witnessed.rejected)} are too large"
+        f"none of the configurations that the compiler was asked about fits ({len(checked.rejected)} are too large"
         f"{what}), and nothing else may. What would fit: larger devices or more of them, a smaller --effective-batch, "
         "or fewer restrictions (--fix, --only)"
     )

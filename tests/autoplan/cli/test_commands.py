@@ -92,7 +92,7 @@ def test_every_option_of_tune_reaches_the_planner(folder, asked):
 )
 def test_compile_limits_the_compiled_candidates_and_witness_is_its_former_name(folder, asked, options, most):
     assert run("tune", "train.py", *options).exit_code == 0
-    assert asked[0].witnesses == most
+    assert asked[0].compile_count == most
 
 
 def test_help_names_compile_alone():

@@ -10,10 +10,12 @@ from autoplan import planner
 from autoplan.comparison.compare import MOST_COMPILED
 from autoplan.comparison.result import FitVerdict
 from autoplan.errors import ConfigError, HardwareError, SourceError, WorkloadError
+from autoplan.jobs import workers
 from autoplan.jobs.messages import JobKind, JobResult
 from autoplan.plan.records import CompiledMemory, CompilerEvidence, Evidence, FailureKind, Rejection, TrialRecord
 from autoplan.sources import source
-from autoplan.tuning.compiler_check import NOTHING_LEFT, Witnessed
+from autoplan.tuning import compiler_check
+from autoplan.tuning.compiler_check import NOTHING_LEFT, CheckedByCompiler
 from autoplan.tuning.request import CompareRequest
 from cost_models.config import Precision
 from cost_models.estimate import estimate
@@ -63,7 +65,7 @@ def compare(tmp_path, monkeypatch):
     (tmp_path / "train.py").write_text("import keras\nkeras.Model().fit()\n")
 
     def run(client, *hardware, **wishes):
-        monkeypatch.setattr(planner, "Client", client)
+        monkeypatch.setattr(workers, "Client", client)
         return planner.compare(CompareRequest(source.resolve("train.py"), hardware=hardware, **wishes))
 
     return run
@@ -186,12 +188,12 @@ def test_two_spellings_of_a_name_are_one_row(compare):
 
 def test_a_file_and_this_machine_stand_beside_the_catalogue(compare, tmp_path, monkeypatch):
     (tmp_path / "mine.yaml").write_text("base: gpu-t4-x2\nname: mine\ninner_link: null\n")
-    resolve = planner._cluster
+    resolve = workers.Workers.cluster
 
-    def find(workers, name, *rest):
-        return dataclasses.replace(machine(), name="local") if name == "local" else resolve(workers, name, *rest)
+    def find(self, name, *rest):
+        return dataclasses.replace(machine(), name="local") if name == "local" else resolve(self, name, *rest)
 
-    monkeypatch.setattr(planner, "_cluster", find)
+    monkeypatch.setattr(workers.Workers, "cluster", find)
     found = compare(training(), "mine.yaml", "local", "gpu-t4")
     by_name = {row.hardware: row for row in found.rows}
     assert by_name.keys() == {"mine", "local", "gpu-t4"}
@@ -249,36 +251,36 @@ def said_of(one, total_bytes, time=TIME):
 
 
 @pytest.fixture
-def witnessed(compare, monkeypatch):
+def checked(compare, monkeypatch):
     """Compare one kind of hardware with a compiler that answers as told, from the findings that it gets."""
-    monkeypatch.setattr(planner, "why_not_here", lambda jobs, space: None)
+    monkeypatch.setattr(compiler_check, "why_not_here", lambda jobs, space: None)
 
     def run(answer, client=None):
-        monkeypatch.setattr(planner, "_said", lambda *asked: (None, answer(asked[3])))
+        monkeypatch.setattr(compiler_check, "check", lambda *asked, study: (None, answer(asked[1])))
         (row,) = compare(client or training(), "tpu-v5e-1", compile=True).rows
         return row
 
     return run
 
 
-def test_the_compilers_winner_is_the_row(witnessed):
+def test_the_compilers_winner_is_the_row(checked):
     def answer(findings):
-        return Witnessed(said_of(findings.shortlist[-1], 5 * GIB), (), (), "the best is compiled")
+        return CheckedByCompiler(said_of(findings.shortlist[-1], 5 * GIB), (), (), "the best is compiled")
 
-    row = witnessed(answer)
+    row = checked(answer)
     assert (row.verdict, row.evidence, row.compiler) == (FitVerdict.TRAINS, Evidence.COMPILED, "XLA:TPU made")
     assert (row.needed_bytes, row.least_bytes) == (5 * GIB, 5 * GIB)
     assert (row.samples_per_second, row.mfu, row.bound) == (123.0, 0.5, "memory")
 
 
-def test_a_compiled_program_that_nobody_can_price_keeps_its_estimate_and_says_so(witnessed):
+def test_a_compiled_program_that_nobody_can_price_keeps_its_estimate_and_says_so(checked):
     estimates = {}
 
     def answer(findings):
         estimates.update(findings.estimates)
-        return Witnessed(said_of(findings.shortlist[-1], 5 * GIB, time=None), (), (), "the best is compiled")
+        return CheckedByCompiler(said_of(findings.shortlist[-1], 5 * GIB, time=None), (), (), "the best is compiled")
 
-    row = witnessed(answer)
+    row = checked(answer)
     assert row.evidence is Evidence.COMPILED
     assert row.samples_per_second == estimates[row.config].analytic.time.samples_per_second
     assert row.notes == ("its memory is compiled, its rate is analytic: the program could not be priced",)
@@ -291,7 +293,7 @@ def test_a_compiled_program_that_nobody_can_price_keeps_its_estimate_and_says_so
         ("5 configurations compiled", FitVerdict.UNCERTAIN),
     ],
 )
-def test_what_the_compiler_finds_too_large_is_no_row_that_trains(witnessed, ended, verdict):
+def test_what_the_compiler_finds_too_large_is_no_row_that_trains(checked, ended, verdict):
     def answer(findings):
         refused = [
             Rejection(
@@ -302,24 +304,24 @@ def test_what_the_compiler_finds_too_large_is_no_row_that_trains(witnessed, ende
             )
             for one, size in zip(findings.shortlist[:2], (40 * GIB, 30 * GIB), strict=True)
         ]
-        return Witnessed(None, (), tuple(refused), ended)
+        return CheckedByCompiler(None, (), tuple(refused), ended)
 
-    row = witnessed(answer)
+    row = checked(answer)
     assert (row.verdict, row.evidence, row.needed_bytes) == (verdict, Evidence.COMPILED, 30 * GIB)
     assert (row.samples_per_second, row.usd_per_million_samples) == (None, None)
 
 
-def test_where_no_compiler_can_be_asked_the_estimate_stays_and_says_so(witnessed):
+def test_where_no_compiler_can_be_asked_the_estimate_stays_and_says_so(checked):
     def refuse(findings):
         raise HardwareError("XLA:TPU is not installed here")
 
-    row = witnessed(refuse)
+    row = checked(refuse)
     assert (row.verdict, row.evidence) == (FitVerdict.TRAINS, Evidence.ANALYTIC)
     assert row.notes == ("no compiler was asked: XLA:TPU is not installed here",)
-    row = witnessed(refuse, training(wide(200)))
+    row = checked(refuse, training(wide(200)))
     assert row.notes == ("no compiler was asked: nothing may fit",)
 
 
-def test_ctrl_c_while_compiling_is_ctrl_c(witnessed):
+def test_ctrl_c_while_compiling_is_ctrl_c(checked):
     with pytest.raises(KeyboardInterrupt):
-        witnessed(lambda findings: Witnessed(None, (), (), "interrupted", interrupted=True))
+        checked(lambda findings: CheckedByCompiler(None, (), (), "interrupted", interrupted=True))

@@ -14,7 +14,7 @@ import pytest
 from autoplan.errors import ConfigError, HardwareError, NoFeasibleConfiguration, StudyError
 from autoplan.jobs.budget import Clock
 from autoplan.jobs.messages import JobKind
-from autoplan.machine import compiler_packages, processes
+from autoplan.machine import compiler_packages, this_machine
 from autoplan.plan import file
 from autoplan.plan.records import Evidence, FailureKind
 from autoplan.sources import keras_backend
@@ -106,7 +106,7 @@ def test_no_more_are_compiled_than_asked_for(plan_for):
         return failure(FailureKind.TIMEOUT, "slow") if job.kind is JobKind.LOWER else None
 
     client = fake(own=OWN, plant=slow)
-    plan = plan_for(client, witnesses=2).plan
+    plan = plan_for(client, compile_count=2).plan
     assert len(asked(client)) == 2
     assert plan.evidence is Evidence.ANALYTIC
     assert plan.compiled is None
@@ -160,7 +160,7 @@ def test_interrupted_it_plans_from_what_was_compiled(plan_for):
 
 def test_none_is_asked_where_none_shall_be(plan_for):
     client = fake(own=OWN)
-    plan = plan_for(client, witnesses=0).plan
+    plan = plan_for(client, compile_count=0).plan
     assert asked(client) == []
     assert plan.evidence is Evidence.ANALYTIC
 
@@ -174,7 +174,7 @@ def test_a_compiler_that_is_not_here_is_told_of_and_does_not_stand_in_the_way(pl
     assert plan.evidence is Evidence.ANALYTIC
     assert "no compiler was asked: XLA:TPU is not installed here" in plan.notes
     with pytest.raises(HardwareError, match="not installed here"):
-        plan_for(fake(own=OWN), witnesses=3)
+        plan_for(fake(own=OWN), compile_count=3)
 
 
 def test_what_is_told_on_the_way(plan_for):
@@ -191,7 +191,7 @@ def test_a_plan_is_never_what_the_compiler_found_too_large(plan_for):
     def compiler(config):
         return compiled(20 * GIB) if config.batch.local == 256 else compiled(2**20)
 
-    plan = plan_for(fake(own=OWN, compiler=compiler), witnesses=1, fix={"mesh.data": "1"}).plan
+    plan = plan_for(fake(own=OWN, compiler=compiler), compile_count=1, fix={"mesh.data": "1"}).plan
     assert plan.evidence is Evidence.ANALYTIC
     assert plan.config.batch.local < 256
     assert plan.config not in [one.config for one in plan.rejected if one.figures.get("evidence") == "compiled"]
@@ -200,7 +200,7 @@ def test_a_plan_is_never_what_the_compiler_found_too_large(plan_for):
 def test_where_the_compiler_finds_everything_too_large_nothing_is_feasible(plan_for):
     client = fake(own=OWN, compiler=lambda config: compiled((16 + config.batch.local) * GIB))
     with pytest.raises(NoFeasibleConfiguration, match=r"needs 17.0 GiB of 14.5 GiB a device\), and nothing else may"):
-        plan_for(client, witnesses=99, fix={"mesh.data": "1"})
+        plan_for(client, compile_count=99, fix={"mesh.data": "1"})
 
 
 def test_a_compilation_that_the_budget_cut_short_may_be_asked_for_again(plan_for, tmp_path, monkeypatch):
@@ -228,11 +228,11 @@ def test_memory_that_runs_out_here_says_nothing_of_the_device(plan_for, tmp_path
     def swollen(job):
         return failure(FailureKind.COMPILE_OOM, "held 13.0 GiB of 12.0 GiB") if job.kind is JobKind.LOWER else None
 
-    plan = plan_for(fake(own=OWN, plant=swollen), study=study, witnesses=1).plan
+    plan = plan_for(fake(own=OWN, plant=swollen), study=study, compile_count=1).plan
     assert plan.evidence is Evidence.ANALYTIC
     assert [one for one in plan.rejected if one.figures.get("evidence") == "compiled"] == []
     assert any("compiling takes more memory than this machine has (held 13.0 GiB" in note for note in plan.notes)
-    again = plan_for(fake(own=OWN), study=study, witnesses=1).plan
+    again = plan_for(fake(own=OWN), study=study, compile_count=1).plan
     assert (again.evidence, again.config) == (Evidence.COMPILED, plan.config)
 
 
@@ -257,7 +257,7 @@ def test_without_jit_compile_no_compiler_is_asked(plan_for):
     assert asked(client) == []
     assert "no compiler was asked: without jit_compile nothing is compiled" in plan.notes
     with pytest.raises(HardwareError, match="without jit_compile"):
-        plan_for(fake(own=OWN), fix={"jit_compile": "false"}, witnesses=2)
+        plan_for(fake(own=OWN), fix={"jit_compile": "false"}, compile_count=2)
 
 
 def test_a_compiler_that_does_not_take_the_hardware_does_not_stand_in_the_way(plan_for):
@@ -268,7 +268,7 @@ def test_a_compiler_that_does_not_take_the_hardware_does_not_stand_in_the_way(pl
     assert plan.evidence is Evidence.ANALYTIC
     assert any(note.startswith("no compiler was asked: XLA:TPU v5e:2x2 is not taken") for note in plan.notes)
     with pytest.raises(HardwareError, match="is not taken"):
-        plan_for(fake(own=OWN, compiler=refuse), witnesses=2)
+        plan_for(fake(own=OWN, compiler=refuse), compile_count=2)
 
 
 def test_what_another_backend_would_run_is_not_compiled(plan_for, monkeypatch):
@@ -283,7 +283,7 @@ def test_what_another_backend_would_run_is_not_compiled(plan_for, monkeypatch):
 def test_where_no_estimate_is_sure_the_compiler_decides(plan_for):
     """A chip with less than the upper end of what is estimated, and more than the lower one."""
     wishes = {"only": ("steps_per_execution",), "fix": {"mesh.data": "1"}}
-    memory = plan_for(fake(own=OWN), witnesses=0, **wishes).plan.predicted.memory
+    memory = plan_for(fake(own=OWN), compile_count=0, **wishes).plan.predicted.memory
     low, high = memory.total_low, memory.total_high
     chip = dataclasses.replace(NAMED.chip, usable_memory_bytes=int((low + high) / 2 / 0.92))
     small = dataclasses.replace(NAMED, chip=chip)
@@ -292,11 +292,11 @@ def test_where_no_estimate_is_sure_the_compiler_decides(plan_for):
     with pytest.raises(NoFeasibleConfiguration, match="the compiler was asked about"):
         plan_for(fake(own=OWN, compiler=lambda config: compiled(high)), here=small, **wishes)
     with pytest.raises(NoFeasibleConfiguration, match="none of 1 configurations fits"):
-        plan_for(fake(own=OWN), here=small, witnesses=0, **wishes)
+        plan_for(fake(own=OWN), here=small, compile_count=0, **wishes)
 
 
 def test_two_are_compiled_side_by_side_where_there_are_cores(plan_for, monkeypatch, tmp_path):
-    monkeypatch.setattr(processes, "processors", lambda: 4)
+    monkeypatch.setattr(this_machine, "cpu_count", lambda: 4)
     study = str(tmp_path / "study.db")
     client = fake(own=OWN, compiler=lambda config: compiled(int(config.batch.local / 256 * 40 * GIB)))
     plan = plan_for(client, fix={"mesh.data": "1"}, study=study).plan

@@ -4,6 +4,7 @@ import pytest
 
 from autoplan import planner
 from autoplan.errors import NoFeasibleConfiguration, StudyError
+from autoplan.jobs import workers
 from autoplan.jobs.client import Client
 from autoplan.jobs.messages import Job, JobKind
 from autoplan.plan import file
@@ -110,10 +111,10 @@ def tune(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     script = tmp_path / "train.py"
     script.write_text("import keras\nkeras.Model().fit()\n")
-    monkeypatch.setattr(planner, "_cluster", lambda *_: cluster())
+    monkeypatch.setattr(workers.Workers, "cluster", lambda *_: cluster())
 
     def run(client, **wishes):
-        monkeypatch.setattr(planner, "Client", client)
+        monkeypatch.setattr(workers, "Client", client)
         wishes = {"study": "sqlite:///:memory:", "only": ("batch",), "trials": 8} | wishes
         request = TuneRequest(
             source=source.resolve(str(script)), backend="jax", output=tmp_path / "plan.yaml", **wishes

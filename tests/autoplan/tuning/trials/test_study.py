@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import sqlalchemy
 
-from autoplan import planner
 from autoplan.errors import StudyError
 from autoplan.plan.records import Failure, FailureKind, Measurement, TrialRecord
 from autoplan.tuning.trials.storage import StudyPlace
@@ -383,7 +382,7 @@ def test_a_study_of_another_script_or_hardware_is_refused_before_anything_runs(t
 
 
 def test_a_full_disk_ends_the_trials_and_loses_nothing(tune, monkeypatch):
-    tell = planner.Study.tell
+    tell = Study.tell
     calls = []
 
     def full(self, config, outcome, objective, predicted=None):
@@ -393,7 +392,7 @@ def test_a_full_disk_ends_the_trials_and_loses_nothing(tune, monkeypatch):
             raise StudyError("the study cannot be written: the disk is full")
         return record
 
-    monkeypatch.setattr(planner.Study, "tell", full)
+    monkeypatch.setattr(Study, "tell", full)
     result = tune(tune_requests.fake())
     assert len(result.plan.trials) == 3
     assert result.plan.config == tune_requests.BEST

@@ -1,0 +1,132 @@
+"""Tuning on hardware that is here: trials, verification, and a plan with what was measured."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+
+from autoplan.jobs.runner import JobRunner
+from autoplan.tuning.estimates.estimator import Findings
+from autoplan.tuning.request import Event, TuneRequest, TuneResult, Watch, silent
+from autoplan.tuning.result.build_plan import measured_plan
+from autoplan.tuning.result.finish import finish
+from autoplan.tuning.trials.identity import identity, known_at_once, stem
+from autoplan.tuning.trials.runner import Reference, Runner, Tried
+from autoplan.tuning.trials.storage import StudyPlace, study_name
+from autoplan.tuning.trials.study import PREDICTED_FIRST, Study, knob_choices, refuse_unusable
+from autoplan.tuning.verification.statistics import Timed, exactness_expected
+from autoplan.tuning.verification.verifier import MOST_PAIRS, PAIRS, Verified, Verifier, verification_seconds
+
+VERIFICATION_ATTEMPTS = 2
+TRIAL_SECONDS = 12.0
+"""Assumed seconds of a trial besides its setup: compiling, warming up, eight groups with the input path, a few
+without."""
+
+
+def refuse_unusable_study(request: TuneRequest, jobs: JobRunner) -> None:
+    """StudyError before the source is run, where the study that the user named cannot be used."""
+    if request.study is not None:
+        refuse_unusable(StudyPlace.choose(request.study, ""), known_at_once(jobs))
+
+
+def measure(request: TuneRequest, jobs: JobRunner, findings: Findings, watch: Watch) -> TuneResult:
+    """Trials, verification, plan."""
+    space, observation = findings.space, findings.observation
+    key = identity(jobs, findings)
+    place = StudyPlace.choose(request.study, study_name(stem(request.source), key))
+    jobs = jobs.with_(logs=place.folder)
+    shortlist = findings.shortlist
+    choices = knob_choices([space.baseline, *space.configs])
+    kinds = len({(config.mesh, config.backend) for config in shortlist})
+    with Study(place, shortlist, choices, key, first=max(PREDICTED_FIRST, kinds + 1)) as study:
+        runner = Runner(
+            jobs,
+            study,
+            observation,
+            findings.estimates,
+            legal=frozenset(space.configs),
+            watch=watch,
+            trials=request.trials,
+            exact=_exact(findings),
+        )
+        if study.records:
+            kept = f"{len(study.records)} trials of an earlier run are kept"
+            watch(Event("note", f"{kept}; to measure afresh remove {place}, or use --study PATH"))
+        tried = _try(runner, findings, watch)
+        if tried.interrupted:
+            # Whoever interrupts may not let the verification end: what is known so far is written before it begins.
+            finish(request, measured_plan(request, findings, tried, None, runner.ranked()), findings, silent)
+        verified, repeats, interrupted = _verify(runner, tried, watch)
+        plan = measured_plan(request, findings, tried, verified, runner.ranked(), repeats)
+        result = finish(request, plan, findings, watch)
+    return replace(result, study_path=str(place), interrupted=tried.interrupted or interrupted)
+
+
+def _try(runner: Runner, findings: Findings, watch: Watch) -> Tried:
+    """The baseline, a reference where the baseline does not run, and the rest."""
+    baseline = findings.space.baseline
+    first = runner.run_baseline(baseline)
+    reference = Reference(first) if first.measurement is not None else runner.run_reference(first)
+    # A trial that ran out of memory was a short one, and no measure of how long others may take.
+    wall_seconds = reference.record.measurement.wall_seconds if reference.record.measurement else 0.0
+    seconds = max(runner.typical_seconds(), wall_seconds) or TRIAL_SECONDS
+    runner.jobs = runner.jobs.patient(seconds)
+    runner.reference_seconds = seconds
+    ended, interrupted = "interrupted", True
+    if not reference.interrupted:
+        with suppress(KeyboardInterrupt):
+            ended, interrupted = runner.run_rest(), False
+    watch(Event("stage", f"trials ended: {ended}"))
+    return Tried(
+        first,
+        reference.record,
+        tuple(runner.study.records),
+        ended,
+        interrupted,
+        rescued=reference.rescued,
+        left_out=tuple(runner.left_out),
+    )
+
+
+def _verify(runner: Runner, tried: Tried, watch: Watch) -> tuple[list[Verified] | None, list[Timed], bool]:
+    """Verify what is better than the reference, or where nothing is, repeat the reference; None: nothing came of it.
+
+    Also returns every run of a configuration that ran more than once, which tells how far processes differ, and whether
+    Ctrl-C ended it.
+    """
+    better = runner.worth_verifying(tried.reference)
+    verifier = Verifier(
+        runner.jobs,
+        runner.observation,
+        watch,
+        most_pairs=PAIRS if tried.interrupted else MOST_PAIRS,
+    )
+    attempts = 1 if tried.interrupted else VERIFICATION_ATTEMPTS
+    reference, first = tried.reference.config, tried.reference.measurement
+    try:
+        verified = verifier.verify_best(reference, better[:attempts])
+        repeats = [run for one in verified for run in one.runs]
+        if first is not None and not repeats and not tried.interrupted:
+            repeats = verifier.repeat(reference, first)
+    except KeyboardInterrupt:
+        return None, [], True
+    return verified, repeats, verifier.interrupted
+
+
+def dry_run(request: TuneRequest, findings: Findings, *, here: bool) -> TuneResult:
+    """What would be tried, and about how long it would take where that is trials."""
+    setup_seconds = findings.observation.setup_seconds
+    trial_seconds = setup_seconds + TRIAL_SECONDS
+    trials = min(request.trials, len(findings.shortlist) + 1)
+    seconds = trials * trial_seconds + verification_seconds(
+        trial_seconds, trial_seconds, setup_seconds, exact=_exact(findings)
+    )
+    return TuneResult(None, findings.candidates(), findings.rejected, seconds if here else None, None, None)
+
+
+def _exact(findings: Findings) -> bool:
+    """Whether the best prediction's losses must be the baseline's."""
+    facts, best = findings.observation, findings.shortlist[0]
+    return exactness_expected(
+        findings.space.baseline, best, random_layers=facts.random_layers, batch_norm=facts.batch_norm
+    )
