@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from autoplan import planner
-from autoplan.errors import ConfigError, NoFeasibleConfiguration, OutputError, WorkloadError
+from autoplan.errors import ConfigError, OutputError
 from autoplan.jobs import workers
 from autoplan.jobs.messages import JobKind
 from autoplan.machine import local_hardware
@@ -21,7 +21,7 @@ from autoplan.tuning.request import EstimateRequest, TuneRequest
 from cost_models.config import Batch
 from tests.builders.fake_client import failure, micro_step_seconds
 from tests.builders.observations import cluster, config
-from tests.builders.tune_requests import BEST, OWN, fake, tried
+from tests.builders.tune_requests import BEST, OWN, fake
 
 
 @pytest.fixture
@@ -86,14 +86,6 @@ def test_a_step_is_traced_on_jax_whatever_it_trains_on(tune, every_backend):
     assert plan.predicted.config.backend == "torch"
 
 
-def test_without_jax_trials_go_without_estimates_and_that_is_said(tune, monkeypatch):
-    monkeypatch.setattr(keras_backend, "installed", lambda name: name == "torch")
-    plan = tune(fake(), backend="torch").plan
-    assert plan.predicted is None
-    assert plan.config == BEST.with_(backend="torch")
-    assert any("tracing it on JAX, which is not installed here" in note for note in plan.notes)
-
-
 def test_a_backend_pinned_like_a_knob_is_the_backend(tune, every_backend):
     client = fake()
     assert tune(client, fix={"backend": "torch"}).plan.config.backend == "torch"
@@ -121,51 +113,6 @@ def test_a_planted_fault_is_undone_and_the_plan_is_verified(tune, tmp_path):
     assert not result.interrupted
 
 
-def test_trial_0_is_the_baseline_and_then_come_the_best_predictions(tune):
-    result = tune(fake())
-    assert tried(result)[:6] == [OWN, config(256), config(128, 2), config(64, 4), config(16, 16), config(8, 32)]
-    assert [record.number for record in result.plan.trials] == list(range(len(result.plan.trials)))
-    assert len(set(tried(result)) - {OWN}) >= 5
-
-
-def test_baseline_and_winner_alternate_in_clean_processes(tune):
-    client = fake()
-    tune(client)
-    assert client.of_kind(JobKind.MEASURE)[-6:] == [OWN, BEST, BEST, OWN, OWN, BEST]
-    assert [job.options.get("validation") for job in client.jobs[-6:]] == [None, True, None, None, None, None]
-    assert client.of_kind(JobKind.NUMERICS) == [BEST, OWN]
-
-
-def test_the_number_of_trials_is_kept(tune):
-    result = tune(fake(), trials=3)
-    assert len(result.plan.trials) == 3
-    assert "trials ended: all 3 trials are done" in result.plan.notes
-
-
-def test_a_failure_ends_a_trial_and_not_the_study(tune):
-    client = fake(plant=lambda job: failure() if job.kind is JobKind.MEASURE and job.config == BEST else None)
-    result = tune(client)
-    assert result.plan.config == config(128, 2)
-    failed = [record for record in result.plan.trials if record.outcome == "failed"]
-    assert [(record.config, record.failure.kind) for record in failed] == [(BEST, FailureKind.OOM)]
-
-
-def test_a_winner_that_trains_otherwise_is_refused_and_the_next_is_tried(tune):
-    losses = lambda one, seed, updates: [2.0 if one == BEST else 1.0] * updates  # noqa: E731
-    plan = tune(fake(losses=losses)).plan
-    assert plan.config == config(128, 2)
-    assert plan.verification.numerics == "exact"
-
-
-def test_a_winner_that_dies_in_verification_leaves_the_next(tune):
-    def plant(job):
-        verifying = job.kind is JobKind.MEASURE and "cache_dir" in job.options
-        return failure(FailureKind.CRASH) if verifying and job.config == BEST else None
-
-    plan = tune(fake(plant=plant)).plan
-    assert plan.config == config(128, 2)
-
-
 def test_random_layers_are_judged_by_five_seeds_of_the_baseline(tune):
     client = fake(facts={"random_layers": True})
     plan = tune(client).plan
@@ -181,57 +128,6 @@ def test_another_effective_batch_is_not_compared_and_comes_with_its_rule(tune):
     assert plan.verification.numerics == "not_compared"
     rule = "square root rule for Adam: multiply the learning rate by 11.3"
     assert any(rule in note for note in plan.notes)
-
-
-def test_pins_hold_even_where_the_baseline_breaks_them(tune):
-    plan = tune(fake(BEST), fix={"accumulation": "8"}, only=()).plan
-    assert plan.config.batch == config(32, 8).batch
-    assert "what was asked for leaves the baseline out, so the plan is the best of the rest" in plan.notes[0]
-    assert plan.verification.faster is False
-
-
-def test_the_budget_leaves_time_to_verify(tune, monkeypatch):
-    """On the clock of the made-up machine each job takes 10 s."""
-    now = [0.0]
-    monkeypatch.setattr("autoplan.jobs.budget.time.monotonic", lambda: now[0])
-
-    def plant(job):
-        now[0] += 10.0
-        return
-
-    result = tune(fake(plant=plant), budget_seconds=150.0)
-    assert len(result.plan.trials) == 5
-    assert "trials ended: the budget is spent, but for verification" in result.plan.notes
-    assert result.plan.verification.faster
-    assert now[0] <= 150.0
-    assert all(event.seconds_left is not None for event in tune.events if event.kind == "trial_finished")
-
-
-def test_a_budget_that_does_not_reach_the_first_measurement_is_an_error(tune, monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr("autoplan.jobs.budget.time.monotonic", lambda: now[0])
-
-    def plant(job):
-        now[0] += 30.0
-        return failure(FailureKind.TIMEOUT) if job.kind is JobKind.MEASURE else None
-
-    with pytest.raises(ConfigError, match="the budget of 60 s was spent before a configuration was measured"):
-        tune(fake(plant=plant), budget_seconds=60.0)
-
-
-def test_a_dry_run_lists_and_measures_nothing(tune, tmp_path):
-    client = fake()
-    result = tune(client, dry_run=True, output=None)
-    assert result.plan is None
-    assert {job.kind for job in client.jobs} == {JobKind.OBSERVE, JobKind.TRACE}
-    assert result.shortlist[0].config == BEST
-    assert result.shortlist[0].reason == "estimated to take 1.00 times as long as the best"
-    assert [one.baseline for one in result.shortlist].count(True) == 1
-    own = next(one for one in result.shortlist if one.baseline)
-    assert own.reason.startswith("your own configuration; estimated to take ")
-    assert result.estimated_seconds > 60
-    assert not (tmp_path / ".autoplan").exists()
-    assert tune(fake(), dry_run=True, output=None, measure=False).estimated_seconds is None, "no trial would run"
 
 
 def test_for_hardware_that_is_not_here_a_default_yields_to_jax_unless_the_source_needs_it(tune, monkeypatch):
@@ -251,50 +147,6 @@ def test_for_hardware_that_is_not_here_a_default_yields_to_jax_unless_the_source
 
     plan = tune(fake(plant=needs_tensorflow), here=there, hardware="tpu-v5e-4", only=()).plan
     assert plan.config.backend == "tensorflow"
-
-
-def test_hardware_that_is_not_here_gives_an_analytic_plan(tune):
-    client = fake()
-    plan = tune(client, here=cluster(4, kind="tpu", local=False), only=()).plan
-    assert plan.evidence is Evidence.ANALYTIC
-    assert (plan.measured, plan.verification, plan.trials) == (None, None, [])
-    assert plan.predicted.to_dict()["evidence"] == "analytic"
-    assert "nothing was measured" in plan.notes[0]
-    assert JobKind.MEASURE not in {job.kind for job in client.jobs}
-
-
-def test_no_measure_gives_an_analytic_plan_here(tune):
-    assert tune(fake(), measure=False).plan.evidence is Evidence.ANALYTIC
-
-
-def test_a_model_too_large_for_every_configuration_is_told(tune):
-    with pytest.raises(NoFeasibleConfiguration, match="the least memory needed is"):
-        tune(fake(), here=cluster(usable_bytes=20_000))
-
-
-def untraceable(job):
-    return failure(FailureKind.CRASH, "odd") if job.kind is JobKind.TRACE else None
-
-
-def test_a_training_step_that_cannot_be_traced_is_measured_by_least_change(tune):
-    plan = tune(fake(plant=untraceable)).plan
-    assert plan.config == BEST
-    assert plan.predicted is None
-    assert all(record.predicted_update_seconds is None for record in plan.trials)
-    told = (
-        "nothing could be estimated, so trials went by least change from the script: the training step cannot be traced"
-    )
-    assert any(note.startswith(told) for note in plan.notes)
-    listed = tune(fake(plant=untraceable), dry_run=True).shortlist
-    assert [(one.estimate, one.reason) for one in listed[:2]] == [
-        (None, "no estimate; your own configuration"),
-        (None, "no estimate; accumulation 4"),
-    ]
-
-
-def test_without_estimates_and_without_measuring_there_is_no_plan(tune):
-    with pytest.raises(WorkloadError, match=r"cannot be traced as it is \(crash: odd\)"):
-        tune(fake(plant=untraceable), measure=False)
 
 
 def test_simulated_devices_are_called_so_and_each_number_of_them_is_measured(tune):

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import pytest
+
+from autoplan.errors import ConfigError
+from autoplan.jobs.messages import JobKind
+from autoplan.plan.records import FailureKind
+from tests.builders.fake_client import failure
+from tests.builders.observations import config
+from tests.builders.tune_requests import BEST, OWN, fake, tried
+
+
+def test_trial_0_is_the_baseline_and_then_come_the_best_predictions(tune):
+    result = tune(fake())
+    assert tried(result)[:6] == [OWN, config(256), config(128, 2), config(64, 4), config(16, 16), config(8, 32)]
+    assert [record.number for record in result.plan.trials] == list(range(len(result.plan.trials)))
+    assert len(set(tried(result)) - {OWN}) >= 5
+
+
+def test_baseline_and_winner_alternate_in_clean_processes(tune):
+    client = fake()
+    tune(client)
+    assert client.of_kind(JobKind.MEASURE)[-6:] == [OWN, BEST, BEST, OWN, OWN, BEST]
+    assert [job.options.get("validation") for job in client.jobs[-6:]] == [None, True, None, None, None, None]
+    assert client.of_kind(JobKind.NUMERICS) == [BEST, OWN]
+
+
+def test_the_number_of_trials_is_kept(tune):
+    result = tune(fake(), trials=3)
+    assert len(result.plan.trials) == 3
+    assert "trials ended: all 3 trials are done" in result.plan.notes
+
+
+def test_a_failure_ends_a_trial_and_not_the_study(tune):
+    client = fake(plant=lambda job: failure() if job.kind is JobKind.MEASURE and job.config == BEST else None)
+    result = tune(client)
+    assert result.plan.config == config(128, 2)
+    failed = [record for record in result.plan.trials if record.outcome == "failed"]
+    assert [(record.config, record.failure.kind) for record in failed] == [(BEST, FailureKind.OOM)]
+
+
+def test_a_winner_that_trains_otherwise_is_refused_and_the_next_is_tried(tune):
+    losses = lambda one, seed, updates: [2.0 if one == BEST else 1.0] * updates  # noqa: E731
+    plan = tune(fake(losses=losses)).plan
+    assert plan.config == config(128, 2)
+    assert plan.verification.numerics == "exact"
+
+
+def test_a_winner_that_dies_in_verification_leaves_the_next(tune):
+    def plant(job):
+        verifying = job.kind is JobKind.MEASURE and "cache_dir" in job.options
+        return failure(FailureKind.CRASH) if verifying and job.config == BEST else None
+
+    plan = tune(fake(plant=plant)).plan
+    assert plan.config == config(128, 2)
+
+
+def test_the_budget_leaves_time_to_verify(tune, monkeypatch):
+    """On the clock of the made-up machine each job takes 10 s."""
+    now = [0.0]
+    monkeypatch.setattr("autoplan.jobs.budget.time.monotonic", lambda: now[0])
+
+    def plant(job):
+        now[0] += 10.0
+        return
+
+    result = tune(fake(plant=plant), budget_seconds=150.0)
+    assert len(result.plan.trials) == 5
+    assert "trials ended: the budget is spent, but for verification" in result.plan.notes
+    assert result.plan.verification.faster
+    assert now[0] <= 150.0
+    assert all(event.seconds_left is not None for event in tune.events if event.kind == "trial_finished")
+
+
+def test_a_budget_that_does_not_reach_the_first_measurement_is_an_error(tune, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("autoplan.jobs.budget.time.monotonic", lambda: now[0])
+
+    def plant(job):
+        now[0] += 30.0
+        return failure(FailureKind.TIMEOUT) if job.kind is JobKind.MEASURE else None
+
+    with pytest.raises(ConfigError, match="the budget of 60 s was spent before a configuration was measured"):
+        tune(fake(plant=plant), budget_seconds=60.0)
+
+
+def test_a_dry_run_lists_and_measures_nothing(tune, tmp_path):
+    client = fake()
+    result = tune(client, dry_run=True, output=None)
+    assert result.plan is None
+    assert {job.kind for job in client.jobs} == {JobKind.OBSERVE, JobKind.TRACE}
+    assert result.shortlist[0].config == BEST
+    assert result.shortlist[0].reason == "estimated to take 1.00 times as long as the best"
+    assert [one.baseline for one in result.shortlist].count(True) == 1
+    own = next(one for one in result.shortlist if one.baseline)
+    assert own.reason.startswith("your own configuration; estimated to take ")
+    assert result.estimated_seconds > 60
+    assert not (tmp_path / ".autoplan").exists()
+    assert tune(fake(), dry_run=True, output=None, measure=False).estimated_seconds is None, "no trial would run"
