@@ -3,7 +3,10 @@ from __future__ import annotations
 import pytest
 
 from autoplan.errors import NoFeasibleConfiguration, WorkloadError
+from autoplan.jobs.messages import JobKind
+from autoplan.plan.records import FailureKind
 from autoplan.sources import keras_backend
+from tests.builders.fake_client import failure
 from tests.builders.observations import cluster, config
 from tests.builders.tune_requests import BEST, fake
 
