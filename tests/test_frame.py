@@ -39,7 +39,6 @@ TESTS_OF_PACKAGES = {
 }
 """Test files that belong to no single module, and what they show."""
 PRIVATE_NAMES_IN_TESTS = {
-    "tests/autoplan/comparison/test_compare.py": {"_cluster"},
     "tests/autoplan/jobs/test_client.py": {"_server"},
     "tests/autoplan/plan/test_schema.py": {"_fields", "_record_in"},
     "tests/autoplan/tuning/trials/test_study.py": {"_settle", "_study"},
