@@ -1,20 +1,17 @@
 from __future__ import annotations
 
-import io
-
 import pytest
 
 from autoplan.comparison.result import FitVerdict
 from autoplan.plan.records import Evidence
-from autoplan.reports import compare, plan_table
+from autoplan.reports import compare
 from tests.builders.comparison_rows import GIB, comparison, row
 from tests.builders.observations import config
+from tests.builders.printed import printed
 
 
 def text(found, width=100):
-    stream = io.StringIO()
-    plan_table.print_to(plan_table.open_console(stream, width), compare.compared(found))
-    return stream.getvalue()
+    return printed(compare.compared(found), width=width)
 
 
 def one_line(found, width=200):

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import io
 import json
 import re
 from pathlib import Path
@@ -9,7 +8,8 @@ import pytest
 
 from autoplan.errors import HardwareError
 from autoplan.machine import hardware_profile
-from autoplan.reports import hardware, plan_table
+from autoplan.reports import hardware
+from tests.builders.printed import printed as text
 
 PROFILE = {
     "schema": 3,
@@ -27,12 +27,6 @@ PROFILE = {
     "date": "2026-11-29",
     "probe_seconds": 4.5,
 }
-
-
-def text(shown) -> str:
-    stream = io.StringIO()
-    plan_table.print_to(plan_table.open_console(stream), shown)
-    return stream.getvalue()
 
 
 def rows(shown) -> list[list[str]]:

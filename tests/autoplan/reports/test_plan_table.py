@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import io
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -11,20 +10,11 @@ from autoplan.plan.records import Plan, Rejection
 from autoplan.reports import plan_table
 from autoplan.tuning.request import Candidate, TuneResult
 from tests.builders import plans
+from tests.builders.printed import Terminal
+from tests.builders.printed import printed as text
 
 BARE_STEP = re.compile(r"(?<![-_])\bsteps?\b(?!_)")
 PATH = Path("plan.yaml")
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-
-def text(shown, stream=None, width=None) -> str:
-    stream = stream or io.StringIO()
-    plan_table.print_to(plan_table.open_console(stream, width), shown)
-    return stream.getvalue()
 
 
 def result(**changes) -> TuneResult:

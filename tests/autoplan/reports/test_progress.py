@@ -12,6 +12,7 @@ from autoplan.plan.records import Failure, Measurement
 from autoplan.reports import plan_table, progress
 from autoplan.tuning.request import Event
 from tests.builders import plans
+from tests.builders.printed import Terminal
 
 MEASURED = Measurement.model_validate(plans.measurement())
 SIMULATED = Measurement.model_validate(plans.measurement(simulated_devices=True))
@@ -26,11 +27,6 @@ class Clock:
 
     def __call__(self):
         return self.now
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
 
 
 @pytest.fixture
