@@ -105,7 +105,7 @@ def own_optimizers(model: Any) -> list[str]:
     ]
 
 
-def leaves_loss_unscaled(model: Any) -> bool:
+def has_unscaled_loss(model: Any) -> bool:
     """Return whether the class overrides its micro-step and never calls `optimizer.scale_loss` in it.
 
     In mixed_float16 Keras divides the gradients by the loss scale, which this micro-step did not multiply in.

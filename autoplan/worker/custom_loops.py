@@ -16,13 +16,13 @@ _FIT = ".fit("
 _OURS = tuple(Path(__file__).parents[2] / package for package in ("autoplan", "cost_models"))
 
 
-def own_loops(source: SourceSpec) -> list[str]:
+def custom_loop_functions(source: SourceSpec) -> list[str]:
     """Return the functions of a custom training loop that the script or its own imported modules contain."""
     texts = list(_texts(source))
     return [word.strip(".(") for word in _WORDS if any(word in text for text in texts)]
 
 
-def may_fit(source: SourceSpec) -> bool:
+def contains_fit(source: SourceSpec) -> bool:
     """Return whether the script or its own imported modules contain a call of `fit`."""
     return any(_FIT in text for text in _texts(source))
 
@@ -49,7 +49,7 @@ class LoopWatch:
         self.timer.cancel()
 
     def _look(self) -> None:
-        if own_loops(self._source) and not may_fit(self._source):
+        if custom_loop_functions(self._source) and not contains_fit(self._source):
             self._on_loop()
 
 

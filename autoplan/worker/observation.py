@@ -41,7 +41,7 @@ def observe_fit(call: FitCall, facts: DataFacts, seen: SeenCalls, backend: Backe
         custom_train_step=model_facts.has_custom_train_step(model),
         masks=model_facts.has_masks(model),
         added_losses=model_facts.has_added_losses(model),
-        unscaled_train_step=model_facts.leaves_loss_unscaled(model),
+        unscaled_train_step=model_facts.has_unscaled_loss(model),
         own_optimizers=model_facts.own_optimizers(model),
         schedule=optimizers.has_schedule(model.optimizer),
         ema=model_facts.has_ema(model),

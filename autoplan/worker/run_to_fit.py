@@ -12,7 +12,7 @@ from autoplan.jobs.client import SEE_OUTPUT
 from autoplan.runtime.data.fit_arguments import FitArguments
 from autoplan.runtime.run_source import OnBuilder, run_source
 from autoplan.sources.source import SourceSpec
-from autoplan.worker.custom_loops import own_loops
+from autoplan.worker.custom_loops import custom_loop_functions
 
 
 class InsideFit(Exception):
@@ -64,7 +64,7 @@ def never_fits(source: SourceSpec, fits: int) -> NeverFits:
         choices = "--fit 1" if fits == 1 else f"--fit 1 to --fit {fits}"
         times = "once" if fits == 1 else f"{fits} times"
         return NeverFits(f"{source.path} calls fit {times}, but fit {source.fit_index} was requested; use {choices}")
-    loops = own_loops(source)
+    loops = custom_loop_functions(source)
     if loops:
         return NeverFits(
             f"{source.path} trains with a custom loop ({', '.join(loops)}) and never calls model.fit, which autoplan "

@@ -136,7 +136,7 @@ def rebatched(loader: Any, regrouping: Regrouping) -> Any:
     if samples is not None:
         batches = math.ceil(samples / script.global_size)
         last_rows = samples - (batches - 1) * script.global_size
-        micro_steps = regrouping.micro_steps_an_epoch(batches, last_rows, shuffled=False)
+        micro_steps = regrouping.micro_steps_per_epoch(batches, last_rows, shuffled=False)
     return _micro_batch_loader(loader, regrouping, micro_steps)
 
 

@@ -45,7 +45,7 @@ class Regrouping:
         return self.script.effective == self.wanted.effective
 
     @property
-    def most_batches_an_update(self) -> int:
+    def max_batches_per_update(self) -> int:
         """The largest number of the script's batches in one update."""
         return max(self.script.accumulation, -(-self.wanted.effective // self.script.global_size))
 
@@ -54,7 +54,7 @@ class Regrouping:
         for update in self._updates(iter(batches)):
             yield from self._cut(update)
 
-    def micro_steps_an_epoch(self, batches: int, last_rows: int, *, shuffled: bool) -> int | None:
+    def micro_steps_per_epoch(self, batches: int, last_rows: int, *, shuffled: bool) -> int | None:
         """Return the micro-steps of an epoch of `batches` batches, the last with `last_rows` rows.
 
         Returns None if the number depends on the order of the batches.
@@ -183,10 +183,10 @@ def regroup_batches(
     shuffle     whether batches are shuffled, as `fit` does with a PyDataset
     """
     if isinstance(x, GeneratorType):
-        return Regrouped(_generator_adapter(x, regrouping.most_batches_an_update), regrouping, None)
+        return Regrouped(_generator_adapter(x, regrouping.max_batches_per_update), regrouping, None)
     count = None
     if x.num_batches is not None and last_rows is not None:
-        count = regrouping.micro_steps_an_epoch(x.num_batches, last_rows, shuffled=shuffle)
+        count = regrouping.micro_steps_per_epoch(x.num_batches, last_rows, shuffled=shuffle)
     return Regrouped(get_data_adapter(x, class_weight=class_weight, shuffle=shuffle), regrouping, count)
 
 

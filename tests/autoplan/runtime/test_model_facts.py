@@ -130,7 +130,7 @@ class OwnLoss(keras.Sequential):
     ("kind", "unscaled"), [(Scaling, False), (ThroughKeras, False), (Unscaled, True), (OwnLoss, False)]
 )
 def test_a_train_step_without_loss_scaling_is_found(kind, unscaled):
-    assert model_facts.leaves_loss_unscaled(kind([keras.layers.Dense(1)])) is unscaled
+    assert model_facts.has_unscaled_loss(kind([keras.layers.Dense(1)])) is unscaled
 
 
 def test_the_structure_only_depends_on_shapes():

@@ -27,14 +27,14 @@ def script(tmp_path, monkeypatch):
 
 def test_functions_of_custom_loops_are_found(script):
     spec = script("for x in data:\n    model.train_on_batch(x)\n    with tf.GradientTape() as tape: pass\n")
-    assert custom_loops.own_loops(spec) == ["train_on_batch", "GradientTape"]
-    assert not custom_loops.may_fit(spec)
+    assert custom_loops.custom_loop_functions(spec) == ["train_on_batch", "GradientTape"]
+    assert not custom_loops.contains_fit(spec)
 
 
 def test_modules_beside_the_script_are_searched(script):
     spec = script("import beside\n", "loss.backward()\nmodel.fit(x)\n")
-    assert custom_loops.own_loops(spec) == ["backward"]
-    assert custom_loops.may_fit(spec)
+    assert custom_loops.custom_loop_functions(spec) == ["backward"]
+    assert custom_loops.contains_fit(spec)
 
 
 @pytest.mark.parametrize(

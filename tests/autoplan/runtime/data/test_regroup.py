@@ -67,9 +67,9 @@ def test_micro_steps_are_counted_before_an_epoch(script, wanted, padded):
         regrouping = Regrouping(script, wanted, padded=padded)
         orders = [[full] * at + [last] + [full] * (batches - 1 - at) for at in range(batches)]
         found = [len(list(regrouping.micro_steps(batches_of(order)))) for order in orders]
-        assert regrouping.micro_steps_an_epoch(batches, last, shuffled=False) == found[-1]
+        assert regrouping.micro_steps_per_epoch(batches, last, shuffled=False) == found[-1]
         expected = found[0] if len(set(found)) == 1 else None
-        assert regrouping.micro_steps_an_epoch(batches, last, shuffled=True) == expected
+        assert regrouping.micro_steps_per_epoch(batches, last, shuffled=True) == expected
 
 
 def test_the_weights_of_a_padded_update_sum_to_those_of_a_full_update():
