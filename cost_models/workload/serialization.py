@@ -337,11 +337,11 @@ def _check_operands(op: _OpRecord, ranks: Sequence[int]) -> None:
 
 def _check_totals(workload: Workload) -> None:
     """Bytes and FLOPs at the batch of the trace are less than any machine has."""
-    batch = workload.local_batch
-    total = sum(size.at(batch) for size in workload.sizes)
+    local_batch = workload.local_batch
+    total = sum(size.at(local_batch) for size in workload.sizes)
     if not total < LARGEST_BYTES:
         raise SchemaError(f"its tensors take {total:.3g} bytes; expected less than {LARGEST_BYTES:.3g}")
-    flops = workload.flops.at(batch)
+    flops = workload.flops.at(local_batch)
     if not flops < LARGEST_FLOPS:
         raise SchemaError(f"it takes {flops:.3g} floating-point operations; expected less than {LARGEST_FLOPS:g}")
 
