@@ -72,7 +72,7 @@ def spec(scripts, monkeypatch):
 
 @pytest.fixture(scope="module")
 def observations():
-    """What a shape's first test has seen, for its second."""
+    """Results of the first test of a script, for the second."""
     return {}
 
 
@@ -118,7 +118,7 @@ def plan_for(seen, fit, batch, folder):
 
 @pytest.fixture(scope="module", autouse=True)
 def _programs_are_kept_elsewhere(tmp_path_factory):
-    """Training keeps compiled programs beside the script, which here is the checkout."""
+    """Training caches compiled programs beside the script; here that is the checkout."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path_factory.mktemp("programs")))
         yield

@@ -29,7 +29,7 @@ FIRST = {
 
 @pytest.fixture
 def machine(tmp_path):
-    """Put files under a root folder."""
+    """Write files under a root folder."""
 
     def make(files):
         for name, text in files.items():

@@ -14,7 +14,7 @@ TPU, GPU = (compiler_target(cluster(name)) for name in ("tpu-v5e-4", "gpu-a100-8
 
 @pytest.fixture
 def installed(monkeypatch):
-    """The versions that are here, but for those that are given; None: not installed."""
+    """Replace the versions of some installed packages; None means not installed."""
     real = compiler_packages.version
 
     def but(**others):

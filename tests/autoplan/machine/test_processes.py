@@ -28,7 +28,7 @@ linux = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the k
 
 @pytest.fixture
 def holder():
-    """A process that held 256 MiB for a moment, which no look would have met."""
+    """A process that used 256 MiB only briefly."""
     with subprocess.Popen([sys.executable, "-c", HOLD], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout.readline() == b"let go\n"
         yield process
@@ -57,7 +57,7 @@ print(look.busy_processors(), 0.5 / (time.perf_counter() - started))
 
 @linux
 def test_the_cpu_time_of_other_processes_excludes_ones_own():
-    """Two processes work for half a second each, at once: to either the other is a neighbour, and itself is none."""
+    """Two processes work for half a second at the same time; each measures the other but not itself."""
     start = partial(subprocess.Popen, [sys.executable, "-c", LOOK], stdout=subprocess.PIPE, text=True)
     with start() as one, start() as other:
         figures = [[float(figure) for figure in process.communicate()[0].split()] for process in (one, other)]
@@ -121,7 +121,7 @@ os.waitpid(pid, 0)
 
 @linux
 def test_standalone_memory_of_a_fork_includes_pages_of_its_parent(root):
-    """As if it had read its libraries and made its arrays by itself."""
+    """A fork counts as if it had loaded its libraries and created its arrays itself."""
     done = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, check=True, cwd=root)
     parent, child, proportional = map(int, done.stdout.split())
     assert child == pytest.approx(parent, abs=32 * MIB)
@@ -130,7 +130,7 @@ def test_standalone_memory_of_a_fork_includes_pages_of_its_parent(root):
 
 @linux
 def test_mapped_files_count_up_to_the_size_of_libraries(tmp_path, monkeypatch):
-    """The kernel drops them when it wants the room."""
+    """The kernel drops mapped files when memory is short."""
     monkeypatch.setattr(processes, "LIBRARY_BYTES", 0)
     before = processes.standalone_bytes(os.getpid())
     data = tmp_path / "data"

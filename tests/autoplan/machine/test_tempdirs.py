@@ -28,7 +28,7 @@ def temporary_place(tmp_path, monkeypatch):
 
 @pytest.fixture
 def other():
-    """Another process that holds a folder."""
+    """Another process that has locked a folder."""
     process = subprocess.Popen(
         [sys.executable, "-c", MAKES], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path.cwd()
     )

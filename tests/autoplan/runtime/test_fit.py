@@ -15,7 +15,7 @@ class Adds(keras.layers.Layer):
 
 
 class TrainStepAlone(keras.Model):
-    """As generative models are written: layers, a micro-step of its own, and no `call`."""
+    """A generative model: layers, a custom train_step, and no `call`."""
 
     def __init__(self):
         super().__init__()

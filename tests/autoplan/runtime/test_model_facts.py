@@ -66,7 +66,7 @@ def test_a_weight_regularizer_is_not_an_added_loss():
 
 
 class Pair(keras.Model):
-    """Trains two networks, each with an optimizer of its own; Keras compiles one that nothing uses."""
+    """Trains two networks with their own optimizers; the compiled optimizer is not used."""
 
     def __init__(self):
         super().__init__()

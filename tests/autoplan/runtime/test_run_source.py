@@ -22,7 +22,7 @@ def build_model():
 
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
-    """Run in a folder of its own, and undo what a source does to the interpreter."""
+    """Run in a temporary folder, and restore the interpreter after the source."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", list(sys.argv))
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -35,7 +35,7 @@ def spec(path, **fields):
 
 
 def built(tmp_path, data="", *, compiling='model.compile("sgd", "mse")', returned="model", function="build_model"):
-    """What `on_builder` is called with."""
+    """The calls of `on_builder`."""
     path = tmp_path / "made.py"
     path.write_text(BUILDER.format(compiling=compiling, returned=returned) + data)
     calls = []

@@ -111,7 +111,7 @@ def printed(finished):
 
 @pytest.fixture(scope="module")
 def alone(script):
-    """The script by itself, without autoplan."""
+    """Run the script without autoplan."""
     return printed(subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=240))
 
 
@@ -189,7 +189,7 @@ def test_arguments_reach_the_script_and_programs_are_cached(script, observation,
 @pytest.mark.parametrize("later", LATER)
 @pytest.mark.parametrize("devices", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_later_fits_train_with_the_scripts_own_batch(observation, tmp_path, later, devices):
-    """Under accumulation and on a mesh, whatever a script does after its first fit ends with the script's weights."""
+    """Under accumulation and on a mesh, later fits of a script give the same weights as without a plan."""
     ending = "\n    sys.exit(0)\n" if later == "left by exit" else ""
     path = tmp_path / "train.py"
     path.write_text(textwrap.dedent(HEAD + f"    {LATER[later]}\n" + TAIL + ending))

@@ -22,7 +22,7 @@ print(data() if callable(data) else data)
 
 
 def send(script: str, folder, *, name: str = "main.py") -> tuple[str, str, str]:
-    """Run `script` as `__main__` in its own process, which prints a payload; open it in another one, elsewhere."""
+    """Run `script` as `__main__` in a process that prints a payload, and unpack it in another process."""
     (folder / name).write_text(textwrap.dedent(script))
     sent = subprocess.run([sys.executable, name], cwd=folder, capture_output=True, text=True)
     assert sent.returncode == 0, sent.stderr
@@ -71,7 +71,7 @@ def test_modules_beside_the_script_are_pickled_by_value(tmp_path):
 
 
 def test_a_function_from_an_interpreter_is_pickled(tmp_path):
-    """What a notebook does: source that lies in no file."""
+    """Code of a notebook, which is in no file."""
     typed = "def build_model(): return SIZE + 1\nSIZE = 1\nparcel = pack(build_model)\n"
     typed += "print(parcel.payload, parcel.sha256)\n"
     script = f"from autoplan.sources.pickling import pack\nexec(compile({typed!r}, '<cell 1>', 'exec'), globals())\n"
@@ -147,13 +147,13 @@ def test_data_that_cannot_be_pickled_are_named_by_their_type():
 
 class LiveModel:
     def fit(self):
-        """As a Keras model has it."""
+        """Part of the interface of a Keras model."""
 
     def compile(self):
-        """As a Keras model has it."""
+        """Part of the interface of a Keras model."""
 
     def __call__(self):
-        """As a Keras model has it."""
+        """Part of the interface of a Keras model."""
 
 
 @pytest.mark.parametrize(

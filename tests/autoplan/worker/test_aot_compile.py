@@ -26,7 +26,7 @@ ONE_CHIP = CompilerTarget("tpu", "v5e:1x1", 1)
 
 @pytest.fixture(scope="module")
 def by_hand(root):
-    """Bytes by model and target, from a process that knows nothing of autoplan."""
+    """Bytes by model and target, from a process that does not use autoplan."""
     program = root / "tests/models/plain_lowering.py"
     ran = subprocess.run(
         [sys.executable, str(program), *MODELS], capture_output=True, text=True, check=False, env=os.environ
@@ -37,7 +37,7 @@ def by_hand(root):
 
 @pytest.fixture(scope="module")
 def clients():
-    """A worker server for each model: the builder reads which one from its environment."""
+    """A worker server for each model; the builder reads the name of the model from its environment."""
     opened = {}
 
     def client(name):

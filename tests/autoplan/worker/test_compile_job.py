@@ -23,7 +23,7 @@ OPTIONS = {
 
 
 def answered(monkeypatch, outcome):
-    """The answer where the compiler has this outcome, the phases, and what the compiler was asked."""
+    """Return the answer for this outcome of the compiler, the phases, and the arguments of the compiler."""
     phases, asked = [], []
 
     def compiled(model, batch, config, target, versions):

@@ -48,7 +48,7 @@ def test_a_tf_distribute_strategy_is_noted():
 
 
 class Uncompiled(keras.layers.Layer):
-    """As some of Keras's own that transform images."""
+    """A layer without jit support, like some image layers of Keras."""
 
     def __init__(self):
         super().__init__()

@@ -34,7 +34,7 @@ def client():
 
 @pytest.fixture
 def draw(client, tmp_path):
-    """Losses of the first updates in a draw, and what the script printed of its data."""
+    """Return the losses of the first updates of a draw, and the data that the script printed."""
 
     def run(seed, *, before="keras.utils.set_random_seed(42)"):
         script = tmp_path / "train.py"
@@ -98,7 +98,7 @@ LOADED = """
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["jax", "torch"])
 def test_draws_of_pytorch_are_repeated(backend, tmp_path):
-    """Keras seeds PyTorch on its own backend alone, and PyTorch's own first seed is another one in each process."""
+    """Keras seeds PyTorch only on the PyTorch backend, and an unseeded PyTorch differs in every process."""
     script = tmp_path / "train.py"
 
     def draw(seed):

@@ -85,7 +85,7 @@ def meshes_that_are_not_there():
 
 
 class Telling(keras.layers.Dense):
-    """Tells in which dtypes it really computes."""
+    """Records the dtypes in which it computes."""
 
     def call(self, inputs, training=None):
         outputs = super().call(inputs)
@@ -124,7 +124,7 @@ def facts(rows, batch_size=32):
 
 
 class Watched(keras.Sequential):
-    """Tells how its micro-step is run."""
+    """Records how its micro-step is run."""
 
     compiled_by_backend = None
 
@@ -134,7 +134,7 @@ class Watched(keras.Sequential):
 
 
 def is_compiling(arguments):
-    """Whether the code that asks is being compiled, by XLA or torch.compile."""
+    """Return whether the calling code is being compiled by XLA or torch.compile."""
     if NAME == "jax":
         import jax
 
@@ -151,7 +151,7 @@ def is_compiling(arguments):
 
 @check
 def compilation():
-    """Switched off and on; and how often a compiled step was compiled: at first, then again, then for another batch."""
+    """Compilation switched off and on, and the number of compilations: first, repeated, and for another batch."""
     found = {}
     for wanted in (False, True):
         Watched.compiled_by_backend = None
@@ -187,7 +187,7 @@ class Calls(keras.callbacks.Callback):
 
 @check
 def executions():
-    """8 micro-steps an epoch, 4 an execution."""
+    """8 micro-steps per epoch, 4 per execution."""
     model, calls = built(), Calls()
     apply_to_model(model, Change(config(), config(steps_per_execution=4)))
     try:
@@ -214,7 +214,7 @@ OPTIMIZERS = {
 
 
 def trained(make_optimizer, wanted, rows, script=None, *, shuffle=False, **knobs):
-    """A model after two epochs whose script has 32 samples an update."""
+    """A model after two epochs with 32 samples per update."""
     script = script or Batch(32)
     change = Change(config(script), config(wanted, **knobs))
     optimizer = make_optimizer()
@@ -229,7 +229,7 @@ def trained(make_optimizer, wanted, rows, script=None, *, shuffle=False, **knobs
 
 @check
 def accumulation():
-    """The same training in micro-batches: whole, with rows left over that divide, and with rows that must be padded."""
+    """The same training in micro-batches: without remainder, with a remainder that divides, and with padding."""
     found = {}
     for name, rows in (("sgd", 64), ("adamw", 80), ("schedule", 70)):
         make, shuffle = OPTIMIZERS[name], rows == 70 and NAME != "torch"  # PyTorch's `fit` draws another order
@@ -264,7 +264,7 @@ class Rows(keras.utils.PyDataset):
 
 @check
 def streams():
-    """A PyDataset and a generator that goes round, cut in two ways: in both they are read by autoplan."""
+    """A PyDataset and an endless generator under two batches; autoplan reads both."""
     found = {}
     for kind, rows in (("PyDataset", 120), ("PyDataset", 90), ("generator", 90)):
         ended = []
@@ -308,7 +308,7 @@ def a_second_fit():
 
 @check
 def loss_scaling():
-    """float16 with accumulation: Keras refuses it on the outer optimizer."""
+    """float16 with accumulation, which Keras rejects on the outer optimizer."""
     keras.config.set_dtype_policy("mixed_float16")
     try:
         model = trained(OPTIMIZERS["adamw"], Batch(8, accumulation=4), 64)
@@ -355,7 +355,7 @@ def open_ended(x, y):
 
 @check
 def pipelines():
-    """On TensorFlow alone: a tf.data pipeline under another batch."""
+    """A tf.data pipeline under another batch, only on TensorFlow."""
     if NAME != "tensorflow":
         return None
     import tensorflow as tf
@@ -382,7 +382,7 @@ def pipelines():
 
 @check
 def synchronizing():
-    """Seconds until a long computation is started, waited for, and then read."""
+    """Seconds to start a long computation, to wait for it, and then to read it."""
 
     def chain(x):
         for _ in range(6):
@@ -418,7 +418,7 @@ def eager():
 
 @check
 def running_out_of_memory():
-    """More than any address space holds, asked of the backend and of NumPy; and errors that are something else."""
+    """Allocations larger than any address space, by the backend and by NumPy, and other errors."""
     found = {}
     try:
         BACKEND.synchronize(keras.ops.ones((2**24, 2**24)))
@@ -438,7 +438,7 @@ def running_out_of_memory():
 
 @check
 def compute_only():
-    """A runner does the micro-steps that it is asked for, in whole executions, with the model's own function."""
+    """A runner runs the requested micro-steps in whole executions, with the model's own function."""
     found = {}
     for executions in (1, 4) if NAME != "torch" else (1,):
         model = built(steps_per_execution=executions)

@@ -59,7 +59,7 @@ def worker(request, scripts, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def seen(worker, tmp_path_factory):
-    """What the checks saw; each is asked for by its name."""
+    """Results of the checks, by name."""
     folder = tmp_path_factory.mktemp("checks")
     ended = "all were done"
     with contextlib.suppress(NeverFits):  # as it is to end: the checks fit for themselves, unwatched

@@ -48,7 +48,7 @@ SHARED = """
 
 
 def printed(code, *arguments):
-    """What code that follows the shared lines prints as JSON."""
+    """Run code after the shared lines, and return the JSON that it prints."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", textwrap.dedent(SHARED) + textwrap.dedent(code), *map(str, arguments)],
         env={**os.environ, "KERAS_BACKEND": "torch", "PYTHONPATH": os.pathsep.join(sys.path)},

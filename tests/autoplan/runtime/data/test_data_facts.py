@@ -55,7 +55,7 @@ def test_a_dataset_that_may_have_a_partial_batch_is_not_exact():
 
 
 class Batches(keras.utils.PyDataset):
-    """Batches of the given rows and width."""
+    """A PyDataset with batches of these rows and this width."""
 
     def __init__(self, *sizes, widths=None):
         super().__init__()
@@ -131,7 +131,7 @@ def test_floating_point_arrays_have_the_dtype_that_fit_feeds():
 
 
 def test_a_sample_batch_has_the_structure_that_train_step_receives():
-    """A step of the script's own may take a batch apart by itself, so its structure is the data's own."""
+    """A custom train_step may unpack a batch itself, so the batch has the structure of the data."""
     tf = pytest.importorskip("tensorflow")
     whole = {"images": X[:4], "labels": Y[:4]}
     for x in (tf.data.Dataset.from_tensors(whole), lookahead.buffer_first_batch({"x": (whole for _ in range(3))})["x"]):

@@ -97,7 +97,7 @@ def rebatched(loader, script, wanted, *, padded=False):
 
 
 def served(loader):
-    """Row numbers of each micro-batch; targets must have come along."""
+    """Return the row numbers of each micro-batch, and check its targets."""
     batches = list(loader)
     assert all(torch.equal(2 * x, y) for x, y in batches)
     return [x[:, 0].int().tolist() for x, _ in batches]

@@ -44,7 +44,7 @@ def test_other_data_than_generators_are_unchanged():
 
 
 def test_a_generator_outlives_the_fit_that_read_some_of_it():
-    """A script may hand one generator to several fits; each goes on where the one before has stopped."""
+    """A script may pass one generator to several fits; each fit continues after the previous one."""
     own = counted(6)
     for expected in ([0, 1], [2, 3], [4, 5]):
         looked = lookahead.buffer_first_batch({"x": own})["x"]

@@ -24,7 +24,7 @@ def arrays(samples):
 
 
 def train(arguments, script, wanted, *, can_pad=True, metrics=()):
-    """Weights and number of updates after a fit that the script wrote with `script` and that runs with `wanted`."""
+    """Return weights and number of updates after a fit with the batch `wanted` instead of `script`."""
     model = linear_model(metrics=metrics)
     changed = rebatch.rebatched(arguments, data_facts.describe(arguments), script, wanted, can_pad=can_pad)
     model.optimizer = adapt_optimizer(model.optimizer, script, wanted)

@@ -18,7 +18,7 @@ def again(model, policy=None, *, seeds=True):
 
 
 def policies(model):
-    """Dtype policies by name, of layers that were named by hand."""
+    """Return the dtype policies of the layers with explicit names."""
     return {layer.name: layer.dtype_policy.name for layer in model._flatten_layers(include_self=False)}
 
 
@@ -128,7 +128,7 @@ class Halved(keras.optimizers.schedules.LearningRateSchedule):
 
 
 class Squared(keras.losses.Loss):
-    """Its config leaves its weight out."""
+    """Its config omits its weight."""
 
     def __init__(self, weight):
         super().__init__(name="squared")

@@ -9,7 +9,7 @@ from autoplan.runtime.live_models.build_settings import apply_settings, building
 
 @pytest.fixture(autouse=True)
 def restored():
-    """Undo what a test sets."""
+    """Restore the global settings after a test."""
     before = keras.config.floatx(), keras.config.epsilon(), keras.config.dtype_policy()
     yield
     keras.config.set_floatx(before[0])

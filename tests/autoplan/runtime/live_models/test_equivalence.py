@@ -32,7 +32,7 @@ def test_models_with_complete_configs_are_equivalent(kind):
 
 
 class Forgetful(keras.layers.Layer):
-    """Its config leaves an argument out, which has a default."""
+    """Its config omits an argument that has a default."""
 
     def __init__(self, factor=1.0, **kwargs):
         super().__init__(**kwargs)
@@ -46,7 +46,7 @@ class Forgetful(keras.layers.Layer):
 
 
 class Hidden(Forgetful):
-    """Keeps it where nobody looks."""
+    """Stores the value in a private attribute."""
 
     def __init__(self, factor=1.0, **kwargs):
         super().__init__(**kwargs)
@@ -57,7 +57,7 @@ class Hidden(Forgetful):
 
 
 class InTraining(Hidden):
-    """The difference shows in training alone."""
+    """The difference only appears in training."""
 
     def call(self, x, training=False):
         return x * self._hidden if training else x

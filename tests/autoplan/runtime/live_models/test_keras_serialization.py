@@ -20,7 +20,7 @@ def made(config, recorder):
 
 
 class Silent(keras.layers.Layer):
-    """Does not say how it is made."""
+    """A layer without get_config."""
 
     def get_config(self):
         raise NotImplementedError("it is a secret")
@@ -87,7 +87,7 @@ def test_functions_of_keras_are_serialized_by_keras():
 
 
 class AtMost(keras.constraints.Constraint):
-    """Its config says nothing of its limit."""
+    """Its config omits its limit."""
 
     def __init__(self, limit=1.0):
         self.limit = limit
@@ -103,7 +103,7 @@ def test_stateless_objects_have_attributes_that_their_config_omits():
 
 @keras.saving.register_keras_serializable("shop")
 class Registered(keras.layers.Layer):
-    """Known to Keras by a name of the user's."""
+    """Registered with Keras under another name."""
 
 
 def test_registered_classes_are_recorded_under_their_registered_names():

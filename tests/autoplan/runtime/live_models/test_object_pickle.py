@@ -45,7 +45,7 @@ def test_an_unpickled_model_shares_no_variables():
 
 
 class Adversaries(keras.Model):
-    """Two optimizers of its own, as a GAN has them."""
+    """A model with two optimizers, like a GAN."""
 
     def __init__(self):
         super().__init__()
@@ -114,7 +114,7 @@ def test_an_attribute_that_cannot_be_pickled_is_named():
 
 
 def test_a_deep_graph_can_be_pickled():
-    """Pickling is recursive, and a layer knows the ones before and behind it."""
+    """Pickling is recursive, and each layer refers to the layers before and after it."""
     inputs = keras.Input((2,))
     x = inputs
     for _ in range(300):

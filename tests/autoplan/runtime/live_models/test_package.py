@@ -195,7 +195,7 @@ def test_a_model_that_was_never_called_is_built_where_it_is_trained(ask):
 
 
 class Stubborn(keras.layers.Layer):
-    """Made with what no config can hold."""
+    """Its argument cannot be part of a config."""
 
     def __init__(self, inner):
         super().__init__()
@@ -214,7 +214,7 @@ def test_a_functional_model_with_an_incomplete_config_is_pickled(ask):
 
 
 class OwnCompile(keras.Model):
-    """Takes arguments of its own in compile."""
+    """Its compile has additional arguments."""
 
     def compile(self, temperature, **arguments):
         super().compile(**arguments)
@@ -252,7 +252,7 @@ def test_a_tf_data_pipeline_must_come_as_a_function():
 
 
 class Picky(keras.layers.Layer):
-    """Works in float32 alone."""
+    """Only works in float32."""
 
     def call(self, x):
         if x.dtype != "float32":

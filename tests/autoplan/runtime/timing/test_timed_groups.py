@@ -11,7 +11,7 @@ def series(**limits):
 
 
 def run(one, seconds_per_call, most=100):
-    """Groups of calls that take so long each; returns how many groups it took."""
+    """Add groups of calls of this duration; return the number of groups until the series is complete."""
     for taken in range(most):
         if one.is_complete:
             return taken
@@ -62,7 +62,7 @@ def test_one_group_and_equal_groups_have_an_interval_of_width_zero():
 
 
 def test_intervals_cover_the_true_median_of_correlated_noise():
-    """A slow neighbour slows several groups in a row: intervals must stay honest under such noise."""
+    """Another process may slow several consecutive groups: intervals must cover the median under correlated noise."""
     rng = np.random.default_rng(0)
     covered = 0
     for _ in range(200):

@@ -31,7 +31,7 @@ def test_a_step_of_known_length_is_timed():
 
 
 def test_asynchronous_work_is_waited_for():
-    """The product is dispatched and never returned; a timer that does not wait for it sees almost nothing."""
+    """The product is dispatched but not returned; without waiting, almost no time would be measured."""
     kept = []
     product = jax.jit(lambda x: jax.lax.fori_loop(0, 40, lambda _, y: x @ y / 300.0, x))
 

@@ -17,7 +17,7 @@ QUICK = {"groups": 3, "group_seconds": 0.02, "max_seconds": 10}
 
 
 class WithoutConfig(keras.Model):
-    """Built around an array, so that Keras cannot write down how to build it again."""
+    """A model with an array as its argument, so that Keras cannot save its config."""
 
     def __init__(self, table):
         super().__init__()
@@ -29,7 +29,7 @@ class WithoutConfig(keras.Model):
 
 
 class NotSaved(keras.Sequential):
-    """Refused by Keras as a trainer around other models is on TensorFlow, which never counts as built there."""
+    """A model that Keras cannot save, like a trainer around other models on TensorFlow."""
 
     def save_weights(self, *_, **__):
         raise ValueError("You are saving a model that has not yet been built.")
@@ -82,7 +82,7 @@ def test_a_script_that_saves_the_weights_of_an_unsavable_model_fails(tmp_path):
     ],
 )
 def test_a_validation_has_the_batch_size_of_fit_under_the_plan(arguments, size):
-    """A plan that splits an update for want of memory must not be refused for a validation that no fit would run."""
+    """A plan that splits an update to save memory must not fail in a validation that no fit would run."""
     facts = data_facts.DataFacts("arrays", 256, 64, 4, explicit_steps=False)
     change = Change(config(64), config(16, 4))
     assert validation_batch(arguments, facts, change) == size

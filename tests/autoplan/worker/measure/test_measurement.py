@@ -15,7 +15,7 @@ QUICK = {"groups": 3, "group_seconds": 0.02, "max_seconds": 10}
 
 @pytest.fixture(scope="module")
 def measured():
-    """(measurement, phases) of a fit with two micro-steps an update."""
+    """Return the measurement and the phases of a fit with two micro-steps per update."""
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     model.compile(keras.optimizers.SGD(gradient_accumulation_steps=2), "mse")
     x = np.random.default_rng(0).normal(size=(64, 3)).astype("float32")

@@ -89,7 +89,7 @@ def test_a_training_step_is_traced_with_or_without_weights(ask, script, abstract
 
 @pytest.mark.parametrize("size", [16, 32])
 def test_a_training_step_is_traced_at_the_requested_batch(ask, size):
-    """Where every sample is compared with every other, a trace at one batch says nothing of others."""
+    """A loss over all pairs of samples cannot be extrapolated from a trace at one batch."""
     own = observed(ask(JobKind.OBSERVE, "contrastive.py")).config
     assert own.batch.local == 16
     result = ask(JobKind.TRACE, "contrastive.py", changes={"batch": (size, 1)}, baseline=own)

@@ -112,7 +112,7 @@ def test_a_job_ends_with_its_server(method, script, tmp_path):
 
 
 def said(code):
-    """What a fresh interpreter prints."""
+    """Run code in a new interpreter, and return what it prints."""
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True)
     return done.stdout.strip()
 

@@ -46,7 +46,7 @@ def test_reading_an_abstract_variable_gives_its_initial_value():
 
 
 class MadeInItsCall(keras.layers.Layer):
-    """Without `build`: its sublayer makes its weights while Keras infers shapes, and they get their values later."""
+    """A layer without `build`: its sublayer creates weights during shape inference, which are initialized later."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)

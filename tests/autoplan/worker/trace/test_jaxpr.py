@@ -198,7 +198,7 @@ clipped.defvjp(lambda x: (jnp.tanh(x), x), lambda x, upstream: (upstream * jnp.c
 
 
 class Inside(layers.Layer):
-    """A dense layer inside of what `wrap` makes of it."""
+    """Return the operations of a dense layer inside a function that `wrap` returns."""
 
     def __init__(self, wrap, **kwargs):
         super().__init__(**kwargs)
@@ -209,7 +209,7 @@ class Inside(layers.Layer):
 
 
 def test_every_operation_has_its_layer_and_phase_in_every_structure():
-    """Nested models, a layer used twice, loops, branches, and derivatives of the user's own."""
+    """Nested models, a layer used twice, loops, branches, and custom derivatives."""
     scanned = Inside(lambda inner, x: jax.lax.scan(lambda c, _: (inner(c), None), x, None, length=3)[0], name="scanned")
     chosen = Inside(lambda inner, x: keras.ops.cond(keras.ops.sum(x) > 0, lambda: inner(x), lambda: x), name="chosen")
     own = Inside(lambda inner, x: clipped(inner(x)), name="own")

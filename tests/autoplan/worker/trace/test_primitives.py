@@ -162,7 +162,7 @@ CONVOLUTIONS = {
 
 @pytest.mark.parametrize(("layer", "shape", "multiply_adds"), CONVOLUTIONS.values(), ids=CONVOLUTIONS)
 def test_convolutions_of_every_kind_forward_and_backward(layer, shape, multiply_adds):
-    """As many for the gradient of the kernel, and none for that of the model's input."""
+    """The gradient of the kernel needs the same FLOPs; that of the model's input is not computed."""
     workload = traced(layer, shape=shape)
     assert per_sample(workload, Phase.FORWARD) == 2 * multiply_adds
     assert per_sample(workload, Phase.BACKWARD) == 2 * multiply_adds
@@ -182,7 +182,7 @@ def test_products_forward_and_backward(layer, multiply_adds):
 
 
 def test_attention_whose_queries_share_keys_and_values():
-    """Projections of queries and of the result, of fewer keys and values; scores and mixing by head."""
+    """Projections of queries and result, and of fewer keys and values; scores and weighted sums per head."""
     width, heads, shared, dim = 32, 4, 2, 8
     inputs = keras.Input((S_, width))
     outputs = layers.GroupQueryAttention(dim, heads, shared, use_bias=False)(inputs, inputs)
@@ -201,7 +201,7 @@ RECURRENT = {"SimpleRNN": 1, "GRU": 3, "LSTM": 4}
 
 @pytest.mark.parametrize(("name", "gates"), RECURRENT.items())
 def test_recurrent_loops_cost_every_iteration_of_every_gate(name, gates):
-    """Input and state forward; of backward, the state's gradient and both kernels': the model's input needs none."""
+    """Forward: input and state. Backward: the gradients of the state and of both kernels, but not of the input."""
     units = 5
     workload = traced(getattr(layers, name)(units), shape=(S_, C_))
     on_input, on_state = 2 * C_ * gates * units, 2 * units * gates * units

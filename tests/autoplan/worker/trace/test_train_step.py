@@ -45,7 +45,7 @@ def contrastive(y_true, y_pred):
 
 
 def flops_of(ops, kind):
-    """FLOPs of one kind of operation, bodies of loops as often as they run."""
+    """Return the FLOPs of one kind of operation; bodies of loops count once per iteration."""
     own = Affine.sum(op.flops for op in ops if op.kind is kind)
     return own + Affine.sum(flops_of(op.body, kind) * op.repeat for op in ops if op.body)
 
@@ -162,7 +162,7 @@ def test_sizes_fitted_at_two_batches_are_valid_for_a_third(build):
 
 
 def test_a_batch_of_one_uses_the_fit_at_two_and_four():
-    """At one sample some operations differ (squeezes, broadcasts), which says nothing about other batches."""
+    """At one sample some operations differ (squeezes, broadcasts) from those of larger batches."""
     line, two = traced(zoo.attention, 1), traced(zoo.attention, 2)
     assert not line.batch_exact
     assert line.tensors == two.tensors
@@ -216,7 +216,7 @@ def test_sample_weights_are_inputs():
 
 
 class Custom(keras.Model):
-    """A training step of the user's own, which unpacks exactly two parts."""
+    """A custom train_step that unpacks exactly two parts."""
 
     def train_step(self, state, data):
         x, y = data
@@ -268,7 +268,7 @@ def made(name):
 
 
 def several(**of_most):
-    """SGD for layers by the name of dense, Adam for others, of which there are none."""
+    """SGD for layers with "dense" in their name; Adam for other layers, of which the model has none."""
     most = {"dense.*": keras.optimizers.SGD(**of_most)}
     return keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap(keras.optimizers.Adam(), most))
 
@@ -308,7 +308,7 @@ def test_slots_of_every_optimizer_are_its_variables(name, slots):
 
 
 def test_adam_in_float32_takes_16_bytes_a_parameter():
-    """Weight, gradient and two slots; all gradients are there at once where data parallelism reduces them together."""
+    """Weight, gradient and two slots; with data parallelism all gradients exist at once for the all-reduce."""
     workload = traced(zoo.mlp)
     config = TrainConfig(Batch(1, data=2), mesh=Mesh(2))
     cost = memory(workload, config, cluster("cpu", devices=2))
@@ -336,7 +336,7 @@ def test_averages_of_weights_are_not_slots():
 
 
 def test_one_trace_serves_every_accumulation():
-    """The optimizer keeps its accumulators and its setting; the workload is that of a plain micro-step."""
+    """The optimizer's accumulators and setting do not change; the workload is that of a plain micro-step."""
     optimizer = keras.optimizers.Adam(gradient_accumulation_steps=4)
     accumulating, plain = trace(zoo.mlp(optimizer=optimizer)), traced(zoo.mlp)
     assert [op.primitive for op in accumulating.ops] == [op.primitive for op in plain.ops]
@@ -372,7 +372,7 @@ def test_the_recomputation_of_a_rematerialized_region_does_not_count_as_model_fl
 
 
 def test_the_products_of_muons_update_do_not_count_as_model_flops():
-    """Newton-Schulz iterations on the gradients: many products for each matrix, however large the batch."""
+    """Newton-Schulz iterations on the gradients: many products per matrix, independent of the batch."""
     with_muon, with_sgd = zoo.mlp(), zoo.mlp()
     with_muon.compile(keras.optimizers.Muon(0.01), with_sgd.loss)
     workload, plain = trace(with_muon), trace(with_sgd)
@@ -483,7 +483,7 @@ COMPILED = [(zoo.mlp, 512), (zoo.image_classifier, 64), (zoo.decoder, 32), (zoo.
 
 @pytest.mark.parametrize(("build", "batch"), COMPILED, ids=[build.__name__ for build, _ in COMPILED])
 def test_the_estimate_covers_the_memory_of_this_machines_compiler(build, batch):
-    """State and inputs to the byte (XLA drops scalars that nobody reads), the rest inside the stated interval."""
+    """State and inputs are exact (XLA drops unused scalars); the rest is inside the stated interval."""
     model = build()
     specs = synthetic_specs(model, batch)
     workload = trace_train_step(model, specs, local_batch=batch)
