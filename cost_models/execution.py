@@ -9,7 +9,8 @@ from cost_models.config import Affects, TrainConfig
 from cost_models.errors import WorkloadError
 from cost_models.hardware.cluster import Cluster
 from cost_models.workload.workload import Workload
-from cost_models.xla.buffers.liveness import Schedule, Updates, schedule
+from cost_models.xla.buffers.liveness import schedule
+from cost_models.xla.buffers.schedule import Schedule, Updates
 from cost_models.xla.profile import Profile
 from cost_models.xla.profiles.choice import compiler_profile
 

@@ -20,7 +20,9 @@ from cost_models.execution import check, profile_for, schedule_of, updates_of
 from cost_models.hardware.cluster import Cluster
 from cost_models.validation import raised_as, read_fields, whole
 from cost_models.workload.workload import Kind, Role, Workload
-from cost_models.xla.buffers.liveness import Purpose, Schedule, schedule
+from cost_models.xla.buffers.liveness import schedule
+from cost_models.xla.buffers.purpose import Purpose
+from cost_models.xla.buffers.schedule import Schedule
 from cost_models.xla.profile import Profile
 from cost_models.xla.tiling import storage
 

@@ -12,6 +12,7 @@ from packaging.requirements import Requirement
 
 from autoplan.errors import HardwareError
 from cost_models.hardware.compile_targets import EXTRA, CompilerTarget
+from cost_models.xla.rules import READ_FROM
 
 _PACKAGES = {
     "tpu": (("libtpu",),),
@@ -45,6 +46,17 @@ def why_missing(target: CompilerTarget) -> str | None:
     except HardwareError as error:
         return str(error)
     return None
+
+
+def rules_note() -> str | None:
+    """Return a note if another jaxlib is installed than the release that the compiler rules were read from."""
+    read_from, installed = READ_FROM.split()[-1], _installed("jaxlib")
+    if installed is None or installed == read_from:
+        return None
+    return (
+        f"memory is estimated by rules of jaxlib {read_from}; jaxlib {installed} is installed here, "
+        "and its compiler may allocate more or less"
+    )
 
 
 def _compiler(target: CompilerTarget) -> dict[str, str | None]:

@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 
 from autoplan import formatting
+from autoplan.machine.compiler_packages import rules_note
 from autoplan.machine.local_hardware import LOCAL
 from autoplan.plan.records import CompilerEvidence, Failure
 from autoplan.reports.plan_table import heading, open_table, to_know
@@ -75,7 +76,7 @@ def estimated(estimate: ConfigurationEstimate, *, explain: bool = False) -> Rend
         _band(analytic.time, analytic.accuracy),
         *_largest(estimate.explanation),
         *_coverage(analytic.unknown_ops, explain),
-        *to_know(estimate.notes),
+        *to_know((*estimate.notes, *filter(None, [rules_note()]))),
     )
 
 

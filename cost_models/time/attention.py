@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from cost_models.workload.workload import Kind, Op, Tensor, walk
-from cost_models.xla.fusion.fusion import Kernel
+from cost_models.xla.fusion.kernel import Kernel
 
 _COMPARISONS = frozenset({"ge", "gt", "le", "lt"})
 _COUNTS = frozenset({"iota", "cumsum"})

@@ -12,8 +12,9 @@ import numpy.typing as npt
 from cost_models.time.attention import Attention, find_attention
 from cost_models.time.convolution import ConvolutionTable, convolution_table, is_transposed_kernel_gradient
 from cost_models.workload.workload import ITEM_BYTES, POOL_SCATTER, Kind, Op, Phase, Tensor, Workload
-from cost_models.xla.buffers.liveness import Updates, schedule
-from cost_models.xla.fusion.fusion import Kernel
+from cost_models.xla.buffers.liveness import schedule
+from cost_models.xla.buffers.schedule import Updates
+from cost_models.xla.fusion.kernel import Kernel
 from cost_models.xla.profile import Profile, structure_batch
 from cost_models.xla.rules import rule
 from cost_models.xla.tiling import Storage

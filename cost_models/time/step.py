@@ -22,9 +22,9 @@ from cost_models.time.page_faults import paging_seconds
 from cost_models.time.roofline import kernel_seconds, peak_of, profile_of, row_seconds
 from cost_models.time.software import KERAS, Kernels, Software, overhead_seconds
 from cost_models.workload.workload import Kind, Workload
-from cost_models.xla.buffers.liveness import Updates
+from cost_models.xla.buffers.schedule import Updates
 from cost_models.xla.profile import Profile
-from cost_models.xla.profiles.choice import compiler_profile, library_profile
+from cost_models.xla.profiles.choice import compiler_profile
 from cost_models.xla.rules import rule
 
 Bools = npt.NDArray[np.bool_]
@@ -210,7 +210,7 @@ def _program(
     if kernels is Kernels.BACKEND and config.backend == "torch" and not config.jit_compile:
         kernels = Kernels.LAYERS if profile_of(cluster.chip).layer_kernels else kernels
     if kernels is Kernels.LAYERS and software.applies("layer-kernels"):
-        return library_kernels(workload, biases_apart=software.biases_apart), library_profile(kind), updates
+        return library_kernels(workload, biases_apart=software.biases_apart), compiler_profile(kind), updates
     if kernels is not Kernels.BACKEND:
         one_by_one = compiler_profile(kind, jit_compile=False)
         target = replace(one_by_one, fusible=frozenset({Kind.BROADCAST}), free_moves=frozenset({"pad"}))

@@ -88,7 +88,7 @@ class Profile:
 
     @property
     def on_chip_bytes(self) -> int:
-        """Bytes of memory on the chip in which whole values stay (0: none do)."""
+        """Bytes of memory on the chip in which whole values stay (0: there is none)."""
         return int(self.setting("vmem", "room"))
 
     def without(self, name: str) -> Profile:

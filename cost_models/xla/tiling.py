@@ -1,11 +1,10 @@
-"""Bytes that tensors take in memory: padding to tiles, where a target has them.
+"""Tiling: the bytes that tensors take in memory, with padding to tiles where a device has them.
 
-A TPU stores two dimensions of an array in tiles of 8 x 128 elements and rounds both up; narrower elements share a
-32-bit word with those of the rows below, so that a tile of fewer rows holds a power of two of them that fills whole
-words. Its compiler chooses which two: those that waste least; for what convolutions and pooling touch, batch and
-features in one order or the other, the same for all that other operations join. What comes from outside is laid out
-freely all the same, and copied where that is not what a convolution reads. The choice depends on the batch, so sizes on
-such targets are no lines.
+A TPU stores two dimensions of an array in tiles of 8 x 128 elements and rounds both up. Narrower elements share a
+32-bit word with those of the rows below, so a tile of fewer rows holds a power of two of rows that fills whole words.
+The compiler chooses the two dimensions that waste least. Operands and results of convolutions and pooling have batch
+and features in tiles, in one order or the other, the same for all tensors that other operations join. Arguments of the
+program are laid out freely. The choice depends on the batch, so sizes on these devices are no lines in the batch.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ _LAID_OUT = frozenset({Kind.CONV, Kind.POOL, Kind.POOL_GRADIENT})
 
 @dataclass(frozen=True, eq=False)
 class Storage:
-    """Sizes of all tensors of a workload. Bytes without padding are fixed + batch x per_sample.
+    """The sizes of all tensors of a workload. Bytes without padding are fixed + batch x per_sample.
 
-    Tensors that are laid out alike share a form: a step has thousands of tensors and a hundred forms.
+    Tensors of the same layout share a form: a step has thousands of tensors and a hundred forms.
 
     form      of each tensor
-    group     of each tensor that convolutions touch: those of a group are laid out alike; -1 for others
+    group     of each tensor that convolutions read or write: a group has one layout; -1 for other tensors
     rank      number of dimensions, by form
     dims_fixed, dims_per_sample   one row a form, one column a dimension; absent dimensions are 1
     allowed   which (minor, second-minor) pairs of dimensions may lie in tiles, by form; empty without tiles
@@ -58,7 +57,7 @@ class Storage:
 
     @classmethod
     def exact(cls, sizes: Floats) -> Storage:
-        """Sizes in bytes that hold as they are, padding included."""
+        """Return sizes in bytes that include padding already."""
         none = np.zeros((len(sizes), 0))
         allowed = np.zeros((len(sizes), 0, 0), np.bool_)
         form = np.arange(len(sizes))
@@ -78,7 +77,7 @@ class Storage:
         )
 
     def at(self, batch: int) -> Floats:
-        """Bytes of every tensor at a local batch, padding included. Not to be written to: it is kept."""
+        """Return the bytes of every tensor at a local batch, padding included, as an array that is read-only."""
         if batch not in self._known:
             sizes = self._padded(batch)
             sizes.setflags(write=False)
@@ -101,7 +100,7 @@ class Storage:
         return np.asarray(padded, np.float64)
 
     def features_in_lanes(self, batch: int) -> npt.NDArray[np.bool_]:
-        """Of each tensor that convolutions touch, whether its features lie across the lanes rather than its batch."""
+        """Return for each tensor of convolutions whether its features lie across the lanes rather than its batch."""
         in_lanes, down = self._both_ways(batch)
         less = np.bincount(self.group[self.group >= 0], (in_lanes - down)[self.group >= 0]) <= 0
         return (self.group >= 0) & less[self.group] if len(less) else self.group >= 0
@@ -111,7 +110,7 @@ class Storage:
         return np.where(self.features_in_lanes(batch), in_lanes, down)
 
     def _both_ways(self, batch: int) -> tuple[Floats, Floats]:
-        """Bytes with features across the lanes and batch down the tile, and the other way round."""
+        """Return the bytes with features across the lanes and batch down the tile, and the other way round."""
         unpadded = self.fixed + batch * self.per_sample
         lane_waste, row_waste = self._waste(batch)
         last, forms = np.maximum(self.rank - 1, 0), np.arange(len(lane_waste))
@@ -120,12 +119,12 @@ class Storage:
         return unpadded * in_lanes[self.form], unpadded * down[self.form]
 
     def _waste(self, batch: int) -> tuple[Floats, Floats]:
-        """Bytes with padding over bytes without, of each dimension across the lanes and down the tile."""
+        """Return the bytes with padding over those without, by dimension, across the lanes and down the tile."""
         sizes = np.maximum(self.dims_fixed + batch * self.dims_per_sample, 1.0)
         return np.ceil(sizes / self.lanes) * self.lanes / sizes, self._rows_of(sizes) / sizes
 
     def _rows_of(self, sizes: Floats) -> Floats:
-        """Dimensions as they lie down tiles: whole tiles, or one of a power of two of rows."""
+        """Return dimensions padded down the tiles: to whole tiles, or to one tile of a power of two of rows."""
         few = np.maximum(np.exp2(np.ceil(np.log2(sizes))), self.least[:, None])
         whole = np.ceil(sizes / self.rows) * self.rows
         return np.asarray(np.minimum(few, whole) if self.rows else sizes, np.float64)
@@ -133,7 +132,7 @@ class Storage:
 
 @lru_cache(maxsize=32)
 def storage(workload: Workload, profile: Profile) -> Storage:
-    """How a target stores the tensors of a workload."""
+    """Return how a device stores the tensors of a workload."""
     tensors = workload.tensors
     sizes = workload.sizes
     rank = max((1, *(len(tensor.shape) for tensor in tensors)))
@@ -162,7 +161,7 @@ def storage(workload: Workload, profile: Profile) -> Storage:
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """What padding depends on: the shape, elements in a word, and whether a convolution or a pooling touches it."""
+    """The properties that padding depends on: shape, elements in a word, and use by a convolution or pooling."""
 
     shape: tuple[Affine, ...]
     least_rows: int
@@ -176,7 +175,7 @@ def _form(tensor: Tensor, convolutional: set[tuple[Affine, ...]]) -> _Form:
 
 
 def _allowed(forms: Sequence[_Form], rank: int) -> npt.NDArray[np.bool_]:
-    """Any two dimensions of what no convolution touches."""
+    """Return the pairs of dimensions that may lie in tiles: any two of tensors that no convolution uses."""
     allowed = np.zeros((len(forms), rank, rank), np.bool_)
     for number, form in enumerate(forms):
         count = len(form.shape)
@@ -186,7 +185,7 @@ def _allowed(forms: Sequence[_Form], rank: int) -> npt.NDArray[np.bool_]:
 
 
 def _groups(workload: Workload, convolutional: Sequence[bool]) -> npt.NDArray[np.int64]:
-    """Numbers of the groups: what an operation other than a product or a reduction reads and writes is in one."""
+    """Return the group of each tensor: all operands and results of an operation that is no product or reduction."""
     first = list(range(len(convolutional)))
 
     def root(tensor: int) -> int:
@@ -207,7 +206,7 @@ def _single(dim: Affine) -> bool:
 
 
 def convolutional_shapes(workload: Workload) -> set[tuple[Affine, ...]]:
-    """Shapes of activations that convolutions or pooling read or write."""
+    """Return the shapes of activations that convolutions or pooling read or write."""
     touched = {end for op in walk(workload.ops) if op.kind in _LAID_OUT for end in (*op.reads, *op.writes)}
     tensors: list[Tensor] = [workload.tensors[end] for end in touched]
     return {tensor.shape for tensor in tensors if not tensor.elements.constant}

@@ -53,6 +53,7 @@ def main() -> None:
         from studies.memory_vs_compiler import ledger
 
         ledger.measure(asked.without or ledger.measurable(), asked.traces)
+        ledger.note_unmeasured()
     if asked.summary or asked.again is not None:
         from studies.memory_vs_compiler import summary
 

@@ -29,10 +29,15 @@ from studies.memory_vs_compiler.truths import Truth, compiled
 LEDGER = Path(__file__).resolve().parent / "ledger.csv"
 GROUPS = {"A100": ("A100",), "H100": ("H100",), "TPU": ("TPU v4", "TPU v5e", "TPU v6e"), "CPU": ("CPU",)}
 LEAST_MAPE_POINTS, LEAST_ROWS = 0.2, 2
-"""A rule is kept if without it the held-out MAPE of some group is worse by as many percentage points, or as many rows
-fewer lie inside their intervals."""
-ALWAYS = "priority-fusion", "list-scheduler"
-"""The last fusion policy and the last scheduler: a profile cannot do without."""
+"""A rule pays if without it the held-out MAPE of a group is higher by so many percentage points, or so many rows fewer
+are inside their intervals. A rule that pays in no group is deleted, unless a note in its row says why it stays."""
+UNMEASURED = {
+    "priority-fusion": "every profile needs a fusion policy",
+    "list-scheduler": "every profile needs a scheduler",
+    "dot-workspace": "nothing was compiled for a GPU before Ampere",
+}
+"""Rules that cannot be switched off or apply to no compiled point, with the reason."""
+NO_GROUP = "none"
 
 
 @dataclass(frozen=True)
@@ -72,14 +77,14 @@ class Entry:
     note: str = ""
 
     @property
-    def buys(self) -> bool:
+    def pays(self) -> bool:
         """Whether estimates of this group are worse without the rule by what the criterion asks for."""
         worse = self.mape_without - self.mape >= LEAST_MAPE_POINTS
         return worse or self.inside - self.inside_without >= LEAST_ROWS
 
 
 def measure(rules: Iterable[str], traces: Path | None) -> None:
-    """Measure rules, print their rows and write them to the ledger."""
+    """Measure rules, print their rows and write them to the ledger; rows of rules that were deleted stay."""
     truths = [one for one in compiled() if held_out(one.point.model)]
     known = {(entry.rule, entry.group): entry for entry in read()}
     start: dict[str, Accuracy] = {}
@@ -95,6 +100,15 @@ def measure(rules: Iterable[str], traces: Path | None) -> None:
         write(known.values())
 
 
+def note_unmeasured() -> None:
+    """Write a row without figures for each rule that cannot be measured."""
+    known = {(entry.rule, entry.group): entry for entry in read()}
+    nothing = Accuracy(0.0, 0.0, 0.0, 0, 0.0)
+    for name, reason in UNMEASURED.items():
+        known[name, NO_GROUP] = _entry(name, NO_GROUP, 0, nothing, nothing, reason)
+    write(known.values())
+
+
 def read() -> list[Entry]:
     """Return the rows of the ledger."""
     if not LEDGER.exists():
@@ -106,8 +120,8 @@ def read() -> list[Entry]:
 
 def write(entries: Iterable[Entry]) -> None:
     """Write the ledger: registered rules first, then those that were deleted, by name and group."""
-    order = list(GROUPS)
-    rows = sorted(entries, key=lambda one: (one.state, one.rule, order.index(one.group)))
+    order = [*GROUPS, NO_GROUP]
+    rows = sorted(entries, key=lambda one: (one.state == "deleted", one.rule, order.index(one.group)))
     with LEDGER.open("w", newline="") as file:
         writer = csv.DictWriter(file, [item.name for item in fields(Entry)], lineterminator="\n")
         writer.writeheader()
@@ -116,11 +130,8 @@ def write(entries: Iterable[Entry]) -> None:
 
 def measurable() -> list[str]:
     """Return the rules that can be switched off."""
-    return sorted(name for name in _all_rules() if name not in ALWAYS)
-
-
-def _all_rules() -> set[str]:
-    return {name for target in TARGETS.values() for name in _profile(target).rules}
+    listed = {name for target in TARGETS.values() for name in _profile(target).rules}
+    return sorted(listed - UNMEASURED.keys())
 
 
 def _profile(target: str) -> Profile:
@@ -184,9 +195,22 @@ def lines_of(name: str) -> int:
     while pending:
         if (one := pending.pop()) in defined and one not in used:
             used.add(one)
-            pending += [node.id for node in ast.walk(defined[one]) if isinstance(node, ast.Name)]
+            pending += _names(defined[one])
     nodes = {id(defined[one]): defined[one] for one in used}
     return sum((node.end_lineno or 0) - _first_line(node) + 1 for node in nodes.values())
+
+
+def _names(node: ast.AST) -> list[str]:
+    """Return the names that a node uses, annotations aside."""
+    if isinstance(node, ast.Name):
+        return [node.id]
+    parts = (
+        part
+        for name, value in ast.iter_fields(node)
+        if name not in ("annotation", "returns")
+        for part in (value if isinstance(value, list) else [value])
+    )
+    return [name for part in parts if isinstance(part, ast.AST) for name in _names(part)]
 
 
 def _bound(node: ast.stmt) -> list[str]:
@@ -207,4 +231,5 @@ def _line(entry: Entry) -> str:
         f"worst {entry.worst_under:+.0f}%..{entry.worst_over:+.0f}% -> "
         f"{entry.worst_under_without:+.0f}%..{entry.worst_over_without:+.0f}%, "
         f"inside {entry.inside} -> {entry.inside_without} of {entry.rows}, {entry.lines} lines"
+        f"{', pays' if entry.pays else ''}"
     )

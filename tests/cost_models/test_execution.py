@@ -19,7 +19,7 @@ from cost_models.execution import (
 )
 from cost_models.hardware.cluster import share
 from cost_models.memory import memory
-from cost_models.xla.buffers.liveness import Updates
+from cost_models.xla.buffers.schedule import Updates
 from tests.builders.workloads import cluster, dense
 
 PLAIN = TrainConfig(Batch(8))

@@ -1,7 +1,7 @@
-"""How much more than the bytes alive at once a compiler's heap takes, because buffers keep their place while they live.
+"""Heap: the gaps between buffers, which do not move while they live.
 
-XLA places buffers largest first, each into the smallest gap that is free for all of its life (best fit); it does so
-twice, by size and by length of life, and keeps the smaller heap (GlobalDecreasingSizeBestFitHeap).
+XLA places buffers largest first, each into the smallest gap that is free for all of its life (best fit). It does so
+twice, by size and by length of life, and takes the smaller heap (GlobalDecreasingSizeBestFitHeap).
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from cost_models.xla.rules import rule
 Floats = npt.NDArray[np.float64]
 Whole = npt.NDArray[np.int64]
 
-_COUNT = 600  # buffers that are placed: what is smaller fills gaps
+_COUNT = 600  # buffers that are placed: smaller ones fill gaps
 _SHARE = 1e-4  # of the peak: smaller buffers are not placed either
 
 
 @rule("heap-packing", source="GlobalDecreasingSizeBestFitHeap")
-def packing(sizes: Floats, birth: Whole, death: Whole) -> float:
-    """Bytes of the heap over bytes alive at the peak, at least 1.
+def heap_packing(sizes: Floats, birth: Whole, death: Whole) -> float:
+    """Return the bytes of the heap over the bytes alive at the peak, at least 1.
 
     sizes in bytes; birth and death are the first and last kernel of each buffer, both included.
     """
@@ -39,13 +39,13 @@ def packing(sizes: Floats, birth: Whole, death: Whole) -> float:
 
 
 def _peak(sizes: Floats, birth: Whole, death: Whole) -> float:
-    places = int(death.max(initial=0)) + 2
-    change = np.bincount(birth, sizes, places) - np.bincount(np.maximum(death + 1, birth), sizes, places)
+    kernels = int(death.max(initial=0)) + 2
+    change = np.bincount(birth, sizes, kernels) - np.bincount(np.maximum(death + 1, birth), sizes, kernels)
     return float(np.cumsum(change).max(initial=0.0))
 
 
 def _heap_bytes(order: npt.NDArray[np.intp], sizes: Floats, birth: Whole, death: Whole) -> float:
-    """Bytes up to the end of the last buffer when they are placed in this order."""
+    """Return the bytes up to the end of the last buffer when buffers are placed in this order."""
     sizes, birth, death = sizes[order], birth[order], death[order]
     starts = np.zeros(len(order))
     for index in range(len(order)):
@@ -56,7 +56,10 @@ def _heap_bytes(order: npt.NDArray[np.intp], sizes: Floats, birth: Whole, death:
 
 
 def _best_fit(occupied: Sequence[tuple[float, float]], size: float) -> float:
-    """Where the smallest gap is that holds `size`, else the end of what is occupied; (start, size) by start."""
+    """Return the start of the smallest gap that holds `size`, else the end of the last buffer.
+
+    occupied  (start, size) of buffers, by start
+    """
     end, best, least = 0.0, -1.0, np.inf
     for start, length in occupied:
         if size <= start - end < least:

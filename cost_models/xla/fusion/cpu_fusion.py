@@ -1,65 +1,61 @@
-"""Which values of a micro-step exist in memory where every reader computes again what is cheap, and a library takes
-reductions: XLA on CPUs.
+"""Fusion on CPUs: readers compute cheap values again, and a library takes reductions.
 
-- A reduction and the elementwise operations around it are one call of a library (`library_calls.py`), which reads what
-  it cannot take in from memory, broadcasts included.
-- Everything else is fused into all that reads it, as often as it is read, but for two kinds of values: those that are
-  costly to compute and have several readers, and those that are made of several large operands and cannot go into each
-  of their readers. They are written, and all read them.
-- What is cheap is written for products and calls that read it, and computed again by all others.
+- A reduction and the elementwise operations around it are one call of a library (`ynnpack.py`). The call reads operands
+  that it cannot compute from memory, broadcasts included.
+- Everything else is fused into all of its readers, except two kinds of values: costly values with several readers, and
+  values that are made of several large operands and cannot go into each of their readers. They are written, and all
+  readers read them.
+- A cheap value is written for the products and calls that read it, and computed again by all other readers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from cost_models.workload.affine import Affine
-from cost_models.workload.workload import CONVERT, FLATTEN, UNEVEN_PAD, Kind, Op, Workload
-from cost_models.xla.dataflow import Graph
-from cost_models.xla.fusion.fusion import Kernel
+from cost_models.workload.workload import CONVERT, FLATTEN, Kind, Op, Workload
+from cost_models.xla.dataflow import MATRIX_RANK, ONE_BY_ONE, PADS, READS_PART, Graph, members
+from cost_models.xla.fusion.kernel import Kernel
 from cost_models.xla.fusion.ynnpack import SHORT_REDUCTION
 from cost_models.xla.profile import Profile
 from cost_models.xla.rules import rule
 
-_PICKS = frozenset({"gather", "slice", "dynamic_slice"})
 _COSTLY = frozenset({Kind.EXPENSIVE, Kind.GATHER, Kind.REDUCE})
 _COSTLY_PRIMITIVES = frozenset(
     {"div", "exp", "exp2", "expm1", "log", "log1p", "logistic", "pow", "rem", "rsqrt", "sqrt", "cbrt", "tanh", "erf"}
     | {"sin", "cos", "tan", "atan2", "sinh", "cosh"}
 )
-_MATRIX = 2  # dimensions
-_APART = frozenset({"concatenate", "pad", UNEVEN_PAD, "dynamic_update_slice"})
-"""What XLA computes by blocks of code of their own."""
-_LONGEST = 15  # operations of a kernel that such a block is still added to
-_ALIGNED = frozenset({Kind.ELEMENTWISE, Kind.EXPENSIVE})
+_CODE_BLOCKS = PADS | {"concatenate", "dynamic_update_slice"}
+"""Primitives for which XLA generates blocks of code of their own."""
+_LONGEST = 15  # operations of a kernel to which such a block is still added
 _REPEATING = frozenset({Kind.BROADCAST, Kind.GATHER})
 """Kinds that may read an element of their operand several times."""
 
 
 @rule("cpu-fusion", source="CpuInstructionFusion, InstructionFusion")
-def kernels_of(
+def cpu_fusion(
     workload: Workload, ops: Sequence[Op], outputs: frozenset[int], profile: Profile, batch: int
 ) -> list[Kernel]:
-    """Return the kernels of these operations in program order; `outputs` exist whatever it costs."""
-    return Recomputing(workload, Graph(ops, outputs, profile), batch).kernels()
+    """Return the kernels of these operations in program order; `outputs` are written whatever it costs."""
+    return CpuFusion(workload, Graph(ops, outputs, profile), batch).kernels()
 
 
-class Recomputing:
-    """Decides what is written, from the last operation to the first, then names the kernels.
+class CpuFusion:
+    """Decides which values are written, from the last operation to the first, then names the kernels.
 
+    loose   flags by operation: it is part of kernels of any number of operations
     exists  flags by tensor: it is in memory at some time
-    shared  and all that reads it reads it from there
-    length  by kernel, how many operations run in it so far
-    within  by operation, the kernels in which it runs, named by their last operation (Python integers as bit sets)
+    shared  flags by tensor: all of its readers read it from memory
+    length  by kernel, the operations that run in it so far
+    within  by operation, the kernels in which it runs, named by their last operation (bit sets)
     """
 
     def __init__(self, workload: Workload, graph: Graph, batch: int) -> None:
         self.workload, self.graph, self.batch, self.profile = workload, graph, batch, graph.profile
-        self.reads = [tuple(dict.fromkeys(map(graph.of, op.reads))) for op in graph.ops]
         library = self.profile.rules.get("ynnpack")
         self.calls: dict[int, tuple[int, frozenset[int]]] = library(workload, graph, batch) if library else {}
         self.loose = [self._is_loose(index) for index in range(len(graph.ops))]
-        self.above = self._above()
         self.exists = bytearray(b"\1") * len(workload.tensors)
         self.shared = bytearray(b"\1") * len(workload.tensors)
         self.within = [0] * len(graph.ops)
@@ -73,13 +69,13 @@ class Recomputing:
         self.views = self._views()
 
     def _views(self) -> dict[int, int]:
-        """Matrices that are only views, as what they are made of is in memory for all its readers."""
+        """Return the matrices that are only views of a tensor that all of its readers read from memory."""
         flat = (op for op in self.graph.ops if op.primitive == FLATTEN)
         named = {op.writes[0]: self.graph.of(op.reads[0]) for op in flat}
         return {write: read for write, read in named.items() if self.shared[read]}
 
     def kernels(self) -> list[Kernel]:
-        """The kernels in program order."""
+        """Return the kernels in program order."""
         found: list[Kernel] = []
         for index, op in enumerate(self.graph.ops):
             writes = tuple(write for write in op.writes if write in self.graph.producer and self.exists[write])
@@ -88,14 +84,13 @@ class Recomputing:
         return found
 
     def _is_loose(self, index: int) -> bool:
-        """Whether an operation is part of kernels of any number of operations."""
         op = self.graph.ops[index]
         if index in self.calls:
             return False
         return op.kind in self.profile.fusible or (op.kind is Kind.REDUCE and self._is_short(op))
 
     def _is_short(self, op: Op) -> bool:
-        """Whether a reduction is over few elements: others are split in two, of which the first is a kernel."""
+        """Return whether a reduction is over few elements: XLA splits others in two, of which the first is a kernel."""
         return not op.reads or self._elements(op.reads[0]) <= SHORT_REDUCTION * self._elements(op.writes[0])
 
     def _ends(self, index: int) -> bool:
@@ -113,20 +108,20 @@ class Recomputing:
         for write in op.writes:
             refusing, taking = self._readers(write)
             everywhere = refusing | taking
-            kept = self._is_kept(index, write, everywhere) or self._is_in_the_way(op, taking)
+            kept = self._is_written_for_all(index, write, everywhere) or self._makes_kernel_too_long(op, taking)
             self.shared[write] = kept
             self.exists[write] = kept or bool(refusing) or write in self.graph.outputs
             self.within[index] |= (1 << index if self.exists[write] else 0) | (0 if kept else taking)
-        for kernel in _numbers(self.within[index]):
+        for kernel in members(self.within[index]):
             self.length[kernel] += 1
         inner = (reader for write in op.writes if not self.exists[write] for reader in self._loose_readers(write))
         self.repeats[index] = op.kind in _REPEATING or any(self.repeats[reader] for reader in inner)
 
     def _readers(self, tensor: int) -> tuple[int, int]:
-        """The kernels that read this from memory whatever happens, and those that may compute it."""
+        """Return the kernels that read a tensor from memory in any case, and those that may compute it."""
         refusing = taking = 0
         for reader in self.graph.readers.get(tensor, ()):
-            if self.loose[reader] and not self._stands_alone(tensor, reader):
+            if self.loose[reader] and not self._is_apart(tensor, reader):
                 taking |= self.within[reader]
             else:
                 refusing |= self.within[reader]
@@ -135,24 +130,24 @@ class Recomputing:
     def _loose_readers(self, tensor: int) -> list[int]:
         return [reader for reader in self.graph.readers.get(tensor, ()) if self.loose[reader]]
 
-    def _stands_alone(self, tensor: int, reader: int) -> bool:
-        """Whether one of both joins features: that is a kernel of its own."""
+    def _is_apart(self, tensor: int, reader: int) -> bool:
+        """Return whether the maker or the reader joins features, which is a kernel of its own."""
         source = self.graph.producer.get(tensor)
         return self._joins_features(reader) or (source is not None and self._joins_features(source))
 
     def _joins_features(self, index: int) -> bool:
         op = self.graph.ops[index]
-        if op.primitive != "concatenate" or len(self.workload.tensors[op.writes[0]].shape) < 2:
+        if op.primitive != "concatenate" or len(self.workload.tensors[op.writes[0]].shape) < MATRIX_RANK:
             return False
         made = self.workload.tensors[op.writes[0]].shape
         return any(self.workload.tensors[read].shape[-1] != made[-1] for read in op.reads)
 
-    def _is_in_the_way(self, op: Op, taking: int) -> bool:
-        """Whether code for this would be too much for one of these kernels (FusionNodeIndexingEvaluation)."""
-        return op.primitive in _APART and any(self.length[kernel] > _LONGEST for kernel in _numbers(taking))
+    def _makes_kernel_too_long(self, op: Op, taking: int) -> bool:
+        """Return whether an operation's code would be too much for a kernel (FusionNodeIndexingEvaluation)."""
+        return op.primitive in _CODE_BLOCKS and any(self.length[kernel] > _LONGEST for kernel in members(taking))
 
-    def _is_kept(self, index: int, tensor: int, everywhere: int) -> bool:
-        """Whether all readers read this from memory."""
+    def _is_written_for_all(self, index: int, tensor: int, everywhere: int) -> bool:
+        """Return whether all readers read a tensor from memory; `everywhere` are the kernels that read it."""
         if not everywhere:
             return False
         if self._is_costly(index):
@@ -167,7 +162,7 @@ class Recomputing:
         return op.kind in _COSTLY or op.primitive in _COSTLY_PRIMITIVES
 
     def _unfusible(self) -> set[int]:
-        """What is made of several large operands and cannot go into each of its readers by all ways."""
+        """Return the tensors that are made of several large operands and cannot go into all of their readers."""
         found: set[int] = set()
         known: dict[tuple[int, int], bool] = {}
         for index in range(len(self.graph.ops) - 1, -1, -1):
@@ -180,7 +175,7 @@ class Recomputing:
         return found
 
     def _goes(self, source: int, reader: int, unfusible: set[int], known: dict[tuple[int, int], bool]) -> bool:
-        """Whether an operation can be fused into this one by all ways (InstructionFusion::CanFuseOnAllPaths)."""
+        """Return whether an operation can be fused into a reader on all paths (CanFuseOnAllPaths)."""
         if source == reader:
             return True
         if not self.loose[reader]:
@@ -190,18 +185,19 @@ class Recomputing:
                 read not in unfusible
                 and self._may_fuse(read, between, reader)
                 and self._goes(source, between, unfusible, known)
-                for read, between in self._on_the_way(source, reader)
+                for read, between in self._paths(source, reader)
             )
         return known[source, reader]
 
-    def _on_the_way(self, source: int, reader: int) -> Iterator[tuple[int, int]]:
-        for read in self.reads[reader]:
+    def _paths(self, source: int, reader: int) -> Iterator[tuple[int, int]]:
+        """Yield (operand of the reader, its maker) where that is the source or depends on it."""
+        for read in self.graph.reads[reader]:
             between = self.graph.producer.get(read)
-            if between is not None and (between == source or self.above[between] >> source & 1):
+            if between is not None and (between == source or self.graph.ancestors[between] >> source & 1):
                 yield read, between
 
     def _may_fuse(self, tensor: int, source: int, reader: int) -> bool:
-        if not self.loose[source] or self._stands_alone(tensor, reader):
+        if not self.loose[source] or self._is_apart(tensor, reader):
             return False
         if not self._is_costly(source):
             return True
@@ -209,18 +205,14 @@ class Recomputing:
         return alone and self.graph.ops[reader].kind not in _REPEATING
 
     def _is_unary(self, index: int) -> bool:
-        """At most one operand is large, or all together are no larger than the result."""
+        """Return whether at most one operand is large, or all together are no larger than the result."""
         op = self.graph.ops[index]
         rank = max((self._rank(write) for write in op.writes), default=0)
-        large = [read for read in op.reads if not self._is_broadcast(read) and self._rank(read) >= rank]
+        large = [read for read in op.reads if not self.graph.is_broadcast(read) and self._rank(read) >= rank]
         if len(large) <= 1:
             return True
-        operands = sum(self._elements(read) for read in self.reads[index])
+        operands = sum(self._elements(read) for read in self.graph.reads[index])
         return operands <= sum(self._elements(write) for write in op.writes)
-
-    def _is_broadcast(self, tensor: int) -> bool:
-        source = self.graph.producer.get(self.graph.of(tensor))
-        return source is not None and self.graph.ops[source].kind is Kind.BROADCAST
 
     def _rank(self, tensor: int) -> int:
         return sum(dim != Affine(1) for dim in self.workload.tensors[tensor].shape)
@@ -228,74 +220,70 @@ class Recomputing:
     def _elements(self, tensor: int) -> float:
         return self.workload.tensors[tensor].elements.at(self.batch)
 
-    def _above(self) -> list[int]:
-        """By operation, all that it depends on."""
-        found: list[int] = []
-        for index in range(len(self.graph.ops)):
-            mask = 0
-            for read in self.reads[index]:
-                source = self.graph.producer.get(read)
-                if source is not None and source < index:
-                    mask |= found[source] | 1 << source
-            found.append(mask)
-        return found
-
     def _kernel(self, index: int, writes: tuple[int, ...]) -> Kernel:
-        leaves, inner, picked, aligned = self._upstream(index)
+        inside = self._upstream(index)
         made = [self.workload.tensors[write] for write in writes]
-        in_place = tuple(read for read in aligned if self.workload.tensors[read] in made)
+        in_place = tuple(read for read in self._aligned(index, inside) if self.workload.tensors[read] in made)
         op = self.graph.ops[index]
         body: tuple[Kernel, ...] = ()
         if op.body:
-            body = tuple(kernels_of(self.workload, op.body, frozenset(op.results), self.profile, self.batch))
-        flops = Affine.sum(self.graph.ops[i].flops for i in inner)
-        products = (self.graph.ops[i] for i in inner if self.graph.ops[i].kind.is_product)
-        computing = (self.graph.ops[i] for i in inner if self.graph.ops[i].primitive != FLATTEN)
+            body = tuple(cpu_fusion(self.workload, op.body, frozenset(op.results), self.profile, self.batch))
+        ops = [self.graph.ops[i] for i in inside.operations]
+        products = (one for one in ops if one.kind.is_product)
+        computing = (one for one in ops if one.primitive != FLATTEN)
         main = next(products, next(computing, op))
-        return Kernel(main, tuple(leaves), writes, flops, len(inner), tuple(picked.items()), body, in_place)
+        flops = Affine.sum(one.flops for one in ops)
+        return Kernel(main, tuple(inside.leaves), writes, flops, len(ops), inside.read_in_part(), body, in_place)
 
-    def _upstream(self, index: int) -> tuple[list[int], list[int], dict[int, int], tuple[int, ...]]:
-        """(tensors read from memory, operations that run, tensors read in part, tensors read element by element) of
-        the kernel that ends here."""
-        call = self.calls[index][1] if index in self.calls else frozenset()
-        leaves: dict[int, None] = {}
-        inner: dict[int, None] = {index: None}
-        picked: dict[int, int] = {}
-        whole: set[int] = set()
-        moved: set[int] = set()
+    def _upstream(self, index: int) -> _Inside:
+        """Return the inside of the kernel that ends with an operation."""
+        inside = _Inside(self._call(index), operations={index: None})
         pending = [index]
         while pending:
-            op = self.graph.ops[at := pending.pop()]
-            moved.update(self.graph.of(read) for read in op.reads if not self._looks_alike(read, self.graph.of(read)))
-            for read in self.reads[at]:
+            at = pending.pop()
+            op = self.graph.ops[at]
+            inside.moved.update(
+                self.graph.of(read) for read in op.reads if not self._looks_alike(read, self.graph.of(read))
+            )
+            for read in self.graph.reads[at]:
                 source = self.graph.producer.get(read)
-                if source is not None and self._runs_in(read, source, at, call):
-                    if source not in inner:
-                        inner[source] = None
-                        pending.append(source)
-                    continue
-                leaves[read := self.views.get(read, read)] = None
-                if op.kind not in _ALIGNED:
-                    moved.add(read)
-                if op.primitive in _PICKS and read == self.graph.of(op.reads[0]):
-                    picked[read] = op.writes[0]
-                else:
-                    whole.add(read)
-        moved.update(self._behind(inner))
-        aligned = () if self.reshaped.issuperset(self.graph.ops[index].writes) else tuple(leaves)
-        if not call and not self.flat.isdisjoint(self.graph.ops[index].writes):
-            aligned = ()
-        aligned = tuple(read for read in aligned if read not in moved and (call or read not in self.flat))
-        return list(leaves), list(inner), {read: made for read, made in picked.items() if read not in whole}, aligned
+                if source is None or not self._runs_in(read, source, at, inside.call):
+                    self._note_leaf(inside, op, self.views.get(read, read))
+                elif source not in inside.operations:
+                    inside.operations[source] = None
+                    pending.append(source)
+        inside.moved.update(self._behind(inside.operations))
+        return inside
+
+    def _note_leaf(self, inside: _Inside, op: Op, read: int) -> None:
+        inside.leaves[read] = None
+        if op.kind not in ONE_BY_ONE:
+            inside.moved.add(read)
+        if op.primitive in READS_PART and read == self.graph.of(op.reads[0]):
+            inside.picked[read] = op.writes[0]
+        else:
+            inside.whole.add(read)
+
+    def _aligned(self, index: int, inside: _Inside) -> Iterator[int]:
+        """Yield the tensors that a kernel reads from memory element by element."""
+        writes = self.graph.ops[index].writes
+        if self.reshaped.issuperset(writes) or (not inside.call and not self.flat.isdisjoint(writes)):
+            return
+        for read in inside.leaves:
+            if read not in inside.moved and (inside.call or read not in self.flat):
+                yield read
+
+    def _call(self, index: int) -> frozenset[int]:
+        return self.calls[index][1] if index in self.calls else frozenset()
 
     def _flat(self) -> set[int]:
-        """What products read or write as matrices though it has more dimensions."""
+        """Return the tensors of more dimensions that products read or write as matrices."""
         products = (op for op in self.graph.ops if op.kind is Kind.DOT and op.gemm and op.gemm[0] == Affine(1))
         ends = {self.graph.of(end) for op in products for end in (*op.reads, *op.writes)}
-        return {end for end in ends if len(self.workload.tensors[end].shape) > _MATRIX}
+        return {end for end in ends if len(self.workload.tensors[end].shape) > MATRIX_RANK}
 
     def _reshaped(self) -> set[int]:
-        """What all readers see in another shape."""
+        """Return the tensors that all readers read in another shape."""
         seen: dict[int, bool] = {}
         for op in self.graph.ops:
             for read in op.reads if op.kind is not Kind.VIEW else ():
@@ -308,28 +296,38 @@ class Recomputing:
         return next(shapes) == next(shapes)
 
     def _behind(self, inner: Iterable[int]) -> set[int]:
-        """What these operations read behind one of them that moves or repeats what it reads."""
+        """Return the tensors that these operations read behind an operation that moves or repeats its operands."""
         found: set[int] = set()
         for at in sorted(inner, reverse=True):
-            if self.graph.ops[at].kind not in _ALIGNED or not found.isdisjoint(self.graph.ops[at].writes):
-                found.update(self.reads[at])
+            if self.graph.ops[at].kind not in ONE_BY_ONE or not found.isdisjoint(self.graph.ops[at].writes):
+                found.update(self.graph.reads[at])
         return found
 
-    def _runs_in(self, tensor: int, source: int, reader: int, call: Iterable[int]) -> bool:
-        """Whether what makes a tensor runs in the kernel of this reader."""
+    def _runs_in(self, tensor: int, source: int, reader: int, call: frozenset[int]) -> bool:
+        """Return whether the maker of a tensor runs in the kernel of this reader."""
         if reader in self.calls:
             return source in call
-        return (
-            self.loose[source]
-            and self.loose[reader]
-            and not self.shared[tensor]
-            and not self._stands_alone(tensor, reader)
-        )
+        fused = self.loose[source] and self.loose[reader] and not self.shared[tensor]
+        return fused and not self._is_apart(tensor, reader)
 
 
-def _numbers(mask: int) -> Iterator[int]:
-    """The members of a bit set."""
-    while mask:
-        low = mask & -mask
-        yield low.bit_length() - 1
-        mask ^= low
+@dataclass
+class _Inside:
+    """The inside of a kernel.
+
+    call        operations of the library call that the kernel is (empty: none)
+    operations  that run in it, the last one first
+    leaves      tensors that it reads from memory
+    picked      (tensor read in part, tensor made of that part); `whole` are those that are read in full as well
+    moved       tensors that are read in another order or shape than the result is written
+    """
+
+    call: frozenset[int]
+    operations: dict[int, None]
+    leaves: dict[int, None] = field(default_factory=dict)
+    picked: dict[int, int] = field(default_factory=dict)
+    whole: set[int] = field(default_factory=set)
+    moved: set[int] = field(default_factory=set)
+
+    def read_in_part(self) -> tuple[tuple[int, int], ...]:
+        return tuple((read, made) for read, made in self.picked.items() if read not in self.whole)

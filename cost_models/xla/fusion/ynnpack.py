@@ -1,8 +1,8 @@
-"""Which operations become one call of a library that takes reductions and what is around them: XLA on CPUs.
+"""YNNPACK: operations that become one call of a library, which takes reductions and the operations around them.
 
-Each reduction, from the last to the first, takes in what makes its operands as long as nothing else reads that, then
-what alone reads its result, and what makes that one's operands; products and convolutions come in the same way.
-Sums over what is small are no calls. XLA does so with YNNPACK (LibraryRewriter, jax 0.10.2).
+From the last reduction to the first, each call takes the makers of its operands as long as nothing else reads their
+results, then the only reader of its result, and the makers of that reader's operands. Products and convolutions join in
+the same way. Sums over small tensors are no calls (LibraryRewriter).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SHORT_REDUCTION = 32
 
 @dataclass
 class _Call:
-    """Operations of one call; the last one's result is written."""
+    """The operations of one call; only the result of `root` is written."""
 
     members: set[int]
     root: int
@@ -45,7 +45,7 @@ def library_batch(workload: Workload, profile: Profile, batch: int) -> int:
 
 
 @rule("ynnpack", source="LibraryRewriter and IsInstructionPreferredByYnn of XLA:CPU", structure_batch=library_batch)
-def library_calls(
+def ynnpack(
     workload: Workload, graph: Graph, batch: int, *, least_elements: int
 ) -> dict[int, tuple[int, frozenset[int]]]:
     """Return (the operation that ends the call, all of its operations) by each of its operations.
@@ -76,7 +76,7 @@ class _Library:
         return call
 
     def _grow_up(self, call: _Call) -> bool:
-        """What makes operands of the call, where nothing else reads it."""
+        """Add the makers of the call's operands, where nothing else reads these."""
         grown = False
         pending = list(call.members)
         while pending:
@@ -91,7 +91,7 @@ class _Library:
         return grown
 
     def _grow_down(self, call: _Call) -> bool:
-        """What reads the call's result, where that is one operation."""
+        """Add the reader of the call's result, where there is only one."""
         grown = False
         while (user := self._only_reader(call.root)) is not None and user not in self.taken and self._takes(user):
             self._take(call, user)
@@ -124,7 +124,7 @@ class _Library:
         return known and self._is_large(op)
 
     def _is_plain(self, op: Op) -> bool:
-        """Whether one result is made, and everything is of dtypes that the library has."""
+        """Return whether an operation has one result, and all its tensors have dtypes of the library."""
         dtypes = {self.workload.tensors[end].dtype for end in (*op.reads, *op.writes)}
         return len(op.writes) == 1 and dtypes <= _DTYPES
 
@@ -135,7 +135,7 @@ class _Library:
 
 
 def _same_calls(workload: Workload, least: int, batch: int) -> int:
-    """The batch nearest to that of the trace at which the same tensors have so many elements as at `batch`."""
+    """Return the batch nearest to that of the trace at which the same tensors have as many elements as at `batch`."""
     reached = _reached(workload, least)
     above = bisect_right(reached, batch)
     first = reached[above - 1] if above else 1
@@ -145,13 +145,13 @@ def _same_calls(workload: Workload, least: int, batch: int) -> int:
 
 @lru_cache(maxsize=64)
 def _reached(workload: Workload, least: int) -> tuple[int, ...]:
-    """The batches at which tensors reach so many elements, or reductions become long, ascending."""
+    """Return the batches at which tensors reach so many elements, or reductions become long, ascending."""
     differences = {tensor.elements - Affine(least) for tensor in workload.tensors}
     differences |= {_beyond_short(workload, op) for op in walk(workload.ops) if op.kind is Kind.REDUCE and op.reads}
     return tuple(sorted({math.ceil(-by.fixed / by.per_sample) for by in differences if by.per_sample > 0}))
 
 
 def _beyond_short(workload: Workload, op: Op) -> Affine:
-    """By how many elements a reduction exceeds what is not split, less one."""
+    """Return by how many elements a reduction exceeds the longest that is not split, less one."""
     read, made = (workload.tensors[end].elements for end in (op.reads[0], op.writes[0]))
     return read - made * SHORT_REDUCTION - Affine(1)

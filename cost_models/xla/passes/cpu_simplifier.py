@@ -1,4 +1,4 @@
-"""Workload -> Workload: what XLA:CPU makes of single operations before it fuses any (jax 0.10.2)."""
+"""Simplifications of single operations on CPUs, before fusion."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from dataclasses import replace
 
 from cost_models.workload.affine import Affine
 from cost_models.workload.workload import CONVERT, FLATTEN, Kind, Op, Phase, Tensor, Workload
-from cost_models.xla.dataflow import LONG_CHAIN, WIDE, is_part_of_convolution
+from cost_models.xla.dataflow import LONG_CHAIN, MATRIX_RANK, WIDE, is_part_of_convolution
 from cost_models.xla.profile import Profile
 from cost_models.xla.rules import rule
 
 _WORDS = 2
-"""That threefry draws for a random number; both are kept, and the number is made of them wherever it is read."""
-_MATRIX = 2  # dimensions
+"""Words that threefry draws for a random number; both are written, and each reader makes the number of them."""
 
 
 @rule("cpu-simplifier", source="AlgebraicSimplifier, TransposeFolding and the ERFC expansion of XLA:CPU")
 def cpu_simplifier(workload: Workload, profile: Profile, local_batch: int) -> Workload:
-    """With random words, the parts of erfc, selections in the place of products with masks, transposed operands."""
+    """Return the workload with random words, the parts of erfc, selections instead of products with masks, and
+    transposed operands."""
     made = _Rewriting(list(workload.tensors), workload.local_batch)
     ops = tuple(made.ops(workload.ops))
     return replace(workload, tensors=tuple(made.tensors), ops=ops)
 
 
 class _Rewriting:
-    """What operations were made of, by what they made.
+    """Operands of earlier operations, by their results.
 
     mask_of  the mask that a number was converted from
-    bounded  the value of which this is the larger one of it and a constant, in float32
+    bounded  the value of which this is the maximum with a constant, in float32
     largest  results of reductions to a maximum
     padding  padding that is part of a convolution
     """
@@ -72,9 +72,9 @@ class _Rewriting:
         yield replace(op, kind=Kind.ELEMENTWISE, primitive="xor", reads=words, flops=Affine())
 
     def _parts_of_erfc(self, op: Op) -> Iterator[Op]:
-        """erfc(x) chooses between polynomials, in float32: one of x, one of 1/x^2 times exp(-x^2)/|x|.
+        """Yield the parts of erfc(x), which chooses between two polynomials in float32: of x, and of 1/x^2.
 
-        The exponential is what the derivative is made of, too.
+        The second is multiplied with exp(-x^2)/|x|. The derivative uses that exponential, too.
         """
         steps: list[Op] = []
 
@@ -96,9 +96,9 @@ class _Rewriting:
         yield replace(op, kind=kind, primitive=primitive, reads=(chosen,), flops=Affine())
 
     def _simplified(self, op: Op) -> Op:
-        """A product with a converted mask is a selection, the larger of a maximum and a constant is the maximum.
+        """Return a selection for a product with a converted mask, and a view for a maximum of a maximum and a constant.
 
-        A value between two constants is one operation, and transposing a matrix costs nothing.
+        Clipping between two constants is one operation, and transposing a matrix costs nothing.
         """
         if op.primitive == "max" and len(op.reads) == 1 and op.reads[0] in self.largest:
             return replace(op, kind=Kind.VIEW)
@@ -107,12 +107,12 @@ class _Rewriting:
         if op.primitive == "mul" and not self.mask_of.keys().isdisjoint(op.reads):
             masks = [self.mask_of[read] for read in op.reads if read in self.mask_of]
             return replace(op, primitive="select_n", reads=(*masks, *(r for r in op.reads if r not in self.mask_of)))
-        if op.primitive == "transpose" and op.reads and len(self.tensors[op.reads[0]].shape) <= _MATRIX:
+        if op.primitive == "transpose" and op.reads and len(self.tensors[op.reads[0]].shape) <= MATRIX_RANK:
             return replace(op, kind=Kind.VIEW)
         return op
 
     def _with_transposed_operands(self, op: Op) -> Iterator[Op]:
-        """What a convolution pads by itself is transposed before."""
+        """Yield a product with flattened and transposed operands; a convolution's own padding comes after that."""
         reads = []
         for read in op.reads:
             reads.append(read)
@@ -132,7 +132,7 @@ class _Rewriting:
         yield from self._by_channels(replace(op, reads=tuple(reads)))
 
     def _by_channels(self, op: Op) -> Iterator[Op]:
-        """The gradient of weights of a convolution by groups is made for all channels, and what counts is chosen."""
+        """Yield the gradient of weights of a grouped convolution for all channels, and the selection of its groups."""
         result = self.tensors[op.writes[0]]
         channels = self.tensors[op.reads[0]].shape[-1]
         if op.kind is not Kind.CONV or not self._of_weights(op) or result.shape[-2] == channels:
@@ -150,29 +150,31 @@ class _Rewriting:
         return op.phase is Phase.BACKWARD and all(dim.constant for dim in self.tensors[op.writes[0]].shape)
 
     def _is_flattened(self, op: Op, read: int) -> bool:
-        """Whether a product of matrices reads this, which has more dimensions, in its own order."""
+        """Return whether a product of matrices reads an operand of more dimensions in its own order."""
         shape = self.tensors[read].shape
-        if op.kind is not Kind.DOT or not op.gemm or op.gemm[0] != Affine(1) or len(shape) <= _MATRIX:
+        if op.kind is not Kind.DOT or not op.gemm or op.gemm[0] != Affine(1) or len(shape) <= MATRIX_RANK:
             return False
         return not self._is_transposed(op, read)
 
     def _is_transposed(self, op: Op, read: int) -> bool:
-        """Whether a product reads a transposed copy of this operand.
+        """Return whether a product reads a transposed copy of an operand.
 
-        Products of several groups want these first, gradients of a convolution's weights want samples last. A
-        gradient of weights that sums over samples and places reads the other gradient with its features first, and
-        weights of more dimensions than two are wanted with what is summed first: in the backward pass they are not.
+        - Products of several groups read the groups first.
+        - Gradients of a convolution's weights read samples last.
+        - Gradients of weights that sum over samples and positions read the incoming gradient with features first.
+        - Weights of more than two dimensions are read with the summed dimension first, which is not so in the backward
+          pass.
         """
         shape = self.tensors[read].shape
         if op.kind is Kind.DOT and op.gemm and op.gemm[0] != Affine(1):
             return not self._has_leading(read, op.gemm[0])
-        if op.kind is Kind.DOT and op.gemm and len(shape) > _MATRIX and all(dim.constant for dim in shape):
+        if op.kind is Kind.DOT and op.gemm and len(shape) > MATRIX_RANK and all(dim.constant for dim in shape):
             return op.phase is Phase.BACKWARD or not self._has_leading(read, op.gemm[3])
-        places = read == op.reads[0] and len(shape) > _MATRIX
+        places = read == op.reads[0] and len(shape) > MATRIX_RANK
         return self._of_weights(op) and (op.kind is Kind.CONV or places)
 
     def _has_leading(self, tensor: int, groups: Affine) -> bool:
-        """Whether the first dimensions are the groups."""
+        """Return whether the first dimensions are the groups."""
         wanted, covered = groups.at(self.batch), 1.0
         for dim in self.tensors[tensor].shape:
             if covered == wanted:

@@ -1,12 +1,12 @@
-"""Workload -> Workload: tables whose rows fill no memory tile are read and written in rows that do.
+"""Embedding layout: tables whose rows are narrower than a memory tile are read and written in whole rows.
 
-XLA:TPU gathers and scatters whole rows, which lie across the lanes of a tile. A table of narrow rows comes from outside
+XLA:TPU gathers and scatters whole rows, which lie across the lanes of a tile. A table of narrow rows is an argument
 with its rows down the tiles, which wastes nothing. So it is copied before rows are gathered, in the dtype that is
-gathered, and its gradient is scattered into whole rows, and copied back before it is used. A table whose copy has no
-room on the chip stays as it is: 300,000 rows of 64 gathered in bfloat16 were copied, a million of 16 were not. What is
-scattered into that is a list of rows across the tiles; before, several rows of a sample lie across the lanes. Where
-sums over rows and columns of the gradient are asked for (Adafactor), the update works on whole rows, and its results
-are copied back.
+gathered. Its gradient is scattered into whole rows, and copied back before it is used. A table stays compact if its
+copy does not fit the memory on the chip: 300,000 rows of 64 gathered in bfloat16 were copied, a million of 16 were not.
+The operand of a scatter into a compact table is a list of rows across the tiles; before, several rows of a sample lie
+across the lanes. Where the update sums over rows and columns of the gradient (Adafactor), it works on whole rows, and
+its results are copied back.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def embedding_layout(workload: Workload, profile: Profile, local_batch: int) -> 
 
 
 def _follow(op: Op, named: dict[int, int]) -> None:
-    """`named` are tables under another name or in another dtype."""
+    """Add a table's other names and its conversions to `named`."""
     if op.reads and op.reads[0] in named and (op.kind is Kind.VIEW or op.primitive == CONVERT):
         named[op.writes[0]] = named[op.reads[0]]
 
@@ -56,7 +56,7 @@ def _in_rows(tensor: Tensor, lanes: int) -> Tensor:
 
 
 def _is_narrow(tensor: Tensor, lanes: int, rows: int) -> bool:
-    """Whether a matrix wastes less with its columns across the lanes."""
+    """Return whether a matrix wastes less memory with its columns across the lanes."""
     if len(tensor.shape) != 2 or not tensor.elements.constant:
         return False
     count, width = (round(dim.fixed) for dim in tensor.shape)
@@ -69,8 +69,13 @@ def _up(size: int, step: int) -> int:
 
 @dataclass
 class _Tables:
-    """Tables are copied or stay compact. `factored` are shapes that are updated in whole rows, `rows` what stands there
-    for a compact result."""
+    """Rewrites the operations on tables.
+
+    tables    tables that are copied; `compact` are the others
+    copies    the copy of a table, by table and dtype
+    factored  shapes that are updated in whole rows
+    rows      the result in whole rows, by compact result
+    """
 
     workload: Workload
     lanes: int
@@ -114,13 +119,13 @@ class _Tables:
         yield replace(op, reads=(self.copies[table, dtype], *op.reads[1:]))
 
     def _copied(self, table: int, dtype: str, op: Op) -> Iterator[Op]:
-        """One copy serves all that reads a table in one dtype."""
+        """Yield the copy of a table; one copy serves all readers of one dtype."""
         if (table, dtype) not in self.copies:
             made = self.copies[table, dtype] = self._in_rows(replace(self.tensors[table], dtype=dtype))
             yield Op(Kind.COPY, "copy", (table,), (made,), phase=op.phase, layer=op.layer)
 
     def _scatter(self, op: Op, zeros: set[int]) -> Iterator[Op]:
-        """What is scattered lies in rows, too. Zeros to scatter into need not be there before."""
+        """Yield a scatter of whole rows; the zeros that it scatters into need not exist before."""
         made, added = op.writes[0], op.reads[-1]
         apart = self._in_rows(self.tensors[added])
         yield Op(Kind.COPY, "copy", (added,), (apart,), phase=op.phase, layer=op.layer)
@@ -134,7 +139,7 @@ class _Tables:
         yield Op(Kind.COPY, "copy", (rows,), (made,), phase=op.phase, layer=op.layer)
 
     def _scatter_compact(self, op: Op, zeros: set[int]) -> Iterator[Op]:
-        """What is scattered is listed by rows; before, what wastes less lies across the lanes: a row or several."""
+        """Yield a scatter of a list of rows; before, a row or several rows are across the lanes to waste less."""
         own = self.tensors[op.reads[-1]]
         self.tensors.append(own)
         listed = len(self.tensors) - 1
@@ -148,7 +153,7 @@ class _Tables:
         yield replace(op, reads=(*(read for read in op.reads[:-1] if read not in zeros), listed))
 
     def _update(self, op: Op) -> Iterator[Op]:
-        """New state lies in rows, and is copied to where the old one was."""
+        """Yield an update in whole rows, and the copy of new state into the compact buffer of the old state."""
         made = op.writes[0]
         for table in self.tables.intersection(op.reads):
             yield from self._copied(table, self.tensors[table].dtype, op)

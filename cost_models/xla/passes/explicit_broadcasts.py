@@ -1,8 +1,7 @@
-"""Workload -> Workload: what is broadcast by the way is broadcast by an operation of its own, once for each shape.
+"""Explicit broadcasts: operands of fewer elements than the result are broadcast by operations of their own.
 
-An operation may read values of fewer elements than it writes. XLA has no such operations: it broadcasts the values
-first, and what broadcasts the same to the same shape is one value for the whole step, bounds of values included. That
-matters where not every reader of a broadcast can take it in.
+XLA broadcasts operands first, and the broadcast of a value to a shape is one value for the whole step, bounds of values
+included. This matters where not every reader can compute the broadcast itself.
 """
 
 from __future__ import annotations
@@ -12,24 +11,27 @@ from dataclasses import replace
 
 from cost_models.workload.affine import Affine
 from cost_models.workload.workload import Kind, Op, Tensor, Workload
+from cost_models.xla.dataflow import ONE_BY_ONE
 from cost_models.xla.profile import Profile
 from cost_models.xla.rules import rule
 
-_ELEMENT_BY_ELEMENT = frozenset({Kind.ELEMENTWISE, Kind.EXPENSIVE})
 _BOUNDS = {"max": "lower", "gt": "lower", "ge": "lower", "min": "upper", "lt": "upper", "le": "upper"}
-"""What bounds values from below or above, and what compares them with that bound afterwards: ReLU and its like."""
+"""Primitives that bound values from below or above, or compare them with that bound: ReLU and its like."""
 
 
 @rule("explicit-broadcasts", source="StableHLO broadcasts operands explicitly; HloCSE merges them")
 def explicit_broadcasts(workload: Workload, profile: Profile, local_batch: int) -> Workload:
-    """The workload with an operation for every broadcast; what only adds dimensions of one element is a view."""
+    """Return the workload with an operation for every broadcast; broadcasts that add no elements are views."""
     tensors = list(workload.tensors)
     ops = tuple(_Body(tensors).rewritten(workload.ops))
     return replace(workload, tensors=tuple(tensors), ops=ops)
 
 
 class _Body:
-    """The operations of the step, or of one iteration of a loop. `made` by what is broadcast, and to what."""
+    """The operations of the step, or of one iteration of a loop.
+
+    made  the broadcast, by its operand (or bound) and its result
+    """
 
     def __init__(self, tensors: list[Tensor]) -> None:
         self.tensors = tensors
@@ -42,7 +44,7 @@ class _Body:
                 self.root[op.writes[0]] = self._of(op.reads[0])
             if op.kind is Kind.BROADCAST and op.reads:
                 yield self._broadcast(op)
-            elif op.kind in _ELEMENT_BY_ELEMENT:
+            elif op.kind in ONE_BY_ONE:
                 yield from self._explicit(op)
             elif op.body:
                 yield replace(op, body=tuple(_Body(self.tensors).rewritten(op.body)))
@@ -56,7 +58,7 @@ class _Body:
         return self.tensors[tensor].elements
 
     def _broadcast(self, op: Op) -> Op:
-        """A view where it adds no element, or where the same has been broadcast already."""
+        """Return a view where the broadcast adds no element, or where the same broadcast exists already."""
         source, made = self._of(op.reads[0]), op.writes[0]
         same = self._elements(source) == self._elements(made)
         named = source if same else self.made.setdefault((source, self.tensors[made]), made)
@@ -82,7 +84,7 @@ class _Body:
         yield replace(op, reads=tuple(reads))
 
     def _once(self, op: Op, source: int | str, made: Tensor, reads: tuple[int, ...]) -> Iterator[Op]:
-        """What broadcasts a tensor or a constant to this, where that has not been done yet."""
+        """Yield the broadcast of a tensor or a constant, unless it exists already."""
         if (source, made) not in self.made:
             self.made[source, made] = len(self.tensors)
             self.tensors.append(made)

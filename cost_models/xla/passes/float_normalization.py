@@ -1,12 +1,12 @@
-"""Workload -> Workload: arithmetic in a narrow float that a device has no units for runs in float32.
+"""Float normalization: arithmetic in a narrow float that a device has no units for runs in float32.
 
-XLA converts the operands of such an operation up and its result down (float normalization), and then drops every
-conversion down that is followed by one up (`xla_allow_excess_precision`, its default). So a chain of elementwise
-operations carries float32 from end to end, and what is kept of it is float32, except where something reads it that
-does work on narrow floats: products, and whatever only moves data.
+XLA converts the operands of an unsupported operation up and its result down, and then drops every conversion down that
+is followed by a conversion up (`xla_allow_excess_precision`, its default). So a chain of elementwise operations carries
+float32 from end to end, and its values in memory are float32, except where a reader works on narrow floats: products,
+and operations that only move data.
 
-XLA:CPU drops them only where the step itself converts the result of a product up (`rounds`): what is kept of a chain
-is narrow, and converted up by each reader.
+XLA:CPU drops conversions only where the step itself converts the result of a product up (`rounds`): values of a chain
+in memory are narrow, and each reader converts them up.
 """
 
 from __future__ import annotations
@@ -26,13 +26,12 @@ from cost_models.workload.workload import (
     Workload,
     walk,
 )
-from cost_models.xla.dataflow import WIDE, is_part_of_convolution
+from cost_models.xla.dataflow import HALVES, WIDE, is_part_of_convolution
 from cost_models.xla.profile import Profile
 from cost_models.xla.rules import rule
 
 _ARITHMETIC = frozenset({Kind.ELEMENTWISE, Kind.EXPENSIVE, Kind.REDUCE, Kind.POOL})
 _ORDERS = frozenset({"transpose", FLATTEN})
-_HALVES = frozenset({"bfloat16", "float16"})
 
 
 @rule("float-normalization", source="FloatNormalization, and SimplifyFPConversions with xla_allow_excess_precision")
@@ -45,9 +44,9 @@ def float_normalization(
     which are expanded in float32 whatever the dtype.
 
     products  products and convolutions run in float32, too, and read float32 from memory
-    rounds  every result is rounded
+    rounds    every result is rounded
     """
-    if not any(tensor.dtype in _HALVES for tensor in workload.tensors):
+    if not any(tensor.dtype in HALVES for tensor in workload.tensors):
         return workload
     widening = _Widening(workload, profile.narrow, profile.native, products, rounds)
     ops = tuple(widening.rewritten(workload.ops))
@@ -59,11 +58,11 @@ def float_normalization(
 class _Widening:
     """Float32 values by narrow ones.
 
-    wide         that of which this is the rounding, or that to which it was converted
-    products_of  that of a product's result
-    turned       that of a product's result, which this is in the other order
-    padding      what pads or puts in another order for a product
-    multiplied   what products read, also in another order or padded
+    wide         the float32 value that a narrow value was rounded from or converted to
+    products_of  the float32 result of a product, by its rounded result
+    transposed   the same, by the transpose of the rounded result
+    padding      operations that pad or reorder the operand of a product
+    multiplied   operands of products, before they are reordered or padded as well
     """
 
     def __init__(
@@ -73,7 +72,7 @@ class _Widening:
         self.narrow, self.native, self.products, self.rounds = narrow, native, products, rounds
         self.wide: dict[int, int] = {}
         self.products_of: dict[int, int] = {}
-        self.turned: dict[int, int] = {}
+        self.transposed: dict[int, int] = {}
         self.padding: dict[int, Op] = {}
         self.multiplied = {read for op in workload.ops if op.kind.is_product for read in op.reads}
         moved = [op for op in workload.ops if op.kind is Kind.MOVE and not self.multiplied.isdisjoint(op.writes)]
@@ -84,7 +83,7 @@ class _Widening:
             if self.rounds and (is_part_of_convolution(op) or (op.kind is Kind.MOVE and op.primitive in _ORDERS)):
                 self.padding[op.writes[0]] = op
             if op.primitive == "transpose" and op.kind is Kind.VIEW and op.reads[0] in self.products_of:
-                self.turned[op.writes[0]] = self.products_of[op.reads[0]]
+                self.transposed[op.writes[0]] = self.products_of[op.reads[0]]
             if op.primitive == CONVERT:
                 yield self._conversion(op)
             elif op.kind in _ARITHMETIC or (op.kind is Kind.SCATTER and self.rounds):
@@ -102,30 +101,30 @@ class _Widening:
                 yield op
 
     def _stacks(self, op: Op) -> list[int]:
-        """What a loop takes a part of in each iteration, if that part would be converted up: then it is before."""
+        """Return the stacks of which a loop reads a part in each iteration: they are converted up before the loop."""
         shapes = {read: self.tensors[read].shape for read in op.reads if self.tensors[read].dtype in self.narrow}
         return [read for read, shape in shapes.items() if self.rounds and shape and shape[0] == Affine(op.repeat)]
 
     def _conversion(self, op: Op) -> Op:
-        """Down: remembered. Up again: the value that was there before."""
+        """Note a conversion down; a conversion up again is a view of the value before."""
         source, made = op.reads[0], op.writes[0]
         if self.rounds:
             return self._explicit_conversion(op, source, made)
         if source in self.wide and self.tensors[made].dtype == WIDE:
             return replace(op, kind=Kind.VIEW, reads=(self.wide[source],))
-        if self.tensors[made].dtype in _HALVES and self.tensors[source].dtype == WIDE:
+        if self.tensors[made].dtype in HALVES and self.tensors[source].dtype == WIDE:
             self.wide[made] = source
         return op
 
     def _explicit_conversion(self, op: Op, source: int, made: int) -> Op:
-        """One up that the step itself makes: of a product's result it is the product, else products read it, too.
+        """Return a conversion up that the step itself makes: a product's result was float32 before it was rounded.
 
-        Between a product and its transposition no rounding is left, but they do not become one product either.
+        No rounding is left between a product and its transposition, but they do not become one product either.
         """
-        if self.tensors[made].dtype != WIDE or self.tensors[source].dtype not in _HALVES:
+        if self.tensors[made].dtype != WIDE or self.tensors[source].dtype not in HALVES:
             return op
-        if source in self.turned:
-            return replace(op, primitive=ACROSS, reads=(self.turned[source],), flops=self.tensors[made].elements)
+        if source in self.transposed:
+            return replace(op, primitive=ACROSS, reads=(self.transposed[source],), flops=self.tensors[made].elements)
         whole = self.products_of.get(source, self.wide.get(source))
         self.wide.setdefault(source, made)
         return op if whole is None else replace(op, kind=Kind.VIEW, reads=(whole,))
@@ -137,9 +136,9 @@ class _Widening:
             yield op
 
     def _rounded(self, op: Op) -> Iterator[Op]:
-        """With conversions of its own, made after those of products and after libraries take sums in.
+        """Yield an operation with conversions of its own, which XLA makes after a library has taken sums.
 
-        What a product reads as well is converted once for both.
+        Operands of products are converted once for both.
         """
         shared: dict[int, int] = {}
         if op.primitive == "reduce_sum":
@@ -157,9 +156,9 @@ class _Widening:
             yield from self._raised(op, read)
 
     def _raised(self, op: Op, read: int) -> Iterator[Op]:
-        """A conversion up of what is in memory in a narrow dtype."""
+        """Yield the conversion up of a narrow value in memory, unless it exists already."""
         tensor = self.tensors[read]
-        if tensor.dtype in _HALVES and read not in self.wide:
+        if tensor.dtype in HALVES and read not in self.wide:
             if (padding := self.padding.get(read)) is not None:
                 yield from self._raised(op, padding.reads[0])
             self.wide[read] = len(self.tensors)
@@ -171,7 +170,7 @@ class _Widening:
 
     def _in_float32(self, op: Op) -> Iterator[Op]:
         made: dict[int, int] = {}
-        for write in (write for write in op.writes if self.tensors[write].dtype in _HALVES):
+        for write in (write for write in op.writes if self.tensors[write].dtype in HALVES):
             made[write] = len(self.tensors)
             self.tensors.append(replace(self.tensors[write], dtype=WIDE))
         reads = tuple(self.wide.get(read, read) for read in op.reads)
@@ -185,21 +184,21 @@ class _Widening:
             self.products_of.update((w, wide) for w, wide in made.items() if self.tensors[w].dtype in self.narrow)
 
     def _runs_wide(self, op: Op) -> bool:
-        """By the dtype of what it reads: comparisons of narrow values write booleans."""
-        dtypes = {self.tensors[end].dtype for end in (*op.reads, *op.writes)} & _HALVES
+        """Return whether an operation runs in float32; its operands count, because comparisons write booleans."""
+        dtypes = {self.tensors[end].dtype for end in (*op.reads, *op.writes)} & HALVES
         if op.kind is Kind.EXPENSIVE:
             return bool(dtypes)
         return op.primitive not in self.native and not dtypes.isdisjoint(self.narrow)
 
 
 def _reading(op: Op, names: Mapping[int, int]) -> Op:
-    """The operation, and those of its body, with other names for what they read."""
+    """Return an operation and its body with other names for their operands."""
     body = tuple(_reading(inner, names) for inner in op.body)
     return replace(op, reads=tuple(names.get(read, read) for read in op.reads), body=body)
 
 
 def _without_idle(ops: tuple[Op, ...], idle: Set[str], lasting: Iterable[int]) -> tuple[Op, ...]:
-    """Operations of these primitives whose result nobody reads are not made, nor what only they read."""
+    """Return the operations without those of these primitives whose results have no reader, again and again."""
     while True:
         read = {*lasting, *(end for op in walk(ops) for end in (*op.reads, *op.results))}
         kept = tuple(_kept(ops, idle, read))

@@ -1,7 +1,7 @@
-"""Workload -> Workload: how many multiply-adds a processor spends on an element, where it is more than one.
+"""Polynomial expansion: the multiply-adds that a CPU spends on an element, where it spends more than one.
 
-Timed with jax 0.10.2 on two x86-64 server cores, which reach 200 billion elementwise multiply-adds a second. What is no
-polynomial, but a plain loop in the place of a vectorised one, is counted as if it were.
+Timed on two x86-64 server cores, which reach 200 billion elementwise multiply-adds a second. Plain loops where a
+vectorised loop is usual are counted in the same unit.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import replace
 from math import gcd
 
 from cost_models.workload.workload import ACROSS, CONVERT, NARROW_SUM, Kind, Op, Tensor, Workload
-from cost_models.xla.dataflow import LONG_CHAIN
+from cost_models.xla.dataflow import HALVES, LONG_CHAIN
 from cost_models.xla.profile import Profile
 from cost_models.xla.rules import rule
 
@@ -19,21 +19,20 @@ _FUNCTIONS = ("exp", "exp2", "expm1", "log", "log1p", "tanh", "logistic", "erf",
 _MULTIPLY_ADDS = {**dict.fromkeys(_FUNCTIONS, 33), "pow": 340}
 """tanh and logistic of 64 KiB, on one core, take 330 ps an element, of 1 MiB 180 on two; a power 1,700."""
 _ROUNDING = 20
-"""To 16 bits, by shifts and additions: a gate of tanh and logistic, which rounds five times, takes 1.0 to 1.5 ns longer
-in bfloat16 on one core, one of GELU 0.5 ns on two."""
+"""Rounding to 16 bits, by shifts and additions: a gate of tanh and logistic, which rounds five times, takes 1.0 to
+1.5 ns longer in bfloat16 on one core, a gate of GELU 0.5 ns on two."""
 _ROW_SUM, _COLUMN_SUM = 100, 360
-"""Of numbers of 16 bits, in float32: a window that slides (`tree_reduction_rewriter.cc`) in the place of a library's
-sum. 0.3 to 0.7 ns an element along rows, 1.4 to 2.3 ns down columns of 64 to 131,072; those of float32 take 0.06."""
+"""Sums of numbers of 16 bits, in float32: a sliding window (`tree_reduction_rewriter.cc`) instead of a library's sum.
+ 0.3 to 0.7 ns an element along rows, 1.4 to 2.3 ns down columns of 64 to 131,072; those of float32 take 0.06."""
 _ACROSS, _COLLIDING = 60, 320
-"""Of a matrix that is read across: 0.3 ns an element longer than along its rows, and up to 1.9 ns where a column's
+"""Reading a matrix across its rows: 0.3 ns an element longer than along its rows, and up to 1.9 ns where a column's
 elements lie whole pages apart, and so in one set of the cache (2,048 x 1,024 or 1,024 x 1,024 in float32)."""
 _PAGE_BYTES = 4096
-_HALVES = frozenset({"bfloat16", "float16"})
 
 
 @rule("polynomial-expansion", source="kernels timed on two x86-64 server cores; PolynomialApproximationsVectorization")
 def polynomial_expansion(workload: Workload, profile: Profile, local_batch: int) -> Workload:
-    """The workload with FLOPs as a processor's vector units work them out."""
+    """Return the workload with the FLOPs that vector units of a CPU need."""
     return replace(workload, ops=_counted(workload.ops, workload.tensors))
 
 
@@ -44,7 +43,7 @@ def _counted(ops: Sequence[Op], tensors: Sequence[Tensor]) -> tuple[Op, ...]:
 def _times(op: Op, tensors: Sequence[Tensor]) -> int:
     if op.kind is Kind.EXPENSIVE:
         return LONG_CHAIN
-    if op.primitive == CONVERT and op.writes and tensors[op.writes[0]].dtype in _HALVES:
+    if op.primitive == CONVERT and op.writes and tensors[op.writes[0]].dtype in HALVES:
         return _ROUNDING
     if op.primitive == NARROW_SUM:
         return _COLUMN_SUM if _keeps_last(op, tensors) else _ROW_SUM
@@ -54,12 +53,12 @@ def _times(op: Op, tensors: Sequence[Tensor]) -> int:
 
 
 def _keeps_last(op: Op, tensors: Sequence[Tensor]) -> bool:
-    """Whether a sum leaves the last dimension: it runs down columns."""
+    """Return whether a sum keeps the last dimension: it runs down columns."""
     read, kept = tensors[op.reads[0]].shape, tensors[op.writes[0]].shape
     return bool(kept) and kept == read[-len(kept) :]
 
 
 def _common_bytes(matrix: Tensor) -> int:
-    """The largest part of a page that divides the distance between elements of a column."""
+    """Return the largest part of a page that divides the distance between elements of a column."""
     row = matrix.shape[-1]
     return gcd(int(row.fixed * matrix.item_bytes), _PAGE_BYTES) if row.constant else 0

@@ -14,7 +14,10 @@ _PARTS = frozenset({"transpose", "dynamic_slice"})  # rearrange what they read o
 
 @rule("product-operand-rounding", source="XLA:TPU default precision: matrix units round float32 operands to bfloat16")
 def product_operand_rounding(workload: Workload, profile: Profile, local_batch: int) -> Workload:
-    """What only products read is kept as these round it. Sums over it do not count: they run where it is made."""
+    """Return the workload with tensors that only products read in the dtype to which products round them.
+
+    Sums do not count as readers, because they run in the kernel that makes the tensor.
+    """
     dtype = profile.product_dtype
     if dtype is None:
         return workload
@@ -29,7 +32,7 @@ def product_operand_rounding(workload: Workload, profile: Profile, local_batch: 
 
 
 def _note_products(ops: Sequence[Op], to_products: dict[int, bool]) -> None:
-    """Whether products alone read each tensor: also by way of a loop that takes a part of it in each iteration."""
+    """Note whether products alone read each tensor, also through a loop that reads a part of it in each iteration."""
     for op in reversed(ops):
         if op.kind is Kind.REDUCE:
             continue

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from cost_models.workload.affine import Affine
-from cost_models.workload.workload import PADDED_COPY, POOL_SCATTER, Kind, Op, Phase, Tensor, Workload
+from cost_models.workload.workload import POOL_SCATTER, Kind, Op, Phase, Tensor, Workload
 from cost_models.xla.dataflow import ZEROS_FOR_POOLING
 from cost_models.xla.profile import Profile
 from cost_models.xla.rules import rule
@@ -23,16 +23,15 @@ _Shape = tuple[str, tuple[Affine, ...]]
 
 @rule("select-and-scatter", source="SelectAndScatterExpander")
 def select_and_scatter(
-    workload: Workload, profile: Profile, local_batch: int, *, writes_iota: bool = False, pads: bool = False
+    workload: Workload, profile: Profile, local_batch: int, *, writes_iota: bool = False
 ) -> Workload:
     """Return the workload with positions, zeros and a scatter in place of each gradient of max-pooling.
 
     writes_iota  constants of counting numbers are written to memory
-    pads         maxima are searched on a padded copy where pooling pads
     """
     if not any(op.kind is Kind.POOL_GRADIENT for op in workload.ops):
         return workload
-    return _Pooling(workload, writes_iota, pads).lowered()
+    return _Pooling(workload, writes_iota).lowered()
 
 
 @dataclass
@@ -41,11 +40,9 @@ class _Pooling:
 
     workload: Workload
     writes_iota: bool
-    pads: bool
     tensors: list[Tensor] = field(default_factory=list)
     before: dict[int, list[Op]] = field(default_factory=dict)
     zeros: dict[_Shape, int] = field(default_factory=dict)
-    dropped: set[int] = field(default_factory=set)
 
     def lowered(self) -> Workload:
         self.tensors = list(self.workload.tensors)
@@ -59,15 +56,15 @@ class _Pooling:
             if op.kind is Kind.POOL_GRADIENT:
                 only = readers.get(op.writes[0], [])
                 into_sum = [ops[reader].primitive in _ADDITIONS for reader in only] == [True]
-                if self.pads:
-                    self._replace_on_padded(index, op, only[0] if into_sum else None)
-                    continue
                 relu = op.reads[1] in made_by and ops[made_by[op.reads[1]]].primitive == "max"
                 self._replace(index, op, into_sum=into_sum, of_relu=made_by.get(op.reads[1]) if relu else None)
         return replace(self.workload, tensors=tuple(self.tensors), ops=tuple(self._ops()))
 
     def _replace(self, index: int, op: Op, *, into_sum: bool, of_relu: int | None) -> None:
-        """A scatter whose result is only added to something scatters into that; else it needs zeros of its own."""
+        """Replace a gradient of pooling by positions and a scatter.
+
+        The scatter adds into the tensor that its result is only added to, else into zeros.
+        """
         incoming, operand = op.reads[:2]
         found = self._positions(op, incoming, operand)
         target: tuple[int, ...] = ()
@@ -76,52 +73,6 @@ class _Pooling:
             target = (self._copy(index if of_relu is None else of_relu, zeros),) if self._shared(zeros) else (zeros,)
         scatter = replace(op, kind=Kind.SCATTER, primitive=POOL_SCATTER, reads=(*target, incoming, *found.writes))
         self.before.setdefault(index, []).extend([found, scatter])
-
-    def _replace_on_padded(self, index: int, op: Op, addition: int | None) -> None:
-        """The operand is padded first, the gradient scattered into zeros of that shape, and the padding cut off.
-
-        Without padding, a gradient that is only added to another one (`addition`) is scattered into that.
-        """
-        incoming, operand = op.reads[:2]
-        own, shape = self.tensors[op.writes[0]], self._padded(op)
-        before = self.before.setdefault(index, [])
-        scattered = op.writes[0]
-        if shape != own.shape:
-            scattered, padded = (self._new(replace(self.tensors[end], shape=shape)) for end in (scattered, operand))
-            before.append(_moved(op, PADDED_COPY, operand, padded))
-            operand = padded
-        found = self._positions(op, incoming, operand)
-        scatter = replace(op, kind=Kind.SCATTER, primitive=POOL_SCATTER, writes=(scattered,))
-        before.append(found)
-        if addition is not None and shape == own.shape:
-            total = self.workload.ops[addition]
-            other = next(read for read in total.reads if read != op.writes[0])
-            scatter = replace(scatter, reads=(other, incoming, *found.writes), writes=total.writes)
-            self.before.setdefault(addition, []).append(scatter)
-            self.dropped.add(addition)
-            return
-        zeros = self._zeros(self.tensors[scattered], index)
-        before.append(replace(scatter, reads=(zeros, incoming, *found.writes)))
-        if scattered != op.writes[0]:
-            before.append(_moved(op, "slice", scattered, op.writes[0]))
-
-    def _padded(self, op: Op) -> tuple[Affine, ...]:
-        """The shape that whole windows cover; the window's size is in the FLOPs of a pooling."""
-        pooled, source = self.tensors[op.reads[0]], self.tensors[op.reads[1]]
-        batch = self.workload.local_batch
-        size = op.flops.at(batch) / (2 * pooled.elements.at(batch))
-        smaller = [one != other for one, other in zip(pooled.shape, source.shape, strict=True)]
-        window = round(size ** (1 / max(sum(smaller), 1)))
-
-        def covered(made: Affine, whole: Affine) -> Affine:
-            strides = range(1, int(whole.fixed) + 1)
-            if any((whole.fixed - window) // stride + 1 == made.fixed for stride in strides):
-                return whole
-            stride = next(stride for stride in strides if -(-whole.fixed // stride) == made.fixed)
-            return Affine(max(whole.fixed, (made.fixed - 1) * stride + window))
-
-        pairs = zip(pooled.shape, source.shape, smaller, strict=True)
-        return tuple(covered(made, whole) if less else whole for made, whole, less in pairs)
 
     def _positions(self, op: Op, incoming: int, operand: int) -> Op:
         pooled, source = self.tensors[incoming], self.tensors[operand]
@@ -146,9 +97,7 @@ class _Pooling:
         return self.zeros[key]
 
     def _first_use(self, key: _Shape, scatter: int) -> int:
-        """The first ReLU of that shape, else the scatter into them."""
-        if self.pads:
-            return 0
+        """Return the index of the first ReLU of that shape, else that of the scatter."""
         relus = (index for index, op in enumerate(self.workload.ops) if self._is_relu(op, key))
         return next(relus, scatter)
 
@@ -163,7 +112,7 @@ class _Pooling:
         return any(self._is_relu(op, (like.dtype, like.shape)) for op in self.workload.ops)
 
     def _copy(self, place: int, zeros: int) -> int:
-        """A scatter destroys what it scatters into; other readers keep the zeros."""
+        """Copy zeros that have other readers: a scatter overwrites its target."""
         copy = self._new(self.tensors[zeros])
         at = self.workload.ops[place]
         made = Op(Kind.COPY, "copy", (zeros,), (copy,), layer=ZEROS_FOR_POOLING, phase=at.phase)
@@ -178,12 +127,7 @@ class _Pooling:
         for index, op in enumerate(self.workload.ops):
             yield from self.before.get(index, ())
             shared = next((zeros for key, zeros in self.zeros.items() if self._is_relu(op, key)), None)
-            if shared is not None and not self.pads:
+            if shared is not None:
                 yield replace(op, reads=(*op.reads, shared))
-            elif op.kind is not Kind.POOL_GRADIENT and index not in self.dropped:
+            elif op.kind is not Kind.POOL_GRADIENT:
                 yield op
-
-
-def _moved(op: Op, primitive: str, read: int, write: int) -> Op:
-    """What moves elements beside an operation."""
-    return replace(op, kind=Kind.MOVE, primitive=primitive, reads=(read,), writes=(write,), flops=Affine())

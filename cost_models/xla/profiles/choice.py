@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from cost_models.errors import HardwareError
-from cost_models.xla.passes.conv_side_input import conv_side_input
 from cost_models.xla.profile import Profile, Uncertainty
 from cost_models.xla.profiles import cpu, gpu, tpu
 from cost_models.xla.profiles.eager import eager
@@ -40,9 +39,3 @@ def compiler_profile(
     if backend != "jax":
         profile = replace(profile, name=f"{profile.name} {backend}", uncertainty=_ON_ANOTHER_BACKEND)
     return profile if jit_compile else eager(profile)
-
-
-def library_profile(chip_kind: str) -> Profile:
-    """Return the profile of steps that run by a library's kernels, one a layer and pass, with no compiler."""
-    compiled = compiler_profile(chip_kind)
-    return replace(compiled.without(conv_side_input.name), name=f"{compiled.name} library")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from cost_models.workload.workload import UNEVEN_PAD, Kind
 from cost_models.xla.buffers.buffer_reuse import lent_state_buffers
-from cost_models.xla.buffers.heap import packing
-from cost_models.xla.buffers.liveness import early_loop_stacks, gradient_averages
-from cost_models.xla.fusion.cpu_fusion import kernels_of
-from cost_models.xla.fusion.ynnpack import library_calls
+from cost_models.xla.buffers.heap import heap_packing
+from cost_models.xla.buffers.loop_stacks import early_loop_stacks
+from cost_models.xla.fusion.cpu_fusion import cpu_fusion
+from cost_models.xla.fusion.ynnpack import ynnpack
 from cost_models.xla.passes.cpu_simplifier import cpu_simplifier
 from cost_models.xla.passes.cse import cse
 from cost_models.xla.passes.explicit_broadcasts import explicit_broadcasts
@@ -21,7 +21,7 @@ from cost_models.xla.scheduling.orders import breadth_first_scheduler
 CPU = Profile(
     name="cpu",
     passes=(
-        select_and_scatter.using(writes_iota=True, pads=True),
+        select_and_scatter.using(writes_iota=True),
         cpu_simplifier,
         cse,
         float_normalization.using(products=True, rounds=True),
@@ -29,10 +29,10 @@ CPU = Profile(
         explicit_broadcasts,
         cse,
     ),
-    fusion=kernels_of,
-    fusion_rules=(library_calls.using(least_elements=4096),),
+    fusion=cpu_fusion,
+    fusion_rules=(ynnpack.using(least_elements=4096),),
     scheduler=breadth_first_scheduler,
-    buffer_rules=(early_loop_stacks, gradient_averages.using(sets=2), lent_state_buffers, packing),
+    buffer_rules=(early_loop_stacks, lent_state_buffers, heap_packing),
     fusible=FUSIBLE - {Kind.RANDOM},  # drawn in a loop that writes its words (jax's threefry rolls its rounds there)
     absorbing=frozenset({Kind.REDUCE}),
     free_moves=frozenset({"pad", UNEVEN_PAD}),

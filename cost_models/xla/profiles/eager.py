@@ -4,26 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cost_models.xla.buffers.liveness import dot_workspace
-from cost_models.xla.fusion.fusion import kernels_of
+from cost_models.xla.buffers.workspace import dot_workspace
+from cost_models.xla.fusion.fusion import priority_fusion
 from cost_models.xla.passes.embedding_layout import embedding_layout
-from cost_models.xla.passes.layout_copies import feature_relayout
 from cost_models.xla.passes.select_and_scatter import select_and_scatter
 from cost_models.xla.profile import Profile
 from cost_models.xla.scheduling.orders import list_scheduler
 
-_RUNS_ALONE = frozenset({select_and_scatter.name, embedding_layout.name, feature_relayout.name, dot_workspace.name})
+_RUNS_ALONE = frozenset({select_and_scatter.name, embedding_layout.name, dot_workspace.name})
 """Expansions, layouts and scratch that kernels need one by one, too."""
 
 
 def eager(profile: Profile) -> Profile:
     """Return the profile of a device that runs without a compiler."""
-    alone = profile.only(lambda one: one.name in _RUNS_ALONE)
     return replace(
-        alone,
+        profile.only(lambda one: one.name in _RUNS_ALONE),
         name=f"{profile.name} eager",
-        passes=tuple(one.using(pads=False) if one.name == select_and_scatter.name else one for one in alone.passes),
-        fusion=kernels_of,
+        fusion=priority_fusion,
         scheduler=list_scheduler,
         fusible=frozenset(),
         absorbing=frozenset(),

@@ -5,44 +5,23 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cost_models.workload.workload import Kind
-from cost_models.xla.buffers.buffer_reuse import rooms
-from cost_models.xla.buffers.heap import packing
-from cost_models.xla.buffers.liveness import dot_workspace, early_loop_stacks, gradient_averages, sums_beside_choices
-from cost_models.xla.fusion.column_reduction_inputs import (
+from cost_models.xla.buffers.buffer_reuse import output_buffers
+from cost_models.xla.buffers.heap import heap_packing
+from cost_models.xla.buffers.workspace import dot_workspace
+from cost_models.xla.fusion.column_reduction import (
+    LeastBlocks,
     cached_column_reduction,
     column_reduction,
     grouped_column_reduction,
 )
-from cost_models.xla.fusion.fusion import (
-    comparison_masks,
-    gemm_operand_fusion,
-    kernels_of,
-    long_chains,
-    scatter_operand_fusion,
-)
-from cost_models.xla.fusion.materialization import (
-    costly_pooling_operands,
-    gated_products,
-    joined_features,
-    long_chain_operands,
-)
+from cost_models.xla.fusion.fusion import long_chains, priority_fusion
+from cost_models.xla.fusion.materialization import costly_pooling_operands, gated_products
 from cost_models.xla.fusion.softmax_rows import elementwise_in_place, normalised_rows
-from cost_models.xla.passes.conv_operand_swap import conv_operand_swap
-from cost_models.xla.passes.conv_padding import (
-    conv_crop_removal,
-    conv_gradient_padding,
-    conv_padding_sharing,
-    grouped_gradient_dilation,
-)
-from cost_models.xla.passes.conv_side_input import conv_side_input
 from cost_models.xla.passes.float_normalization import float_normalization
-from cost_models.xla.passes.layout_copies import conv_weight_layout
 from cost_models.xla.passes.select_and_scatter import select_and_scatter
 from cost_models.xla.profile import Profile, Uncertainty
 from cost_models.xla.rules import Rule
 from cost_models.xla.scheduling.memory_scheduler import memory_scheduler
-from cost_models.xla.scheduling.reversed_kernels import waiting
-from cost_models.xla.scheduling.sibling_pooling import together
 
 FUSIBLE = frozenset({Kind.ELEMENTWISE, Kind.EXPENSIVE, Kind.RANDOM, Kind.BROADCAST, Kind.MOVE, Kind.GATHER})
 
@@ -50,41 +29,27 @@ _NATIVE = frozenset(
     {"max", "min", "abs", "neg", "exp", "log", "select_n", "reduce_max", "reduce_min", "argmax", "argmin"}
     | {"eq", "ne", "lt", "le", "gt", "ge", "eq_to", "lt_to", "le_to"}
 )
-"""What XLA leaves in bfloat16 on GPUs before Hopper, as its optimised text for an A100 shows."""
+"""Primitives that XLA leaves in bfloat16 on GPUs before Hopper, as its optimised text for an A100 shows."""
 
 _CORES, _HOPPER_CORES = 108, 132
 _CUBLAS_BYTES = 4 * 2**20  # as XLA allocates it before Hopper
 
 AMPERE = Profile(
     name="gpu",
-    passes=(
-        conv_crop_removal,
-        conv_padding_sharing,
-        conv_operand_swap,
-        conv_gradient_padding,
-        grouped_gradient_dilation,
-        conv_weight_layout,
-        conv_side_input,
-        select_and_scatter,
-        float_normalization,
-    ),
-    fusion=kernels_of,
-    materialized=(normalised_rows, long_chain_operands, gated_products, joined_features),
+    passes=(select_and_scatter, float_normalization),
+    fusion=priority_fusion,
+    materialized=(normalised_rows, gated_products),
     fusion_rules=(
-        # 256 blocks were computed apart, 317 were not; 32, 48 in float32; 96, 128 of chains
-        column_reduction.using(narrow_blocks=288, wide_blocks=40, chained_blocks=_CORES),
-        # 80 were computed apart, 96 were not; columns of 21.0 MB were, of 25.2 MB were not
+        # 256 blocks were computed apart, 317 were not; 32 and 48 in float32; 96 and 128 for chains.
+        column_reduction.using(least=LeastBlocks(narrow=288, wide=40, chained=_CORES)),
+        # 80 blocks were computed apart, 96 were not; columns of 21.0 MB were, of 25.2 MB were not.
         cached_column_reduction.using(blocks=80, cache_bytes=_CORES * 192 * 2**10),
         grouped_column_reduction.using(blocks=160),  # 128 were computed apart, 192 were not
-        gemm_operand_fusion,
-        scatter_operand_fusion,
         long_chains,
-        comparison_masks,
         elementwise_in_place,
     ),
     scheduler=memory_scheduler,
-    scheduling_rules=(together, waiting),
-    buffer_rules=(early_loop_stacks, gradient_averages.using(sets=1), sums_beside_choices, rooms, packing),
+    buffer_rules=(output_buffers, heap_packing),
     fusible=FUSIBLE,
     absorbing=frozenset({Kind.REDUCE, Kind.POOL, Kind.POOL_GRADIENT}),
     free_moves=frozenset({"transpose", "pad"}),  # cuDNN pads both ends alike
@@ -93,8 +58,7 @@ AMPERE = Profile(
     unseen=0.0125,  # compiled steps hold 0.8% more on the mean of 82 (A100), 1.0% of 16 (H100), 0.0% on both medians
     uncertainty=Uncertainty((0.06, 0.14), plain=(0.1, 0.09), loops=(0.1, 0.1)),
 )
-"""Of 268 steps compiled for GPUs 238 are inside this interval or those of `profiles/cpu.py` and `profiles/tpu.py`, 170
-of them of models that are none of the study's. What is kept around convolutions is known least."""
+"""Least is known about what stays in memory around convolutions: a missing rule makes an estimate too high."""
 
 
 def _with_settings(profile: Profile, *rules: Rule) -> Profile:
@@ -106,22 +70,22 @@ def _with_settings(profile: Profile, *rules: Rule) -> Profile:
 HOPPER = replace(
     _with_settings(
         AMPERE,
-        # half its cores: 64 blocks were computed apart, 128 were not
-        column_reduction.using(narrow_blocks=288, wide_blocks=_HOPPER_CORES // 2, chained_blocks=_HOPPER_CORES),
+        # Half its cores: 64 blocks were computed apart, 128 were not.
+        column_reduction.using(least=LeastBlocks(288, wide=_HOPPER_CORES // 2, chained=_HOPPER_CORES)),
         cached_column_reduction.using(blocks=80, cache_bytes=_HOPPER_CORES * 256 * 2**10),
     ),
     name="gpu hopper",
     native=_NATIVE | {"add", "add_any", "sub", "mul", "integer_pow", "square"},
-    # elu was kept in bfloat16, on an A100 it was not
+    # ELU was kept in bfloat16, on an A100 it was not.
     materialized=(*AMPERE.materialized, costly_pooling_operands.using(primitives=frozenset({"expm1"}))),
 )
 """Hopper has arithmetic in bfloat16."""
 VOLTA = replace(
-    AMPERE.without(gemm_operand_fusion.name),
+    AMPERE,
     name="gpu volta",
     buffer_rules=(*AMPERE.buffer_rules, dot_workspace.using(size=_CUBLAS_BYTES)),
 )
-"""Before Ampere products are the library's: it computes nothing of its operands and needs scratch."""
+"""Before Ampere products are the library's, which needs scratch."""
 
 BY_CAPABILITY = ((9.0, HOPPER), (8.0, AMPERE), (0.0, VOLTA))
 """(least compute capability, profile), from the newest on."""

@@ -1,9 +1,8 @@
-"""In which order kernels run. XLA tries several orders and takes the one that needs least memory; so does
-`liveness.py`.
+"""Orders of kernels.
 
-- program order, each update as soon as its gradient is there and its variable is no longer read;
-- breadth first: as soon as it can run, in the order in which that comes about (XLA:CPU, which wants much at once);
-- greedy: of the kernels that can run, always the one that frees most and allocates least (XLA's ListMemoryScheduler).
+- Program order: each update runs as soon as its gradient exists and its variable is no longer read.
+- Breadth first: each kernel runs as soon as it can, in the order in which kernels become ready.
+- Greedy: of the ready kernels, the kernel that frees most and allocates least.
 """
 
 from __future__ import annotations
@@ -12,22 +11,22 @@ import math
 from collections import deque
 from collections.abc import Sequence
 
-from cost_models.workload.workload import CONVERT, PADDED_COPY, Kind, Phase, Workload
-from cost_models.xla.fusion.fusion import Kernel, in_update
+from cost_models.workload.workload import CONVERT, Kind, Phase, Workload
+from cost_models.xla.dataflow import MATRIX_RANK
+from cost_models.xla.fusion.kernel import Kernel, in_update
 from cost_models.xla.profile import Profile
 from cost_models.xla.rules import rule
 
-_MATRIX = 2  # dimensions; what has more is viewed as one first
 _COMPUTING = frozenset({Kind.ELEMENTWISE, Kind.REDUCE})
 _AT_ONCE = frozenset({Kind.BROADCAST, Kind.COPY})
-"""What waits for nothing or for a constant runs as soon as it can, though it frees nothing."""
+"""Kernels that wait for nothing or for a constant run as soon as they can, though they free nothing."""
 
 
 @rule("list-scheduler", source="ListMemoryScheduler; program order where updates wait for the end of the backward pass")
 def list_scheduler(
     workload: Workload, kernels: Sequence[Kernel], at_once: bool, profile: Profile, batch: int
 ) -> list[list[Kernel]]:
-    """Return program order and, where updates come as soon as they can, the greedy order."""
+    """Return program order and, where updates run as soon as they can, the greedy order."""
     found = [program_order(workload, kernels, together=not at_once)]
     return [*found, greedy_order(workload, kernels, batch)] if at_once else found
 
@@ -36,58 +35,61 @@ def list_scheduler(
 def breadth_first_scheduler(
     workload: Workload, kernels: Sequence[Kernel], at_once: bool, profile: Profile, batch: int
 ) -> list[list[Kernel]]:
-    """Return the order in which kernels become ready, updates last unless they come as soon as they can."""
+    """Return the order in which kernels become ready, with updates last unless they run as soon as they can."""
     order = breadth_first_order(workload, kernels)
     return [order if at_once else sorted(order, key=in_update)]
 
 
 def program_order(workload: Workload, kernels: Sequence[Kernel], *, together: bool) -> list[Kernel]:
-    """As written, but updates move up to their gradients unless these wait for the end of the backward pass."""
+    """Return the kernels as written, with updates right after their gradients unless all updates run together."""
     if together:
         return list(kernels)
     produced: dict[int, float] = {}
     last_read: dict[int, float] = {}
-    for place, kernel in enumerate(kernels):
+    for index, kernel in enumerate(kernels):
         if not in_update(kernel):
-            produced.update(dict.fromkeys(kernel.writes, place))
-            last_read.update(dict.fromkeys(kernel.reads, place))
+            produced.update(dict.fromkeys(kernel.writes, index))
+            last_read.update(dict.fromkeys(kernel.reads, index))
     source = {v.result: v.tensor for v in workload.variables}
     keys: list[float] = []
-    for place, kernel in enumerate(kernels):
-        key = float(place)
+    for index, kernel in enumerate(kernels):
+        key = float(index)
         if in_update(kernel):
             after = [produced.get(read, -1) for read in kernel.reads]
             after += [last_read.get(source[write], -1) for write in kernel.writes if write in source]
             key = max(after, default=-1) + 0.5
             produced.update(dict.fromkeys(kernel.writes, key))
         keys.append(key)
-    order = sorted(range(len(kernels)), key=lambda place: (keys[place], place))
-    return [kernels[place] for place in order]
+    order = sorted(range(len(kernels)), key=lambda index: (keys[index], index))
+    return [kernels[index] for index in order]
 
 
 def greedy_order(workload: Workload, kernels: Sequence[Kernel], batch: int) -> list[Kernel]:
-    """List scheduling by bytes freed less bytes allocated, at this batch; the earlier in the program where equal."""
+    """Return the order of list scheduling by bytes freed less bytes allocated, at a local batch.
+
+    Of equal kernels the earlier in the program runs first.
+    """
     return _Greedy(workload, kernels, batch).order()
 
 
 def breadth_first_order(workload: Workload, kernels: Sequence[Kernel]) -> list[Kernel]:
-    """First ready, first run (XLA's BFScheduler): what waits for state and batch alone runs before everything else."""
-    arguments = {v.tensor: place for place, v in enumerate(workload.variables)}
-    arguments |= {end: len(arguments) + place for place, end in enumerate(workload.inputs)}
-    writer = {write: place for place, kernel in enumerate(kernels) for write in kernel.writes}
+    """Return the kernels first ready, first run: kernels that wait for state and batch alone come first."""
+    arguments = {v.tensor: index for index, v in enumerate(workload.variables)}
+    arguments |= {end: len(arguments) + index for index, end in enumerate(workload.inputs)}
+    writer = {write: index for index, kernel in enumerate(kernels) for write in kernel.writes}
     waits = [len({writer[read] for read in kernel.reads if read in writer}) for kernel in kernels]
     followers: list[dict[int, None]] = [{} for _ in kernels]
-    for place, kernel in enumerate(kernels):
+    for index, kernel in enumerate(kernels):
         for read in kernel.reads:
             if read in writer:
-                followers[writer[read]][place] = None
-    free = [place for place, count in enumerate(waits) if not count]
-    queue = deque(sorted(free, key=lambda place: max((arguments.get(r, -1) for r in kernels[place].reads), default=-1)))
+                followers[writer[read]][index] = None
+    free = [index for index, count in enumerate(waits) if not count]
+    queue = deque(sorted(free, key=lambda index: max((arguments.get(r, -1) for r in kernels[index].reads), default=-1)))
     chosen: list[Kernel] = []
     while queue:
-        place = queue.popleft()
-        chosen.append(kernels[place])
-        for follower in sorted(followers[place], key=lambda one: (_turn(workload, kernels[one]), one)):
+        index = queue.popleft()
+        chosen.append(kernels[index])
+        for follower in sorted(followers[index], key=lambda one: (_turn(workload, kernels[one]), one)):
             waits[follower] -= 1
             if not waits[follower]:
                 queue.append(follower)
@@ -95,15 +97,20 @@ def breadth_first_order(workload: Workload, kernels: Sequence[Kernel]) -> list[K
 
 
 def _turn(workload: Workload, kernel: Kernel) -> int:
-    """Of kernels that wait for the same one, XLA:CPU runs gradients of values first and those of weights last."""
+    """Return the turn of a kernel among kernels that wait for the same kernel.
+
+    XLA:CPU runs gradients of values first and gradients of weights last.
+    """
     if kernel.op.phase is not Phase.BACKWARD:
         return 0
     if kernel.op.kind.is_product:
         if all(dim.constant for write in kernel.writes for dim in workload.tensors[write].shape):
             return 1
-        return 0 if kernel.op.kind is Kind.DOT and len(workload.tensors[kernel.writes[0]].shape) > _MATRIX else -2
+        # More dimensions are viewed as a matrix first.
+        viewed = kernel.op.kind is Kind.DOT and len(workload.tensors[kernel.writes[0]].shape) > MATRIX_RANK
+        return 0 if viewed else -2
     computes = kernel.op.kind in _COMPUTING and kernel.op.primitive != CONVERT
-    return -1 if computes or kernel.op.primitive == PADDED_COPY else 0
+    return -1 if computes else 0
 
 
 class _Greedy:
@@ -119,43 +126,44 @@ class _Greedy:
         self._link(results)
 
     def _link(self, results: dict[int, int]) -> None:
-        """Who waits for whom: readers for writers, and a variable's new value for the readers of the old one."""
-        writer = {write: place for place, kernel in enumerate(self.kernels) for write in kernel.writes}
+        """Note that readers wait for writers, and a variable's new value for the readers of the old value."""
+        writer = {write: index for index, kernel in enumerate(self.kernels) for write in kernel.writes}
         readers: dict[int, list[int]] = {}
-        for place, kernel in enumerate(self.kernels):
+        for index, kernel in enumerate(self.kernels):
             for read in kernel.reads:
                 self.unread[read] = self.unread.get(read, 0) + 1
-                readers.setdefault(read, []).append(place)
+                readers.setdefault(read, []).append(index)
                 if read in writer:
-                    self._wait(place, writer[read])
+                    self._wait(index, writer[read])
         for result, old in results.items():
             if result in writer:
                 for reader in readers.get(old, ()):
                     if not in_update(self.kernels[reader]):
                         self._wait(writer[result], reader)
 
-    def _wait(self, place: int, on: int) -> None:
-        if place != on:
-            self.waits[place] += 1
-            self.followers[on].append(place)
+    def _wait(self, index: int, on: int) -> None:
+        if index != on:
+            self.waits[index] += 1
+            self.followers[on].append(index)
 
     def order(self) -> list[Kernel]:
-        ready = [place for place, count in enumerate(self.waits) if not count]
+        ready = [index for index, count in enumerate(self.waits) if not count]
         chosen: list[Kernel] = []
         while ready:
-            place = max(ready, key=lambda candidate: (self._gain(candidate), -candidate))
-            ready.remove(place)
-            chosen.append(self.kernels[place])
-            for read in self.kernels[place].reads:
+            index = max(ready, key=lambda candidate: (self._gain(candidate), -candidate))
+            ready.remove(index)
+            chosen.append(self.kernels[index])
+            for read in self.kernels[index].reads:
                 self.unread[read] -= 1
-            for follower in self.followers[place]:
+            for follower in self.followers[index]:
                 self.waits[follower] -= 1
                 if not self.waits[follower]:
                     ready.append(follower)
         return chosen
 
-    def _gain(self, place: int) -> float:
-        kernel = self.kernels[place]
+    def _gain(self, index: int) -> float:
+        """Return the bytes that a kernel frees less the bytes that it allocates."""
+        kernel = self.kernels[index]
         if kernel.op.kind in _AT_ONCE:
             return math.inf
         freed = sum(

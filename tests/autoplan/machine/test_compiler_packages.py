@@ -53,3 +53,17 @@ def test_a_compiler_of_the_wrong_version_is_rejected_with_both_versions(installe
     installed(**{package: "0.0.1"})
     with pytest.raises(HardwareError, match=rf"{package.replace('_', '-')} 0.0.1 is installed, but {asker} \S+ needs"):
         compiler_packages.versions(target)
+
+
+@pytest.mark.parametrize("version", ["0.10.2", None])
+def test_rules_of_the_installed_jaxlib_need_no_note(version, installed):
+    installed(jaxlib=version)
+    assert compiler_packages.rules_note() is None
+
+
+def test_rules_of_another_jaxlib_are_named_with_both_versions(installed):
+    installed(jaxlib="0.9.0")
+    assert compiler_packages.rules_note() == (
+        "memory is estimated by rules of jaxlib 0.10.2; jaxlib 0.9.0 is installed here, "
+        "and its compiler may allocate more or less"
+    )

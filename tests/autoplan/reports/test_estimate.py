@@ -133,3 +133,8 @@ def test_every_part_of_the_cost_models_has_its_explanation(named, cost):
 
 def test_a_bare_step_is_never_printed():
     assert not re.search(r"(?<![-_])\bsteps?\b(?!_)", text(estimate(), explain=True))
+
+
+def test_an_estimate_names_the_release_of_its_rules_where_another_is_installed(monkeypatch):
+    monkeypatch.setattr(estimate_report, "rules_note", lambda: "rules of jaxlib 0.10.2")
+    assert "rules of jaxlib 0.10.2" in text(estimate())

@@ -4,7 +4,8 @@ import pytest
 
 from cost_models.time.attention import find_attention
 from cost_models.workload.workload import Kind
-from cost_models.xla.buffers.liveness import Updates, schedule
+from cost_models.xla.buffers.liveness import schedule
+from cost_models.xla.buffers.schedule import Updates
 from cost_models.xla.profiles.choice import compiler_profile
 from tests.builders.workloads import HEADS, B, Step, attention, dense
 

@@ -6,7 +6,7 @@ from cost_models.time.convolution import moves_by_one, window_of
 from cost_models.time.kernels import kernel_table
 from cost_models.workload.affine import Affine
 from cost_models.workload.workload import Kind
-from cost_models.xla.buffers.liveness import Updates
+from cost_models.xla.buffers.schedule import Updates
 from cost_models.xla.profiles.choice import compiler_profile
 from tests.builders.workloads import B, Step
 

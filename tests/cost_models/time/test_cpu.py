@@ -10,7 +10,7 @@ from cost_models.time.kernels import kernel_table
 from cost_models.time.roofline import kernel_seconds
 from cost_models.workload.affine import Affine
 from cost_models.workload.workload import POOL_SCATTER, Kind, Op, Phase
-from cost_models.xla.buffers.liveness import Updates
+from cost_models.xla.buffers.schedule import Updates
 from cost_models.xla.profiles.choice import compiler_profile
 from tests.builders.workloads import B, Step, chip, cluster
 

@@ -8,7 +8,7 @@ from cost_models.time.eager_torch import library_kernels
 from cost_models.time.kernels import kernel_table
 from cost_models.workload.affine import Affine
 from cost_models.workload.workload import Kind, Phase
-from cost_models.xla.buffers.liveness import Updates
+from cost_models.xla.buffers.schedule import Updates
 from cost_models.xla.profiles.choice import compiler_profile
 from tests.builders.workloads import B, Step, attention
 

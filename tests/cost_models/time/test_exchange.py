@@ -9,7 +9,7 @@ from cost_models.parallel.collectives import all_gather, all_reduce, reduce_scat
 from cost_models.time.exchange import BUCKET_BYTES, BucketedExchange, state_of
 from cost_models.time.kernels import kernel_table
 from cost_models.time.step import step_time
-from cost_models.xla.buffers.liveness import Updates
+from cost_models.xla.buffers.schedule import Updates
 from cost_models.xla.profiles.choice import compiler_profile
 from tests.builders.timed_steps import K, N, config
 from tests.builders.workloads import cluster, dense

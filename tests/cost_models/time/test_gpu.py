@@ -12,7 +12,7 @@ from cost_models.time.software import Software
 from cost_models.time.step import step_time
 from cost_models.workload.affine import Affine
 from cost_models.workload.workload import Kind
-from cost_models.xla.buffers.liveness import Updates
+from cost_models.xla.buffers.schedule import Updates
 from cost_models.xla.profiles.choice import compiler_profile
 from tests.builders.timed_steps import LOCAL, config, convolving, one_product
 from tests.builders.workloads import HEAD, HEADS, B, Step, attention

@@ -4,7 +4,7 @@ import numpy as np
 
 from cost_models.time.kernels import kernel_table
 from cost_models.workload.workload import Kind
-from cost_models.xla.buffers.liveness import Updates
+from cost_models.xla.buffers.schedule import Updates
 from cost_models.xla.profiles.choice import compiler_profile
 from tests.builders.workloads import B, Step, attention, dense
 

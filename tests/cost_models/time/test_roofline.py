@@ -13,7 +13,7 @@ from cost_models.time.roofline import is_attention_fused, peak_rate
 from cost_models.time.step import step_time
 from cost_models.workload.affine import Affine
 from cost_models.workload.workload import Kind
-from cost_models.xla.buffers.liveness import Updates
+from cost_models.xla.buffers.schedule import Updates
 from cost_models.xla.profiles.choice import compiler_profile
 from tests.builders.timed_steps import LOCAL, K, N, config
 from tests.builders.workloads import B, Step, attention, chip, dense

@@ -6,7 +6,15 @@ import pytest
 
 from cost_models.workload.affine import Affine
 from cost_models.workload.workload import UNEVEN_PAD, Kind, Op
-from cost_models.xla.dataflow import Graph
+from cost_models.xla.dataflow import (
+    Graph,
+    ancestors,
+    before_conversions,
+    chain_of_names,
+    is_narrow,
+    is_part_of_convolution,
+    members,
+)
 from cost_models.xla.profiles.choice import compiler_profile
 from tests.builders.workloads import B, Step
 
@@ -97,7 +105,7 @@ def test_uneven_padding_is_part_of_a_convolution_where_its_library_pads_so():
     assert graph_of(step, target=replace(TPU, free_moves=TPU.free_moves - {UNEVEN_PAD})).of(padded) == padded
 
 
-def test_what_a_loop_stacks_up_is_turned_where_it_is_read_in_another_shape():
+def test_a_loops_stack_is_transposed_where_it_is_read_in_another_shape():
     step = Step()
     x = step.input(B, N)
     stacked, inside = step.tensor(10, B, N), step.tensor(B, N)
@@ -109,6 +117,54 @@ def test_what_a_loop_stacks_up_is_turned_where_it_is_read_in_another_shape():
     straight = Op(Kind.DOT, "dot_general", (other, stacked), (step.tensor(N, N),), gemm=(Affine(1),) * 4)
     step.ops += [product, straight]
     workload, graph = step.workload(), graph_of(step)
-    assert graph.reads_turned_stack(product, other, workload)
-    assert not graph.reads_turned_stack(product, stacked, workload)  # asked about the stack itself
-    assert not graph.reads_turned_stack(straight, other, workload)
+    assert graph.reads_transposed_stack(product, other, workload)
+    assert not graph.reads_transposed_stack(product, stacked, workload)  # asked about the stack itself
+    assert not graph.reads_transposed_stack(straight, other, workload)
+
+
+def test_reads_name_each_tensor_once_and_resolve_views():
+    step = Step()
+    x = step.input(B, N)
+    view = step.op(Kind.VIEW, (x,), ((B, N),))
+    step.op(Kind.ELEMENTWISE, (view, x), (B, N))
+    assert graph_of(step).reads == [(x,), (x,)]
+
+
+def test_the_maker_of_a_view_is_that_of_its_source():
+    step = Step()
+    spread = step.op(Kind.BROADCAST, (step.input(N),), (B, N))
+    view = step.op(Kind.VIEW, (spread,), ((B, N),))
+    half = step.op(Kind.ELEMENTWISE, (view,), (B, N), dtype="bfloat16", primitive="convert_element_type")
+    graph = graph_of(step)
+    assert graph.maker(view) is step.ops[0]
+    assert graph.maker(step.input(N)) is None
+    assert graph.is_broadcast(view)
+    assert not graph.is_broadcast(half)
+    assert before_conversions(graph, half) is step.ops[0]
+
+
+def test_ancestors_are_all_that_a_node_depends_on():
+    """2 reads of 0 and 1 by way of 1; 3 stands alone."""
+    found = ancestors([((), (10,)), ((10,), (11,)), ((11,), (12,)), ((), (13,))])
+    assert [list(members(mask)) for mask in found] == [[], [0], [0, 1], []]
+    assert list(members(0b1011)) == [0, 1, 3]
+
+
+def test_names_follow_each_other_back_to_the_first():
+    assert list(chain_of_names(3, {3: 2, 2: 1})) == [3, 2, 1]
+
+
+def test_a_convolutions_own_padding_has_no_value_to_pad_with():
+    step = Step()
+    x = step.input(B, N)
+    step.op(Kind.MOVE, (x,), (B, N + 2), primitive="pad")
+    step.op(Kind.MOVE, (x, step.input(1)), (B, N + 2), primitive="pad")
+    assert [is_part_of_convolution(op) for op in step.ops] == [True, False]
+
+
+def test_a_step_is_narrow_if_a_tensor_is():
+    step = Step()
+    x = step.input(B, N)
+    assert not is_narrow(step.workload())
+    step.op(Kind.ELEMENTWISE, (x,), (B, N), dtype="bfloat16")
+    assert is_narrow(step.workload())

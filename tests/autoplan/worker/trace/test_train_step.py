@@ -21,7 +21,7 @@ from cost_models.hardware.lookup import cluster as catalogued
 from cost_models.workload.affine import Affine
 from cost_models.workload.serialization import workload_digest, workload_from_dict, workload_to_dict
 from cost_models.workload.workload import STRIDED_CONVOLUTION, Kind, Phase, Role, walk
-from cost_models.xla.buffers.liveness import Updates, schedule
+from cost_models.xla.buffers import liveness, schedule
 from cost_models.xla.profiles.choice import compiler_profile
 from tests.builders.workloads import cluster
 from tests.models import zoo
@@ -323,7 +323,7 @@ def test_a_transformer_layer_without_fusion_stores_the_activations_of_korthikant
     alive = []
     for count in (1, 2):
         workload = trace(megatron(count, length=length, width=width, heads=heads))
-        plan = schedule(workload, compiler_profile("gpu", jit_compile=False), Updates.TOGETHER)
+        plan = liveness.schedule(workload, compiler_profile("gpu", jit_compile=False), schedule.Updates.TOGETHER)
         last = max(place for place, kernel in enumerate(plan.kernels) if kernel.op.phase is Phase.FORWARD)
         alive.append(plan.lines[1][last])
     row_sums = 2 * 2 * heads / width

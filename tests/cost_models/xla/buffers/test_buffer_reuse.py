@@ -2,8 +2,10 @@
 
 import numpy as np
 
-from cost_models.xla.buffers.buffer_reuse import Places, in_places, rooms
-from cost_models.xla.buffers.liveness import Purpose, Updates, schedule
+from cost_models.xla.buffers.buffer_reuse import FreeBuffers, in_free_buffers, until_filled
+from cost_models.xla.buffers.liveness import schedule
+from cost_models.xla.buffers.purpose import Purpose
+from cost_models.xla.buffers.schedule import Updates
 from cost_models.xla.profiles.choice import compiler_profile
 from tests.builders.workloads import two_layers
 
@@ -15,8 +17,8 @@ def placed(rooms, temporaries, copies=0):
     """rooms: (bytes, opens, closes); temporaries: (bytes, birth, death)."""
     sizes, births, deaths = (np.asarray(column) for column in zip(*temporaries, strict=True))
     room, opens, closes = (np.asarray(column) for column in zip(*rooms, strict=True))
-    places = Places(np.arange(len(rooms)), opens, closes, copies)
-    return in_places(places, room.astype(np.float64), sizes.astype(np.float64), births, deaths).tolist()
+    places = FreeBuffers(np.arange(len(rooms)), opens, closes, copies)
+    return in_free_buffers(places, room.astype(np.float64), sizes.astype(np.float64), births, deaths).tolist()
 
 
 def test_a_place_holds_what_lives_while_it_is_free_and_is_no_larger():
@@ -58,8 +60,8 @@ def in_rooms(sizes, lives, filled):
     """filled: (bytes, kernel) of each room."""
     birth, death = np.array(lives).T
     stored = np.array([size for size, _ in filled], np.float64)
-    places = rooms([(tensor, kernel) for tensor, (_, kernel) in enumerate(filled)])
-    return in_places(places, stored, np.array(sizes, np.float64), birth, death).tolist()
+    places = until_filled([(tensor, kernel) for tensor, (_, kernel) in enumerate(filled)])
+    return in_free_buffers(places, stored, np.array(sizes, np.float64), birth, death).tolist()
 
 
 def test_what_fits_and_is_gone_before_a_new_states_room_is_filled_lies_in_it():

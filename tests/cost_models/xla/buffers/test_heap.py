@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from cost_models.xla.buffers.heap import packing
+from cost_models.xla.buffers.heap import heap_packing
 
 
 def packed(*buffers):
     """(bytes, first kernel, last kernel) a buffer."""
     sizes, birth, death = zip(*buffers, strict=True)
-    return packing(np.array(sizes, float), np.array(birth), np.array(death))
+    return heap_packing(np.array(sizes, float), np.array(birth), np.array(death))
 
 
 def test_buffers_that_follow_each_other_share_their_place():
@@ -32,4 +32,4 @@ def test_a_gap_that_is_large_enough_is_used():
 
 
 def test_nothing_to_place_is_no_heap():
-    assert packing(np.array([]), np.array([], int), np.array([], int)) == 1.0
+    assert heap_packing(np.array([]), np.array([], int), np.array([], int)) == 1.0

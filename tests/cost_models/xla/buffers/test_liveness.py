@@ -1,7 +1,8 @@
 """Bytes alive at each kernel, against counting by hand."""
 
 from cost_models.workload.workload import Kind, Op, Phase, Role
-from cost_models.xla.buffers.liveness import Purpose, Updates, schedule
+from cost_models.xla.buffers.liveness import schedule
+from cost_models.xla.buffers.schedule import Updates
 from cost_models.xla.profiles.choice import compiler_profile
 from tests.builders.workloads import B, Step, dense
 
@@ -27,19 +28,6 @@ def test_one_dense_layer_by_hand():
         assert at == 3
 
 
-def test_the_peak_is_a_maximum_of_lines_that_are_computed_once():
-    plan = schedule(dense(K, N), GPU, Updates.AT_ONCE)
-    fixed, per_sample = plan.lines
-    for batch in (1, 8, 100, 2048, 65536):
-        assert plan.peak(batch)[0] == round(float((fixed + batch * per_sample).max()))
-
-
-def test_what_is_alive_adds_up_to_the_peak():
-    plan = schedule(dense(K, N, slots=2), GPU, Updates.TOGETHER)
-    peak, at = plan.peak(64)
-    assert plan.sizes(64)[plan.alive(at)].sum() == peak
-
-
 def test_a_gradient_dies_in_its_update_or_waits_for_the_others():
     step, n = Step(), 2048
     weights = [step.weight(f"w{i}", n, n) for i in range(3)]
@@ -54,11 +42,8 @@ def test_a_gradient_dies_in_its_update_or_waits_for_the_others():
     in_program_order = GPU.without("memory-scheduler")
     assert schedule(workload, in_program_order, Updates.AT_ONCE).peak(8)[0] == one
     assert schedule(workload, GPU, Updates.TOGETHER).peak(8)[0] == 3 * one
-    selected = schedule(workload, GPU.without("gradient-averages"), Updates.SELECTED)
+    selected = schedule(workload, GPU, Updates.SELECTED)
     assert selected.peak(8)[0] == 4 * one  # first all gradients and a new weight, last all new weights and a gradient
-    # Keras averages all gradients before it chooses; XLA:CPU copies the sums so far besides.
-    assert schedule(workload, GPU, Updates.SELECTED).peak(8)[0] == (3 + 3) * one
-    assert schedule(workload, CPU, Updates.SELECTED).peak(8)[0] == (3 + 3 + 3) * one
 
 
 def test_new_state_takes_the_old_states_place():
@@ -107,16 +92,6 @@ def test_temporaries_lie_where_a_new_state_will_be_that_takes_no_old_ones_place(
     assert schedule(step.workload(), TPU, Updates.AT_ONCE).live(8).max() <= 2 * 4 * 8 * N
 
 
-def test_what_is_read_next_is_on_the_chip_where_there_is_room():
-    step = Step()
-    a = step.op(Kind.REDUCE, (step.input(B, 4, N),), (B, N))
-    end = step.op(Kind.ELEMENTWISE, (a,), (B, N), primitive="exp")
-    workload = step.workload(step.op(Kind.REDUCE, (end,), (B, 8)))
-    assert TPU.on_chip_bytes >= 2 * 4 * 128 * N
-    assert schedule(workload, TPU, Updates.AT_ONCE).peak(128)[0] == 4 * 128 * 8  # the result
-    assert schedule(workload, GPU, Updates.AT_ONCE).peak(128)[0] == 4 * 128 * N + 4 * 128 * 8
-
-
 def test_a_loop_holds_its_temporaries_once_however_often_it_runs():
     def looping(repeat):
         step = Step()
@@ -132,39 +107,6 @@ def test_a_loop_holds_its_temporaries_once_however_often_it_runs():
 
     peaks = {schedule(looping(repeat), CPU, Updates.AT_ONCE).peak(64)[0] for repeat in (1, 100)}
     assert peaks == {3 * 4 * 64 * N}  # the result, and both of an iteration
-
-
-def test_gradients_and_copies_of_weights_are_named():
-    step = Step()
-    w = step.weight("w", K, N)
-    copy = step.op(Kind.ELEMENTWISE, (w,), (K, N), dtype="bfloat16", primitive="convert_element_type")
-    x = step.input(B, K, dtype="bfloat16")
-    y = step.dot(x, copy, (B, N), B, K, N)
-    step.phase = Phase.BACKWARD
-    gradient = step.dot(x, y, (K, N), K, B, N)
-    again = step.dot(y, copy, (B, K), B, N, K)
-    step.phase = Phase.UPDATE
-    step.new_value(w, step.op(Kind.ELEMENTWISE, (w, gradient), (K, N), primitive="sub"))
-    columns = schedule(step.workload(again), VOLTA, Updates.TOGETHER).temporaries
-    purposes = dict(zip(columns.tensor.tolist(), columns.purpose.tolist(), strict=True))
-    assert purposes[gradient] == Purpose.GRADIENTS
-    assert purposes[copy] == Purpose.WEIGHT_COPIES
-    assert purposes[y] == Purpose.ACTIVATIONS
-    assert purposes[-1] == Purpose.WORKSPACE
-
-
-def test_what_is_drawn_from_a_seed_for_every_sample_is_no_copy_of_a_weight():
-    step = Step()
-    seed, x = step.weight("seed", 2, role=Role.SEED, dtype="uint32"), step.input(B, N)
-    words = step.op(Kind.RANDOM, (seed,), (B, N), dtype="uint32")
-    kept = step.op(Kind.ELEMENTWISE, (x, words), (B, N))
-    columns = schedule(step.workload(kept), CPU, Updates.AT_ONCE).temporaries
-    assert set(columns.purpose.tolist()) == {Purpose.ACTIVATIONS}
-
-
-def test_a_step_without_kernels_has_no_peak():
-    plan = schedule(Step().workload(), GPU, Updates.AT_ONCE)
-    assert plan.peak(8) == (0, 0)
 
 
 def scaled_update():
@@ -188,40 +130,6 @@ def test_a_branch_that_updates_state_does_so_in_place():
     assert schedule(step.workload(), CPU, Updates.AT_ONCE).peak(8)[0] == 4 * N * N
 
 
-def test_what_loops_stack_up_is_there_from_the_start_on_gpus():
-    """Alive at the first kernel already: 10 x B x N stacked, beside the first result."""
-    step = Step()
-    x = step.input(B, N)
-    first = step.op(Kind.ELEMENTWISE, (x,), (B, N), primitive="tanh")
-    second = step.op(Kind.SORT, (first,), (B, N))
-    stacked, inside = step.tensor(10, B, N), step.tensor(B, N)
-    body = (
-        Op(Kind.SORT, "sort", (second,), (inside,)),
-        Op(Kind.SCATTER, "dynamic_update_slice", (inside,), (stacked,)),
-    )
-    step.ops.append(Op(Kind.LOOP, "scan", (second,), (stacked,), repeat=10, body=body))
-    end = step.op(Kind.SORT, (stacked,), (10, B, N))
-    workload = step.workload(end)
-    assert schedule(workload, GPU, Updates.TOGETHER).live(8)[0] == 4 * 8 * N * (10 + 1)
-    assert schedule(workload, TPU, Updates.TOGETHER).live(8)[0] == 4 * 8 * N
-
-
-def test_on_cpus_so_is_what_loops_of_the_backward_pass_stack_up():
-    step = Step()
-    step.phase = Phase.BACKWARD
-    first = step.op(Kind.SORT, (step.input(B, N),), (B, N))
-    stacked, inside = step.tensor(10, B, N), step.tensor(B, N)
-    body = (
-        Op(Kind.SORT, "sort", (first,), (inside,)),
-        Op(Kind.SCATTER, "dynamic_update_slice", (inside,), (stacked,)),
-    )
-    loop = Op(Kind.LOOP, "scan", (first,), (stacked,), repeat=10, body=body, phase=Phase.BACKWARD)
-    step.ops.append(loop)
-    workload = step.workload(step.op(Kind.SORT, (stacked,), (10, B, N)))
-    assert schedule(workload, CPU, Updates.AT_ONCE).live(8)[0] == 4 * 8 * N * (10 + 1)
-    assert schedule(workload, GPU, Updates.TOGETHER).live(8)[0] == 4 * 8 * N
-
-
 def test_on_cpus_an_elementwise_result_takes_the_place_of_an_operand_of_its_shape():
     step = Step()
     a = step.op(Kind.SORT, (step.input(B, N),), (B, N))
@@ -230,15 +138,6 @@ def test_on_cpus_an_elementwise_result_takes_the_place_of_an_operand_of_its_shap
     assert schedule(workload, CPU, Updates.AT_ONCE).peak(8)[0] == 2 * 4 * 8 * N
     columns = schedule(workload, CPU, Updates.AT_ONCE).temporaries
     assert (columns.tensor[0], columns.birth[0]) == (b, 0)  # one buffer, from the first kernel on
-
-
-def test_while_loss_scaling_chooses_gradients_and_their_sums_stand_beside_the_old_on_gpus():
-    step = scaled_update()
-    one = 4 * N * N
-    for updates, target, more in ((Updates.SELECTED, GPU, 2), (Updates.SELECTED, CPU, 0), (Updates.TOGETHER, GPU, 0)):
-        alone = target.without("sums-beside-choices")
-        beside, plain = (schedule(step.workload(), which, updates).peak(8)[0] for which in (target, alone))
-        assert beside - plain == more * one
 
 
 def shrinking(batch, n=1024):

@@ -2,13 +2,13 @@
 
 import numpy as np
 
-from cost_models.xla.buffers.vmem import on_chip
+from cost_models.xla.buffers.vmem import vmem
 
 
 def placed(values, moved, room=100):
     """values: (bytes, first kernel, last kernel) each."""
     sizes, birth, death = (np.array(column) for column in zip(*values, strict=True))
-    return on_chip(sizes.astype(float), birth, death, np.array(moved, float), room).tolist()
+    return vmem(sizes.astype(float), birth, death, np.array(moved, float), room).tolist()
 
 
 def test_a_value_that_is_read_next_stays_on_the_chip():

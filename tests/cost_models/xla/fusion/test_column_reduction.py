@@ -4,7 +4,7 @@ import pytest
 
 from cost_models.workload.workload import Kind
 from cost_models.xla.fusion.column_reduction import leaves_idle
-from cost_models.xla.fusion.fusion import kernels_of
+from cost_models.xla.fusion.fusion import priority_fusion
 from cost_models.xla.profile import structure_batch
 from cost_models.xla.profiles.choice import compiler_profile
 from tests.builders.workloads import B, Step
@@ -28,7 +28,7 @@ def normalised(dtype="bfloat16"):
 
 
 def written(workload, end, batch, target=GPU):
-    kernels = kernels_of(workload, workload.ops, frozenset({end}), target, batch)
+    kernels = priority_fusion(workload, workload.ops, frozenset({end}), target, batch)
     return {write for kernel in kernels for write in kernel.writes}
 
 
@@ -86,45 +86,6 @@ def test_where_no_reduction_leaves_the_device_idle_one_structure_serves_all():
     assert structure_batch(narrow, GPU.without("column-reduction"), 4096) == 32
 
 
-@pytest.mark.parametrize(("batch", "found"), [(8, 8), (24, 8), (256, 64), (128, 64)])
-def test_where_features_are_joined_kernels_are_found_for_a_batch_with_the_same_layouts(batch, found):
-    step = Step()
-    x = step.input(B, 8, 8, 64)
-    pieces = [step.op(Kind.CONV, (x, step.weight(f"w{n}", 1, 1, 64, 64)), (B, 8, 8, 32)) for n in range(2)]
-    both = step.op(Kind.MOVE, pieces, (B, 8, 8, 64), primitive="concatenate")
-    workload = step.workload(step.op(Kind.REDUCE, (both,), (B, 64)))
-    assert structure_batch(workload, TPU, batch) == found
-    assert structure_batch(workload, GPU, batch) == workload.local_batch
-
-
-@pytest.mark.parametrize(("batch", "like"), [(1, 3), (3, 3), (4, 4), (15, 4), (16, 16), (500, 16)])
-def test_kernels_for_cpus_are_found_for_a_batch_at_which_the_same_tensors_are_large(batch, like):
-    """1,024 and 256 elements a sample reach 4,096 at 4 and 16 samples; the trace is of 3."""
-    step = Step()
-    wide = step.op(Kind.REDUCE, (step.input(B, 2, 1024),), (B, 1024))
-    end = step.op(Kind.REDUCE, (wide,), (B, 256))
-    step.tensors[0] = step.tensors[1]  # so that no third size is there
-    assert structure_batch(step.workload(end, batch=3), compiler_profile("cpu"), batch) == like
-
-
-@pytest.mark.parametrize(("columns", "relu", "kept"), [(40, True, True), (107, True, True), (108, True, False)])
-def test_in_float32_chains_are_computed_apart_on_fewer_blocks_than_there_are_cores(columns, relu, kept):
-    """An A100 has 108 cores; one operation alone is computed apart on fewer than 40 blocks of 32 columns."""
-    step = Step()
-    width = 32 * columns
-    x = step.op(Kind.SORT, (step.input(B, width),), (B, width))
-    biased = step.op(Kind.ELEMENTWISE, (x, x), (B, width), primitive="add")
-    made = step.op(Kind.ELEMENTWISE, (biased,), (B, width), primitive="max") if relu else biased
-    mean = step.op(Kind.REDUCE, (made,), (width,), primitive="reduce_sum")
-    end = step.op(Kind.SORT, (step.op(Kind.ELEMENTWISE, (made, mean), (B, width), primitive="mul"),), (B, width))
-    assert (made in written(step.workload(end), end, batch=64)) is kept
-
-
-@pytest.mark.parametrize(("columns", "kept"), [(39, True), (40, False)])
-def test_in_float32_one_operation_is_computed_apart_on_fewer_blocks_still(columns, kept):
-    test_in_float32_chains_are_computed_apart_on_fewer_blocks_than_there_are_cores(columns, False, kept)
-
-
 GROUPS = 8
 
 
@@ -159,3 +120,91 @@ def test_of_groups_of_narrow_channels_it_is_kept_as_the_compiler_kept_it(channel
 def test_in_float32_groups_are_rows():
     workload, centred, end = grouped(128, "float32")
     assert centred not in written(workload, end, 16)
+
+
+def chain_before_columns(columns, relu):
+    """A chain of one or two operations in float32 before a reduction over so many blocks of 32 columns."""
+    step, width = Step(), 32 * columns
+    x = step.op(Kind.SORT, (step.input(B, width),), (B, width))
+    biased = step.op(Kind.ELEMENTWISE, (x, x), (B, width), primitive="add")
+    made = step.op(Kind.ELEMENTWISE, (biased,), (B, width), primitive="max") if relu else biased
+    mean = step.op(Kind.REDUCE, (made,), (width,), primitive="reduce_sum")
+    end = step.op(Kind.SORT, (step.op(Kind.ELEMENTWISE, (made, mean), (B, width), primitive="mul"),), (B, width))
+    return step.workload(end), made, end
+
+
+@pytest.mark.parametrize(
+    ("columns", "relu", "kept"),
+    [(40, True, True), (107, True, True), (108, True, False), (39, False, True), (40, False, False)],
+)
+def test_in_float32_chains_are_computed_apart_on_fewer_blocks_than_there_are_cores(columns, relu, kept):
+    """An A100 has 108 cores; one operation alone is computed apart on fewer than 40 blocks of 32 columns."""
+    workload, made, end = chain_before_columns(columns, relu)
+    assert (made in written(workload, end, batch=64)) is kept
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "kept"),
+    [
+        *((512, 1536, False), (1024, 1536, False), (1024, 2304, False), (1536, 1536, True), (1536, 2304, True)),
+        *((2048, 1536, True), (2048, 2048, True), (2048, 3072, False), (4096, 1536, False), (4096, 1248, True)),
+    ],
+)
+def test_long_columns_of_float32_that_lie_in_caches_are_computed_before_their_sums(rows, width, kept):
+    """Rows of what XLA compiled for an A100: dense layers of these widths with ReLU and normalisation."""
+    step = Step()
+    y = step.dot(step.input(B, 128), step.weight("kernel", 128, width), (B, width), B, 128, width)
+    y = step.op(Kind.ELEMENTWISE, (y, step.weight("bias", width)), (B, width), primitive="add")
+    x = step.op(Kind.ELEMENTWISE, (y,), (B, width), primitive="max")
+    mean = step.op(Kind.REDUCE, (x,), (width,), primitive="reduce_sum")
+    centred = step.op(Kind.ELEMENTWISE, (x, mean), (B, width), primitive="sub")
+    square = step.op(Kind.ELEMENTWISE, (centred,), (B, width), primitive="square")
+    variance = step.op(Kind.REDUCE, (square,), (width,), primitive="reduce_sum")
+    end = step.op(Kind.ELEMENTWISE, (centred, variance), (B, width), primitive="mul")
+    workload = step.workload(end, batch=rows)
+    assert (centred in written(workload, end, rows)) is kept
+    if width > GPU.setting("column-reduction", "least").wide * 32:
+        assert centred not in written(workload, end, rows, GPU.without("cached-column-reduction"))
+
+
+def test_a_bias_is_added_by_the_product_and_makes_no_chain():
+    """72 blocks: XLA kept ReLU of a product with its bias, and computed what is centred of such a product again."""
+    rows, width = 512, 72 * 32
+    step = Step()
+    y = step.dot(step.input(B, 128), step.weight("kernel", 128, width), (B, width), B, 128, width)
+    y = step.op(Kind.ELEMENTWISE, (y, step.weight("bias", width)), (B, width), primitive="add")
+    relu = step.op(Kind.ELEMENTWISE, (y,), (B, width), primitive="max")
+    ends = []
+    for x in (relu, step.op(Kind.ELEMENTWISE, (y, step.weight("mean", width)), (B, width), primitive="sub")):
+        square = step.op(Kind.ELEMENTWISE, (x,), (B, width), primitive="square")
+        variance = step.op(Kind.REDUCE, (square,), (width,), primitive="reduce_sum")
+        ends.append(step.op(Kind.ELEMENTWISE, (x, variance), (B, width), primitive="mul"))
+    workload = step.workload(*ends, batch=rows)
+    kernels = priority_fusion(workload, workload.ops, frozenset(ends), GPU, rows)
+    there = {write for kernel in kernels for write in kernel.writes}
+    assert relu in there
+    assert x not in there
+
+
+@pytest.mark.parametrize("multiplied", [False, True])
+def test_squeezing_keeps_in_float32_what_nothing_reads_rounded_from_memory(multiplied):
+    """Normalised images in float16 that are summed and gated; XLA kept the sum of scaled and shift on an A100."""
+    side, width = 28, 64
+    image, like = (B, side, side, width), {"dtype": "float16"}
+    step = Step()
+    y = step.op(Kind.CONV, (step.input(*image, **like), step.weight("kernel", 3, 3, width, width)), image, **like)
+    wide = step.op(Kind.ELEMENTWISE, (y,), image, primitive="convert_element_type")
+    scaled = step.op(Kind.ELEMENTWISE, (wide, step.weight("scale", width)), image, primitive="mul")
+    shifted = step.op(Kind.ELEMENTWISE, (scaled, step.weight("shift", width)), image, primitive="add")
+    narrow = step.op(Kind.ELEMENTWISE, (shifted,), image, primitive="convert_element_type", **like)
+    squeezed = step.op(Kind.REDUCE, (shifted,), (B, width), primitive="reduce_sum")
+    gate = step.op(Kind.ELEMENTWISE, (squeezed,), (B, width), primitive="convert_element_type", **like)
+    ends = [step.op(Kind.ELEMENTWISE, (narrow, gate), image, primitive="mul", **like)]
+    ends += [step.op(Kind.ELEMENTWISE, (narrow, step.input(*image, **like)), image, primitive="mul", **like)]
+    if multiplied:
+        kernel = step.weight("next", 3, 3, width, width)
+        ends.append(step.op(Kind.CONV, (narrow, kernel), image, **like))
+    workload = step.workload(*ends, batch=32)
+    kernels = priority_fusion(workload, workload.ops, frozenset(ends), GPU, 32)
+    there = {write for kernel in kernels for write in kernel.writes}
+    assert (shifted in there, narrow in there) == (not multiplied, multiplied)

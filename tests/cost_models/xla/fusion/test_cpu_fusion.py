@@ -2,7 +2,7 @@
 
 from cost_models.workload.affine import Affine
 from cost_models.workload.workload import CONVERT, FLATTEN, Kind, Phase
-from cost_models.xla.fusion.cpu_fusion import kernels_of
+from cost_models.xla.fusion.cpu_fusion import cpu_fusion
 from cost_models.xla.profiles.choice import compiler_profile
 from tests.builders.workloads import B, Step
 
@@ -12,7 +12,7 @@ CPU = compiler_profile("cpu")
 
 def kernels(step, *outputs, batch=64):
     workload = step.workload(*outputs, batch=batch)
-    return kernels_of(workload, workload.ops, frozenset(outputs), CPU, batch)
+    return cpu_fusion(workload, workload.ops, frozenset(outputs), CPU, batch)
 
 
 def written(step, *outputs, **how):

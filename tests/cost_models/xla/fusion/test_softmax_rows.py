@@ -4,7 +4,7 @@ import pytest
 
 from cost_models.workload.workload import Kind
 from cost_models.xla.dataflow import Graph
-from cost_models.xla.fusion.fusion import kernels_of
+from cost_models.xla.fusion.fusion import priority_fusion
 from cost_models.xla.fusion.softmax_rows import Rows
 from cost_models.xla.profiles.choice import compiler_profile
 from tests.builders.workloads import B, Step
@@ -58,7 +58,7 @@ def in_place(build, target=GPU):
     x = step.op(Kind.SORT, (step.input(B, 256),), (B, 256))
     end = build(step, x)
     workload = step.workload(end)
-    kernels = kernels_of(workload, workload.ops, frozenset({end}), target, 8)
+    kernels = priority_fusion(workload, workload.ops, frozenset({end}), target, 8)
     return next(kernel.in_place for kernel in kernels if end in kernel.writes), x
 
 

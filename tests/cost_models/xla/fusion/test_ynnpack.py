@@ -3,8 +3,9 @@
 import pytest
 
 from cost_models.workload.workload import Kind
-from cost_models.xla.fusion.fusion import Graph
-from cost_models.xla.fusion.ynnpack import library_calls
+from cost_models.xla.dataflow import Graph
+from cost_models.xla.fusion.ynnpack import ynnpack
+from cost_models.xla.profile import structure_batch
 from cost_models.xla.profiles.choice import compiler_profile
 from tests.builders.workloads import B, Step
 
@@ -15,7 +16,7 @@ X = 1024
 def calls(step, *outputs, batch=64):
     """The operations of each call, by the position of the last one."""
     workload = step.workload(*outputs, batch=batch)
-    found = CPU.rules[library_calls.name](workload, Graph(workload.ops, frozenset(outputs), CPU), batch)
+    found = CPU.rules[ynnpack.name](workload, Graph(workload.ops, frozenset(outputs), CPU), batch)
     return {root: set(members) for root, members in found.values()}
 
 
@@ -74,3 +75,13 @@ def test_outputs_are_not_taken_in():
     step = Step()
     kept = apply(step, "neg", step.input(B, X))
     assert calls(step, kept, total(step, kept)) == {1: {1}}
+
+
+@pytest.mark.parametrize(("batch", "like"), [(1, 3), (3, 3), (4, 4), (15, 4), (16, 16), (500, 16)])
+def test_kernels_for_cpus_are_found_for_a_batch_at_which_the_same_tensors_are_large(batch, like):
+    """1,024 and 256 elements a sample reach 4,096 at 4 and 16 samples; the trace is of 3."""
+    step = Step()
+    wide = step.op(Kind.REDUCE, (step.input(B, 2, 1024),), (B, 1024))
+    end = step.op(Kind.REDUCE, (wide,), (B, 256))
+    step.tensors[0] = step.tensors[1]  # so that no third size is there
+    assert structure_batch(step.workload(end, batch=3), CPU, batch) == like

@@ -6,7 +6,7 @@ import pytest
 
 from cost_models.workload.affine import Affine
 from cost_models.workload.workload import Kind, Phase
-from cost_models.xla.buffers.vmem import on_chip
+from cost_models.xla.buffers.vmem import vmem
 from cost_models.xla.passes.embedding_layout import embedding_layout
 from cost_models.xla.profiles.choice import compiler_profile
 from tests.builders.workloads import B, Step
@@ -16,7 +16,7 @@ ROOM = 4 * COUNT * LANES
 
 
 def profile(room):
-    return replace(compiler_profile("tpu"), buffer_rules=(on_chip.using(room=room),))
+    return replace(compiler_profile("tpu"), buffer_rules=(vmem.using(room=room),))
 
 
 def embedding(width, *, factored=False, gathered="float32"):

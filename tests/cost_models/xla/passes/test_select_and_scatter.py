@@ -2,10 +2,8 @@
 
 from dataclasses import replace
 
-import pytest
-
 from cost_models.workload.affine import Affine
-from cost_models.workload.workload import PADDED_COPY, Kind, Phase
+from cost_models.workload.workload import Kind, Phase
 from cost_models.xla.passes.pipeline import lower
 from cost_models.xla.profiles.choice import compiler_profile
 from tests.builders.workloads import B, Step, dense
@@ -87,36 +85,6 @@ def test_cpus_write_the_counting_numbers_out():
     counting = [op for op in lowered.ops if op.primitive == "iota"]
     assert len(counting) == 4
     assert {lowered.tensors[op.writes[0]].elements for op in counting} == {Affine(0, SIDE * SIDE * C)}
-
-
-@pytest.mark.parametrize(
-    ("side", "window", "made", "padded"), [(32, 3, 16, 33), (32, 3, 15, 32), (32, 2, 16, 32), (48, 3, 23, 48)]
-)
-def test_cpus_pad_what_they_pool_first_where_windows_reach_beyond_it(side, window, made, padded):
-    """`same` with a stride of 2 needs (16 - 1) 2 + 3 = 33 rows; without padding whole windows fit in."""
-    step = Step()
-    x = step.input(B, side, side, 4)
-    pooled = step.op(Kind.POOL, (x,), (B, made, made, 4), primitive="reduce_window_max")
-    step.phase = Phase.BACKWARD
-    flops = Affine(0, 2 * made * made * 4 * window**2)
-    end = step.op(Kind.POOL_GRADIENT, (pooled, x), (B, side, side, 4), flops=flops)
-    lowered = lower(step.workload(end), CPU)
-    (scatter,) = (op for op in lowered.ops if op.primitive == "scatter_of_pooling")
-    assert [dim.fixed for dim in lowered.tensors[scatter.reads[0]].shape[1:]] == [padded, padded, 4]
-    assert (PADDED_COPY in primitives(lowered)) is (padded != side)
-    assert lowered.ops[-1].writes == (end,)
-
-
-def test_on_cpus_a_gradient_of_pooling_is_scattered_into_what_it_is_added_to():
-    step = Step()
-    x, other = step.input(B, 32, 32, 4), step.input(B, 32, 32, 4)
-    pooled = step.op(Kind.POOL, (x,), (B, 16, 16, 4), primitive="reduce_window_max")
-    step.phase = Phase.BACKWARD
-    flops = Affine(0, 2 * 16 * 16 * 4 * 2**2)
-    gradient = step.op(Kind.POOL_GRADIENT, (pooled, x), (B, 32, 32, 4), flops=flops)
-    total = step.op(Kind.ELEMENTWISE, (gradient, other), (B, 32, 32, 4), primitive="add_any")
-    last = lower(step.workload(total), CPU).ops[-1]
-    assert (last.primitive, last.reads[0], last.writes) == ("scatter_of_pooling", other, (total,))
 
 
 def test_variables_keep_their_tensors():

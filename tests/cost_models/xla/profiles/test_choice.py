@@ -2,7 +2,7 @@ import pytest
 
 from cost_models.errors import HardwareError
 from cost_models.hardware.cluster import CHIP_KINDS
-from cost_models.xla.profiles.choice import compiler_profile, library_profile
+from cost_models.xla.profiles.choice import compiler_profile
 
 
 @pytest.mark.parametrize("kind", CHIP_KINDS)
@@ -36,8 +36,3 @@ def test_a_chip_without_a_profile_of_its_own_has_that_of_its_kind():
         != v4
     )
     assert not compiler_profile("tpu", chip="tpu-v4", jit_compile=False).fusible
-
-
-def test_a_librarys_kernels_add_no_gradients_themselves():
-    assert "conv-side-input" in compiler_profile("gpu")
-    assert "conv-side-input" not in library_profile("gpu")

@@ -14,7 +14,3 @@ def test_without_a_compiler_nothing_is_fused_or_moved(kind):
 def test_a_librarys_scratch_is_needed_without_a_compiler_too():
     assert "dot-workspace" in compiler_profile("gpu", jit_compile=False, compute_capability=7.0)
     assert "dot-workspace" not in compiler_profile("gpu", jit_compile=False)
-
-
-def test_max_pooling_searches_no_padded_copy_without_a_compiler():
-    assert not compiler_profile("cpu", jit_compile=False).setting("select-and-scatter", "pads", True)

@@ -3,7 +3,7 @@
 import pytest
 
 from cost_models.workload.workload import Kind, Op, Phase, Role
-from cost_models.xla.fusion.fusion import kernels_of
+from cost_models.xla.fusion.fusion import priority_fusion
 from cost_models.xla.profiles.choice import compiler_profile
 from cost_models.xla.scheduling.memory_scheduler import orders
 from tests.builders.workloads import B, Step, named, two_layers
@@ -14,8 +14,8 @@ N = 256
 
 def of(workload):
     outputs = frozenset(v.result for v in workload.variables) | frozenset(workload.outputs)
-    kernels = kernels_of(workload, workload.ops, outputs, GPU, workload.local_batch)
-    return [list(order) for order in orders(workload, kernels, GPU, workload.local_batch)]
+    kernels = priority_fusion(workload, workload.ops, outputs, GPU, workload.local_batch)
+    return [list(order) for order in orders(workload, kernels, workload.local_batch)]
 
 
 @pytest.mark.parametrize("which", range(3))

@@ -1,7 +1,7 @@
 """Orders of kernels: what moves, and what may not."""
 
 from cost_models.workload.workload import Kind, Phase
-from cost_models.xla.fusion.fusion import kernels_of
+from cost_models.xla.fusion.fusion import priority_fusion
 from cost_models.xla.profiles.choice import compiler_profile
 from cost_models.xla.scheduling.orders import breadth_first_order, greedy_order, program_order
 from tests.builders.workloads import B, Step, named, two_layers
@@ -13,7 +13,7 @@ N = 256
 def made():
     workload, names = two_layers()
     outputs = frozenset(v.result for v in workload.variables)
-    return workload, names, kernels_of(workload, workload.ops, outputs, GPU, workload.local_batch)
+    return workload, names, priority_fusion(workload, workload.ops, outputs, GPU, workload.local_batch)
 
 
 def test_together_is_as_written():
@@ -44,7 +44,7 @@ def test_greedy_makes_a_large_gradient_late_when_that_keeps_less_alive():
     """At a batch of one, activations are rows and gradients N times as large: gradients wait for their updates."""
     workload, names = two_layers()
     outputs = frozenset(v.result for v in workload.variables)
-    kernels = kernels_of(workload, workload.ops, outputs, GPU, 1)
+    kernels = priority_fusion(workload, workload.ops, outputs, GPU, 1)
     order = named(greedy_order(workload, kernels, 1), names)
     assert order.index("new_second") == order.index("d_second") + 1
     assert order.index("d_h") < order.index("d_second")
@@ -57,7 +57,7 @@ def test_constants_are_made_at_once():
     zeros = step.op(Kind.BROADCAST, (), (B, N), primitive="broadcast_in_dim")
     end = step.op(Kind.SCATTER, (zeros, h), (B, N), primitive="scatter")
     workload = step.workload(end)
-    kernels = kernels_of(workload, workload.ops, frozenset({end}), GPU, 8)
+    kernels = priority_fusion(workload, workload.ops, frozenset({end}), GPU, 8)
     assert [k.op.primitive for k in greedy_order(workload, kernels, 8)] == ["broadcast_in_dim", "reduce", "scatter"]
 
 
@@ -73,7 +73,7 @@ def test_breadth_first_starts_with_what_waits_for_nothing():
     behind = step.op(Kind.SORT, (step.op(Kind.SORT, (x,), (B, N)),), (B, N))
     early = step.op(Kind.SORT, (w,), (N, N))
     workload = step.workload(behind, early)
-    kernels = kernels_of(workload, workload.ops, frozenset({behind, early}), GPU, 8)
+    kernels = priority_fusion(workload, workload.ops, frozenset({behind, early}), GPU, 8)
     assert [kernel.writes[0] for kernel in breadth_first_order(workload, kernels)] == [early, behind - 1, behind]
 
 
@@ -87,5 +87,5 @@ def test_breadth_first_runs_gradients_of_values_before_what_the_forward_pass_has
     backward = step.op(Kind.ELEMENTWISE, (shared,), (B, N), primitive="exp")
     ends = frozenset({forward, moved, backward})
     workload = step.workload(*ends)
-    order = breadth_first_order(workload, kernels_of(workload, workload.ops, ends, GPU, 8))
+    order = breadth_first_order(workload, priority_fusion(workload, workload.ops, ends, GPU, 8))
     assert [kernel.writes[0] for kernel in order] == [shared, backward, forward, moved]
