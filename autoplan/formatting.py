@@ -31,6 +31,14 @@ def size(count: int | None) -> str:
     return f"{count} B"
 
 
+def first_line(text: object) -> str:
+    """Return the first line of a message or an error; of an error without a message, its type."""
+    lines = str(text).strip().splitlines()
+    if lines:
+        return lines[0]
+    return type(text).__name__ if isinstance(text, BaseException) else ""
+
+
 def seconds(value: float | None) -> str:
     """A time of the size of a micro-step: µs, ms or s."""
     if value is None:

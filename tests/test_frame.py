@@ -42,7 +42,6 @@ PRIVATE_NAMES_IN_TESTS = {
     "tests/autoplan/jobs/test_client.py": {"_server"},
     "tests/autoplan/plan/test_schema.py": {"_fields", "_record_in"},
     "tests/autoplan/tuning/trials/test_study.py": {"_settle", "_study"},
-    "tests/builders/made_up_knob.py": {"_cluster"},
 }
 """Private names of the project that tests still use. The list may only become shorter."""
 NAMES_OF_FRAMEWORKS = {

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from autoplan import formatting
 from autoplan.errors import SCRIPT_RAISED, AutoplanError, ScriptFailed, SourceError, WorkerError
 from autoplan.jobs.client import log_tail
-from autoplan.jobs.messages import JobResult
+from autoplan.jobs.messages import Answer, JobResult
 from autoplan.plan.records import CompilerEvidence, Failure, FailureKind
 
 LINES_SHOWN = 10
@@ -45,7 +44,7 @@ def _of_this_machine(failure: Failure) -> Failure:
     return failure.model_copy(update={"kind": FailureKind.CRASH, "message": message, "outside": True})
 
 
-def value_of(result: JobResult) -> dict[str, Any]:
+def value_of(result: JobResult) -> Answer:
     """Return the answer of a job. SourceError where its process ended without an answer, with the end of its output."""
     if result.value is not None:
         return result.value

@@ -28,7 +28,7 @@ from typing import Any
 from autoplan import errors
 from autoplan.jobs import exit_status
 from autoplan.jobs.exit_status import Ending, Watched
-from autoplan.jobs.messages import Job, JobResult
+from autoplan.jobs.messages import Answer, Job, JobResult
 from autoplan.jobs.output import JobOutput
 from autoplan.machine import processes
 from autoplan.machine.tempdirs import LockedFolder
@@ -55,7 +55,7 @@ class _Running:
     phase: str = "start"
     phase_at: float = 0.0
     phases: dict[str, float] = field(default_factory=dict)
-    value: dict[str, Any] | None = None
+    value: Answer | None = None
     failure: Failure | None = None
     error: errors.AutoplanError | None = None
     status: int | None = None

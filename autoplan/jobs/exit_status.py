@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import psutil
 
+from autoplan.formatting import size
 from autoplan.machine import cgroups, processes
 from autoplan.plan.records import FailureKind
 
@@ -91,7 +92,7 @@ class Watched:
 
     def figures(self) -> str:
         """What it held and what was left, for a message."""
-        return f"it held {gib(self.held)}, and {gib(self.free)} of this machine's memory were left"
+        return f"it held {size(self.held)}, and {size(self.free)} of this machine's memory were left"
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,10 @@ class Ending:
 def over_limit(watched: Watched, limit_bytes: int | None, phase: str) -> Ending | None:
     """The end of a job that holds more than it may, or on whose machine memory has run out; None while all is well."""
     if limit_bytes is not None and watched.peak > limit_bytes:
-        return Ending(_memory_kind(phase), f"held {gib(watched.peak)} of {gib(limit_bytes)} in phase {phase}")
+        return Ending(
+            _memory_kind(phase),
+            f"held {size(watched.peak)} of {size(limit_bytes)} in phase {phase}",
+        )
     if not watched.scarce:
         return None
     told = f"ended in phase {phase} before the kernel would kill somebody: {watched.figures()}"
@@ -139,11 +143,6 @@ def of_status(status: int | None, watched: Watched, phase: str) -> Ending:
 def from_outside(number: int) -> bool:
     """Whether a signal is one that somebody sends, rather than one that follows from what a process does."""
     return number in _FROM_OUTSIDE
-
-
-def gib(size: int) -> str:
-    """Bytes in GiB, for a message."""
-    return f"{size / 2**30:.2f} GiB"
 
 
 def _ended(told: str, watched: Watched, phase: str) -> Ending:

@@ -12,6 +12,11 @@ from autoplan.plan.fields import Config
 from autoplan.plan.records import Failure, Value
 from autoplan.sources.source import SourceSpec
 
+Options = dict[str, Any]
+"""Options of a job. Each kind of job has keys of its own."""
+Answer = dict[str, Any]
+"""What a job sends back, as plain values. `autoplan.jobs.runner` makes typed values of it."""
+
 
 class JobKind(StrEnum):
     """What a worker can be asked.
@@ -41,7 +46,7 @@ class Job(Value):
     config: Config | None = None
     baseline: Config | None = Field(None, description="the script's own configuration, once observed")
     devices: int | None = Field(None, description="simulated CPU devices; None leaves the machine as it is")
-    options: dict[str, Any] = {}
+    options: Options = {}
 
     @model_validator(mode="after")
     def _change_is_known(self) -> Self:
@@ -96,7 +101,7 @@ class JobResult:
     peak_bytes is the most memory that its processes were seen to take, in bytes (`endings.Watched`).
     """
 
-    value: dict[str, Any] | None
+    value: Answer | None
     failure: Failure | None
     wall_seconds: float
     peak_bytes: int | None = None

@@ -22,7 +22,7 @@ from autoplan.errors import (
 )
 from autoplan.jobs.answers import before_compiling, compiler_answer, too_large_to_start, value_of
 from autoplan.jobs.budget import Clock
-from autoplan.jobs.messages import Job, JobKind, JobResult, Observation
+from autoplan.jobs.messages import Job, JobKind, JobResult, Observation, Options
 from autoplan.machine import compiler_packages, tempdirs, this_machine
 from autoplan.machine.tempdirs import LockedFolder
 from autoplan.plan.records import CompilerEvidence, Failure, FailureKind, Measurement, Outcome
@@ -204,7 +204,7 @@ class JobRunner:
         config: TrainConfig,
         name: str,
         *,
-        options: dict[str, Any] | None = None,
+        options: Options | None = None,
         on_phase: Callable[[str], None] | None = None,
         patience: float = 1.0,
     ) -> Outcome:
@@ -214,7 +214,7 @@ class JobRunner:
         return result.failure or Measurement.model_validate(value_of(result))
 
     def numerics(
-        self, config: TrainConfig, *, seed: int, updates: int, options: Mapping[str, Any] | None = None
+        self, config: TrainConfig, *, seed: int, updates: int, options: Options | None = None
     ) -> list[float] | Failure:
         """Losses of the first updates with a seed, one an update."""
         options = {"updates": updates, "seed": seed, **(options or {})}
@@ -271,7 +271,7 @@ class JobRunner:
         waited = result.failure is not None and result.failure.kind is FailureKind.TIMEOUT
         return result if result.failure is None or waited else self._look(kind, config, {})
 
-    def _look(self, kind: JobKind, config: TrainConfig | None, options: dict[str, Any]) -> JobResult:
+    def _look(self, kind: JobKind, config: TrainConfig | None, options: Options) -> JobResult:
         result = self._ask(kind, config, options, kind.value, LOOK_SECONDS)
         if result.failure is not None and self.cut_short(result.failure):
             raise ConfigError(
@@ -284,7 +284,7 @@ class JobRunner:
         self,
         kind: JobKind,
         config: TrainConfig | None,
-        options: Mapping[str, Any],
+        options: Options,
         log: str,
         seconds: float,
         on_phase: Callable[[str], None] | None = None,
@@ -302,7 +302,7 @@ class JobRunner:
 
         return replaced_once(run, self.notify)
 
-    def _job(self, kind: JobKind, config: TrainConfig | None, options: Mapping[str, Any]) -> Job:
+    def _job(self, kind: JobKind, config: TrainConfig | None, options: Options) -> Job:
         return Job(
             kind=kind,
             source=self.source,

@@ -325,7 +325,7 @@ def _outcome(trial: TrialRecord) -> str:
     if trial.failure is None:
         return trial.outcome
     told = baseline_vs_plan.FAILURES[trial.failure.kind]
-    first = next(iter(trial.failure.message.splitlines()), "")
+    first = formatting.first_line(trial.failure.message)
     log = f" (log: {trial.failure.log})" if trial.failure.log else ""
     return told + (f": {first}" if first else "") + log
 

@@ -187,7 +187,7 @@ def _told(event: Event) -> str:
 
 def _outcome(outcome: Measurement | CompilerEvidence | Failure, whole_fit_seconds: float | None) -> str:
     if isinstance(outcome, Failure):
-        return f"failed, {FAILURES[outcome.kind]}: {next(iter(outcome.message.splitlines()), '')}"
+        return f"failed, {FAILURES[outcome.kind]}: {formatting.first_line(outcome.message)}"
     if isinstance(outcome, CompilerEvidence):
         took = formatting.duration(outcome.lower_seconds + outcome.compile_seconds)
         return f"compiled: {formatting.size(outcome.memory.must_fit_bytes)} a device, in {took}"

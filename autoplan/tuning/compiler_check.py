@@ -65,7 +65,7 @@ class CheckedByCompiler:
         failed = [one for one in self.records if one.failure is not None and not one.failure.out_of_memory]
         return [
             f"{one.config.describe()} could not be compiled "
-            f"({one.failure.kind.value}: {_first_line(one.failure.message)})"
+            f"({one.failure.kind.value}: {formatting.first_line(one.failure.message)})"
             for one in failed
             if one.failure is not None
         ]
@@ -396,10 +396,6 @@ def carried(memory: MemoryCost, like: MemoryCost, compiled_bytes: int) -> float:
 def _state_and_total(memory: MemoryCost) -> tuple[int, int]:
     components = memory.components()
     return sum(components[name] for name in _STATE), memory.total
-
-
-def _first_line(text: str) -> str:
-    return next(iter(text.strip().splitlines()), "")
 
 
 def _update_seconds(evidence: CompilerEvidence) -> float | None:

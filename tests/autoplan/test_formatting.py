@@ -113,3 +113,17 @@ def test_rates_lists_and_counts():
     assert formatting.counted(1, "device") == "1 device"
     assert formatting.counted(8192, "sample") == "8,192 samples"
     assert formatting.counted(2, "kind is", "kinds are") == "2 kinds are"
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("one\ntwo", "one"),
+        ("  \n one \n", "one"),
+        ("", ""),
+        (ValueError("wrong\nmore"), "wrong"),
+        (KeyError(), "KeyError"),
+    ],
+)
+def test_the_first_line_of_a_message_or_an_error(text, line):
+    assert formatting.first_line(text).strip() == line

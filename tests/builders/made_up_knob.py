@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from autoplan import planner
+from autoplan.jobs import workers
 from autoplan.jobs.client import Client
 from autoplan.jobs.messages import Job, JobKind, Observation
 from autoplan.plan import file
@@ -28,7 +29,7 @@ def main(script: str, output: Path) -> None:
         Observation.model_validate(observed.value),
         seconds=lambda config: micro_step_seconds(config) / config.prefetched,
     )
-    planner.Client, planner._cluster = made_up, lambda *_: cluster()
+    workers.Client, workers.Workers.cluster = made_up, lambda *_: cluster()
 
     def tune(**wishes):
         request = TuneRequest(source=spec, backend="jax", study="sqlite:///:memory:", output=output, **wishes)

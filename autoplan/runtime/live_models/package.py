@@ -20,6 +20,7 @@ import keras
 from keras.src.models.functional import Functional
 
 from autoplan.errors import OutputError, SourceError
+from autoplan.formatting import first_line
 from autoplan.plan import knobs
 from autoplan.runtime import model_facts
 from autoplan.runtime.live_models import blueprints, equivalence, object_pickle, state
@@ -262,4 +263,4 @@ def _own_classes(model: Any) -> list[type[Any]]:
 def _first_line(error: Exception) -> str:
     """Return the first line of the innermost error: Keras wraps an error of a layer in an error of its model."""
     message = str(error).rpartition("Exception encountered: ")[2].strip()
-    return next(iter(message.splitlines()), type(error).__name__)
+    return first_line(message) or type(error).__name__

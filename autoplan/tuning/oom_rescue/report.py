@@ -135,7 +135,7 @@ def _tried(baseline: TrainConfig, record: TrialRecord) -> Rung:
         changed=changes(baseline, record.config),
         outcome=outcome,
         evidence=Evidence.MEASURED,
-        reason="" if failure is None else next(iter(failure.message.splitlines()), ""),
+        reason="" if failure is None else formatting.first_line(failure.message),
         needed_bytes=_held(failure),
     )
 

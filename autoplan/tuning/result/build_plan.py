@@ -6,7 +6,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any
 
 from autoplan import formatting
 from autoplan.errors import NoFeasibleConfiguration
@@ -14,6 +13,7 @@ from autoplan.jobs.messages import Observation
 from autoplan.plan.knobs import changes
 from autoplan.plan.records import (
     DEFAULT_FUNCTION,
+    SCHEMA_VERSION,
     BaselineRecord,
     CompilerEvidence,
     Environment,
@@ -394,9 +394,8 @@ def _plan(
     left_out: Sequence[Rejection] = (),
 ) -> Plan:
     estimate = findings.estimates.get(config)
-    fields: dict[str, Any] = {"schema": 1}
     return Plan(
-        **fields,
+        schema_version=SCHEMA_VERSION,
         evidence=evidence,
         source=_source(request, findings.observation),
         hardware=_hardware(findings.cluster, request.memory_limit_bytes),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from autoplan import formatting
 from autoplan._version import __version__
@@ -11,10 +10,11 @@ from autoplan.jobs.runner import JobRunner
 from autoplan.machine import local_hardware, this_machine
 from autoplan.sources.source import SourceSpec
 from autoplan.tuning.estimates.estimator import Findings
+from autoplan.tuning.trials.storage import StudyIdentity
 from autoplan.tuning.trials.study import knob_choices
 
 
-def known_at_once(jobs: JobRunner) -> dict[str, Any]:
+def known_at_once(jobs: JobRunner) -> StudyIdentity:
     """As far as it is known before the source has run."""
     source = jobs.source
     return {
@@ -30,7 +30,7 @@ def known_at_once(jobs: JobRunner) -> dict[str, Any]:
     }
 
 
-def identity(jobs: JobRunner, findings: Findings) -> dict[str, Any]:
+def identity(jobs: JobRunner, findings: Findings) -> StudyIdentity:
     """All of it: the key under which figures are kept."""
     environment = findings.observation.environment
     return {

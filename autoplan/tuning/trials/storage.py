@@ -17,6 +17,9 @@ from autoplan.errors import StudyError
 _LONGEST_SHOWN = 60
 _DIGEST_LENGTH = 64
 
+StudyIdentity = Mapping[str, Any]
+"""What determines the figures of a study, by name, as plain values: its source, hardware, versions and knobs."""
+
 
 @dataclass(frozen=True)
 class StudyPlace:
@@ -97,13 +100,13 @@ class StudyPlace:
         return lock
 
 
-def study_name(stem: str, identity: Mapping[str, Any]) -> str:
+def study_name(stem: str, identity: StudyIdentity) -> str:
     """A name that belongs to this source, hardware and space alone, so that a second run finds its own study."""
     text = json.dumps(identity, sort_keys=True)
     return f"{stem}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
-def differences(known: Mapping[str, Any], wanted: Mapping[str, Any], prefix: str = "") -> list[str]:
+def differences(known: StudyIdentity, wanted: StudyIdentity, prefix: str = "") -> list[str]:
     """What differs between two identities, `key: before -> now`, mappings within them key by key.
 
     A key that only one of them has counts as a difference: a study of a version that did not record it is another one.

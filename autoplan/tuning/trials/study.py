@@ -19,9 +19,10 @@ from optuna.distributions import CategoricalDistribution
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from autoplan.errors import StudyError
+from autoplan.formatting import first_line
 from autoplan.plan import knobs
 from autoplan.plan.records import CompilerEvidence, Failure, Measurement, TrialRecord
-from autoplan.tuning.trials.storage import StudyPlace, differences
+from autoplan.tuning.trials.storage import StudyIdentity, StudyPlace, differences
 from cost_models.config import TrainConfig
 
 PREDICTED_FIRST = 5
@@ -53,7 +54,7 @@ class Study:
         place: StudyPlace,
         shortlist: Sequence[TrainConfig],
         choices: Mapping[str, Sequence[Any]],
-        identity: Mapping[str, Any],
+        identity: StudyIdentity,
         *,
         first: int = PREDICTED_FIRST,
         seed: int = 0,
@@ -210,7 +211,7 @@ class Study:
             self._study.tell(self._study.ask(), state=TrialState.FAIL)
 
 
-def refuse_unusable(place: StudyPlace, identity: Mapping[str, Any]) -> None:
+def refuse_unusable(place: StudyPlace, identity: StudyIdentity) -> None:
     """StudyError now, rather than after minutes of looking, for a study that is in use, damaged or of something else.
 
     `identity` holds as much as is known so early. What is not there yet is no error.
@@ -248,7 +249,7 @@ def _refuse_foreign(place: StudyPlace) -> None:
         raise StudyError(f"the database at {place} holds something else ({found}); give --study another place")
 
 
-def _check_identity(study: optuna.Study, identity: Mapping[str, Any], place: StudyPlace) -> None:
+def _check_identity(study: optuna.Study, identity: StudyIdentity, place: StudyPlace) -> None:
     plain = json.loads(json.dumps(identity))
     known = study.user_attrs.get("identity")
     if known is None:
@@ -257,7 +258,7 @@ def _check_identity(study: optuna.Study, identity: Mapping[str, Any], place: Stu
     _refuse_differing(known, plain, place)
 
 
-def _refuse_differing(known: Mapping[str, Any], wanted: Mapping[str, Any], place: StudyPlace) -> None:
+def _refuse_differing(known: StudyIdentity, wanted: StudyIdentity, place: StudyPlace) -> None:
     found = differences(known, wanted)
     if found:
         raise StudyError(
@@ -300,7 +301,7 @@ def _storage_errors(place: StudyPlace) -> Iterator[None]:
     try:
         yield
     except sqlalchemy.exc.NoSuchModuleError as error:
-        raise StudyError(f"no database is known for {place} ({_first_line(error)}); use --study PATH") from None
+        raise StudyError(f"no database is known for {place} ({first_line(error)}); use --study PATH") from None
     except (sqlalchemy.exc.SQLAlchemyError, optuna.exceptions.StorageInternalError, sqlite3.Error) as error:
         raise StudyError(f"the study at {place} {_why(error)}") from None
 
@@ -312,7 +313,7 @@ def _unusable(place: StudyPlace) -> Iterator[None]:
         yield
     except (ImportError, RuntimeError, ValueError, KeyError) as error:
         raise StudyError(
-            f"the study at {place} cannot be used ({_first_line(error)}); remove it, or give --study another place"
+            f"the study at {place} cannot be used ({first_line(error)}); remove it, or give --study another place"
         ) from None
 
 
@@ -335,8 +336,4 @@ def _cause(error: BaseException) -> str:
     """What the database itself said: the outer errors quote the statement with its values, where any word may stand."""
     while error.__cause__ is not None:
         error = error.__cause__
-    return _first_line(error)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    return first_line(error)

@@ -25,9 +25,6 @@ MOVED_TOLERANCE = 1e-3
 MOVED_UPDATES = 50
 """Another backend sums in another order in every kernel, and updates carry that on: a longer look, a wider bound."""
 
-# Quantiles of Student's t, two-sided 95%, by degrees of freedom.
-_STUDENT_T = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
-
 _EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 
 Verdict = Literal["exact", "within_seed_band", "outside", "not_compared"]
@@ -70,13 +67,15 @@ class Timed:
 
 
 def speedup(pairs: Sequence[tuple[Timed, Timed]], *, seed: int = 0, resamples: int = RESAMPLES) -> Speedup:
-    """Speed-up from (baseline, winner) pairs, at most ten. ValueError without pairs.
+    """Return the speed-up of (baseline, winner) pairs. ValueError without pairs.
 
-    The interval is the wider of two. A two-level bootstrap (Davison & Hinkley 1997, section 3.8) draws pairs with
-    replacement, because processes differ by more than their groups do, and within a drawn pair its groups; the
-    statistic is the median over pairs of the ratio of the medians of groups. But a handful of pairs has too few
-    resamples: three of equal speed lie on one side of no gain by chance one time in four. So Student's t over the
-    logarithms of the pairs' ratios is asked as well.
+    The interval is the wider of two:
+
+    - A two-level bootstrap (Davison & Hinkley 1997, section 3.8; SciPy's has one level). It draws pairs with
+      replacement, because processes differ by more than their groups do, and within a drawn pair its groups. The
+      statistic is the median over pairs of the ratio of the medians of groups.
+    - Student's t over the logarithms of the pairs' ratios. A few pairs have too few resamples: three pairs of equal
+      speed are on one side of no gain by chance one time in four.
     """
     if not pairs:
         raise ValueError("a speed-up needs at least one pair of measurements")
@@ -93,8 +92,10 @@ def speedup(pairs: Sequence[tuple[Timed, Timed]], *, seed: int = 0, resamples: i
 
 
 def student_t(freedom: int) -> float:
-    """Two-sided 95% quantile of Student's t; beyond nine degrees of freedom that of nine, which is wider."""
-    return _STUDENT_T[min(freedom, max(_STUDENT_T))]
+    """Return the two-sided 95% quantile of Student's t with so many degrees of freedom."""
+    from scipy import stats  # here, because importing it takes longer than most commands
+
+    return float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom))
 
 
 def _student_interval(ratios: Sequence[float]) -> tuple[float, float]:
@@ -166,7 +167,7 @@ def _compare_with_band(
     finals = [_later_mean(losses) for losses in seeds]
     centre, spread = float(np.mean(finals)), float(np.std(finals, ddof=1))
     rounding = math.sqrt(_EPSILON[compute_dtype]) * abs(centre)
-    half = max(_STUDENT_T[len(finals) - 1] * spread * math.sqrt(1 + 1 / len(finals)), rounding)
+    half = max(student_t(len(finals) - 1) * spread * math.sqrt(1 + 1 / len(finals)), rounding)
     ours = _later_mean(winner)
     detail = (
         f"mean loss over the later updates {ours:.6g}; {len(finals)} seeds of the baseline span "

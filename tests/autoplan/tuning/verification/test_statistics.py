@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from autoplan.plan.records import Measurement
-from autoplan.tuning.verification.statistics import Timed, compare_losses, exactness_expected, speedup
+from autoplan.tuning.verification.statistics import Timed, compare_losses, exactness_expected, speedup, student_t
 from tests.builders import plans
 from tests.builders.observations import config
 
@@ -69,7 +69,7 @@ def test_the_interval_of_equal_groups_is_students_t_over_the_pairs():
     ratios = (1.2, 1.3, 1.5)
     pairs = [(timed(config(1), [ratio] * 8), timed(config(1), [1.0] * 8)) for ratio in ratios]
     logs = np.log(ratios)
-    half = 4.303 * np.std(logs, ddof=1) / math.sqrt(3)
+    half = 4.3026527 * np.std(logs, ddof=1) / math.sqrt(3)
     shown = speedup(pairs)
     assert shown.low == pytest.approx(math.exp(np.mean(logs) - half))
     assert shown.high == pytest.approx(math.exp(np.mean(logs) + half))
@@ -117,7 +117,7 @@ def seeds(spread):
 
 def test_the_band_is_the_prediction_interval_of_five_seeds():
     # Means of the later half differ by 0.01 a seed: s = 0.01 * sqrt(2.5); half width t * s * sqrt(1 + 1/5).
-    half = 2.776 * 0.01 * math.sqrt(2.5) * math.sqrt(1.2)
+    half = 2.7764451 * 0.01 * math.sqrt(2.5) * math.sqrt(1.2)
     inside = [loss + 0.98 * half for loss in LOSSES]
     outside = [loss + 1.02 * half for loss in LOSSES]
     assert compare_losses(seeds(0.01), inside, exact=False).verdict == "within_seed_band"
@@ -159,3 +159,8 @@ def test_a_loss_that_is_no_number_is_outside(bad):
 )
 def test_what_cannot_be_compared_is_not(theirs, ours, exact):
     assert compare_losses(theirs, ours, exact=exact).verdict == "not_compared"
+
+
+@pytest.mark.parametrize(("freedom", "quantile"), [(1, 12.7062047), (2, 4.3026527), (4, 2.7764451), (9, 2.262), (30, 2.042)])
+def test_quantiles_of_students_t_are_those_of_printed_tables(freedom, quantile):
+    assert student_t(freedom) == pytest.approx(quantile, abs=5e-4)
