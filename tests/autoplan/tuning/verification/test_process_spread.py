@@ -33,7 +33,7 @@ def test_without_repeats_nothing_is_known():
 def test_an_interval_grows_to_hold_for_other_processes_and_never_shrinks():
     one = timed(ONE, 0.004).measurement
     wide = restated(one, Spread(0.1, 6))
-    factor = math.exp(2.447 * math.sqrt(2) * 0.1)
+    factor = math.exp(2.4469119 * math.sqrt(2) * 0.1)
     assert wide.micro_step_seconds_low == pytest.approx(0.004 / factor)
     assert wide.micro_step_seconds_high == pytest.approx(0.004 * factor)
     narrow = restated(one, Spread(0.0, 6))
