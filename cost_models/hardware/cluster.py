@@ -17,8 +17,8 @@ CHIP_KINDS = ("tpu", "gpu", "cpu")
 MOST_DEVICES = 2**24
 """No cluster has more devices, and the mesh search visits every divisor of this number."""
 
-# What one more simulated device adds to a small collective: 2 took 0.1 ms and 8 took 0.25 to 0.45 ms on two x86-64
-# cores (jax 0.10.2, 2026-11-29).
+# Seconds that one more simulated device adds to a small collective: 2 devices took 0.1 ms and 8 took 0.25 to 0.45 ms on
+# two x86-64 cores (jax 0.10.2, 2026-11-29).
 _RENDEZVOUS_SECONDS = 5e-5
 
 _UNKNOWN_OR_POSITIVE = ("processors", "cache_bytes", "compute_capability", "fresh_page_bytes_per_second")
