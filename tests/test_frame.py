@@ -50,6 +50,8 @@ NAMES_OF_FRAMEWORKS = {
     "_value",
 }  # fmt: skip
 """Private names of Keras and Optuna, without which some tests could not look at what was built."""
+PLAIN_PACKAGES = {"cost_models"}
+OPEN_WORDS = re.compile(r"\b(?:told|tells?|witness\w*|reckon\w*)\b", re.IGNORECASE)
 # Spelled so that this file does not find itself.
 STRAY = re.compile(r"(?<![\w.])/(?:wor[k]|roo[t]|hom[e]|op[t])/\w|TOD[O]|FIXM[E]|file:/{3}")
 
@@ -146,6 +148,16 @@ def test_a_knob_is_named_in_few_modules():
     """Its field, its row, its legal values, its cost and how it is applied; whatever else needs it reads the table."""
     named = [path for path in MODULES if re.search(r"\bkeep_freed_memory\b", path.read_text())]
     assert len(named) <= 8, [name(path) for path in named]
+
+
+def test_docstrings_and_names_use_the_words_of_the_field():
+    """Such words leave open who does what: a message is shown, a value is returned, a program is compiled."""
+    found = {
+        name(path): words
+        for path in MODULES
+        if path.relative_to(ROOT).parts[0] in PLAIN_PACKAGES and (words := OPEN_WORDS.findall(path.read_text()))
+    }
+    assert sum(map(len, found.values())) < 10, found
 
 
 def test_no_class_name_occurs_twice():
