@@ -143,6 +143,21 @@ def members(mask: int) -> Iterator[int]:
         mask ^= low
 
 
+def connected_groups(count: int, links: Iterable[tuple[int, int]]) -> list[int]:
+    """Return the group of each of `count` items, named by one of its members; links join two items (union-find)."""
+    parent = list(range(count))
+
+    def root(item: int) -> int:
+        while parent[item] != item:
+            parent[item] = parent[parent[item]]
+            item = parent[item]
+        return item
+
+    for one, other in links:
+        parent[root(other)] = root(one)
+    return [root(item) for item in range(count)]
+
+
 def chain_of_names(tensor: int, renamed: dict[int, int]) -> Iterator[int]:
     """Yield a tensor, the tensor that it renames, and so on."""
     yield tensor

@@ -18,7 +18,7 @@ _LAST = "priority-fusion", "list-scheduler"
 
 @dataclass(frozen=True)
 class Uncertainty:
-    """Where the compiler's figure may be, as shares of the temporaries (below, above).
+    """The interval around an estimate that contains the compiler's figure, as shares of the temporaries (below, above).
 
     loops and plain apply to steps with loops and to steps without convolutions; None: as for convolutions.
     """
@@ -30,7 +30,7 @@ class Uncertainty:
 
 @dataclass(frozen=True)
 class Profile:
-    """How one compiler turns workloads into kernels and buffers.
+    """The rules and numbers by which one compiler turns workloads into kernels and buffers.
 
     passes            rewrites of the workload before fusion, in order
     fusion            the policy that names the kernels: (workload, ops, outputs, profile, batch) -> kernels

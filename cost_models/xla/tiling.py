@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from cost_models.workload.affine import Affine
 from cost_models.workload.workload import Kind, Tensor, Workload, walk
+from cost_models.xla.dataflow import connected_groups
 from cost_models.xla.profile import Profile
 
 Floats = npt.NDArray[np.float64]
@@ -186,19 +187,13 @@ def _allowed(forms: Sequence[_Form], rank: int) -> npt.NDArray[np.bool_]:
 
 def _groups(workload: Workload, convolutional: Sequence[bool]) -> npt.NDArray[np.int64]:
     """Return the group of each tensor: all operands and results of an operation that is no product or reduction."""
-    first = list(range(len(convolutional)))
-
-    def root(tensor: int) -> int:
-        while first[tensor] != tensor:
-            first[tensor] = first[first[tensor]]
-            tensor = first[tensor]
-        return tensor
-
+    links = []
     for op in walk(workload.ops):
         ends = [end for end in (*op.reads, *op.writes) if convolutional[end]]
-        for end in () if op.kind.is_product or op.kind is Kind.REDUCE else ends:
-            first[root(end)] = root(ends[0])
-    return np.array([root(number) if touched else -1 for number, touched in enumerate(convolutional)], np.int64)
+        if not op.kind.is_product and op.kind is not Kind.REDUCE:
+            links += [(ends[0], end) for end in ends[1:]]
+    groups = connected_groups(len(convolutional), links)
+    return np.where(np.asarray(convolutional, np.bool_), np.asarray(groups, np.int64), -1)
 
 
 def _single(dim: Affine) -> bool:

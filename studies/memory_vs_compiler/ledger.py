@@ -78,7 +78,7 @@ class Entry:
 
     @property
     def pays(self) -> bool:
-        """Whether estimates of this group are worse without the rule by what the criterion asks for."""
+        """True if estimates of this group are worse without the rule by what the criterion asks for."""
         worse = self.mape_without - self.mape >= LEAST_MAPE_POINTS
         return worse or self.inside - self.inside_without >= LEAST_ROWS
 

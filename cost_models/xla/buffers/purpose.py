@@ -9,7 +9,7 @@ from cost_models.xla.dataflow import chain_of_names
 
 
 class Purpose(StrEnum):
-    """What a temporary is for."""
+    """The purpose of a temporary."""
 
     ACTIVATIONS = "activations"
     GRADIENTS = "gradients"

@@ -49,7 +49,7 @@ class Temporaries:
 
 @dataclass(frozen=True)
 class MovedTensors:
-    """What kernels read and write, a row each: the kernel, the tensor, and how often the kernel runs."""
+    """The tensors that kernels read and write, a row each: the kernel, the tensor, and how often the kernel runs."""
 
     kernel: npt.NDArray[np.int64]
     tensor: npt.NDArray[np.int64]

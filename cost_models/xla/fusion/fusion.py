@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cost_models.workload.affine import Affine
-from cost_models.workload.workload import Kind, Op, Phase, Workload
+from cost_models.workload.workload import Kind, Op, Workload
 from cost_models.xla.dataflow import READS_PART, Graph, is_narrow, members
 from cost_models.xla.fusion.column_reduction import ColumnInputs
 from cost_models.xla.fusion.gemm_epilogue import Epilogues
@@ -58,12 +58,6 @@ class _Chain:
     product: bool = False
 
 
-@rule("mask-recomputation", source="programs compiled for TPU v5e")
-def mask_recomputation(workload: Workload, op: Op, tensor: int) -> bool:
-    """Return whether a tensor is a comparison of the forward pass: the backward pass compares again."""
-    return op.phase is Phase.FORWARD and workload.tensors[tensor].dtype == "bool"
-
-
 @rule("long-chains", source="programs compiled for A100: random bits, erfc")
 def long_chains(chain: _Chain) -> bool:
     """Return whether a chain is computed once when several kernels read its result."""
@@ -83,10 +77,7 @@ class Fusion:
         self.size = [size.at(batch) for size in workload.sizes]
         self.computed = as_computed(workload, graph, self.size)
         self.arithmetic: Arithmetic = self._rule("recompute-cost", Arithmetic)(workload, graph, batch)
-        self.recomputes_mask, self.keeps_long = (
-            self._rule("mask-recomputation", _never),
-            self._rule("long-chains", _never),
-        )
+        self.keeps_long = self._rule("long-chains", _never)
         self.narrow = is_narrow(workload)
         self.small = _SMALL_SHARE * max(self.size, default=0.0)
         self.fusible = [op.kind in self.profile.fusible for op in graph.ops]
@@ -218,8 +209,7 @@ class Fusion:
         """Return whether a fusible value is written, rather than computed again by each kernel that reads it."""
         if chain.product:
             return not (tensor in self.epilogues.between or self.epilogues.goes_on(tensor))
-        op = self.graph.ops[self.graph.producer[tensor]]
-        if users.bit_count() < 2 or not chain.leaves or self.recomputes_mask(self.workload, op, tensor):
+        if users.bit_count() < 2 or not chain.leaves:
             return False
         if tensor in self.before_columns and (not self.narrow or self._is_made_of_narrow(tensor, chain)):
             return True

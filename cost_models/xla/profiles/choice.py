@@ -1,4 +1,4 @@
-"""Which profile a device has."""
+"""The choice of a profile for a device."""
 
 from __future__ import annotations
 

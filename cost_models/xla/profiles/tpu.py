@@ -8,7 +8,7 @@ from dataclasses import replace
 from cost_models.workload.workload import UNEVEN_PAD, Kind
 from cost_models.xla.buffers.heap import heap_packing
 from cost_models.xla.buffers.vmem import vmem
-from cost_models.xla.fusion.fusion import mask_recomputation, priority_fusion
+from cost_models.xla.fusion.fusion import priority_fusion
 from cost_models.xla.fusion.gemm_epilogue import gemm_epilogue
 from cost_models.xla.fusion.recompute_cost import recompute_cost
 from cost_models.xla.passes.embedding_layout import embedding_layout
@@ -29,7 +29,7 @@ V5E = Profile(
     name="tpu",
     passes=(product_operand_rounding, embedding_layout),
     fusion=priority_fusion,
-    fusion_rules=(gemm_epilogue, mask_recomputation),
+    fusion_rules=(gemm_epilogue,),
     scheduler=list_scheduler,
     buffer_rules=(vmem.using(room=112 * 2**20), heap_packing),
     fusible=FUSIBLE,

@@ -11,6 +11,7 @@ from cost_models.xla.dataflow import (
     ancestors,
     before_conversions,
     chain_of_names,
+    connected_groups,
     is_narrow,
     is_part_of_convolution,
     members,
@@ -148,6 +149,11 @@ def test_ancestors_are_all_that_a_node_depends_on():
     found = ancestors([((), (10,)), ((10,), (11,)), ((11,), (12,)), ((), (13,))])
     assert [list(members(mask)) for mask in found] == [[], [0], [0, 1], []]
     assert list(members(0b1011)) == [0, 1, 3]
+
+
+def test_links_join_items_to_groups():
+    first, second, third, alone, fifth = connected_groups(5, [(0, 1), (4, 2), (1, 4)])
+    assert first == second == third == fifth != alone
 
 
 def test_names_follow_each_other_back_to_the_first():

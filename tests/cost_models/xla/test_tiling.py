@@ -76,7 +76,7 @@ def test_exact_sizes_are_padded_no_further():
 
 
 def joined(features, batch):
-    """Whether features lie across the lanes of what 32 features and others are joined to."""
+    """True if features are across the lanes of a tensor that joins 32 features and others."""
     step = Step()
     x = step.input(B, 16, 16, 128)
     few = step.op(Kind.CONV, (x, step.weight("few", 3, 3, 128, 32)), (B, 16, 16, 32))

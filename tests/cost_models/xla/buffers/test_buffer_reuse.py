@@ -49,7 +49,7 @@ def test_weights_that_are_read_beside_their_update_are_copied():
 
 
 def test_what_is_lent_takes_no_bytes_of_its_own():
-    """Of h, y, d_h, two gradients and a copy, each of 16,384 bytes, one stands in the place of the second weight."""
+    """One of h, y, d_h, two gradients and a copy, each of 16,384 bytes, uses the buffer of the second weight."""
     workload, _ = two_layers(N)
     plan = schedule(workload, CPU, Updates.AT_ONCE)
     assert (plan.sizes(N) == 0).sum() >= 1

@@ -1,4 +1,4 @@
-"""What XLA:CPU writes and what every reader computes again, on graphs with one answer each. X is a large width."""
+"""Values that XLA:CPU writes and values that each reader computes again, on small graphs. X is a large width."""
 
 from cost_models.workload.affine import Affine
 from cost_models.workload.workload import CONVERT, FLATTEN, Kind, Phase
@@ -21,7 +21,7 @@ def written(step, *outputs, **how):
 
 
 def reads(step, end, *outputs):
-    """What the kernel that writes `end` reads."""
+    """The tensors that the kernel that writes `end` reads."""
     return next(kernel.reads for kernel in kernels(step, *outputs) if end in kernel.writes)
 
 

@@ -1,4 +1,4 @@
-"""Which elementwise operations run with the product whose result they read. X is a width."""
+"""Elementwise operations that run with the product whose result they read. X is a width."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What is kept because it is long to compute."""
+"""Values that are written because they take long to compute."""
 
 import pytest
 

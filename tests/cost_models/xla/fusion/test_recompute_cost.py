@@ -1,4 +1,4 @@
-"""What is kept and what is computed again where products read it. X is a large width."""
+"""Operands of products that are written or computed again. X is a large width."""
 
 import pytest
 

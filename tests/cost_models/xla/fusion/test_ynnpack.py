@@ -1,4 +1,4 @@
-"""Which operations are one call of a library, on graphs with one answer each. X is a large width."""
+"""Operations that are one call of a library, on small graphs. X is a large width."""
 
 import pytest
 

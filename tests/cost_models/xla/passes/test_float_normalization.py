@@ -1,4 +1,4 @@
-"""Which values XLA keeps in float32 of a step in a narrow dtype, on chains with one answer each."""
+"""Values that XLA keeps in float32 in a step of a narrow dtype, on small chains."""
 
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ def elementwise(step, reads, primitive, dtype="bfloat16"):
     return step.op(Kind.ELEMENTWISE, reads, (B, X), dtype=dtype, primitive=primitive)
 
 
-def told(workload):
+def primitives_and_dtypes(workload):
     return [(op.primitive, *(workload.tensors[end].dtype for end in (*op.reads, *op.writes))) for op in workload.ops]
 
 
@@ -29,7 +29,7 @@ def test_a_chain_carries_float32_and_only_what_a_product_reads_is_rounded():
     x, w = step.input(B, X, dtype="bfloat16"), step.weight("w", X, X, dtype="bfloat16")
     y = elementwise(step, (elementwise(step, (x, x), "mul"),), "tanh")
     end = step.op(Kind.DOT, (y, w), (B, X), dtype="bfloat16", primitive="dot_general")
-    assert told(float_normalization(step.workload(end), PROFILE, 0)) == [
+    assert primitives_and_dtypes(float_normalization(step.workload(end), PROFILE, 0)) == [
         ("mul", "bfloat16", "bfloat16", "float32"),
         ("tanh", "float32", "float32"),
         ("convert_element_type", "float32", "bfloat16"),
@@ -59,7 +59,7 @@ def test_long_chains_are_expanded_in_float32_whatever_the_dtype(dtype):
     step = Step()
     x = step.input(B, X, dtype=dtype)
     end = step.op(Kind.EXPENSIVE, (x,), (B, X), dtype=dtype, primitive="erfc")
-    assert told(float_normalization(step.workload(end), PROFILE, 0)) == [
+    assert primitives_and_dtypes(float_normalization(step.workload(end), PROFILE, 0)) == [
         ("erfc", dtype, "float32"),
         ("convert_element_type", "float32", dtype),
     ]
@@ -85,7 +85,7 @@ def test_where_products_run_in_float32_they_read_it():
     step = Step()
     x, w = step.input(B, X, dtype="float16"), step.weight("w", X, X, dtype="float16")
     end = step.op(Kind.DOT, (x, w), (B, X), dtype="float16", primitive="dot_general")
-    assert told(float_normalization.using(products=True)(step.workload(end), ALL_NATIVE, 0)) == [
+    assert primitives_and_dtypes(float_normalization.using(products=True)(step.workload(end), ALL_NATIVE, 0)) == [
         ("convert_element_type", "float16", "float32"),
         ("convert_element_type", "float16", "float32"),
         ("dot_general", "float32", "float32", "float32"),
@@ -109,7 +109,7 @@ def test_where_every_result_is_rounded_each_reader_converts_it_up_again():
     y = elementwise(step, (elementwise(step, (x,), "exp"),), "tanh")
     end = step.op(Kind.DOT, (y, w), (B, X), dtype="bfloat16", primitive="dot_general")
     up, down = ("convert_element_type", "bfloat16", "float32"), ("convert_element_type", "float32", "bfloat16")
-    assert told(ON_CPU(step.workload(end), replace(PROFILE, native=frozenset()), 0)) == [
+    assert primitives_and_dtypes(ON_CPU(step.workload(end), replace(PROFILE, native=frozenset()), 0)) == [
         *(up, ("exp", "float32", "float32"), down),
         *(up, ("tanh", "float32", "float32"), down),
         *(up, up, ("dot_general", "float32", "float32", "float32"), down),
@@ -147,7 +147,7 @@ def test_what_a_convolution_pads_by_itself_is_converted_before():
     x, w = step.input(B, X, dtype="bfloat16"), step.weight("w", 3, X)
     padded = step.op(Kind.MOVE, (x,), (B, X + 1), dtype="bfloat16", primitive=UNEVEN_PAD)
     end = step.op(Kind.CONV, (padded, w), (B, X), dtype="bfloat16")
-    assert told(cpu(step, end))[1:3] == [
+    assert primitives_and_dtypes(cpu(step, end))[1:3] == [
         ("convert_element_type", "bfloat16", "float32"),
         (UNEVEN_PAD, "float32", "float32"),
     ]
@@ -160,7 +160,7 @@ def test_a_sum_of_narrow_values_reads_what_a_product_reads_converted():
         total = step.op(Kind.REDUCE, (x,), (X,), dtype="bfloat16", primitive="reduce_sum")
         read = x if conversions == 1 else other
         end = step.op(Kind.DOT, (read, step.weight("w", X, X)), (B, X), dtype="bfloat16")
-        made = told(cpu(step, total, end))
+        made = primitives_and_dtypes(cpu(step, total, end))
         assert made.count(("convert_element_type", "bfloat16", "float32")) == conversions
         assert (NARROW_SUM, "float32", "float32") in made  # no library sums it
 
@@ -183,7 +183,7 @@ def test_what_a_product_reads_in_another_order_is_converted_before(order):
     x, w = step.input(B, 4, X, dtype="bfloat16"), step.weight("w", X, X)
     moved = step.op(Kind.MOVE, (x,), (B, 4, X), dtype="bfloat16", primitive=order)
     end = step.op(Kind.DOT, (moved, w), (B, 4, X), dtype="bfloat16")
-    assert told(cpu(step, end)) == [
+    assert primitives_and_dtypes(cpu(step, end)) == [
         ("convert_element_type", "bfloat16", "float32"),
         (order, "float32", "float32"),
         ("dot", "float32", "float32", "float32"),

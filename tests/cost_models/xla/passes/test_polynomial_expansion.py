@@ -10,7 +10,7 @@ CPU = compiler_profile("cpu")
 
 
 def times(kind, primitive, dtype="float32"):
-    """How often an element counts what it counted before."""
+    """The factor by which the FLOPs of an element grow."""
     step = Step()
     step.op(kind, (step.input(B, 8),), (B, 8), primitive=primitive, dtype=dtype, flops=Affine(0, 8))
     (op,) = polynomial_expansion(step.workload(), CPU, 0).ops
