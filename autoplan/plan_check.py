@@ -71,13 +71,13 @@ class Verdict:
         ordered = sorted(self.differences, key=lambda difference: not difference.matters)
         told = [f"{'differs' if one.matters else 'changed'}: {one}" for one in ordered]
         if not self.valid:
-            return [f"{name} is not valid here; tune again, or go back to what it was made for", *told]
-        return [f"{name} is valid here" + ("; what changed does not matter to it" if told else ""), *told]
+            return [f"{name} is not valid here; tune again, or use the environment that it was made for", *told]
+        return [f"{name} is valid here" + ("; the changes do not affect it" if told else ""), *told]
 
     def warnings(self, name: str) -> list[str]:
         """What to tell who trains with the plan all the same; nothing where it is valid."""
         told = [str(one) for one in self.differences if one.matters]
-        return [f"{name} was tuned for something else, and what it promises may not hold ({one})" for one in told]
+        return [f"{name} was tuned for another environment, and its figures may not hold ({one})" for one in told]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for `--format json`."""

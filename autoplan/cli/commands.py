@@ -315,9 +315,9 @@ def train(
     os.execv(sys.executable, [*command, *(["--", *arguments] if arguments else [])])
 
 
-@app.command(short_help="Tell a plan's story.")
+@app.command(short_help="Explain a plan.")
 def explain(plan: PlanFile, format_: Output = Format.TEXT) -> None:
-    """Tell a plan's story: what it changes and why, what was tried, what was not, and what to know."""
+    """Explain a plan: what it changes and why, what was tried, what was not, and notes."""
     from autoplan.plan import file
     from autoplan.plan.records import to_plain
     from autoplan.reports import plan_table

@@ -79,7 +79,7 @@ def compared(
     Raises an AutoplanError for whatever the user can mend. What is wrong with one kind of hardware stands in its row,
     unless it is wrong with all.
     """
-    watch(Event("stage", f"looking at the training up to its fit, on {jobs.backend}"))
+    watch(Event("stage", f"observing the training up to its fit, on {jobs.backend}"))
     observation = jobs.observe(abstract=True)
     baseline = observation.config
     jobs = jobs.with_(baseline=baseline)

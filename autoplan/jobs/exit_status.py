@@ -118,7 +118,7 @@ def over_limit(watched: Watched, limit_bytes: int | None, phase: str) -> Ending 
         )
     if not watched.scarce:
         return None
-    told = f"ended in phase {phase} before the kernel would kill somebody: {watched.figures()}"
+    told = f"ended in phase {phase} before the kernel's out-of-memory killer acted: {watched.figures()}"
     if watched.took_it:
         return Ending(_memory_kind(phase), told)
     return Ending(FailureKind.CRASH, f"{told}; other processes took the rest", outside=True)
@@ -151,12 +151,16 @@ def _ended(told: str, watched: Watched, phase: str) -> Ending:
     for_memory = watched.kernel_killed()
     if for_memory is None:
         for_memory = watched.scarce
-        told += "" if for_memory else "; it may have been the kernel's out-of-memory killer, which does not tell here"
+        told += (
+            ""
+            if for_memory
+            else "; it may have been the kernel's out-of-memory killer, whose counters are not readable here"
+        )
     if not for_memory:
         return Ending(FailureKind.CRASH, f"{told}; the signal came from outside", outside=True)
     told += "; it was the kernel's out-of-memory killer"
     if watched.scarce and not watched.took_it:
-        return Ending(FailureKind.CRASH, f"{told}, for what other processes took", outside=True)
+        return Ending(FailureKind.CRASH, f"{told}, because of other processes", outside=True)
     return Ending(_memory_kind(phase), told)
 
 

@@ -125,7 +125,7 @@ def _header(plan: Plan, path: Path | str) -> str:
     story = shlex.join(["autoplan", "explain", str(path)])
     lines = "".join(f"#   {line}\n" for line in next_commands.train_lines(plan, path))
     how = " in Python, with x and y as `fit` takes them" if next_commands.in_python(plan, path) else ""
-    return f"# {first_line(plan)}\n# To train with it{how}:\n{lines}# Its story: {story}\n"
+    return f"# {first_line(plan)}\n# To train with it{how}:\n{lines}# Details: {story}\n"
 
 
 def _inlined(record: dict[str, Any]) -> dict[str, Any]:

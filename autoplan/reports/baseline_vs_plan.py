@@ -30,7 +30,7 @@ _PARTS = {
     "communication": "communication",
     "overhead": "launch overhead",
 }
-COMPILED_TIME = "compiled program, analytic rates"
+COMPILED_TIME = "compiled program, estimated rates"
 """The tier of a time that the roofline gives a compiled program."""
 WHOLE_FIT = "from measured times, compilation included"
 """The tier of the time that the script's own fit takes."""
@@ -110,28 +110,29 @@ def headline(plan: Plan) -> str:
         size = formatting.size(plan.compiled.memory.must_fit_bytes)
         return (
             f"Nothing was run: {plan.compiled.target} compiled the plan for {plan.hardware.name}, and it needs {size} "
-            f"of {formatting.size(plan.hardware.capacity_bytes)} a device. Times are the roofline's.{_predicted(plan)}"
+            f"of {formatting.size(plan.hardware.capacity_bytes)} a device. Times are estimates for the compiled "
+            f"program.{_predicted(plan)}"
         )
     if plan.evidence is not Evidence.MEASURED:
         return f"Nothing was measured: every figure here is {plan.evidence}.{_predicted(plan)}"
     if plan.config == plan.baseline.config:
         others = [trial for trial in plan.trials if trial.config != plan.config and trial.measurement is not None]
         shown = "shown to be faster" if others else "measured"
-        return f"No other configuration was {shown}: the plan is your own configuration."
+        return f"No other configuration was {shown}, so the plan is your own configuration."
     failure = plan.baseline.failure
     if plan.rescue is not None:
-        return f"{_rescued(plan, plan.rescue)} There is no speed-up to state."
+        return f"{_rescued(plan, plan.rescue)} There is no speed-up to report."
     if failure is not None:
         told = FAILURES[failure.kind]
-        return f"Your own configuration failed ({told}); the plan is one that runs. There is no speed-up to state."
+        return f"Your own configuration failed ({told}); the plan is one that runs. There is no speed-up to report."
     verification = plan.verification
     if verification is None or verification.speedup is None:
-        return "The plan was measured, but not compared with your own configuration in pairs: no speed-up is claimed."
+        return "The plan was measured but not compared with your own configuration in pairs, so no speed-up is claimed."
     ratio = formatting.significant(verification.speedup)
     pairs = f"{_tier(plan)} in {formatting.counted(verification.pairs, 'alternating pair')} of clean processes"
     if not verification.faster:
         return (
-            "Not shown to be faster than your own configuration, which what was asked for leaves out: "
+            "Not shown to be faster than your own configuration, which your options exclude: "
             f"{ratio} times as fast{_interval(plan)}, {pairs}."
         )
     whole = _whole_fit_line(plan, verification.speedup)
@@ -142,11 +143,11 @@ def headline(plan: Plan) -> str:
 def _predicted(plan: Plan) -> str:
     """A line on how much faster than the baseline it is predicted to be: both by the same tier."""
     if plan.config == plan.baseline.config:
-        return "\nNothing is predicted to be worth a change: the plan is your own configuration."
+        return "\nNo change is estimated to be worth it: the plan is your own configuration."
     own_estimate = plan.baseline.predicted
     if own_estimate is not None and not own_estimate.fits:
         does = "may not fit" if own_estimate.may_fit else "does not fit"
-        return f"\nYour own configuration {does} there (analytic), so there is no speed-up to predict."
+        return f"\nYour own configuration {does} there (analytic), so no speed-up can be estimated."
     compiled = [_compiled_rate(plan, config) for config in (plan.baseline.config, plan.config)]
     analytic = [_rate(None if one is None else one.time) for one in (own_estimate, plan.predicted)]
     rates, tier = (compiled, COMPILED_TIME) if all(compiled) else (analytic, Evidence.ANALYTIC.value)
@@ -156,7 +157,7 @@ def _predicted(plan: Plan) -> str:
     used, uses = plan.baseline.config.mesh.devices, plan.config.mesh.devices
     on = "" if used == uses else f", which uses {formatting.counted(used, 'device')} where the plan uses {uses}"
     ratio = formatting.significant(chosen / own)
-    return f"\nPredicted: {ratio} times as fast as your own configuration{on} ({tier})."
+    return f"\nEstimated: {ratio} times as fast as your own configuration{on} ({tier})."
 
 
 def _compiled_rate(plan: Plan, config: TrainConfig) -> float | None:
@@ -186,7 +187,7 @@ def reasons(plan: Plan) -> list[str]:
     if not changed:
         return ["It changes nothing.", _where_time_goes(plan)]
     told = "; ".join(f"{change.key} {change.baseline} → {change.plan}" for change in _essential(changed))
-    least = [] if plan.rescue is None else [f"Why the least change is that: {plan.rescue.because}."]
+    least = [] if plan.rescue is None else [f"Why this is the smallest change: {plan.rescue.because}."]
     return [*least, f"It changes {told}.", _where_time_goes(plan)]
 
 
@@ -195,14 +196,14 @@ def numerics(plan: Plan) -> str | None:
     if plan.verification is None:
         return None
     if plan.rescue is not None and plan.verification.numerics == "not_compared":
-        return "Whether it trains as your own configuration does cannot be compared: that does not run."
+        return "Training results cannot be compared, because your own configuration does not run."
     moved = plan.config.backend != plan.baseline.config.backend
     compared = "baseline and plan" if plan.rescue is None else "the least change that runs and of the plan"
     told = {
-        "exact": f"It trains the same: the losses of {compared} are equal within {'1e-3' if moved else '1e-5'}",
-        "within_seed_band": "It trains alike: the plan's losses lie within what a change of the seed does",
-        "outside": "It trains differently: the plan's losses lie outside what a change of the seed does",
-        "not_compared": "Whether it trains the same was not compared",
+        "exact": f"Training is the same: the losses of {compared} are equal within {'1e-3' if moved else '1e-5'}",
+        "within_seed_band": "Training is similar: the plan's losses are within the range of different seeds",
+        "outside": "Training differs: the plan's losses are outside the range of different seeds",
+        "not_compared": "Training results were not compared",
     }[plan.verification.numerics]
     detail = plan.verification.numerics_detail
     return told + (f" ({detail})." if detail else ".")

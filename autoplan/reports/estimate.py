@@ -21,12 +21,12 @@ from cost_models.workload.workload import UnknownOp
 
 MEMORY_PARTS = {
     "parameters": "trainable weights",
-    "non_trainable": "weights that no gradient changes, such as BatchNorm's statistics",
-    "gradients": "of the weights, as many as live at the peak",
+    "non_trainable": "weights without gradients, such as BatchNorm statistics",
+    "gradients": "gradients of weights that are live at the peak",
     "optimizer": "its slots, such as Adam's two moments",
     "accumulators": "summed gradients between updates",
-    "weight_copies": "weights in the compute dtype, under mixed precision",
-    "activations": "everything else that a micro-step makes, alive at the peak",
+    "weight_copies": "copies of weights in the compute dtype, under mixed precision",
+    "activations": "all other values of a micro-step that are live at the peak",
     "workspace": "scratch of library kernels",
     "inputs": "the batch, and arrays that the program closes over",
     "collective_buffers": "parameters gathered from other devices",
@@ -40,15 +40,15 @@ TIME_PARTS = {
 }
 
 
-HELD = "What is held against the device is the compiler's own peak, of what is there at once:"
+HELD = "The size that must fit is the compiler's own peak, the bytes that are live at the same time:"
 COMPILED_PARTS = {
     "argument": "state and batch, as the program receives them",
     "output": "state and logs, as it hands them back",
-    "alias": "of the output, what takes the place of donated arguments",
-    "temporary": "what lives between",
+    "alias": "part of the output that reuses donated arguments",
+    "temporary": "temporary buffers",
     "host": "memory of the host, not counted in the total",
     "code": "the program itself, not counted in the total",
-    "peak": "the compiler's own count of what lives at once",
+    "peak": "the compiler's count of bytes that are live at the same time",
 }
 
 
@@ -61,8 +61,8 @@ def estimated(estimate: ConfigurationEstimate, *, explain: bool = False) -> Rend
     named = f"{estimate.config.describe()} on {analytic.hardware}."
     if isinstance(estimate.compiled, Failure):
         return Group(
-            f"{named} The compiler refused it: {estimate.compiled.message}.",
-            f"Estimated were {formatting.size(analytic.memory.total)} a device (analytic).",
+            f"{named} The compiler rejected it: {estimate.compiled.message}.",
+            f"The estimate is {formatting.size(analytic.memory.total)} per device (analytic).",
         )
     if estimate.compiled is not None:
         return _compiled(named, analytic, estimate.compiled, estimate.notes, explain=explain)
@@ -99,7 +99,7 @@ def _compiled(
         table,
         f"{verdict}: it may need {formatting.size(needed)}, and may use {_offered(analytic.capacity)}.",
         *([f"{HELD} {formatting.size(needed)}."] if needed != total else []),
-        f"Estimated were {formatting.size(analytic.memory.total)} (analytic).",
+        f"The estimate is {formatting.size(analytic.memory.total)} (analytic).",
         *_compiled_time(compiler.time, explain),
         *_exchanged(compiler.collectives),
         *_compiler_notes(compiler),
@@ -144,7 +144,7 @@ def _memory(memory: MemoryCost, explain: bool) -> RenderableType:
     low, high = formatting.size(memory.total_low), formatting.size(memory.total_high)
     table.add_section()
     table.add_row("total", formatting.size(memory.total), "", *([f"interval: {low} to {high}"] if explain else []))
-    return table if explain else Group(table, f"The total lies between {low} and {high}.")
+    return table if explain else Group(table, f"The total is between {low} and {high}.")
 
 
 def _offered(capacity: Capacity) -> str:
@@ -186,7 +186,7 @@ def _band(time: TimeCost, accuracy: Accuracy | None) -> str:
     """Return how far the time may be off by the rows of a study, or that no study says so."""
     seconds = time.micro_step_seconds
     if accuracy is None:
-        return "How far this time may be off is not known: no study has enough measurements of such hardware."
+        return "The accuracy of this time is not known: no study has enough measurements of such hardware."
     low, high = accuracy.low, accuracy.high
     return (
         f"The micro-step probably takes {formatting.seconds_range(seconds * low, seconds * high)}: "
@@ -205,8 +205,8 @@ def _share(part: float, whole: float) -> str:
 def _coverage(unknown: Sequence[UnknownOp], explain: bool) -> list[RenderableType]:
     if unknown:
         listed = formatting.listed([f"{one.primitive} ({formatting.counted(one.count, 'time')})" for one in unknown])
-        return [f"\nCounted by their bytes alone, because no rule knows them: {listed}."]
-    return ["\nEvery operation of the training program is known to the cost model."] if explain else []
+        return [f"\nThese operations have no cost rule and are counted by their bytes: {listed}."]
+    return ["\nEvery operation of the training program has a cost rule."] if explain else []
 
 
 def _largest(explanation: Explanation | None) -> list[RenderableType]:

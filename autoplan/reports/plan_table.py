@@ -32,15 +32,14 @@ from autoplan.tuning.request import Candidate, TuneResult
 _SHOWN_OF_A_GROUP = 8
 _SHOWN_FIRST = 5
 """So many candidates of a dry run are shown, and the script's own."""
-_CAPTION = "Figures of one process each, in brackets where 95% of others lie; a speed-up is that of the pairs."
+_CAPTION = (
+    "Each figure comes from one process; brackets show the 95% interval for other processes. The speed-up comes from "
+    "the pairs."
+)
 _UNVERIFIED_CAPTION = (
-    "Figures of one process each, in brackets how far its own micro-steps lie apart; another process may lie further "
-    "off."
+    "Each figure comes from one process; brackets show the spread of its micro-steps. Separate runs vary more."
 )
-_WHOLE_FIT = (
-    "The whole fit is reckoned with what trials typically take to compile, for one compilation is a noisy figure, and "
-    "without validation."
-)
+_WHOLE_FIT = "The whole-fit time uses the median compile time of the trials and excludes validation."
 OUTCOME_COLUMNS = ("update", "samples/s", "compile time", "whole fit", "peak memory")
 """What is shown of a trial, live and later."""
 _NARROW_COLUMNS = ("samples/s", "whole fit", "peak memory")
@@ -50,7 +49,7 @@ _WIDE = 100
 _STAGES = {
     "infeasible": "not enough memory",
     "known_issue": "ruled out",
-    "held": "not to be turned here",
+    "held": "cannot be changed here",
     "slower": "predicted to be slower",
 }
 
@@ -117,7 +116,9 @@ def _rejections_in_short(rejected: Sequence[Rejection]) -> list[RenderableType]:
     """How many of each stage, in one line."""
     counts = {stage: sum(_stands_for(one) for one in rejected if one.stage == stage) for stage in _STAGES}
     told = [f"{count:,} ({_STAGES[stage]})" for stage, count in counts.items() if count]
-    return [f"Configurations that are not tried: {formatting.listed(told)}; --all tells the reasons."] if told else []
+    return (
+        [f"Configurations that would not be tried: {formatting.listed(told)}; --all lists the reasons."] if told else []
+    )
 
 
 def _stands_for(rejection: Rejection) -> int:
@@ -238,7 +239,10 @@ def _verified(plan: Plan) -> list[RenderableType]:
     if checked is None:
         return [heading("How it was verified"), "It was not."]
     if not checked.pairs:
-        return [heading("How it was verified"), "No pair of clean processes counts: figures are those of trials."]
+        return [
+            heading("How it was verified"),
+            "No pair of clean processes was complete; figures come from the trials.",
+        ]
     done = {
         "validation": checked.validation_ran,
         "a checkpoint": checked.checkpoint_saved,
@@ -248,8 +252,8 @@ def _verified(plan: Plan) -> list[RenderableType]:
     missing = formatting.listed([name for name, ran in done.items() if not ran], "nor")
     return [
         heading("How it was verified"),
-        f"{formatting.counted(checked.pairs, 'pair')} of clean processes, baseline and plan in turn. "
-        f"The plan's own run had {told}" + (f", but not {missing}." if missing else "."),
+        f"{formatting.counted(checked.pairs, 'pair')} of clean processes, baseline and plan alternating. "
+        f"The plan's run included {told}" + (f", but not {missing}." if missing else "."),
     ]
 
 
@@ -379,4 +383,4 @@ def to_know(notes: Sequence[str]) -> list[RenderableType]:
     bullets = Table.grid(padding=(0, 1, 0, 0))
     for note in notes:
         bullets.add_row("  -", note)
-    return [heading("To know"), bullets]
+    return [heading("Notes"), bullets]

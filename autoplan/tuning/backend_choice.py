@@ -110,7 +110,7 @@ def on_a_backend(
         if chosen.instead_of is None:
             raise
         watch(
-            Event("note", f"the training does not get to its fit on {chosen.name}: going on with {chosen.instead_of}")
+            Event("note", f"the training does not reach its fit on {chosen.name}; continuing with {chosen.instead_of}")
         )
         return run(keras_backend.BackendChoice(chosen.instead_of))
 

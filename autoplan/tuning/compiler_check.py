@@ -105,7 +105,7 @@ class CompilerCheck:
         while True:
             ahead = self._ahead()
             if not ahead:
-                return "the best of the corrected ranking is compiled" if self._ranked() else NOTHING_LEFT
+                return "the best of the corrected ranking has been compiled" if self._ranked() else NOTHING_LEFT
             if self._compiled >= self.most:
                 return f"{formatting.counted(self._compiled, 'configuration')} compiled"
             if not self.jobs.clock.allows(1.0):
@@ -315,8 +315,7 @@ class CompilerCheck:
                 Rejection(
                     config=record.config,
                     stage="infeasible",
-                    reason=f"the compiler says that it needs {formatting.size(needed)} of {formatting.size(usable)} "
-                    "a device",
+                    reason=f"the compiler needs {formatting.size(needed)} of {formatting.size(usable)} a device",
                     figures={
                         "evidence": Evidence.COMPILED.value,
                         "needed_bytes": needed,
@@ -357,7 +356,7 @@ def check(
     key = {**identity(jobs, findings), "compiler": target.name, **compiler_packages.versions(target)}
     place = StudyPlace.choose(study, study_name(stem(jobs.source), key))
     choices = knob_choices([findings.space.baseline, *findings.space.configs])
-    watch(Event("stage", f"compiling the best predictions with {target.name}"))
+    watch(Event("stage", f"compiling the best estimates with {target.name}"))
     with Study(place, findings.shortlist, choices, key) as kept:
         return place, CompilerCheck(jobs.with_(logs=place.folder), kept, findings, watch, most).run()
 

@@ -51,7 +51,7 @@ def measure(request: TuneRequest, jobs: JobRunner, findings: Findings, watch: Wa
         )
         if study.records:
             kept = f"{len(study.records)} trials of an earlier run are kept"
-            watch(Event("note", f"{kept}; to measure afresh remove {place}, or use --study PATH"))
+            watch(Event("note", f"{kept}; to measure again, remove {place}, or use --study PATH"))
         tried = _try(runner, findings, watch)
         if tried.interrupted:
             # Whoever interrupts may not let the verification end: what is known so far is written before it begins.

@@ -77,7 +77,7 @@ def found(request: TuneRequest, jobs: JobRunner, watch: Watch) -> Findings:
     Where nothing fits with the whole state on each device, state that is split over the devices is considered too.
     NoFeasibleConfiguration where nothing fits; WorkloadError where nothing can be estimated and nothing is measured.
     """
-    watch(Event("stage", f"looking at the training up to its fit, on {jobs.backend}"))
+    watch(Event("stage", f"observing the training up to its fit, on {jobs.backend}"))
     here = measured_here(request, jobs)
     observation = jobs.observe(abstract=not here)
     space = _space(request, observation, jobs.cluster)
@@ -88,7 +88,12 @@ def found(request: TuneRequest, jobs: JobRunner, watch: Watch) -> Findings:
         split = _space(request, observation, jobs.cluster, shard_state=True)
         asked = not here and request.most_compiled > 0 and why_not_here(jobs, space) is None
         if split.configs != space.configs:
-            watch(Event("note", "nothing fits with the whole state on each device; looking at state that is split"))
+            watch(
+                Event(
+                    "note",
+                    "nothing fits with the whole state on each device; considering split state",
+                )
+            )
         elif not asked:
             raise
         return _survey(request, jobs, observation, split, watch, decided=here or asked)

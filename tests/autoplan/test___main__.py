@@ -160,7 +160,7 @@ def test_an_interruption_of_a_real_process(folder, number):
     )
     try:
         lines = iter(tuning.stdout.readline, "")
-        assert any("looking at the training" in line for line in lines)
+        assert any("observing the training" in line for line in lines)
         tuning.send_signal(number)
         _, told = tuning.communicate(timeout=60)
     finally:

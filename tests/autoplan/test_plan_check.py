@@ -118,7 +118,7 @@ def test_warnings_are_of_what_matters_alone():
     release, fix = Difference("keras", "3.15.1", "3.16.0", True), Difference("python", "3.11.7", "3.11.8", False)
     assert Verdict((fix,)).warnings("plan.yaml") == []
     (told,) = Verdict((fix, release)).warnings("plan.yaml")
-    assert told.startswith("plan.yaml was tuned for something else, and what it promises may not hold")
+    assert told.startswith("plan.yaml was tuned for another environment, and its figures may not hold")
     assert told.endswith("(keras: the plan has 3.15.1, here is 3.16.0)")
 
 
@@ -127,13 +127,13 @@ def test_a_verdict_tells_what_matters_first():
     differs = Difference("keras", "3.15.1", "3.16.0", True)
     assert Verdict(()).lines("plan.yaml") == ["plan.yaml is valid here"]
     assert Verdict((changed,)).lines("plan.yaml") == [
-        "plan.yaml is valid here; what changed does not matter to it",
+        "plan.yaml is valid here; the changes do not affect it",
         "changed: python: the plan has 3.11.7, here is 3.12.1",
     ]
     both = Verdict((changed, differs))
     assert not both.valid
     assert both.lines("plan.yaml") == [
-        "plan.yaml is not valid here; tune again, or go back to what it was made for",
+        "plan.yaml is not valid here; tune again, or use the environment that it was made for",
         "differs: keras: the plan has 3.15.1, here is 3.16.0",
         "changed: python: the plan has 3.11.7, here is 3.12.1",
     ]

@@ -376,6 +376,6 @@ def _best_of_each_mesh(fitting: Sequence[CandidateEstimate]) -> list[CandidateEs
 
 
 def _in_order_of_trial(kept: Sequence[CandidateEstimate]) -> list[TrainConfig]:
-    """The best prediction, then the best of every other mesh, then the rest by prediction."""
+    """The best prediction, then the best of every other mesh, then the rest by estimate."""
     first = sorted(_best_of_each_mesh(kept), key=lambda one: one.seconds_per_sample)
     return list(dict.fromkeys(one.config for one in (*first, *kept)))

@@ -100,7 +100,7 @@ def idle_devices(findings: Findings, config: TrainConfig, tiers: Sequence[Rates]
         if known and config in rates.seconds_per_sample:
             best = min(known, key=lambda one: rates.seconds_per_sample[one])
             return f"{told}: {_against(findings, config, best, rates)}"
-    return f"{told}: nothing on more of them is known to fit"
+    return f"{told}: no configuration on more devices is known to fit"
 
 
 def _against(findings: Findings, config: TrainConfig, best: TrainConfig, rates: Rates) -> str:
@@ -120,7 +120,7 @@ def _against(findings: Findings, config: TrainConfig, best: TrainConfig, rates: 
 
 def _times(ratio: float) -> str:
     if ratio < 1:
-        return f"{ratio:.2f} times as long, which is too little to tell"
+        return f"{ratio:.2f} times as long, which is too close to separate"
     return f"{ratio:.2f} times as long" if ratio >= _AS_LONG else "as long"
 
 

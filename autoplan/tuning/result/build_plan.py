@@ -65,7 +65,7 @@ def analytic_plan(request: TuneRequest, findings: Findings) -> Plan:
     if not findings.estimates[best].fits:
         raise NoFeasibleConfiguration(nothing_fits(list(findings.estimates.values())))
     best = _least_change(findings, best)
-    why = f"best of {len(findings.estimates)} configurations by prediction; nothing was measured"
+    why = f"best of {len(findings.estimates)} configurations by estimate; nothing was measured"
     untried = [*_untried(findings.space.baseline, best), *_idle(findings, best)]
     return _plan(
         request,
@@ -99,13 +99,13 @@ def compiled_plan(request: TuneRequest, findings: Findings, checked: CheckedByCo
     if winner is None:
         found = "none that was compiled was found to fit" if checked.records else "none was compiled"
         why = (
-            f"best of {len(findings.estimates)} configurations by prediction; {found} ({checked.ended}), so no "
-            "compiler stands behind it"
+            f"best of {len(findings.estimates)} configurations by estimate; {found} ({checked.ended}), so the "
+            "plan was not compiled"
         )
         why += "" if findings.estimates[best].fits else "; whether it fits is not sure"
     else:
         why = (
-            f"best of {len(findings.estimates)} configurations by prediction, corrected by what the compiler said of "
+            f"best of {len(findings.estimates)} configurations by estimate, corrected by compiling "
             f"{len(compiled)} of them; this one was compiled"
         )
     return _plan(
@@ -155,7 +155,7 @@ def _untried(baseline: TrainConfig, best: TrainConfig) -> list[str]:
     """What only a run can show of a plan that nobody ran."""
     if best.precision is baseline.precision:
         return []
-    told = f"whether {best.precision.value} trains the same as {baseline.precision.value} was not compared"
+    told = f"training in {best.precision.value} was not compared with {baseline.precision.value}"
     return [f"{told}: compare a few updates before a long training, or pin the precision with --fix"]
 
 
@@ -266,7 +266,7 @@ def _choose(
     best = (sound or ranked)[0]
     of_best = [one.verification for one in verified or () if one.config == best.config]
     verification = of_best[-1] if of_best and baseline_runs else unverified(why)
-    why = f"{why}; what was asked for leaves {named} out, so the plan is the best of the rest"
+    why = f"{why}; your options exclude {named}, so the plan is the best of the rest"
     return Choice(best.config, best.measurement, verification, why)
 
 
@@ -279,14 +279,14 @@ def _why_not(last: Verified | None, named: str, *, interrupted: bool, others: bo
     if last is None and interrupted:
         return "interrupted before a winner was verified"
     if last is None:
-        return f"no trial was better than {named}" if others else f"nothing was measured besides {named}"
+        return f"no trial was faster than {named}" if others else f"nothing was measured besides {named}"
     if last.out_of_time:
         return "the budget ended before the best trial was verified; a larger --budget leaves time for that"
     told = last.verification
     if told.numerics == "outside":
         return f"the best trial does not train the same ({told.numerics_detail})"
     if told.speedup is None:
-        return f"the best trial did not survive verification ({told.numerics_detail})"
+        return f"the best trial failed verification ({told.numerics_detail})"
     low, high = told.speedup_low or 0.0, told.speedup_high or 0.0
     interval = formatting.spread(low, high, f"95% interval {low:.2f} to {high:.2f}")
     return f"the best trial was not shown to be faster in clean processes (speed-up {told.speedup:.2f}, {interval})"

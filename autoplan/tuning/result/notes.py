@@ -88,17 +88,15 @@ def busy_note(others_busy: Iterable[float | None], processors: int, *, compared:
     most = max((one for one in others_busy if one is not None), default=0.0)
     if most < BUSY_SHARE * processors:
         return None
-    there = formatting.counted(processors, "processor")
+    there = formatting.counted(processors, "CPU core")
     if not compared:
         return (
-            f"other processes kept {formatting.significant(most)} of this machine's {there} busy during trials: "
-            "all were "
-            "slowed, and not alike; what is too close to tell may be told on a quiet machine"
+            f"other processes used {formatting.significant(most)} of {there} during the trials, so the timings are "
+            "noisy; run again on an idle machine to separate close candidates"
         )
     return (
-        f"other processes kept {formatting.significant(most)} of this machine's {there} busy "
-        "while baseline and plan were "
-        "compared: both were slowed, and not alike; measure again on a quiet machine before you rely on the speed-up"
+        f"other processes used {formatting.significant(most)} of {there} while baseline and plan were compared, so the "
+        "timings are noisy; measure again on an idle machine before you rely on the speed-up"
     )
 
 
@@ -132,7 +130,7 @@ def _of_the_backend(config: TrainConfig, baseline: TrainConfig) -> Iterator[str]
 
 def _of_the_hardware(config: TrainConfig, cluster: Cluster) -> Iterator[str]:
     if cluster.simulated and cluster.devices > 1:
-        yield f"simulated: the {cluster.devices} devices share one processor; their figures say nothing of real ones"
+        yield f"simulated: the {cluster.devices} devices share one CPU; their figures do not apply to real devices"
 
 
 def _of_the_change(config: TrainConfig, baseline: TrainConfig, observation: Observation) -> Iterator[str]:
@@ -141,7 +139,7 @@ def _of_the_change(config: TrainConfig, baseline: TrainConfig, observation: Obse
         # On a JAX mesh the statistics are of the whole global batch, so only the micro-step's size matters.
         yield (
             f"BatchNormalization takes its statistics over the {new.global_size} samples of a micro-step, and over "
-            f"{old.global_size} in the script; nothing can keep that the same"
+            f"{old.global_size} in the script; no setting avoids that"
         )
     if observation.masks and old.global_size != new.global_size:
         yield (
@@ -202,7 +200,7 @@ def _of_partial_batches(accumulation: int, *, weights_only: bool) -> Iterator[st
 
 def _of_the_script(observation: Observation) -> Iterator[str]:
     if observation.ema:
-        yield "the batch is kept: Keras averages the weights at every micro-step, so another split is another average"
+        yield "the batch stays as it is: Keras averages the weights at every micro-step, so a split changes the average"
     if observation.writers_left_out:
         yield f"callbacks that write were left out of trials: {', '.join(observation.writers_left_out)}"
     if observation.intercepted:

@@ -43,7 +43,7 @@ def asked(monkeypatch):
 
     def tune(request, watch):
         requests.append(request)
-        watch(Event("stage", "looking at the training up to its fit"))
+        watch(Event("stage", "observing the training up to its fit"))
         return TuneResult(plans.plan(), (), (), None, None, request.output)
 
     monkeypatch.setattr(planner, "tune", tune)
@@ -173,7 +173,7 @@ def test_a_missing_script_is_named(folder):
 def test_tune_ends_with_the_table_and_the_next_command(folder, asked):
     done = run("tune", "train.py")
     lines = done.stdout.splitlines()
-    assert lines[0].endswith("looking at the training up to its fit")
+    assert lines[0].endswith("observing the training up to its fit")
     assert any(line.startswith("update ") and line.endswith("measured") for line in lines)
     assert lines[-1] == "  autoplan train train.py --plan plan.yaml -- --learning-rate 1e-4"
     assert done.stderr == ""
@@ -182,7 +182,7 @@ def test_tune_ends_with_the_table_and_the_next_command(folder, asked):
 def test_tune_in_json_prints_the_plan_alone_on_stdout(folder, asked):
     done = run("tune", "train.py", "--format", "json")
     assert Plan.model_validate(json.loads(done.stdout)) == plans.plan()
-    assert "looking at the training" in done.stderr
+    assert "observing the training" in done.stderr
 
 
 def test_an_interrupted_study_answers_and_exits_with_130(folder, monkeypatch):
@@ -197,7 +197,7 @@ def test_an_interrupted_study_answers_and_exits_with_130(folder, monkeypatch):
 
 
 def test_a_dry_run_lists_candidates_and_writes_nothing(folder, monkeypatch):
-    candidate = Candidate(plans.train_config(), plans.analytic(), "the best by prediction")
+    candidate = Candidate(plans.train_config(), plans.analytic(), "the best by estimate")
     asked = []
 
     def tune(request, watch):
@@ -215,7 +215,7 @@ def test_a_dry_run_lists_candidates_and_writes_nothing(folder, monkeypatch):
     as_json = json.loads(run("tune", "train.py", "--dry-run", "--format", "json").stdout)
     assert as_json["forecast_seconds"] == 200.0
     assert as_json["shortlist"] == [
-        {"config": plans.config(), "estimate": plans.analytic().to_dict(), "reason": "the best by prediction"}
+        {"config": plans.config(), "estimate": plans.analytic().to_dict(), "reason": "the best by estimate"}
     ]
     alone = run("tune", "train.py", "--all")
     assert alone.exit_code == 2
@@ -417,7 +417,7 @@ def test_train_tells_what_the_plan_was_tuned_for_and_goes_on(folder, monkeypatch
     monkeypatch.setattr(os, "execv", lambda path, words: became.append(path))
     done = run("train", "train.py", "--plan", "plan.yaml")
     assert (done.exit_code, became) == (0, [sys.executable])
-    assert "note: plan.yaml was tuned for something else, and what it promises may not hold (hardware" in done.stderr
+    assert "note: plan.yaml was tuned for another environment, and its figures may not hold (hardware" in done.stderr
 
 
 def test_train_refuses_a_damaged_plan_before_anything_starts(folder, monkeypatch):
@@ -462,7 +462,7 @@ def test_check_answers_with_its_exit_code(folder):
     done = run("check", "plan.yaml")
     assert done.exit_code == 2
     assert done.stdout.splitlines()[0] == (
-        "plan.yaml is not valid here; tune again, or go back to what it was made for"
+        "plan.yaml is not valid here; tune again, or use the environment that it was made for"
     )
     as_json = run("check", "plan.yaml", "--format", "json")
     assert as_json.exit_code == 2

@@ -299,7 +299,7 @@ def test_what_the_compiler_finds_too_large_is_no_row_that_trains(checked, ended,
             Rejection(
                 config=one,
                 stage="infeasible",
-                reason="the compiler says that it needs more",
+                reason="the compiler needs more",
                 figures={"needed_bytes": size},
             )
             for one, size in zip(findings.shortlist[:2], (40 * GIB, 30 * GIB), strict=True)

@@ -48,7 +48,7 @@ SHORT = SCARCE_BYTES // 2
             1, watched(free=SHORT, held=7 * GIB), FailureKind.OOM, False, "it held 7.00 GiB, and 64.0 MiB", id="its own"
         ),
         pytest.param(
-            1, watched(free=SHORT, held=GIB), FailureKind.CRASH, True, "for what other processes took", id="others"
+            1, watched(free=SHORT, held=GIB), FailureKind.CRASH, True, "because of other processes", id="others"
         ),
         pytest.param(
             1, watched(held=GIB), FailureKind.OOM, False, "the kernel's out-of-memory killer", id="faster than looks"
@@ -107,7 +107,7 @@ def test_a_machine_without_memory_ends_a_job_before_the_kernel_ends_somebody():
     others = exit_status.over_limit(watched(free=SHORT, held=GIB), 64 * GIB, "measure")
     assert (others.kind, others.outside) == (FailureKind.CRASH, True)
     assert others.message == (
-        "ended in phase measure before the kernel would kill somebody: it held 1.00 GiB, and 64.0 MiB of this "
+        "ended in phase measure before the kernel's out-of-memory killer acted: it held 1.00 GiB, and 64.0 MiB of this "
         "machine's memory were left; other processes took the rest"
     )
 

@@ -97,7 +97,7 @@ def test_the_head_says_what_to_do_next(folder):
         "# An autoplan plan, measured on cpu (1 device).",
         "# To train with it:",
         "#   autoplan train train.py --plan 'my plan.yaml' -- --learning-rate 1e-4",
-        "# Its story: autoplan explain 'my plan.yaml'",
+        "# Details: autoplan explain 'my plan.yaml'",
         "schema: 1",
     ]
 
@@ -126,7 +126,7 @@ def test_a_plan_made_from_python_tells_python(folder):
         "#   with autoplan.scope(plan):",
         "#       model = build_model()",
         "#   autoplan.fit(plan, model, x, y)",
-        "# Its story: autoplan explain p.yaml",
+        "# Details: autoplan explain p.yaml",
     ]
 
 

@@ -186,7 +186,7 @@ def test_a_plan_that_was_asked_for_and_not_shown_to_be_faster_says_so_first():
     found = {"faster": False, "speedup": 2.11, "speedup_low": 0.921, "speedup_high": 4.14}
     plan = plans.plan(verification=plans.plain_plan()["verification"] | found)
     assert baseline_vs_plan.headline(plan) == (
-        "Not shown to be faster than your own configuration, which what was asked for leaves out: 2.11 times as fast "
+        "Not shown to be faster than your own configuration, which your options exclude: 2.11 times as fast "
         "(95% interval 0.921 to 4.14), measured in 5 alternating pairs of clean processes."
     )
 
@@ -201,17 +201,18 @@ def test_ends_that_are_far_apart_are_told_as_not_known():
 def test_no_speed_up_is_claimed_where_none_was_shown():
     same = plans.plan(config=plans.plain_plan()["baseline"]["config"])
     assert baseline_vs_plan.headline(same) == (
-        "No other configuration was shown to be faster: the plan is your own configuration."
+        "No other configuration was shown to be faster, so the plan is your own configuration."
     )
     alone = plans.plan(config=same.config, trials=plans.plain_plan()["trials"][:1])
     assert (
-        baseline_vs_plan.headline(alone) == "No other configuration was measured: the plan is your own configuration."
+        baseline_vs_plan.headline(alone)
+        == "No other configuration was measured, so the plan is your own configuration."
     )
     unverified = plans.plan(verification=None)
     assert baseline_vs_plan.headline(unverified).endswith("no speed-up is claimed.")
     failed = {"config": plans.config(batch=(4096, 1)), "failure": {"kind": "oom", "message": ""}}
     assert baseline_vs_plan.headline(plans.plan(baseline=failed)) == (
-        "Your own configuration failed (out of memory); the plan is one that runs. There is no speed-up to state."
+        "Your own configuration failed (out of memory); the plan is one that runs. There is no speed-up to report."
     )
 
 
@@ -219,7 +220,7 @@ def test_nothing_measured_is_said_first_then_what_is_predicted():
     """Rates that the estimates give: 2,560 samples a second in 50 ms, 36,571 in 3.5 ms."""
     assert baseline_vs_plan.headline(analytic()).splitlines() == [
         "Nothing was measured: every figure here is analytic.",
-        "Predicted: 14.3 times as fast as your own configuration (analytic).",
+        "Estimated: 14.3 times as fast as your own configuration (analytic).",
     ]
 
 
@@ -239,11 +240,11 @@ def test_a_prediction_is_of_one_tier():
     trials = [compiled(own, {}), compiled(plans.config(), {"samples_per_second": 250.0})]
     both = analytic(evidence="compiled", compiled=evidence(time), trials=trials)
     assert baseline_vs_plan.headline(both).endswith(
-        "Predicted: 2.50 times as fast as your own configuration (compiled program, analytic rates)."
+        "Estimated: 2.50 times as fast as your own configuration (compiled program, estimated rates)."
     )
     one = analytic(evidence="compiled", compiled=evidence(time), trials=trials[1:])
     assert baseline_vs_plan.headline(one).endswith(
-        "Predicted: 14.3 times as fast as your own configuration (analytic)."
+        "Estimated: 14.3 times as fast as your own configuration (analytic)."
     )
 
 
@@ -253,10 +254,10 @@ def test_nothing_is_predicted_of_a_baseline_that_may_not_fit_or_that_is_the_plan
     baseline = {"config": plain["baseline"]["config"], "predicted": large}
     for capacity, does in ((250 * plans.MIB, "does not fit"), (300 * plans.MIB, "may not fit")):
         large["memory"] |= {"capacity_bytes": capacity}
-        told = f"Your own configuration {does} there (analytic), so there is no speed-up to predict."
+        told = f"Your own configuration {does} there (analytic), so no speed-up can be estimated."
         assert baseline_vs_plan.headline(analytic(baseline=baseline)).endswith(told)
     same = analytic(config=baseline["config"])
-    assert baseline_vs_plan.headline(same).endswith("worth a change: the plan is your own configuration.")
+    assert baseline_vs_plan.headline(same).endswith("to be worth it: the plan is your own configuration.")
 
 
 def evidence(time):
@@ -316,10 +317,10 @@ def test_a_plan_that_changes_nothing():
 @pytest.mark.parametrize(
     ("verdict", "start"),
     [
-        ("exact", "It trains the same: the losses of baseline and plan are equal within 1e-5"),
-        ("within_seed_band", "It trains alike: the plan's losses lie within what a change of the seed does"),
-        ("outside", "It trains differently: the plan's losses lie outside what a change of the seed does"),
-        ("not_compared", "Whether it trains the same was not compared"),
+        ("exact", "Training is the same: the losses of baseline and plan are equal within 1e-5"),
+        ("within_seed_band", "Training is similar: the plan's losses are within the range of different seeds"),
+        ("outside", "Training differs: the plan's losses are outside the range of different seeds"),
+        ("not_compared", "Training results were not compared"),
     ],
 )
 def test_numerics_in_words(verdict, start):
@@ -338,12 +339,12 @@ def rescued(**changes):
 def test_a_rescue_is_told_with_what_is_needed_and_the_least_change_that_runs():
     assert baseline_vs_plan.headline(rescued()) == (
         "Your own configuration runs out of memory (it needs at least 1.07 GiB, and there is 1.00 GiB); "
-        "the least change that runs: accumulation 4 (batch 512 -> 128x4). There is no speed-up to state."
+        "the least change that runs: accumulation 4 (batch 512 -> 128x4). There is no speed-up to report."
     )
     assert baseline_vs_plan.reasons(rescued())[:2] == [
         (
-            "Why the least change is that: accumulation keeps the effective batch; less is not enough: accumulation 2 "
-            "ran out of memory."
+            "Why this is the smallest change: accumulation keeps the effective batch; less is not enough: "
+            "accumulation 2 ran out of memory."
         ),
         "It changes batch.global 512 → 128; batch.accumulation 1 → 4.",
     ]
@@ -351,7 +352,7 @@ def test_a_rescue_is_told_with_what_is_needed_and_the_least_change_that_runs():
 
 def test_a_faster_plan_than_the_least_change_is_told_beside_it():
     plan = rescued(config=plans.config(batch=(64, 8)))
-    told = "accumulation 4 (batch 512 -> 128x4). The plan is faster than that. There is no speed-up to state."
+    told = "accumulation 4 (batch 512 -> 128x4). The plan is faster than that. There is no speed-up to report."
     assert baseline_vs_plan.headline(plan).endswith(told)
 
 
@@ -363,9 +364,9 @@ def test_what_a_device_needs_is_left_out_where_nobody_knows():
 
 
 def test_a_baseline_that_does_not_run_is_not_said_to_train_the_same():
-    told = "Whether it trains as your own configuration does cannot be compared: that does not run."
+    told = "Training results cannot be compared, because your own configuration does not run."
     assert baseline_vs_plan.numerics(rescued()) == told
     verification = plans.rescued_plan()["verification"] | {"numerics": "exact", "numerics_detail": "equal"}
     assert baseline_vs_plan.numerics(rescued(verification=verification)) == (
-        "It trains the same: the losses of the least change that runs and of the plan are equal within 1e-5 (equal)."
+        "Training is the same: the losses of the least change that runs and of the plan are equal within 1e-5 (equal)."
     )

@@ -62,20 +62,20 @@ def test_tune_ends_with_table_reasons_and_the_next_command():
             "whole fit              2 min 41 s               3.81 s                      "
             "from measured times, compilation included"
         ),
-        "Figures of one process each, in brackets where 95% of others lie; a speed-up is that of the pairs.",
         (
-            "The whole fit is reckoned with what trials typically take to compile, for one compilation is a noisy "
-            "figure, and without validation."
+            "Each figure comes from one process; brackets show the 95% interval for other processes. "
+            "The speed-up comes from the pairs."
         ),
+        "The whole-fit time uses the median compile time of the trials and excludes validation.",
         "",
         "It changes batch.global 32 → 128; batch.accumulation 4 → 1; jit_compile off → on.",
         "The largest part of a micro-step is still arithmetic (50%), analytic.",
         (
-            "It trains the same: the losses of baseline and plan are equal within 1e-5 "
+            "Training is the same: the losses of baseline and plan are equal within 1e-5 "
             "(losses of 20 updates agree within 3.1e-07)."
         ),
         "",
-        "To know",
+        "Notes",
         "  - BatchNorm's statistics are per micro-batch",
         "",
         "The plan is in plan.yaml. Next:",
@@ -88,7 +88,7 @@ def test_an_analytic_plan_says_first_that_nothing_was_measured():
     plain["baseline"] = plain["baseline"] | {"measured": None}
     told = text(plan_table.tuned(result(plan=plans.plan(**plain)))).splitlines()
     assert told[0] == "Nothing was measured: every figure here is analytic."
-    assert told[1] == "Predicted: 14.3 times as fast as your own configuration (analytic)."
+    assert told[1] == "Estimated: 14.3 times as fast as your own configuration (analytic)."
     assert not any("measured" in line for line in told[1:])
 
 
@@ -177,7 +177,7 @@ def test_explain_goes_through_the_whole_story():
         "How it was verified",
         "What was tried: 3 trials, predictions analytic, the rest measured",
         "Not tried, not enough memory (analytic): 1 configuration",
-        "To know",
+        "Notes",
     ]
     lines = told.splitlines()
     places = [lines.index(heading) for heading in headings]
@@ -228,7 +228,7 @@ def test_a_narrow_terminal_keeps_the_words_of_a_trial_whole(monkeypatch):
 
 def test_explain_tells_how_the_whole_fit_is_reckoned_where_it_shows_one():
     plain = plans.plain_plan(whole_fit=None)
-    assert "The whole fit is reckoned" in text(plan_table.explained(plans.plan(**plain), PATH))
+    assert "The whole-fit time uses" in text(plan_table.explained(plans.plan(**plain), PATH))
     trials = [trial | {"whole_fit_seconds": None} for trial in plain["trials"]]
     assert "whole fit is reckoned" not in text(plan_table.explained(plans.plan(**plain | {"trials": trials}), PATH))
 
@@ -260,21 +260,21 @@ def test_explain_says_what_verification_did_not_cover():
     checked = plans.plain_plan()["verification"] | {"checkpoint_saved": False, "remainder_ran": False}
     told = text(plan_table.explained(plans.plan(verification=checked), PATH))
     assert (
-        "5 pairs of clean processes, baseline and plan in turn. "
-        "The plan's own run had training and validation, but not a checkpoint nor a remainder."
-    ) in told
+        "5 pairs of clean processes, baseline and plan alternating. "
+        "The plan's run included training and validation, but not a checkpoint nor a remainder."
+    ) in " ".join(told.split())
     none = checked | {"validation_ran": False}
     told = text(plan_table.explained(plans.plan(verification=none), PATH))
-    assert "The plan's own run had training, but not validation, a checkpoint nor a remainder." in told
+    assert "The plan's run included training, but not validation, a checkpoint nor a remainder." in told
     assert "It was not." in text(plan_table.explained(plans.plan(verification=None), PATH)).splitlines()
 
 
 def test_without_a_pair_nothing_is_said_of_other_processes():
     told = text(plan_table.explained(plans.plan(verification=plans.plain_plan()["verification"] | {"pairs": 0}), PATH))
-    assert "No pair of clean processes counts: figures are those of trials." in told
+    assert "No pair of clean processes was complete; figures come from the trials." in told
     assert "The plan's own run" not in told
     assert "in brackets where 95% of others lie" not in told
-    assert "in brackets how far its own micro-steps lie apart; another process may lie further off." in told
+    assert "brackets show the spread of its micro-steps. Separate runs vary more." in told
 
 
 # Dry runs
@@ -283,7 +283,7 @@ def test_without_a_pair_nothing_is_said_of_other_processes():
 @pytest.fixture
 def dry():
     candidates = (
-        Candidate(plans.train_config(), plans.analytic(), "the best by prediction"),
+        Candidate(plans.train_config(), plans.analytic(), "the best by estimate"),
         Candidate(plans.train_config(batch=(64, 2)), None, "your own configuration", baseline=True),
     )
     rejected = (
@@ -300,12 +300,12 @@ def test_a_dry_run_shows_candidates_with_tier_and_reason(dry):
         "Nothing was measured: a dry run lists what tuning would try, the most promising first; figures are analytic."
     )
     assert re.split(r"\s{2,}", lines[1].strip()) == ["configuration", "samples/s", "memory a device", "why"]
-    assert re.split(r"\s{2,}", lines[3]) == ["0", "float32, batch 128", "36,600", "300 MiB", "the best by prediction"]
+    assert re.split(r"\s{2,}", lines[3]) == ["0", "float32, batch 128", "36,600", "300 MiB", "the best by estimate"]
     assert re.split(r"\s{2,}", lines[4])[2:4] == ["not known", "not known"]
     assert lines[5:] == [
         (
-            "Configurations that are not tried: 1 (not enough memory) and 20 (predicted to be slower); "
-            "--all tells the reasons."
+            "Configurations that would not be tried: 1 (not enough memory) and 20 (predicted to be slower); "
+            "--all lists the reasons."
         ),
         "",
         "Tuning would take about 3 min 20 s (analytic).",

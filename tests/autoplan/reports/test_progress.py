@@ -35,7 +35,7 @@ def clock():
 
 
 STORY = [
-    (0.0, Event("stage", "looking at the training up to its fit")),
+    (0.0, Event("stage", "observing the training up to its fit")),
     (4.0, Event("note", "the script's set_dtype_policy is overridden")),
     (5.0, Event("trial_started", "", number=0, config=plans.train_config(jit_compile=False), seconds_left=595.0)),
     (6.0, Event("trial_phase", "compiling", number=0, seconds_left=594.0)),
@@ -77,7 +77,7 @@ def test_a_pipe_gets_an_event_a_line(clock):
             watch(event)
     best = "best so far over the whole fit: trial 0"
     assert stream.getvalue().splitlines() == [
-        "[0 s]  looking at the training up to its fit",
+        "[0 s]  observing the training up to its fit",
         "[4 s]  the script's set_dtype_policy is overridden",
         "[5 s]  trial 0 starts: float32, batch 128, jit_compile off",
         (
@@ -108,7 +108,7 @@ def test_a_whole_fit_of_unknown_length_is_not_spoken_of(clock):
 def test_each_line_is_there_as_soon_as_it_happened(tmp_path, clock):
     with (tmp_path / "log").open("w") as stream, progress.watching(stream, clock) as watch:
         watch(STORY[0][1])
-        assert (tmp_path / "log").read_text() == "[0 s]  looking at the training up to its fit\n"
+        assert (tmp_path / "log").read_text() == "[0 s]  observing the training up to its fit\n"
 
 
 def test_a_reader_that_leaves_does_not_end_the_study(clock):
@@ -123,7 +123,7 @@ def test_a_reader_that_leaves_does_not_end_the_study(clock):
         watch(STORY[2][1])
     with contextlib.suppress(BrokenPipeError):
         stream.close()
-    assert told == [b"[0 s]  looking at the training up to its fit\n"]
+    assert told == [b"[0 s]  observing the training up to its fit\n"]
 
 
 def test_a_terminal_that_cannot_move_its_cursor_gets_lines(clock, monkeypatch):
@@ -131,7 +131,7 @@ def test_a_terminal_that_cannot_move_its_cursor_gets_lines(clock, monkeypatch):
     stream = Terminal()
     with progress.watching(stream, clock) as watch:
         watch(STORY[0][1])
-    assert stream.getvalue() == "[0 s]  looking at the training up to its fit\n"
+    assert stream.getvalue() == "[0 s]  observing the training up to its fit\n"
 
 
 def test_long_lines_are_not_broken_in_a_pipe(clock):

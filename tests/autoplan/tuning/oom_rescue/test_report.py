@@ -145,7 +145,7 @@ def test_a_baseline_that_runs_out_of_memory_gives_way_to_the_least_change_that_r
     assert plan.config == config(64, 4)
     assert plan.verification.speedup is None
     assert (
-        plan.notes[0] == "no trial was better than the least change that runs: the plan is the least change that runs"
+        plan.notes[0] == "no trial was faster than the least change that runs: the plan is the least change that runs"
     )
     assert file.read(tmp_path / "plan.yaml").rescue == plan.rescue
     assert [record.config.batch.global_size for record in plan.trials if record.failure] == [256, 128]

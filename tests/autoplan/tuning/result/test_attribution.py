@@ -56,8 +56,9 @@ def test_idle_devices_are_explained_by_what_more_of_them_take():
     freed = found([WON, two, on(2, 512)], {WON: (1.0, {}), two: (1.5, time)})
     assert idle_devices(freed, WON, [predicted_rates(freed)]).endswith("60% of it communication (analytic)")
     measured = Rates(Evidence.MEASURED, {WON: 1.0, eight: 0.995, two: 1.002})
-    assert "the best on 8, with 32 samples each, takes 0.99 times as long, which is too little to tell (measured)" in (
-        idle_devices(facts, WON, [measured])
+    assert (
+        "the best on 8, with 32 samples each, takes 0.99 times as long, which is too close to separate (measured)"
+        in (idle_devices(facts, WON, [measured]))
     )
 
 
@@ -69,7 +70,7 @@ def test_no_device_is_idle_or_none_can_be_used():
         "the plan uses 1 of 8 devices: none of the configurations that may be tried uses more, "
     )
     unknown = found([WON, on(2)], {WON: (1.0, {})})
-    told = "the plan uses 1 of 8 devices: nothing on more of them is known to fit"
+    told = "the plan uses 1 of 8 devices: no configuration on more devices is known to fit"
     assert idle_devices(unknown, WON, [predicted_rates(unknown)]) == told
 
 

@@ -68,7 +68,7 @@ def test_a_winner_that_holds_is_the_plan_with_the_figures_of_its_trial():
 @pytest.mark.parametrize(
     ("checked", "why"),
     [
-        ([], "no trial was better than the baseline: the plan is the baseline"),
+        ([], "no trial was faster than the baseline: the plan is the baseline"),
         (None, "interrupted before a winner was verified: the plan is the baseline"),
         (
             [verified(WINNER, faster=False, speedup=1.02)],
@@ -111,7 +111,7 @@ def test_the_last_verified_counts():
 def test_a_baseline_that_pins_rule_out_gives_way_to_the_best_that_trains_the_same():
     plan = decide([verified(WINNER, numerics="outside")], legal=(WINNER, OTHER))
     assert plan.config == OTHER
-    assert plan.notes[0].endswith("; what was asked for leaves the baseline out, so the plan is the best of the rest")
+    assert plan.notes[0].endswith("; your options exclude the baseline, so the plan is the best of the rest")
     slower = verified(WINNER, faster=False, speedup=0.9)
     assert decide([slower], legal=(WINNER, OTHER)).verification == slower.verification
 
@@ -160,7 +160,7 @@ def test_pairs_beside_other_work_are_told():
 
     quiet, busy = replace(verified(WINNER), runs=runs(0.0)), replace(verified(WINNER), runs=runs(1000.0))
     assert not any("other processes" in note for note in decide([quiet]).notes)
-    assert decide([busy]).notes[1].startswith("other processes kept 1,000 of ")
+    assert decide([busy]).notes[1].startswith("other processes used 1,000 of ")
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [(0.1015, OTHER), (0.103, WINNER)])
@@ -190,4 +190,4 @@ def test_an_analytic_plan_is_the_best_prediction_and_measures_nothing():
     plan = analytic_plan(REQUEST, findings())
     assert plan.config == WINNER
     assert (plan.evidence, plan.measured, plan.verification, plan.trials) == (Evidence.ANALYTIC, None, None, [])
-    assert plan.notes[0] == "best of 1 configurations by prediction; nothing was measured"
+    assert plan.notes[0] == "best of 1 configurations by estimate; nothing was measured"

@@ -51,7 +51,7 @@ def test_no_rule_where_nothing_changes_or_none_is_established():
 
 def test_batch_norm_sees_other_micro_steps():
     told = "BatchNormalization takes its statistics over the 16 samples of a micro-step, and over 64 in the script; "
-    assert notes(config(64), config(16, 4), batch_norm=True) == [told + "nothing can keep that the same"]
+    assert notes(config(64), config(16, 4), batch_norm=True) == [told + "no setting avoids that"]
     assert notes(config(64), config(64, mesh={"data": 4}), cluster(4, kind="gpu"), batch_norm=True) == []
 
 
@@ -61,7 +61,7 @@ def test_what_counts_micro_steps_is_stretched():
 
 
 def test_a_moving_average_keeps_the_batch():
-    told = "the batch is kept: Keras averages the weights at every micro-step, so another split is another average"
+    told = "the batch stays as it is: Keras averages the weights at every micro-step, so a split changes the average"
     assert notes(config(64), config(64), ema=True) == [told]
 
 
@@ -105,7 +105,7 @@ def test_an_epoch_of_unknown_or_counted_length_has_no_known_end():
 
 def test_simulated_devices_are_told():
     assert notes(config(64), config(64), cluster(4)) == [
-        "simulated: the 4 devices share one processor; their figures say nothing of real ones",
+        "simulated: the 4 devices share one CPU; their figures do not apply to real devices",
     ]
 
 
@@ -154,15 +154,15 @@ def test_a_machine_that_others_use_is_told_beside_a_speed_up():
     assert busy_note([], 4) is None
     assert busy_note([None, 0.2, 0.99], 4) is None
     assert busy_note([None, 0.2, 1.26], 4) == (
-        "other processes kept 1.26 of this machine's 4 processors busy while baseline and plan were compared: both "
-        "were slowed, and not alike; measure again on a quiet machine before you rely on the speed-up"
+        "other processes used 1.26 of 4 CPU cores while baseline and plan were compared, so the timings are noisy; "
+        "measure again on an idle machine before you rely on the speed-up"
     )
 
 
 def test_trials_beside_other_work_are_told_where_nothing_was_compared():
     assert busy_note([0.2], 4, compared=False) is None
     told = busy_note([1.26], 4, compared=False)
-    assert told.startswith("other processes kept 1.26 of this machine's 4 processors busy during trials")
+    assert told.startswith("other processes used 1.26 of 4 CPU cores during the trials, so the timings are noisy")
 
 
 def test_a_limit_on_memory_is_told_with_what_it_was_held_against():
