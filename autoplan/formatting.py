@@ -53,12 +53,12 @@ def seconds_range(low: float, high: float) -> str:
     return f"{significant(low * scale)} to {significant(high * scale)} {unit}"
 
 
-def spread(low: float, high: float, told: str) -> str:
-    """An interval as it is told; where its ends are so far apart that it says nothing, that it is not known.
+def spread(low: float, high: float, interval: str) -> str:
+    """Return an interval as text, or that it is not known where its ends are too far apart to say anything.
 
     Student's t of two runs has one degree of freedom, and gives ends that are millions of times apart.
     """
-    return told if low > 0 and high <= _WIDEST * low else "spread not known: too few runs"
+    return interval if low > 0 and high <= _WIDEST * low else "spread not known: too few runs"
 
 
 def duration(value: float) -> str:

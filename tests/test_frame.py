@@ -51,7 +51,7 @@ NAMES_OF_FRAMEWORKS = {
 }  # fmt: skip
 """Private names of Keras and Optuna, without which some tests could not look at what was built."""
 PLAIN_PACKAGES = {"cost_models"}
-OPEN_WORDS = re.compile(r"\b(?:told|tells?|witness\w*|reckon\w*)\b", re.IGNORECASE)
+OPEN_WORDS = re.compile(r"(?<!\.)(?<!def )\b(?:told|tells?|witness\w*|reckon\w*)\b", re.IGNORECASE)
 # Spelled so that this file does not find itself.
 STRAY = re.compile(r"(?<![\w.])/(?:wor[k]|roo[t]|hom[e]|op[t])/\w|TOD[O]|FIXM[E]|file:/{3}")
 

@@ -102,7 +102,7 @@ def source_arguments(ctx: typer.Context) -> list[str]:
 
 
 def remember_format(ctx: typer.Context, value: Format) -> Format:
-    """Note the format while options are parsed, so that an error can be told in it."""
+    """Note the format while options are parsed, so that an error is printed in it."""
     ctx.meta[_FORMAT] = value
     return value
 
@@ -173,11 +173,11 @@ def _silence(stream: Any) -> None:
 def tell_crash(error: BaseException) -> int:
     """A fault of autoplan itself: a short message, the whole story in a file. Returns the exit code."""
     story = "".join(traceback.format_exception(error))
-    told = traceback.format_exception_only(error)[-1].strip()
+    summary = traceback.format_exception_only(error)[-1].strip()
     where = _kept(story)
     with contextlib.suppress(OSError):
         typer.echo(
-            f"error: autoplan itself failed ({told}). This is a fault of autoplan, not of your input: "
+            f"error: autoplan itself failed ({summary}). This is a fault of autoplan, not of your input: "
             f"please report it with {where}.",
             err=True,
         )
@@ -187,13 +187,13 @@ def tell_crash(error: BaseException) -> int:
 def _kept(story: str) -> str:
     """Write `story` where it can be found; the place, or the story itself when it can be written nowhere."""
     name = f"crash-{time.strftime('%Y%m%d-%H%M%S')}.txt"
-    told = f"command: {sys.argv}\npython: {sys.version}\n\n{story}"
+    report = f"command: {sys.argv}\npython: {sys.version}\n\n{story}"
     places: list[Callable[[], str]] = [lambda: ".autoplan", tempfile.gettempdir]
     for place in places:
         try:
             folder = Path(place())  # on a full disk there may be no temporary folder
             folder.mkdir(exist_ok=True)
-            (folder / name).write_text(told, encoding="utf-8")
+            (folder / name).write_text(report, encoding="utf-8")
         except OSError:
             continue
         return f"the file {folder / name}"

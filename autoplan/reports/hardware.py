@@ -124,17 +124,17 @@ def probed(profile: Mapping[str, Any], backend: str) -> RenderableType:
     from autoplan.machine import local_hardware
 
     cluster = local_hardware.resolve(local_hardware.LOCAL, profile=profile)
-    told = description({"name": cluster.name, "cluster": cluster.to_dict()})
+    figures = description({"name": cluster.name, "cluster": cluster.to_dict()})
     kept = hardware_profile.cache_path(backend)
     where = f"Kept in {kept}." if kept.exists() else "It could not be kept, so it is measured anew each time."
-    return Group(told, f"\n{where}")
+    return Group(figures, f"\n{where}")
 
 
 def _rate(row: Known, dtype: str) -> str:
     if dtype in row.without_units:
         return "none"
-    told = _teraflops(row.peak_flops_per_second.get(dtype))
-    return f"{told} ({row.float32_as})" if dtype == "float32" and row.float32_as else told
+    rate = _teraflops(row.peak_flops_per_second.get(dtype))
+    return f"{rate} ({row.float32_as})" if dtype == "float32" and row.float32_as else rate
 
 
 def _teraflops(peak: float | None) -> str:

@@ -26,7 +26,7 @@ _REFRESHES_PER_SECOND = 4
 
 @contextlib.contextmanager
 def watching(stream: TextIO, clock: Callable[[], float] = time.monotonic) -> Iterator[Watch]:
-    """Somebody to tell of events, who shows them on `stream` until the end of the block."""
+    """Yield a function that shows events on `stream`, until the end of the block."""
     lasting = cast("TextIO", Lasting(stream))
     console = open_console(lasting)
     if not console.is_terminal or console.is_dumb_terminal:
@@ -34,7 +34,7 @@ def watching(stream: TextIO, clock: Callable[[], float] = time.monotonic) -> Ite
         return
     board = Board(clock)
     with Live(get_renderable=board.render, console=console, refresh_per_second=_REFRESHES_PER_SECOND, transient=True):
-        yield lambda event: board.tell(event, console)
+        yield lambda event: board.take(event, console)
 
 
 class Lasting:
@@ -105,7 +105,7 @@ class Trial:
 
 @dataclass
 class Board:
-    """The state of a study as its events tell it, drawn anew several times a second."""
+    """The state of a study from its events, drawn several times a second."""
 
     clock: Callable[[], float] = time.monotonic
     trials: dict[int, Trial] = field(default_factory=dict)
@@ -115,7 +115,7 @@ class Board:
     left_at: float = 0.0
     _spinner: Spinner = field(default_factory=lambda: Spinner("dots"))
 
-    def tell(self, event: Event, console: Console) -> None:
+    def take(self, event: Event, console: Console) -> None:
         """Take an event in; notes are printed above the table, where they stay."""
         if event.number is not None:
             self._tell_trial(event, event.number)
@@ -193,9 +193,9 @@ def _outcome(outcome: Measurement | CompilerEvidence | Failure, whole_fit_second
         return f"compiled: {formatting.size(outcome.memory.must_fit_bytes)} a device, in {took}"
     simulated = " on simulated devices" if outcome.simulated_devices else ""
     cells = outcome_cells(outcome, whole_fit_seconds)
-    told = {name: cell for name, cell in cells.items() if cell != formatting.NOT_KNOWN}
-    rate = f"{told.pop('samples/s')} samples/s"
-    return f"measured{simulated}: {', '.join([rate, *(f'{name} {cell}' for name, cell in told.items())])}"
+    known = {name: cell for name, cell in cells.items() if cell != formatting.NOT_KNOWN}
+    rate = f"{known.pop('samples/s')} samples/s"
+    return f"measured{simulated}: {', '.join([rate, *(f'{name} {cell}' for name, cell in known.items())])}"
 
 
 def _best(event: Event) -> str:

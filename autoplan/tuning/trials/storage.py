@@ -83,9 +83,9 @@ class StudyPlace:
         except BlockingIOError:
             with lock:
                 holder = lock.read(20).decode(errors="replace").strip()
-            told = f" ({holder})" if holder.isdigit() else ""
+            process = f" ({holder})" if holder.isdigit() else ""
             raise StudyError(
-                f"the study at {self} is in use by another process{told}; wait for it, or use --study PATH"
+                f"the study at {self} is in use by another process{process}; wait for it, or use --study PATH"
             ) from None
         except OSError as error:
             lock.close()

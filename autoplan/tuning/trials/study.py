@@ -45,8 +45,8 @@ class Study:
     `knob_choices` of the whole space, which a study keeps for life. `identity` says what the figures are of: a study
     with another one is refused.
 
-    What is asked for follows from `seed` and what was told before, and from nothing else: a study that was killed and
-    resumed goes on as if it never had been.
+    The next configuration depends only on `seed` and on the outcomes so far: a study that was killed and resumed
+    continues as if it had not been interrupted.
     """
 
     def __init__(
@@ -152,10 +152,10 @@ class Study:
         objective: float | None,
         predicted_update_seconds: float | None = None,
     ) -> TrialRecord:
-        """Store what became of a configuration. StudyError when the storage fails; the record is kept in memory first.
+        """Store the outcome of a configuration. StudyError when the storage fails; the record is kept in memory first.
 
-        A failure is told as a pruned trial: the sampler learns to avoid its like without an invented figure. A second
-        outcome of a configuration takes the place of the first.
+        A failure is stored as a pruned trial: the sampler learns to avoid similar configurations without an invented
+        figure. A second outcome of a configuration replaces the first.
         """
         record = TrialRecord(
             number=self.next_number,
@@ -197,10 +197,10 @@ class Study:
         return max(0, len(self._records) + len(self._open) - 1)
 
     def _end_stale(self) -> None:
-        """Trials that a killed process left are over: the lock says that nobody runs them.
+        """End the trials that a killed process left: the lock shows that no process runs them.
 
-        One that has its record had ended, and only the sampler was not told. One that waits was never begun: it has to
-        be taken before it can be told.
+        A trial with a record had ended, and only its state was not stored. A waiting trial was never begun: Optuna
+        ends only trials that were asked for.
         """
         for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             if _record(trial) is not None:

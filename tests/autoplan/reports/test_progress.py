@@ -101,7 +101,7 @@ def test_a_whole_fit_of_unknown_length_is_not_spoken_of(clock):
         "(best so far: trial 0)\n"
     )
     board = progress.Board(clock)
-    board.tell(event, plan_table.open_console(io.StringIO()))
+    board.take(event, plan_table.open_console(io.StringIO()))
     assert "best so far: trial 0, 32,000 samples/s" in drawn(board)
 
 
@@ -148,7 +148,7 @@ def test_simulated_devices_are_named(clock):
         watch(event)
     assert stream.getvalue().startswith("[0 s]  trial 3 measured on simulated devices: 32,000 samples/s")
     board = progress.Board(clock)
-    board.tell(event, plan_table.open_console(io.StringIO()))
+    board.take(event, plan_table.open_console(io.StringIO()))
     assert "measured, simulated devices" in drawn(board)
 
 
@@ -166,12 +166,12 @@ def test_the_board_shows_trials_phase_time_left_and_the_best(clock):
     console = plan_table.open_console(io.StringIO())
     board = progress.Board(clock)
     for clock.now, event in STORY[:4]:
-        board.tell(event, console)
+        board.take(event, console)
     clock.now = 8.0
     assert ["0", "float32, batch 128, jit_compile off", *["—"] * 5, "compiling, 3 s"] in rows(board)
     assert "9 min 52 s left" in drawn(board)
     for clock.now, event in STORY[4:7]:
-        board.tell(event, console)
+        board.take(event, console)
     clock.now = 85.0
     finished = rows(board)
     assert [
@@ -194,7 +194,7 @@ def test_a_narrow_terminal_is_shown_what_matters_most(clock):
     board = progress.Board(clock)
     console = plan_table.open_console(io.StringIO(), 80)
     for event in (event for _, event in STORY[2:5]):
-        board.tell(event, console)
+        board.take(event, console)
     console.print(board.render())
     shown = [re.split(r"\s{2,}", line.strip()) for line in console.file.getvalue().splitlines()]
     assert shown[1] == ["trial", "configuration", "samples/s", "fit", "memory", "state"]
@@ -205,7 +205,7 @@ def test_the_board_keeps_to_the_screen(clock):
     console = plan_table.open_console(io.StringIO())
     board = progress.Board(clock)
     for number in range(40):
-        board.tell(Event("trial_started", "", number=number, config=plans.train_config()), console)
+        board.take(Event("trial_started", "", number=number, config=plans.train_config()), console)
     numbers = [row[0] for row in rows(board) if row[0].isdecimal()]
     assert numbers == [str(number) for number in range(25, 40)]
 
