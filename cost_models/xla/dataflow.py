@@ -17,8 +17,6 @@ READS_PART = frozenset({"gather", "slice", "dynamic_slice"})
 ONE_BY_ONE = frozenset({Kind.ELEMENTWISE, Kind.EXPENSIVE})
 """Kinds that work element by element."""
 MATRIX_RANK = 2
-LINE_RANK = 3
-"""Dimensions of images along one side: samples, positions, features."""
 ZEROS_FOR_POOLING = "zeros for pooling"
 """The layer name of the zeros that gradients of pooling are scattered into, and of their copies."""
 LONG_CHAIN = 5

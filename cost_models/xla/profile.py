@@ -35,10 +35,9 @@ class Profile:
     passes            rewrites of the workload before fusion, in order
     fusion            the policy that names the kernels: (workload, ops, outputs, profile, batch) -> kernels
     materialized      what is written to memory whatever it costs: (workload, graph, batch) -> tensors
-    fusion_rules      what the policy consults by name
+    fusion_rules      rules that the policy looks up by name
     scheduler         orders of kernels to choose from: (workload, kernels, at once, profile, batch) -> orders
-    scheduling_rules  what the scheduler consults
-    buffer_rules      what buffer assignment consults
+    buffer_rules      rules that buffer assignment looks up by name
     fusible           kinds of operations whose results need not be written to memory
     absorbing         kinds that compute fusible operands themselves, but write their own results
     free_moves        primitives that cost nothing: transposes that layout assignment removes, padding that only
@@ -60,7 +59,6 @@ class Profile:
     passes: tuple[Rule, ...] = ()
     materialized: tuple[Rule, ...] = ()
     fusion_rules: tuple[Rule, ...] = ()
-    scheduling_rules: tuple[Rule, ...] = ()
     buffer_rules: tuple[Rule, ...] = ()
     fusible: frozenset[Kind] = frozenset()
     absorbing: frozenset[Kind] = frozenset()
@@ -76,7 +74,7 @@ class Profile:
     @cached_property
     def rules(self) -> Mapping[str, Rule]:
         """Every rule of the profile by name."""
-        listed = (*self.materialized, *self.fusion_rules, *self.passes, *self.scheduling_rules, *self.buffer_rules)
+        listed = (*self.materialized, *self.fusion_rules, *self.passes, *self.buffer_rules)
         return {one.name: one for one in (self.fusion, self.scheduler, *listed)}
 
     def __contains__(self, name: str) -> bool:
@@ -115,7 +113,6 @@ class Profile:
             passes=tuple(filter(wanted, self.passes)),
             materialized=tuple(filter(wanted, self.materialized)),
             fusion_rules=tuple(filter(wanted, self.fusion_rules)),
-            scheduling_rules=tuple(filter(wanted, self.scheduling_rules)),
             buffer_rules=tuple(filter(wanted, self.buffer_rules)),
         )
 

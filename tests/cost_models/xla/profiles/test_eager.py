@@ -8,7 +8,7 @@ def test_without_a_compiler_nothing_is_fused_or_moved(kind):
     eager = compiler_profile(kind, jit_compile=False)
     assert not eager.fusible | eager.absorbing | eager.free_moves
     assert eager.fusion.name == "priority-fusion"
-    assert not eager.materialized + eager.fusion_rules + eager.scheduling_rules
+    assert not eager.materialized + eager.fusion_rules
 
 
 def test_a_librarys_scratch_is_needed_without_a_compiler_too():
