@@ -69,15 +69,15 @@ class Verdict:
     def lines(self, name: str) -> list[str]:
         """One line for the verdict, one for each difference, what matters first."""
         ordered = sorted(self.differences, key=lambda difference: not difference.matters)
-        told = [f"{'differs' if one.matters else 'changed'}: {one}" for one in ordered]
+        lines = [f"{'differs' if one.matters else 'changed'}: {one}" for one in ordered]
         if not self.valid:
-            return [f"{name} is not valid here; tune again, or use the environment that it was made for", *told]
-        return [f"{name} is valid here" + ("; the changes do not affect it" if told else ""), *told]
+            return [f"{name} is not valid here; tune again, or use the environment that it was made for", *lines]
+        return [f"{name} is valid here" + ("; the changes do not affect it" if lines else ""), *lines]
 
     def warnings(self, name: str) -> list[str]:
-        """What to tell who trains with the plan all the same; nothing where it is valid."""
-        told = [str(one) for one in self.differences if one.matters]
-        return [f"{name} was tuned for another environment, and its figures may not hold ({one})" for one in told]
+        """Return warnings for a training with the plan as it is; none where it is valid."""
+        warnings = [str(one) for one in self.differences if one.matters]
+        return [f"{name} was tuned for another environment, and its figures may not hold ({one})" for one in warnings]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for `--format json`."""
@@ -93,8 +93,8 @@ def check(plan: Plan, here: Here) -> Iterator[Difference]:
     """What differs between a plan and what it would meet."""
     digest = here.source_sha256
     if digest != plan.source.sha256 and not (digest is None and plan.source.kind in _LIVE):
-        told = here.why or f"sha256 {(digest or NOT_HERE)[:12]}"
-        yield Difference("source", f"sha256 {plan.source.sha256[:12]}", told, True)
+        present = here.why or f"sha256 {(digest or NOT_HERE)[:12]}"
+        yield Difference("source", f"sha256 {plan.source.sha256[:12]}", present, True)
     for key, planned, able in file.unsupported(plan):
         yield Difference(key, planned, f"only {able}", True)
     for name, value in process_settings.wanted(plan.config).items():
@@ -128,10 +128,10 @@ def _environment_name(key: str, planned: Environment) -> str:
 
 
 def _hardware(planned: HardwareRecord, found: HardwareRecord) -> Iterator[Difference]:
-    for key, told in (("kind", "hardware kind"), ("name", "hardware"), ("description", "device")):
+    for key, label in (("kind", "hardware kind"), ("name", "hardware"), ("description", "device")):
         old, new = getattr(planned, key), getattr(found, key)
         if old != new:
-            yield Difference(told, old, new, True)
+            yield Difference(label, old, new, True)
             return
     if planned.devices > found.devices:
         old, new = (formatting.counted(count, "device") for count in (planned.devices, found.devices))
@@ -166,7 +166,7 @@ def _installed(distribution: str) -> str:
 def _local_hardware(plan: Plan) -> HardwareRecord:
     """This machine, with as many simulated devices as the plan has where it has those.
 
-    What was measured here before is asked first; a processor can be told without, an accelerator cannot.
+    The stored profile is read first. A CPU can be identified without one, an accelerator cannot.
     """
     from autoplan.machine import local_hardware
 
@@ -175,8 +175,8 @@ def _local_hardware(plan: Plan) -> HardwareRecord:
     if profile is not None:
         return _record(local_hardware.resolve(local_hardware.LOCAL, devices=devices, profile=profile))
     if plan.hardware.kind != "cpu":
-        told = "not measured yet (`autoplan hardware probe` does that)"
-        return HardwareRecord(name=local_hardware.LOCAL, devices=0, kind=told, capacity_bytes=None)
+        kind = "not measured yet (`autoplan hardware probe` does that)"
+        return HardwareRecord(name=local_hardware.LOCAL, devices=0, kind=kind, capacity_bytes=None)
     count = devices or 1
     return HardwareRecord(
         name=local_hardware.LOCAL,

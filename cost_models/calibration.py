@@ -3,7 +3,7 @@
 A prediction is a sum of parts (arithmetic, memory traffic, the host's work; state and temporaries), and an observation
 is one number. Factors are estimated in the logarithm, each from a prior around 1 that says how far the analytic tier
 is usually off (Bayesian linear regression on a linearised model; Bishop 2006, section 3.3). So one observation moves
-the parts that can explain it, three can tell arithmetic from traffic, and what no observation touches stays as it was,
+the parts that can explain it, three separate arithmetic from traffic, and what no observation touches stays as it was,
 with all its uncertainty.
 """
 

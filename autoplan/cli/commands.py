@@ -157,7 +157,7 @@ def _tuned(request: TuneRequest, format_: Format) -> TuneResult:
     from autoplan.reports import progress
     from autoplan.tuning.space import options
 
-    # What can be told at once is told before the source is run.
+    # Errors that need no source are raised before the source runs.
     options.parse_fix(request.fix)
     options.free_fields(request.only)
     if request.output is not None:
@@ -415,5 +415,5 @@ def main() -> None:
         getattr(stream, "reconfigure", lambda **_: None)(errors="replace")
     try:
         app()
-    except Exception as error:  # noqa: BLE001 -- the last door: whatever is left is told and kept, not shown
+    except Exception as error:  # noqa: BLE001 -- the last handler: any other error is reported in one line and stored in a file
         sys.exit(framework.tell_crash(error))

@@ -211,8 +211,8 @@ class _Training:
         )
 
     def _why_nothing(self, seen: _Seen) -> str:
-        told = [*seen.unpublished, *(one.reason for one in self.tracer.rejected)]
-        return "; ".join(dict.fromkeys(told)) or "nothing of it can be estimated"
+        reasons = [*seen.unpublished, *(one.reason for one in self.tracer.rejected)]
+        return "; ".join(dict.fromkeys(reasons)) or "nothing of it can be estimated"
 
     def _help(self, row: HardwareRow, one: Sought) -> str | None:
         """What would do where a row does not train: a larger size of the same chip, else how large a device must be."""
@@ -380,10 +380,10 @@ def _notes(baseline: TrainConfig, rows: Sequence[HardwareRow], observation: Obse
     notes = [*observation.notes]
     others = sorted({config.precision.value for config in best if config.precision is not baseline.precision})
     if others:
-        told = (
+        note = (
             f"whether {formatting.listed(others, 'or')} trains the same as {baseline.precision.value} was not compared"
         )
-        notes.append(f"{told}; --fix precision={baseline.precision.value} keeps the precision")
+        notes.append(f"{note}; --fix precision={baseline.precision.value} keeps the precision")
     if any(config.layout.shard_state for config in best) and not baseline.layout.shard_state:
         notes.append(
             "sharded state: weights, gradients and optimizer state are split over the devices (ZeRO-3) where nothing "

@@ -118,26 +118,26 @@ def over_limit(watched: Watched, limit_bytes: int | None, phase: str) -> Ending 
         )
     if not watched.scarce:
         return None
-    told = f"ended in phase {phase} before the kernel's out-of-memory killer acted: {watched.figures()}"
+    text = f"ended in phase {phase} before the kernel's out-of-memory killer acted: {watched.figures()}"
     if watched.took_it:
-        return Ending(_memory_kind(phase), told)
-    return Ending(FailureKind.CRASH, f"{told}; other processes took the rest", outside=True)
+        return Ending(_memory_kind(phase), text)
+    return Ending(FailureKind.CRASH, f"{text}; other processes took the rest", outside=True)
 
 
 def of_status(status: int | None, watched: Watched, phase: str) -> Ending:
-    """Name the end of a process by its wait status; None: the server that would have told it is gone too."""
+    """Name the end of a process by its wait status; None: the server that would have reported it is gone, too."""
     if status is None:
         return _ended(f"the worker server ended in phase {phase}", watched, phase)
     if not os.WIFSIGNALED(status):
         code = os.WEXITSTATUS(status)
         return Ending(FailureKind.CRASH, f"left with exit code {code} in phase {phase}, without a result")
     number = os.WTERMSIG(status)
-    told = f"ended by {signal.Signals(number).name} in phase {phase}"
+    text = f"ended by {signal.Signals(number).name} in phase {phase}"
     if number == signal.SIGKILL:
-        return _ended(told, watched, phase)
+        return _ended(text, watched, phase)
     if from_outside(number):
-        return Ending(FailureKind.CRASH, f"{told}, which was sent from outside", outside=True)
-    return Ending(FailureKind.CRASH, told)
+        return Ending(FailureKind.CRASH, f"{text}, which was sent from outside", outside=True)
+    return Ending(FailureKind.CRASH, text)
 
 
 def from_outside(number: int) -> bool:
@@ -145,23 +145,23 @@ def from_outside(number: int) -> bool:
     return number in _FROM_OUTSIDE
 
 
-def _ended(told: str, watched: Watched, phase: str) -> Ending:
+def _ended(text: str, watched: Watched, phase: str) -> Ending:
     """The end by SIGKILL, or with the server: for memory, its own or others', or because somebody wanted it."""
-    told = f"{told}; {watched.figures()}"
+    text = f"{text}; {watched.figures()}"
     for_memory = watched.kernel_killed()
     if for_memory is None:
         for_memory = watched.scarce
-        told += (
+        text += (
             ""
             if for_memory
             else "; it may have been the kernel's out-of-memory killer, whose counters are not readable here"
         )
     if not for_memory:
-        return Ending(FailureKind.CRASH, f"{told}; the signal came from outside", outside=True)
-    told += "; it was the kernel's out-of-memory killer"
+        return Ending(FailureKind.CRASH, f"{text}; the signal came from outside", outside=True)
+    text += "; it was the kernel's out-of-memory killer"
     if watched.scarce and not watched.took_it:
-        return Ending(FailureKind.CRASH, f"{told}, because of other processes", outside=True)
-    return Ending(_memory_kind(phase), told)
+        return Ending(FailureKind.CRASH, f"{text}, because of other processes", outside=True)
+    return Ending(_memory_kind(phase), text)
 
 
 def _memory_kind(phase: str) -> FailureKind:

@@ -157,7 +157,7 @@ class JobRunner:
         return found.model_copy(update=known)
 
     def _what_is_too_large(self) -> str:
-        """Weights, or what else the source makes, as a look without values for them tells; "" when it cannot tell."""
+        """Return a description of the source's weights from a build without values; "" where that is not possible."""
         try:
             result = self._tracing()._look(JobKind.OBSERVE, None, {"abstract": True})
         except (ConfigError, SourceError, WorkloadError):

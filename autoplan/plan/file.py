@@ -67,8 +67,8 @@ def ensure_writable(path: Path | str) -> None:
     _refuse_special(path)
     folder = path.resolve().parent
     if not folder.is_dir():
-        told = folder if path.is_symlink() else path.parent
-        raise OutputError(f"there is no folder {told} for {path.name}; make it, or choose another --output")
+        missing = folder if path.is_symlink() else path.parent
+        raise OutputError(f"there is no folder {missing} for {path.name}; make it, or choose another --output")
     try:
         if path.exists():
             path.open("r+b").close()
@@ -79,7 +79,7 @@ def ensure_writable(path: Path | str) -> None:
 
 
 def to_yaml(plan: Plan, path: Path | str = "plan.yaml") -> str:
-    """The text of a plan file; `path` is what its first lines tell a reader to pass on."""
+    """The text of a plan file; `path` is the name in the commands of its first lines."""
     plain = dict(to_plain(plan))
     for section in ("trials", "rejected"):
         plain[section] = [_inlined(record) for record in plain[section]]

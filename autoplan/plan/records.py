@@ -17,7 +17,7 @@ SCHEMA_VERSION = 1
 DEFAULT_FUNCTION = "build_model"
 """The builder of a file where none is named."""
 NOTABLE = 0.05
-"""A whole fit whose gain is off by more than this share from that of compiled programs is told beside it."""
+"""Share by which the gain of a whole fit has to differ from that of the compiled programs to be shown beside it."""
 
 
 class Evidence(StrEnum):
@@ -119,7 +119,7 @@ class CompilerEvidence(Value):
 
     target: str = Field(description="compiler and topology, such as 'XLA:TPU v4:2x2x1'")
     versions: dict[str, str] = Field(description="of the packages that compiled")
-    compiler_options: dict[str, Any] = Field({}, description="what the compiler was told besides its defaults")
+    compiler_options: dict[str, Any] = Field({}, description="options of the compiler that differ from its defaults")
     lower_seconds: float = Field(description="tracing and lowering, on this machine")
     compile_seconds: float = Field(description="compiling, on this machine")
     memory: CompiledMemory

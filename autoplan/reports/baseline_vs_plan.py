@@ -123,8 +123,8 @@ def headline(plan: Plan) -> str:
     if plan.rescue is not None:
         return f"{_rescued(plan, plan.rescue)} There is no speed-up to report."
     if failure is not None:
-        told = FAILURES[failure.kind]
-        return f"Your own configuration failed ({told}); the plan is one that runs. There is no speed-up to report."
+        text = FAILURES[failure.kind]
+        return f"Your own configuration failed ({text}); the plan is one that runs. There is no speed-up to report."
     verification = plan.verification
     if verification is None or verification.speedup is None:
         return "The plan was measured but not compared with your own configuration in pairs, so no speed-up is claimed."
@@ -186,9 +186,9 @@ def reasons(plan: Plan) -> list[str]:
     changed = differences(plan.baseline.config, plan.config)
     if not changed:
         return ["It changes nothing.", _where_time_goes(plan)]
-    told = "; ".join(f"{change.key} {change.baseline} → {change.plan}" for change in _essential(changed))
+    text = "; ".join(f"{change.key} {change.baseline} → {change.plan}" for change in _essential(changed))
     least = [] if plan.rescue is None else [f"Why this is the smallest change: {plan.rescue.because}."]
-    return [*least, f"It changes {told}.", _where_time_goes(plan)]
+    return [*least, f"It changes {text}.", _where_time_goes(plan)]
 
 
 def numerics(plan: Plan) -> str | None:
@@ -199,14 +199,14 @@ def numerics(plan: Plan) -> str | None:
         return "Training results cannot be compared, because your own configuration does not run."
     moved = plan.config.backend != plan.baseline.config.backend
     compared = "baseline and plan" if plan.rescue is None else "the least change that runs and of the plan"
-    told = {
+    text = {
         "exact": f"Training is the same: the losses of {compared} are equal within {'1e-3' if moved else '1e-5'}",
         "within_seed_band": "Training is similar: the plan's losses are within the range of different seeds",
         "outside": "Training differs: the plan's losses are outside the range of different seeds",
         "not_compared": "Training results were not compared",
     }[plan.verification.numerics]
     detail = plan.verification.numerics_detail
-    return told + (f" ({detail})." if detail else ".")
+    return text + (f" ({detail})." if detail else ".")
 
 
 @dataclass(frozen=True)
@@ -265,7 +265,7 @@ def _failed_column(baseline: BaselineRecord) -> dict[str, Cell]:
 
 
 def _update_of(own: Batch, chosen: Batch) -> str:
-    """What the row of an update is called: updates of other effective batches don't compare, and are told apart."""
+    """Return the name of the row of an update. It names effective batches that differ, because these do not compare."""
     if own.effective == chosen.effective:
         return "update"
     return f"update of {own.effective:,} / {chosen.effective:,} samples"
@@ -278,8 +278,8 @@ def _seconds(side: _Side, micro_steps: int) -> Cell:
         seconds = side.micro_step_seconds
         return Cell(formatting.seconds(seconds * micro_steps if seconds else None), side.tier)
     low, high = measured.micro_step_seconds_low * micro_steps, measured.micro_step_seconds_high * micro_steps
-    told = formatting.spread(low, high, formatting.seconds_range(low, high))
-    return Cell(formatting.seconds(measured.micro_step_seconds * micro_steps), side.tier, told)
+    text = formatting.spread(low, high, formatting.seconds_range(low, high))
+    return Cell(formatting.seconds(measured.micro_step_seconds * micro_steps), side.tier, text)
 
 
 def _samples_per_second(side: _Side) -> Cell:
@@ -290,8 +290,8 @@ def _samples_per_second(side: _Side) -> Cell:
         return Cell(formatting.rate(samples.global_size / seconds if seconds else None), side.tier)
     amount = measured.samples_per_micro_step
     low, high = amount / measured.micro_step_seconds_high, amount / measured.micro_step_seconds_low
-    told = formatting.spread(low, high, f"{formatting.rate(low)} to {formatting.rate(high)}")
-    return Cell(formatting.rate(measured.samples_per_second), side.tier, told)
+    text = formatting.spread(low, high, f"{formatting.rate(low)} to {formatting.rate(high)}")
+    return Cell(formatting.rate(measured.samples_per_second), side.tier, text)
 
 
 def _memory(side: _Side) -> Cell:
@@ -355,18 +355,18 @@ def _where_time_goes(plan: Plan) -> str:
     """From the largest parts of the estimates, and from whether the real input path kept up."""
     before, after = _largest_part(plan.baseline.predicted), _largest_part(plan.predicted)
     if after is None:
-        told = "Where the time goes is not known."
+        text = "Where the time goes is not known."
     elif before is None or plan.config == plan.baseline.config:
-        told = f"The largest part of a micro-step is {after}, analytic."
+        text = f"The largest part of a micro-step is {after}, analytic."
     elif before == after:
-        told = f"The largest part of a micro-step is still {after}, analytic."
+        text = f"The largest part of a micro-step is still {after}, analytic."
     elif before.partition(" (")[0] == after.partition(" (")[0]:
-        told = f"The largest part of a micro-step was {before} and still is {after}, both analytic."
+        text = f"The largest part of a micro-step was {before} and still is {after}, both analytic."
     else:
-        told = f"The largest part of a micro-step was {before} and is now {after}, both analytic."
+        text = f"The largest part of a micro-step was {before} and is now {after}, both analytic."
     if plan.measured is not None and plan.measured.input_bound and plan.source.fit.data != SYNTHETIC:
-        told += " Reading the data is slower than computing (measured): a faster input path would help next."
-    return told
+        text += " Reading the data is slower than computing (measured): a faster input path would help next."
+    return text
 
 
 def _largest_part(predicted: Estimate | None) -> str | None:
@@ -388,8 +388,8 @@ def _interval(plan: Plan) -> str:
     if verification is None or verification.speedup_low is None or verification.speedup_high is None:
         return ""
     low, high = verification.speedup_low, verification.speedup_high
-    told = formatting.spread(low, high, f"95% interval {formatting.significant(low)} to {formatting.significant(high)}")
-    return f" ({told})"
+    text = formatting.spread(low, high, f"95% interval {formatting.significant(low)} to {formatting.significant(high)}")
+    return f" ({text})"
 
 
 def _tier(plan: Plan) -> str:

@@ -151,10 +151,10 @@ def _prices(rows: Sequence[HardwareRow]) -> list[RenderableType]:
 def _smaller(rows: Sequence[HardwareRow]) -> list[str]:
     """Sizes that were looked at before the one that stands in the table."""
     passed = [name for row in rows if row.verdict is FitVerdict.TRAINS for name in row.looked_at[:-1]]
-    told = [f"smaller sizes on which it does not surely fit: {', '.join(passed)}"] if passed else []
+    lines = [f"smaller sizes on which it does not surely fit: {', '.join(passed)}"] if passed else []
     largest = {row.hardware: row.looked_at for row in rows if row.verdict is not FitVerdict.TRAINS}
     tried = [f"{names[0]} to {names[-1]}" for names in largest.values() if len(names) > 1]
-    return [*told, *([f"sizes on none of which it surely fits: {', '.join(tried)}"] if tried else [])]
+    return [*lines, *([f"sizes on none of which it surely fits: {', '.join(tried)}"] if tried else [])]
 
 
 def _of_rows(rows: Sequence[HardwareRow]) -> list[str]:

@@ -115,9 +115,11 @@ def _first(candidates: Sequence[Candidate]) -> tuple[list[tuple[int, Candidate]]
 def _rejections_in_short(rejected: Sequence[Rejection]) -> list[RenderableType]:
     """How many of each stage, in one line."""
     counts = {stage: sum(_stands_for(one) for one in rejected if one.stage == stage) for stage in _STAGES}
-    told = [f"{count:,} ({_STAGES[stage]})" for stage, count in counts.items() if count]
+    counted = [f"{count:,} ({_STAGES[stage]})" for stage, count in counts.items() if count]
     return (
-        [f"Configurations that would not be tried: {formatting.listed(told)}; --all lists the reasons."] if told else []
+        [f"Configurations that would not be tried: {formatting.listed(counted)}; --all lists the reasons."]
+        if counted
+        else []
     )
 
 
@@ -248,12 +250,12 @@ def _verified(plan: Plan) -> list[RenderableType]:
         "a checkpoint": checked.checkpoint_saved,
         "a remainder": checked.remainder_ran,
     }
-    told = formatting.listed(["training", *(name for name, ran in done.items() if ran)])
+    included = formatting.listed(["training", *(name for name, ran in done.items() if ran)])
     missing = formatting.listed([name for name, ran in done.items() if not ran], "nor")
     return [
         heading("How it was verified"),
         f"{formatting.counted(checked.pairs, 'pair')} of clean processes, baseline and plan alternating. "
-        f"The plan's run included {told}" + (f", but not {missing}." if missing else "."),
+        f"The plan's run included {included}" + (f", but not {missing}." if missing else "."),
     ]
 
 
@@ -328,10 +330,10 @@ def _outcome_figures(measured: Measurement | CompilerEvidence | None, whole_fit_
 def _outcome(trial: TrialRecord) -> str:
     if trial.failure is None:
         return trial.outcome
-    told = baseline_vs_plan.FAILURES[trial.failure.kind]
+    reason = baseline_vs_plan.FAILURES[trial.failure.kind]
     first = formatting.first_line(trial.failure.message)
     log = f" (log: {trial.failure.log})" if trial.failure.log else ""
-    return told + (f": {first}" if first else "") + log
+    return reason + (f": {first}" if first else "") + log
 
 
 def _tier(plan: Plan) -> str:
@@ -346,10 +348,13 @@ def _rejections(rejected: Iterable[Rejection]) -> list[RenderableType]:
     for rejection in rejected:
         groups[rejection.stage].append(rejection)
     parts: list[RenderableType] = []
-    for stage, told in _STAGES.items():
+    for stage, stage_name in _STAGES.items():
         if groups[stage]:
             count = formatting.counted(len(groups[stage]), "configuration")
-            parts += [heading(f"Not tried, {told}{_tiers(groups[stage])}: {count}"), *_rejection_group(groups[stage])]
+            parts += [
+                heading(f"Not tried, {stage_name}{_tiers(groups[stage])}: {count}"),
+                *_rejection_group(groups[stage]),
+            ]
     return parts
 
 

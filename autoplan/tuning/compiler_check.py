@@ -1,7 +1,7 @@
-"""The compiler as witness: the best predictions are compiled for hardware that is not here, until the winner is one.
+"""Compilation of the best candidates for absent hardware, until the best one has been compiled.
 
-What the compiler says of one configuration corrects the predictions for its like, and the corrected ranking says which
-is compiled next. Each compilation is a trial of the study, kept there and never done twice.
+The compiler's figures of one configuration correct the estimates of similar ones, and the corrected ranking decides
+which is compiled next. Each compilation is a trial of the study, kept there and never done twice.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class CheckedByCompiler:
 
 @dataclass
 class CompilerCheck:
-    """Compiles one configuration after another and tells the watcher about each.
+    """Compiles one configuration after another and reports each to the watcher.
 
     most  so many are compiled at most, those of an earlier run not counted
     """
@@ -118,7 +118,7 @@ class CompilerCheck:
         """What ranks before the best that has been compiled.
 
         Where a correction leaves nothing that may fit, and nothing that was compiled does: what needs least, for a
-        correction may be wrong where only a compiler can tell.
+        correction may be wrong, and only a compiler can show it.
         """
         found: list[TrainConfig] = []
         for one in self._ranked():
@@ -154,7 +154,7 @@ class CompilerCheck:
         return self._least_change_first(sorted(hopeful, key=lambda one: one.seconds_per_sample))
 
     def _least_change_first(self, ordered: list[CandidateEstimate]) -> list[CandidateEstimate]:
-        """What no prediction tells apart from the best stands by how little it changes of the script."""
+        """Order configurations whose estimates are as good as the best by the number of their changes."""
         own = self.findings.space.baseline
         ties = [one for one in ordered if one.seconds_per_sample <= TIE * ordered[0].seconds_per_sample]
         nearest = sorted(ties, key=lambda one: (*distance(own, one.config), one.seconds_per_sample))
@@ -255,7 +255,7 @@ class CompilerCheck:
                 self._record(config, outcome)
 
     def _give_back(self, config: TrainConfig) -> None:
-        """A trial that says nothing may be asked for again; what cannot be told is ended when the study opens next."""
+        """Give a trial without an outcome back; if the study cannot store that, it ends it when it opens next."""
         with suppress(StudyError):
             self.study.abandon(config)
 

@@ -91,7 +91,7 @@ def _try(runner: Runner, findings: Findings, watch: Watch) -> Tried:
 def _verify(runner: Runner, tried: Tried, watch: Watch) -> tuple[list[Verified] | None, list[Timed], bool]:
     """Verify what is better than the reference, or where nothing is, repeat the reference; None: nothing came of it.
 
-    Also returns every run of a configuration that ran more than once, which tells how far processes differ, and whether
+    Also returns every run of a configuration that ran more than once, which shows how far processes differ, and whether
     Ctrl-C ended it.
     """
     better = runner.worth_verifying(tried.reference)

@@ -23,7 +23,7 @@ def takes_float32(chip: Chip) -> bool:
     """Return whether a GPU's matrix units take float32, as TF32: of convolutions those with channels last.
 
     XLA:GPU lays out float32 images with channels first on every GPU, and those of 16 bits with channels last from Volta
-    on (`gpu_layout_assignment.cc`; jax 0.10.2 compiled for an A100 does); PyTorch holds them first unless told.
+    on (`gpu_layout_assignment.cc`; jax 0.10.2 compiled for an A100 does); PyTorch has channels first by default.
     """
     return _TF32_FROM in chip.peak_flops_per_second
 

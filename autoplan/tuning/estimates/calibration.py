@@ -1,8 +1,8 @@
-"""What trials teach the estimates: how many times as long each kind of execution takes as was predicted for it.
+"""Corrections of estimates by trials: the ratio of measured to estimated time, for each kind of execution.
 
 A training step is traced on JAX and priced as XLA would fuse it. Another backend dispatches at another cost and fuses
 less, and without a compiler nothing is fused at all; arithmetic knows that roughly, and the first trials know better.
-From three trials of a kind on, factors of arithmetic, traffic and the host's work are told apart
+From three trials of a kind on, factors of arithmetic, traffic and the host's work are separated
 (`cost_models.calibration`): a host that is slower than predicted speaks for large batches, slow memory does not.
 """
 
@@ -20,7 +20,7 @@ from cost_models.execution import Executor
 WORTH_TELLING = 1.5
 """A correction of less than this, either way, is within what the analytic tier claims."""
 TELL_PARTS_APART = 3
-"""So many trials of one kind of execution can tell three parts of a micro-step apart."""
+"""Number of trials of one kind of execution that separate three parts of a micro-step."""
 CLEARLY = 1.25
 """Times the best prediction from which another is clearly beaten: two that are 12% off each, as predictions of
 `studies/time_vs_this_cpu` are on average, seldom differ so much the wrong way."""
@@ -87,7 +87,7 @@ def reordered(
 ) -> list[TrainConfig]:
     """The shortlist by corrected prediction, but for the first of each mesh and backend, which stay in front.
 
-    The order stays where nothing was estimated or measured, and where one kind of execution has too few trials to tell
+    The order stays where nothing was estimated or measured, and where one kind of execution has too few trials for
     more than one factor.
     """
     kinds = {Executor.of(config) for config in shortlist}
@@ -119,8 +119,8 @@ def contenders(
     return [one for one in untried if one.batch.local >= local_batch] or list(untried)
 
 
-def told(records: Sequence[TrialRecord]) -> list[str]:
-    """A line for each kind of execution whose trials were far from what was predicted."""
+def correction_notes(records: Sequence[TrialRecord]) -> list[str]:
+    """Return a line for each kind of execution whose trials were far from their estimates."""
     return [
         f"on {execution} an update took {factor:.2g} times what was predicted (measured over analytic, median)"
         for execution, factor in sorted(factors(records).items())

@@ -92,8 +92,8 @@ class Findings:
             return Candidate(config, None, f"no estimate; {words}", own)
         best = min(one.seconds_per_sample for one in self.estimates.values() if one.config in self.shortlist)
         ratio = estimate.seconds_per_sample / best
-        told = f"{'your own configuration; ' if own else ''}estimated to take {ratio:.2f} times as long as the best"
-        return Candidate(config, estimate.analytic, told, own)
+        reason = f"{'your own configuration; ' if own else ''}estimated to take {ratio:.2f} times as long as the best"
+        return Candidate(config, estimate.analytic, reason, own)
 
 
 def versions_of(observation: Observation, cluster: Cluster) -> Versions:

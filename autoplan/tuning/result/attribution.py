@@ -54,13 +54,13 @@ def contributions(baseline: TrainConfig, config: TrainConfig, tiers: Sequence[Ra
     singles = _single_changes(baseline, config)
     if len(singles) < 2:
         return []
-    told = []
+    lines = []
     for single in singles:
         known = [(rates.evidence, ratio) for rates in tiers if (ratio := rates.ratio(baseline, single)) is not None]
         if known:
             evidence, ratio = known[0]
-            told.append(f"{', '.join(changes(baseline, single))} alone: {ratio:.2f} times as fast ({evidence})")
-    return told
+            lines.append(f"{', '.join(changes(baseline, single))} alone: {ratio:.2f} times as fast ({evidence})")
+    return lines
 
 
 def scaling(findings: Findings, tiers: Sequence[Rates]) -> str | None:
@@ -91,16 +91,16 @@ def idle_devices(findings: Findings, config: TrainConfig, tiers: Sequence[Rates]
     used, there = config.mesh.devices, findings.cluster.devices
     if used >= there:
         return None
-    told = f"the plan uses {used} of {there} devices"
+    used_devices = f"the plan uses {used} of {there} devices"
     larger = [one for one in findings.space.configs if one.mesh.devices > used]
     if not larger:
-        return f"{told}: {_NONE_LARGER}"
+        return f"{used_devices}: {_NONE_LARGER}"
     for rates in tiers:
         known = [one for one in larger if one in rates.seconds_per_sample and _may_fit(findings, one)]
         if known and config in rates.seconds_per_sample:
             best = min(known, key=lambda one: rates.seconds_per_sample[one])
-            return f"{told}: {_against(findings, config, best, rates)}"
-    return f"{told}: no configuration on more devices is known to fit"
+            return f"{used_devices}: {_against(findings, config, best, rates)}"
+    return f"{used_devices}: no configuration on more devices is known to fit"
 
 
 def _against(findings: Findings, config: TrainConfig, best: TrainConfig, rates: Rates) -> str:

@@ -59,7 +59,7 @@ class Choice:
 def analytic_plan(request: TuneRequest, findings: Findings) -> Plan:
     """The best by arithmetic alone: nothing was measured, and the plan says so.
 
-    NoFeasibleConfiguration where it is not sure to fit: only a compiler or a run could tell.
+    NoFeasibleConfiguration where it may not fit: only a compiler or a run could show it.
     """
     best = findings.shortlist[0]
     if not findings.estimates[best].fits:
@@ -78,7 +78,7 @@ def analytic_plan(request: TuneRequest, findings: Findings) -> Plan:
 
 
 def _least_change(findings: Findings, best: TrainConfig) -> TrainConfig:
-    """What changes least of those whose prediction is as good as the best: arithmetic does not tell so little apart."""
+    """Return the configuration with the fewest changes whose estimate is as good as the best one's."""
     known = findings.estimates
     most = AS_GOOD * known[best].seconds_per_sample
     alike = [one for one in findings.shortlist if one in known and known[one].fits]
@@ -140,9 +140,9 @@ def _baseline_too_large(findings: Findings) -> list[str]:
 
 
 def _all_too_large(checked: CheckedByCompiler) -> str:
-    """The least that the compiler found needed, of those whose need it told."""
-    told = [one for one in checked.rejected if one.figures["needed_bytes"] is not None]
-    least = min(told, key=lambda one: int(one.figures["needed_bytes"] or 0), default=None)
+    """Return a note on the smallest memory that the compiler reported for rejected configurations."""
+    known = [one for one in checked.rejected if one.figures["needed_bytes"] is not None]
+    least = min(known, key=lambda one: int(one.figures["needed_bytes"] or 0), default=None)
     what = "" if least is None else f", the least {least.config.describe()}: {least.reason}"
     return (
         f"none of the configurations that the compiler was asked about fits ({len(checked.rejected)} are too large"
@@ -155,8 +155,8 @@ def _untried(baseline: TrainConfig, best: TrainConfig) -> list[str]:
     """What only a run can show of a plan that nobody ran."""
     if best.precision is baseline.precision:
         return []
-    told = f"training in {best.precision.value} was not compared with {baseline.precision.value}"
-    return [f"{told}: compare a few updates before a long training, or pin the precision with --fix"]
+    training = f"training in {best.precision.value} was not compared with {baseline.precision.value}"
+    return [f"{training}: compare a few updates before a long training, or pin the precision with --fix"]
 
 
 def measured_plan(
@@ -170,7 +170,7 @@ def measured_plan(
     """The verified winner; else the baseline; else, where the baseline is ruled out or fails, the best that is left.
 
     `repeats` are runs of configurations that ran more than once: every interval is stated so that it holds for other
-    processes too, as far as repeats tell. `verified` is None where verification was interrupted, and empty where
+    processes too, as far as repeats show it. `verified` is None where verification was interrupted, and empty where
     nothing was worth it.
     """
     between = spread([*repeats, *_trial_runs(tried, repeats)])
@@ -197,7 +197,7 @@ def measured_plan(
             choice.why,
             *([busy] if busy else []),
             *_explained(findings, tried, choice.config),
-            *calibration.told(tried.records),
+            *calibration.correction_notes(tried.records),
             f"trials ended: {tried.ended}",
             *([setup] if setup else []),
             *_notes(findings, choice.config),
@@ -282,14 +282,14 @@ def _why_not(last: Verified | None, named: str, *, interrupted: bool, others: bo
         return f"no trial was faster than {named}" if others else f"nothing was measured besides {named}"
     if last.out_of_time:
         return "the budget ended before the best trial was verified; a larger --budget leaves time for that"
-    told = last.verification
-    if told.numerics == "outside":
-        return f"the best trial does not train the same ({told.numerics_detail})"
-    if told.speedup is None:
-        return f"the best trial failed verification ({told.numerics_detail})"
-    low, high = told.speedup_low or 0.0, told.speedup_high or 0.0
+    verified = last.verification
+    if verified.numerics == "outside":
+        return f"the best trial does not train the same ({verified.numerics_detail})"
+    if verified.speedup is None:
+        return f"the best trial failed verification ({verified.numerics_detail})"
+    low, high = verified.speedup_low or 0.0, verified.speedup_high or 0.0
     interval = formatting.spread(low, high, f"95% interval {low:.2f} to {high:.2f}")
-    return f"the best trial was not shown to be faster in clean processes (speed-up {told.speedup:.2f}, {interval})"
+    return f"the best trial was not shown to be faster in clean processes (speed-up {verified.speedup:.2f}, {interval})"
 
 
 def _without_speedup(verification: Verification, reference: TrainConfig) -> Verification:
@@ -339,8 +339,8 @@ def _setup_note(tried: Tried) -> str | None:
 def _explained(findings: Findings, tried: Tried, config: TrainConfig) -> list[str]:
     """What each change brings alone, and how the training scales: measured where trials say it, else analytic."""
     tiers = (measured_rates(tried.records), predicted_rates(findings))
-    told = scaling(findings, tiers), idle_devices(findings, config, tiers)
-    return [*contributions(findings.space.baseline, config, tiers), *(one for one in told if one)]
+    lines = scaling(findings, tiers), idle_devices(findings, config, tiers)
+    return [*contributions(findings.space.baseline, config, tiers), *(one for one in lines if one)]
 
 
 def _idle(findings: Findings, config: TrainConfig) -> list[str]:
@@ -350,8 +350,8 @@ def _idle(findings: Findings, config: TrainConfig) -> list[str]:
         f"your own configuration uses {own} of the {there} devices, as the script is; `estimate` takes all of them "
         "unless --mesh says otherwise"
     )
-    told = idle_devices(findings, config, (predicted_rates(findings),))
-    return [*([used] if own < there else []), *([told] if told else [])]
+    idle = idle_devices(findings, config, (predicted_rates(findings),))
+    return [*([used] if own < there else []), *([idle] if idle else [])]
 
 
 def _notes(findings: Findings, config: TrainConfig) -> list[str]:

@@ -1,4 +1,4 @@
-"""What a plan tells its reader besides figures: what changes in the training, and what was done to the script."""
+"""Notes of a plan: changes of the training, and what was done to the script."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cost_models.config import TrainConfig
 from cost_models.hardware.cluster import Cluster
 
 BUSY_SHARE = 0.25
-"""From this share of the processors on, what others take is told beside a verified speed-up."""
+"""Share of the CPU cores from which on the use by other processes is noted beside a verified speed-up."""
 SETUP_SHARE = 0.2
 """Above this share of a trial, what the script does before fit is worth a builder."""
 
@@ -104,10 +104,10 @@ def limit_note(limit_bytes: int | None, cluster: Cluster) -> str | None:
     """What the user's own limit on memory was held against."""
     if limit_bytes is None:
         return None
-    told = f"memory was limited to {formatting.size(limit_bytes)} (--memory-limit)"
+    limited = f"memory was limited to {formatting.size(limit_bytes)} (--memory-limit)"
     if cluster.local and cluster.chip.kind == "cpu":
-        return f"{told}: a trial whose processes held more was ended"
-    return f"{told} in estimates; the device itself was not limited"
+        return f"{limited}: a trial whose processes held more was ended"
+    return f"{limited} in estimates; the device itself was not limited"
 
 
 def baseline_notes(baseline: TrainConfig, observation: Observation, versions: Versions) -> list[str]:
@@ -189,7 +189,7 @@ def _of_the_remainder(config: TrainConfig, baseline: TrainConfig, observation: O
 
 
 def _of_partial_batches(accumulation: int, *, weights_only: bool) -> Iterator[str]:
-    """The same rule, where only the run will tell whether the data have a partial batch."""
+    """Return the same note where only the run shows whether the data have a partial batch."""
     if accumulation == 1:
         return
     if weights_only:

@@ -63,7 +63,7 @@ class Reference:
 
 @dataclass
 class Runner:
-    """Runs one trial after another and tells the watcher about each. Configurations are compared by the objective.
+    """Runs one trial after another and reports each to the watcher. Configurations are compared by the objective.
 
     exact               whether losses will have to be equal, which makes verification shorter
     reference_seconds   what a trial of the reference takes; 0 before there is one
@@ -200,8 +200,8 @@ class Runner:
     def worth_verifying(self, reference: TrialRecord) -> list[TrialRecord]:
         """Better than the reference, in the order in which to verify.
 
-        The best of those that cannot be told from the best goes first by least change: a setting that does not show its
-        worth is not worth its change, least of all one that changes the numbers.
+        Among trials whose difference from the best is within the noise, the one with the least change goes first: a
+        setting without a visible gain is not worth its change, least of all one that changes the numbers.
         """
         standard = self.objective(reference) or 0.0
         better = [record for record in self.ranked() if (self.objective(record) or 0.0) < standard]
@@ -265,7 +265,7 @@ class Runner:
         return clock.allows(trial_seconds + reserve)
 
     def _run(self, config: TrainConfig, *, announce: bool) -> TrialRecord | None:
-        """One trial, told to the study. An interruption gives the configuration back, as does the end of the budget."""
+        """Run one trial and store it. An interruption gives the configuration back, as does the end of the budget."""
         if announce:
             self.study.begin(config)
         number = self.study.next_number
@@ -285,7 +285,7 @@ class Runner:
         return self._record(config, outcome)
 
     def _give_back(self, config: TrainConfig) -> None:
-        """A trial that says nothing may be asked for again; what cannot be told is ended when the study opens next."""
+        """Give a trial without an outcome back; if the study cannot store that, it ends it when it opens next."""
         with suppress(StudyError):
             self.study.abandon(config)
 

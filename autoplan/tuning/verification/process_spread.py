@@ -1,7 +1,7 @@
 """How far processes differ: what an interval must cover to hold for the next run, not only within this one.
 
 Groups of one process have its memory layout, its neighbours and its minute in common, so a bootstrap over them is too
-narrow for another process. Repeats of the same configuration, which verification needs anyway, tell by how much.
+narrow for another process. Repeats of the same configuration, which verification needs anyway, show by how much.
 """
 
 from __future__ import annotations

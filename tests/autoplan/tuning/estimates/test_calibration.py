@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from autoplan.plan.records import Failure, FailureKind, TrialRecord
-from autoplan.tuning.estimates.calibration import calibrations, contenders, factors, reordered, told
+from autoplan.tuning.estimates.calibration import calibrations, contenders, correction_notes, factors, reordered
 from cost_models.execution import Executor
 from tests.builders import estimates as made
 from tests.builders import plans
@@ -127,7 +127,7 @@ def test_three_trials_tell_a_slow_host_from_slow_arithmetic():
 
 @pytest.mark.parametrize(("seconds", "said"), [(1.0, 0), (1.4, 0), (3.0, 1), (0.5, 1)])
 def test_large_corrections_are_told(seconds, said):
-    lines = told([record(ON_TORCH, seconds, 1.0)])
+    lines = correction_notes([record(ON_TORCH, seconds, 1.0)])
     assert len(lines) == said
     if said:
         assert lines[0].startswith(
