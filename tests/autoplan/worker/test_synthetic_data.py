@@ -69,5 +69,5 @@ def test_a_model_without_a_compiled_loss_has_no_target():
 
 
 def test_an_unbuilt_model_is_an_error_with_a_remedy():
-    with pytest.raises(WorkloadError, match=r"has not been built.*give training data"):
+    with pytest.raises(WorkloadError, match=r"has not been built.*provide training data"):
         synthetic_specs(zoo.subclassed(), 4)

@@ -132,5 +132,5 @@ def test_sublayers_of_an_output_layer_stay_float32_with_it():
 
 
 def test_a_factory_uses_from_config_of_classes_that_override_it():
-    assert LayerFactory(live.Scale).by_keras
-    assert not LayerFactory(keras.Model).by_keras
+    assert LayerFactory(live.Scale).uses_keras_from_config
+    assert not LayerFactory(keras.Model).uses_keras_from_config
