@@ -91,6 +91,8 @@ class Liveness:
         free = self._free_buffers()
         self._reuse_operands()
         self._apply("dot-workspace")
+        if self.updates is Updates.SELECTED:
+            self._apply("gradient-averages")
         return Schedule(
             tuple(self.kernels),
             self._temporaries(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cost_models.workload.workload import UNEVEN_PAD, Kind
+from cost_models.xla.buffers.accumulation import gradient_averages
 from cost_models.xla.buffers.buffer_reuse import lent_state_buffers
 from cost_models.xla.buffers.heap import heap_packing
 from cost_models.xla.buffers.loop_stacks import early_loop_stacks
@@ -32,7 +33,7 @@ CPU = Profile(
     fusion=cpu_fusion,
     fusion_rules=(ynnpack.using(least_elements=4096),),
     scheduler=breadth_first_scheduler,
-    buffer_rules=(early_loop_stacks, lent_state_buffers, heap_packing),
+    buffer_rules=(early_loop_stacks, gradient_averages.using(sets=2), lent_state_buffers, heap_packing),
     fusible=FUSIBLE - {Kind.RANDOM},  # drawn in a loop that writes its words (jax's threefry rolls its rounds there)
     absorbing=frozenset({Kind.REDUCE}),
     free_moves=frozenset({"pad", UNEVEN_PAD}),

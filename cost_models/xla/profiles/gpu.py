@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cost_models.workload.workload import Kind
+from cost_models.xla.buffers.accumulation import gradient_averages
 from cost_models.xla.buffers.buffer_reuse import output_buffers
 from cost_models.xla.buffers.heap import heap_packing
 from cost_models.xla.buffers.workspace import dot_workspace
@@ -49,7 +50,7 @@ AMPERE = Profile(
         elementwise_in_place,
     ),
     scheduler=memory_scheduler,
-    buffer_rules=(output_buffers, heap_packing),
+    buffer_rules=(gradient_averages.using(sets=1), output_buffers, heap_packing),
     fusible=FUSIBLE,
     absorbing=frozenset({Kind.REDUCE, Kind.POOL, Kind.POOL_GRADIENT}),
     free_moves=frozenset({"transpose", "pad"}),  # cuDNN pads both ends alike

@@ -42,8 +42,6 @@ def test_a_gradient_dies_in_its_update_or_waits_for_the_others():
     in_program_order = GPU.without("memory-scheduler")
     assert schedule(workload, in_program_order, Updates.AT_ONCE).peak(8)[0] == one
     assert schedule(workload, GPU, Updates.TOGETHER).peak(8)[0] == 3 * one
-    selected = schedule(workload, GPU, Updates.SELECTED)
-    assert selected.peak(8)[0] == 4 * one  # first all gradients and a new weight, last all new weights and a gradient
 
 
 def test_new_state_takes_the_old_states_place():
