@@ -46,7 +46,7 @@ class Stretched(keras.optimizers.schedules.LearningRateSchedule):
 
 
 def exported(plan: Plan, to: str = "python") -> str:
-    """The plan as a Python module that needs Keras alone.
+    """Return the plan as a Python module that needs Keras alone.
 
     ConfigError for a target that is not known; PlanError for a plan that plain calls cannot express yet.
     """

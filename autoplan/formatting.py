@@ -11,7 +11,7 @@ _BYTE_UNITS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 
 def significant(value: float) -> str:
-    """Three significant digits, without an exponent: 134,000; 36.6; 0.00412."""
+    """Return three significant digits without an exponent: 134,000; 36.6; 0.00412."""
     if value == 0:
         return "0"
     rounded = float(f"{value:.3g}")
@@ -22,7 +22,7 @@ def significant(value: float) -> str:
 
 
 def size(count: int | None) -> str:
-    """Bytes as GiB, MiB or KiB, powers of two."""
+    """Return bytes as GiB, MiB or KiB, powers of two."""
     if count is None:
         return NOT_KNOWN
     for unit_bytes, unit in _BYTE_UNITS:
@@ -40,7 +40,7 @@ def first_line(text: object) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """A time of the size of a micro-step: µs, ms or s."""
+    """Return a time of the size of a micro-step in µs, ms or s."""
     if value is None:
         return NOT_KNOWN
     scale, unit = _second_unit(value)
@@ -48,7 +48,7 @@ def seconds(value: float | None) -> str:
 
 
 def seconds_range(low: float, high: float) -> str:
-    """An interval in one unit, that of its upper end: `3.97 to 4.36 ms`."""
+    """Return an interval in the unit of its upper end: `3.97 to 4.36 ms`."""
     scale, unit = _second_unit(high)
     return f"{significant(low * scale)} to {significant(high * scale)} {unit}"
 
@@ -62,7 +62,7 @@ def spread(low: float, high: float, interval: str) -> str:
 
 
 def duration(value: float) -> str:
-    """A time that a person waits: `45 s`, `3 min 20 s`, `1 h 5 min`."""
+    """Return a waiting time: `45 s`, `3 min 20 s`, `1 h 5 min`."""
     whole = round(value)
     if whole < 60:
         return f"{whole} s"
@@ -73,17 +73,17 @@ def duration(value: float) -> str:
 
 
 def span(value: float | None) -> str:
-    """A time of any size: that of a fit may be seconds or hours."""
+    """Return a time of any size, from seconds to hours."""
     return seconds(value) if value is None or value < 100 else duration(value)
 
 
 def rate(value: float | None) -> str:
-    """Something a second, without its name: `134,000`."""
+    """Return a rate without its unit: `134,000`."""
     return NOT_KNOWN if value is None else significant(value)
 
 
 def percent(value: float | None) -> str:
-    """A fraction as a percentage: whole, with a digit behind the point below ten, with two digits below a tenth."""
+    """Return a fraction as a percentage, with one decimal below ten and two digits below a tenth."""
     if value is None:
         return NOT_KNOWN
     if 0 < abs(value) < 0.001:
@@ -102,7 +102,7 @@ def counted(number: int, singular: str, plural: str | None = None) -> str:
 
 
 def _exponent(value: float) -> int:
-    """The power of ten of the first digit."""
+    """Return the power of ten of the first digit."""
     return int(f"{abs(value):e}".partition("e")[2])
 
 

@@ -63,11 +63,11 @@ class Verdict:
 
     @property
     def valid(self) -> bool:
-        """Whether nothing that matters differs."""
+        """Whether no difference matters."""
         return not any(difference.matters for difference in self.differences)
 
     def lines(self, name: str) -> list[str]:
-        """One line for the verdict, one for each difference, what matters first."""
+        """Return a line for the verdict and a line for each difference, those that matter first."""
         ordered = sorted(self.differences, key=lambda difference: not difference.matters)
         lines = [f"{'differs' if one.matters else 'changed'}: {one}" for one in ordered]
         if not self.valid:
@@ -80,7 +80,7 @@ class Verdict:
         return [f"{name} was tuned for another environment, and its figures may not hold ({one})" for one in warnings]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for `--format json`."""
+        """Return plain values for `--format json`."""
         return {"schema": 1, "valid": self.valid, "differences": [vars(one) for one in self.differences]}
 
 
@@ -90,7 +90,7 @@ def verdict(plan: Plan, here: Here) -> Verdict:
 
 
 def check(plan: Plan, here: Here) -> Iterator[Difference]:
-    """What differs between a plan and what it would meet."""
+    """Compare a plan with the present environment."""
     digest = here.source_sha256
     if digest != plan.source.sha256 and not (digest is None and plan.source.kind in _LIVE):
         present = here.why or f"sha256 {(digest or NOT_HERE)[:12]}"
@@ -105,14 +105,14 @@ def check(plan: Plan, here: Here) -> Iterator[Difference]:
 
 
 def here(plan: Plan) -> Here:
-    """What the plan would meet on this machine. Imports no framework; asks for installed versions and hardware."""
+    """Return the environment of this machine for a plan. Imports no framework."""
     digest, why = _source_digest(plan.source)
     missing = process_settings.missing_here()
     return Here(_environment(plan.environment.backend), _local_hardware(plan), digest, why, missing)
 
 
 def _versions(planned: Environment, found: Environment) -> Iterator[Difference]:
-    """A release of Keras or the backend may run and cost otherwise; a bug-fix release, Python and autoplan need not."""
+    """Yield differences of versions. A release of Keras or the backend matters; a bug-fix release does not."""
     for key in ("backend", "platform", "keras", "backend_version", "python", "autoplan"):
         old, new = getattr(planned, key), getattr(found, key)
         if old == new:
@@ -143,7 +143,7 @@ def _hardware(planned: HardwareRecord, found: HardwareRecord) -> Iterator[Differ
 
 
 def _environment(backend: str) -> Environment:
-    """As a worker would see it, from what is installed."""
+    """Return the installed versions, as a worker would see them."""
     return Environment(
         python=platform.python_version(),
         keras=_installed("keras"),
@@ -164,7 +164,7 @@ def _installed(distribution: str) -> str:
 
 
 def _local_hardware(plan: Plan) -> HardwareRecord:
-    """This machine, with as many simulated devices as the plan has where it has those.
+    """Return this machine, with as many simulated devices as the plan has.
 
     The stored profile is read first. A CPU can be identified without one, an accelerator cannot.
     """

@@ -50,7 +50,7 @@ class Sought:
 
 
 def sought(request: CompareRequest) -> list[Sought]:
-    """What is compared: each name as it stands, or each chip of the families in its sizes from the smallest up.
+    """Return what is compared: each name, or each chip of the families in its sizes from the smallest up.
 
     ConfigError for words that contradict each other; HardwareError for a family or a name that nobody knows.
     """
@@ -74,7 +74,7 @@ def compared(
     find: Find,
     watch: Watch,
 ) -> Comparison:
-    """The comparison of `wanted`.
+    """Compare the training on all hardware of `wanted`.
 
     Raises an AutoplanError for whatever the user can mend. What is wrong with one kind of hardware stands in its row,
     unless it is wrong with all.
@@ -137,7 +137,7 @@ class _Training:
         self.tracer.start(wanted)
 
     def smallest(self, one: Sought) -> Look:
-        """The first size on which it trains; else the likeliest of those on which it may; else the largest."""
+        """Return the first size on which it trains, else the size that is most likely to, else the largest size."""
         looks: list[Look] = []
         for name in one.names:
             looks.append(self.on(name))
@@ -150,7 +150,7 @@ class _Training:
         return replace(chosen, row=replace(chosen.row, looked_at=looked_at, would_help=self._help(chosen.row, one)))
 
     def on(self, name: str) -> Look:
-        """The best configuration there; what splits its state is considered where nothing else is sure to fit."""
+        """Return the best configuration on one cluster. Sharded state is considered where nothing else surely fits."""
         cluster = self.find(name)
         seen = _Seen(cluster, self.request.headroom, PlannedFit.of(self.observation).samples)
         empty = HardwareRow.of(cluster, chips(name), tuple(offers(name)))
@@ -170,7 +170,7 @@ class _Training:
         return Look(row, cluster, findings)
 
     def _look_at(self, space: Space, seen: _Seen) -> None:
-        """Without rematerialization, and with it what does not fit without."""
+        """Estimate without rematerialization, and with it the configurations that do not fit without it."""
         new = [config for config in space.configs if config not in seen.needs and self._published(config, seen.cluster)]
         seen.add(self.tracer.workloads(one for one in new if not _rematerializes(one)))
         legal = frozenset(space.configs)
@@ -185,7 +185,7 @@ class _Training:
         return own or config.precision.compute_dtype in cluster.chip.peak_flops_per_second
 
     def _space(self, cluster: Cluster, *, shard_state: bool) -> Space:
-        """The same for clusters of the same kind and size."""
+        """Return the legal configurations, computed once for clusters of the same kind and size."""
         key = cluster.chip.kind, cluster.devices, shard_state
         if key not in self._spaces:
             self._spaces[key] = legal_configs(
@@ -226,7 +226,7 @@ class _Training:
         return f"devices with {device} usable{self._of_the_script()}"
 
     def _of_the_script(self) -> str:
-        """What the script itself stands in the way of."""
+        """Return what a change of the script would allow."""
         if not self.observation.rebatchable:
             return ", or a smaller batch in the script, whose data come in batches of one size"
         return ""
@@ -244,7 +244,7 @@ class _Seen:
     unpublished: dict[str, int] = field(default_factory=dict)
 
     def add(self, traced: Iterable[tuple[Workload, Sequence[TrainConfig]]]) -> None:
-        """Memory first: it is the same on all chips of a kind, and time is asked of what may fit alone."""
+        """Estimate memory first, and time only of configurations that may fit."""
         for workload, configs in traced:
             for config in configs:
                 need = self.needs[config] = memory(workload, config, self.cluster)
@@ -252,7 +252,7 @@ class _Seen:
                     self._estimate(workload, config)
 
     def fitting(self) -> list[CandidateEstimate]:
-        """Those that are sure to fit."""
+        """Return the estimates that surely fit."""
         return [one for one in self.estimates.values() if one.fits]
 
     def _estimate(self, workload: Workload, config: TrainConfig) -> None:
@@ -265,7 +265,7 @@ class _Seen:
 
 
 def _may_help(config: TrainConfig, legal: frozenset[TrainConfig], seen: _Seen) -> bool:
-    """Whether it does not fit without rematerialization; what cannot be built without is not tried with it."""
+    """Return whether rematerialization may help: the configuration does not fit without it and can be built."""
     without = config.with_(remat=Remat())
     if without not in seen.needs:
         return without not in legal
@@ -278,7 +278,7 @@ def _rematerializes(config: TrainConfig) -> bool:
 
 
 def _row(empty: HardwareRow, seen: _Seen) -> HardwareRow:
-    """The best of what fits; else the best of what may; else what needs least."""
+    """Return the row of the best configuration that fits, else that may fit, else that needs the least memory."""
     candidates = seen.fitting() or list(seen.estimates.values())
     if not candidates:
         config, need = min(seen.needs.items(), key=lambda item: item[1].total_high)
@@ -307,7 +307,7 @@ def _row(empty: HardwareRow, seen: _Seen) -> HardwareRow:
 
 
 def _refined(request: CompareRequest, look: Look, jobs: JobRunner, watch: Watch) -> HardwareRow:
-    """The row by what the compiler of its hardware says: the one place where compiled evidence comes in.
+    """Return the row with the figures of its hardware's compiler.
 
     Where the compiler cannot be asked, the row stays as it was estimated and says why.
     """
@@ -353,7 +353,7 @@ def _checked(request: CompareRequest, jobs: JobRunner, findings: Findings, watch
 
 
 def _compiled(row: HardwareRow, estimate: CandidateEstimate, said: CompilerEvidence) -> HardwareRow:
-    """Memory of the compiled program, and its time under the roofline; where it cannot be priced, the estimate's."""
+    """Return the row with the compiled program's memory and estimated time, or the analytic time where it has none."""
     time = said.time or estimate.analytic.time
     notes = () if said.time else ("its memory is compiled, its rate is analytic: the program could not be priced",)
     total = said.memory.must_fit_bytes
@@ -375,7 +375,7 @@ def _compiled(row: HardwareRow, estimate: CandidateEstimate, said: CompilerEvide
 
 
 def _notes(baseline: TrainConfig, rows: Sequence[HardwareRow], observation: Observation) -> list[str]:
-    """What a reader has to know of the configurations, each thing once."""
+    """Return notes on the configurations, each note once."""
     best = [row.config for row in rows if row.verdict is FitVerdict.TRAINS and row.config is not None]
     notes = [*observation.notes]
     others = sorted({config.precision.value for config in best if config.precision is not baseline.precision})

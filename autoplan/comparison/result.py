@@ -65,7 +65,7 @@ class HardwareRow:
 
     @classmethod
     def of(cls, cluster: Cluster, chips: int | None, offers: tuple[Offer, ...]) -> HardwareRow:
-        """A row with nothing but its hardware."""
+        """Return a row with nothing but its hardware."""
         capacity = cluster.chip.usable_memory_bytes
         return cls(cluster.name, cluster.chip.name, cluster.devices, chips, capacity_bytes=capacity, offers=offers)
 
@@ -89,7 +89,7 @@ class HardwareRow:
         return self.offers[0].usd_per_million_samples(self.chips, self.samples_per_second)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values. `trains` is null where that is not known."""
+        """Return plain values. `trains` is null where that is not known."""
         trains = {FitVerdict.TRAINS: True, FitVerdict.TOO_LARGE: False}.get(self.verdict)
         return {
             "hardware": self.hardware,
@@ -136,7 +136,7 @@ class Comparison:
         return "usd_per_million_samples" if self.by_cost else "samples_per_second"
 
     def to_dict(self) -> dict[str, Any]:
-        """What `compare --format json` prints."""
+        """Return what `compare --format json` prints."""
         baseline = self.observation.config
         return {
             "schema": SCHEMA,

@@ -39,7 +39,7 @@ def compiler_answer(result: JobResult) -> CompilerEvidence | Failure:
 
 
 def _of_this_machine(failure: Failure) -> Failure:
-    """Memory ran out where the compiler ran, which says nothing of the device that it compiles for."""
+    """Return a Failure of this machine: the compiler ran out of memory here, not on the device that it compiles for."""
     message = f"compiling takes more memory than this machine has ({failure.message})"
     return failure.model_copy(update={"kind": FailureKind.CRASH, "message": message, "outside": True})
 

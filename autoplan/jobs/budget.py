@@ -15,18 +15,18 @@ class Clock:
 
     @classmethod
     def start(cls, budget_seconds: float | None) -> Clock:
-        """The budget from now on."""
+        """Start the budget now."""
         return cls(budget_seconds, time.monotonic())
 
     def elapsed(self) -> float:
-        """Seconds since the start."""
+        """Return the seconds since the start."""
         return time.monotonic() - self.started_at
 
     def left(self) -> float | None:
-        """Seconds left, never below zero."""
+        """Return the seconds left, at least zero; None without a budget."""
         return None if self.budget_seconds is None else max(0.0, self.budget_seconds - self.elapsed())
 
     def allows(self, seconds: float) -> bool:
-        """Whether so much time is left."""
+        """Return whether so many seconds are left."""
         left = self.left()
         return left is None or left >= seconds

@@ -139,7 +139,7 @@ class Client:
         return JobResult(running.value, failure, running.wall_seconds(), running.watched.peak or None, running.phases)
 
     def _ending(self, running: _Running) -> Ending:
-        """How a job ended without an answer.
+        """Return how a job ended that gave no answer.
 
         WorkerError where it never started, unless somebody ended the server, and where the client has been closed.
         """
@@ -154,7 +154,7 @@ class Client:
         return Ending(FailureKind.CRASH, f"the worker server was ended by {name} before the job started", outside=True)
 
     def _signal_of_server(self) -> int | None:
-        """The signal that ended the server; None where it ended otherwise, or has not ended."""
+        """Return the signal that ended the server; None where it ended in another way or still runs."""
         if self._server is None:
             return None
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -189,7 +189,7 @@ class Client:
         raise self._unavailable()
 
     def _unavailable(self) -> errors.WorkerError:
-        """The server does not come up: with the last line of why."""
+        """Return the error of a server that does not start, with the last line of its output."""
         number = self._signal_of_server()
         self._forget()
         ended = "it said nothing" if number is None else f"it was ended by {signal.Signals(number).name}"
@@ -241,7 +241,7 @@ class Client:
     def _events(
         self, channel: socket.socket, running: _Running, time_limit_seconds: float, memory_limit_bytes: int | None
     ) -> Iterator[dict[str, Any]]:
-        """What the channel says, until the job has answered and ended or a limit ends it."""
+        """Yield the events of the channel until the job has answered and ended, or a limit ends it."""
         pending = b""
         looked_at = time.monotonic()
         while True:
@@ -299,7 +299,7 @@ class Client:
 
 @contextlib.contextmanager
 def _temporary_files() -> Iterator[str | None]:
-    """Where a job leaves its temporary files: it may be killed, and never ends as a program does that tidies up.
+    """Yield a folder for a job's temporary files, and remove it: a killed job does not remove its files itself.
 
     None where there is no room for a folder.
     """
@@ -315,7 +315,7 @@ def _temporary_files() -> Iterator[str | None]:
 
 
 def _sources(channel: socket.socket, output: JobOutput) -> list[socket.socket | JobOutput]:
-    """What to wait for: output whose last writer has gone would be ready for ever."""
+    """Return the sources to wait for. Output without a writer is left out, because it would always be ready."""
     return [channel, output] if output.open else [channel]
 
 
@@ -339,7 +339,7 @@ def _with_output(message: str, said: str) -> str:
 
 
 def log_tail(log: Path | None) -> str:
-    """The last of a job's output, for a person to read."""
+    """Return the end of a job's output."""
     if log is None or not log.exists():
         return ""
     return log.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace")

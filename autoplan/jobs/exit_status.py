@@ -47,12 +47,12 @@ class Watched:
 
     @classmethod
     def start(cls) -> Watched:
-        """Before the job has a process."""
+        """Start watching before the job has a process."""
         free = processes.free_bytes()
         return cls(free, cgroups.kills(), free)
 
     def look(self, pid: int) -> None:
-        """How things stand now with the job whose first process is `pid`."""
+        """Look at the processes of the job whose first process is `pid`, and at the machine's memory."""
         found = processes.tree(pid)
         self._seen.update((process.pid, process) for process in found)
         self.free = processes.free_bytes()
@@ -64,7 +64,7 @@ class Watched:
         self.peak = max(self.peak, processes.standalone_bytes(pid, ever=True) + others)
 
     def _weigh(self, pids: Iterable[int]) -> None:
-        """What processes hold now. The kernel walks all their pages, and they wait meanwhile: not too often."""
+        """Measure what the processes hold now. Not too often: the kernel walks all their pages while they wait."""
         started = time.monotonic()
         self._weights = {pid: processes.proportional_bytes(pid) for pid in pids}
         ended = time.monotonic()
@@ -77,21 +77,21 @@ class Watched:
 
     @property
     def scarce(self) -> bool:
-        """Whether the machine's memory has gone since the job started."""
+        """Whether the machine's memory ran out since the job started."""
         return self.free < SCARCE_BYTES and self.free_at_start > 2 * SCARCE_BYTES
 
     @property
     def took_it(self) -> bool:
-        """Whether the job holds most of what is gone since it started."""
+        """Whether the job holds most of the memory that was used since it started."""
         return 2 * self.held >= self.free_at_start - self.free
 
     def kernel_killed(self) -> bool | None:
-        """Whether the kernel has killed for want of memory since the start; None where nobody counts."""
+        """Return whether the kernel's out-of-memory killer acted since the start; None where that cannot be read."""
         now = cgroups.kills()
         return None if now is None or self.kills_at_start is None else now > self.kills_at_start
 
     def figures(self) -> str:
-        """What it held and what was left, for a message."""
+        """Return the memory that the job held and the memory that was left, for a message."""
         return f"it held {size(self.held)}, and {size(self.free)} of this machine's memory were left"
 
 
@@ -105,12 +105,12 @@ class Ending:
 
     @property
     def of_memory(self) -> bool:
-        """Whether it was memory that was missing."""
+        """Whether memory ran out."""
         return self.kind in (FailureKind.OOM, FailureKind.COMPILE_OOM)
 
 
 def over_limit(watched: Watched, limit_bytes: int | None, phase: str) -> Ending | None:
-    """The end of a job that holds more than it may, or on whose machine memory has run out; None while all is well."""
+    """Return how to end a job that holds too much memory, or on whose machine memory ran out; else None."""
     if limit_bytes is not None and watched.peak > limit_bytes:
         return Ending(
             _memory_kind(phase),
@@ -141,12 +141,12 @@ def of_status(status: int | None, watched: Watched, phase: str) -> Ending:
 
 
 def from_outside(number: int) -> bool:
-    """Whether a signal is one that somebody sends, rather than one that follows from what a process does."""
+    """Return whether a signal is sent by a person or another process, and is not a result of the process's own acts."""
     return number in _FROM_OUTSIDE
 
 
 def _ended(text: str, watched: Watched, phase: str) -> Ending:
-    """The end by SIGKILL, or with the server: for memory, its own or others', or because somebody wanted it."""
+    """Return the reason for a SIGKILL: its own memory, the memory of other processes, or a signal from outside."""
     text = f"{text}; {watched.figures()}"
     for_memory = watched.kernel_killed()
     if for_memory is None:

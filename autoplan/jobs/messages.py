@@ -50,7 +50,7 @@ class Job(Value):
 
     @model_validator(mode="after")
     def _change_is_known(self) -> Self:
-        """What is applied is what differs from the script's own: without that, nothing would be, in silence."""
+        """Refuse a configuration without a baseline: only differences are applied, so nothing would be applied."""
         if self.config is not None and self.baseline is None:
             raise ValueError("a job with a configuration needs the script's own beside it, as its baseline")
         return self

@@ -51,11 +51,11 @@ class BoundedLog:
             self._leave_out()
 
     def tail(self) -> str:
-        """The last of what was printed."""
+        """Return the end of what was printed."""
         return bytes(self._last[-_TAIL_READ_BYTES:]).decode(errors="replace")
 
     def close(self) -> None:
-        """Nothing more will come."""
+        """Close the output."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -113,7 +113,7 @@ class JobOutput:
         self.log.close()
 
     def fileno(self) -> int:
-        """What to wait for: readable when there is output, or the last writer has gone."""
+        """Return the descriptor to wait for: readable when there is output or the last writer has gone."""
         return self._reader
 
     def hand_over(self) -> None:

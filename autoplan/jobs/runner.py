@@ -71,7 +71,7 @@ def _silent(text: str) -> None:
 
 
 def compilers_at_once() -> int:
-    """Compilers that run side by side: each takes several cores, and gigabytes."""
+    """Return how many compilers run at the same time: each takes several cores and gigabytes."""
     return 2 if this_machine.cpu_count() >= _CORES_FOR_TWO else 1
 
 
@@ -90,7 +90,7 @@ def replaced_once(run: Callable[[], JobResult], notify: Callable[[str], None] = 
 
 @contextmanager
 def temporary_folder() -> Iterator[Path]:
-    """A folder for what jobs leave behind, gone at the end of the block. OutputError where none can be made."""
+    """Yield a folder for files of jobs, removed at the end of the block. OutputError where it cannot be made."""
     try:
         tempdirs.remove_abandoned()
         folder = LockedFolder()
@@ -171,7 +171,7 @@ class JobRunner:
         return ""
 
     def trace(self, config: TrainConfig | None) -> tuple[Observation, Workload] | Failure:
-        """The training step under `config` as a Workload; None: as the source has it.
+        """Trace the training step under `config` as a Workload; None: as the source has it.
 
         First without making its weights; some code looks at its weights while it builds, and then they are made.
         WorkloadError where JAX is not installed.
@@ -216,7 +216,7 @@ class JobRunner:
     def numerics(
         self, config: TrainConfig, *, seed: int, updates: int, options: Options | None = None
     ) -> list[float] | Failure:
-        """Losses of the first updates with a seed, one an update."""
+        """Return the losses of the first updates with a seed, one for each update."""
         options = {"updates": updates, "seed": seed, **(options or {})}
         result = self.of(config)._ask(JobKind.NUMERICS, config, options, "numerics", self.limit_seconds)
         return result.failure or [float(loss) for loss in value_of(result)["losses"]]
@@ -263,7 +263,7 @@ class JobRunner:
         return self.with_(limit_seconds=limit)
 
     def _look_without_weights(self, kind: JobKind, config: TrainConfig | None) -> JobResult:
-        """Without making weights first; with them where the source's code looks at their values while it builds."""
+        """Observe without making weights; with weights where the source reads their values while it builds."""
         try:
             result = self._look(kind, config, {"abstract": True})
         except SourceError:
@@ -342,7 +342,7 @@ class JobRunner:
         return seconds if left is None else max(SHORTEST_STEP_SECONDS, min(seconds, left))
 
     def _memory_limit(self, kind: JobKind) -> int | None:
-        """On a CPU the devices' memory is this machine's, and is watched; elsewhere the device guards its own.
+        """Return the memory limit of a job. Only a CPU's memory is watched; other devices enforce their own limit.
 
         What a training may take is no limit for its analysis, which is not part of it.
         """

@@ -21,7 +21,7 @@ _MOST_FAULTS_SHOWN = 5
 
 
 def read(path: Path | str) -> Plan:
-    """The plan in the file at `path`.
+    """Return the plan in the file at `path`.
 
     PlanError when there is none, when it is not readable as YAML, or when any schema, key or value in it is unknown:
     each fault with its line, its key and what was expected.
@@ -62,7 +62,7 @@ def write(plan: Plan, path: Path | str) -> Path:
 
 
 def ensure_writable(path: Path | str) -> None:
-    """OutputError now, rather than after a long study, when a plan could not be written to `path`."""
+    """Raise OutputError before a long study where a plan could not be written to `path`."""
     path = Path(path)
     _refuse_special(path)
     folder = path.resolve().parent
@@ -102,7 +102,7 @@ def unsupported(plan: Plan) -> list[tuple[str, str, str]]:
 
 
 def refuse_what_cannot_run(plan: Plan) -> None:
-    """PlanError for a plan with settings that would be left out in silence: each key, and what to write instead."""
+    """Raise PlanError for settings that would silently be ignored, with each key and the value to write instead."""
     faults = [
         f"{key} is {value}, which cannot be applied yet; set it to {able}" for key, value, able in unsupported(plan)
     ]
@@ -111,7 +111,7 @@ def refuse_what_cannot_run(plan: Plan) -> None:
 
 
 def first_line(plan: Plan) -> str:
-    """What a plan rests on, in one line."""
+    """Return the evidence of a plan in one line."""
     hardware = plan.hardware
     devices = f"{hardware.devices}{' simulated' if hardware.simulated else ''} device"
     devices += "s" if hardware.devices != 1 else ""
@@ -191,7 +191,7 @@ def _replace(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def _temporary(path: Path, text: str) -> Iterator[Path]:
-    """A file beside `path` that holds `text` on disk; gone at the end unless it was renamed."""
+    """Yield a file beside `path` with `text` on disk; it is removed at the end unless it was renamed."""
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     temporary = Path(name)
     try:
@@ -206,7 +206,7 @@ def _temporary(path: Path, text: str) -> Iterator[Path]:
 
 
 def _umask() -> int:
-    """The permissions that this process leaves out of new files (they can only be read by setting them)."""
+    """Return the permissions that this process removes from new files (reading them requires setting them)."""
     current = os.umask(0)
     os.umask(current)
     return current

@@ -12,7 +12,7 @@ SYNTHETIC = "synthetic"
 
 
 def train_lines(plan: Plan, path: Path | str) -> list[str]:
-    """The lines to paste: a shell's command, or Python.
+    """Return the lines to paste: a shell command, or Python.
 
     `autoplan train` runs scripts, and builders that bring data. Whoever gave a function, a live model or a builder
     without data has the data, too: x and y are theirs.
@@ -34,7 +34,7 @@ def train_lines(plan: Plan, path: Path | str) -> list[str]:
 
 
 def in_python(plan: Plan, path: Path | str) -> bool:
-    """Whether `train_lines` are Python, for a process that has the data."""
+    """Return whether `train_lines` are Python, for a process that has the data."""
     return train_lines(plan, path)[0].startswith("import ")
 
 

@@ -47,7 +47,7 @@ class Value(BaseModel):
 
 
 class Measurement(Value):
-    """What one process did, on the machine in front of us."""
+    """A measurement of one process on this machine."""
 
     micro_step_seconds: float = Field(gt=0, description="median over groups of micro-steps, real input path")
     micro_step_seconds_low: float = Field(
@@ -81,7 +81,7 @@ class Measurement(Value):
 
     @property
     def samples_per_micro_step(self) -> float:
-        """On average: less than the global batch where epochs end in a partial one."""
+        """Samples of a micro-step on average: less than the global batch where epochs end with a partial batch."""
         return self.samples_per_second * self.micro_step_seconds
 
 
@@ -105,7 +105,7 @@ class CompiledMemory(Value):
 
     @property
     def must_fit_bytes(self) -> int:
-        """What is held against a device."""
+        """The bytes that must fit on a device."""
         if self.held_by == "peak" and self.peak_bytes is not None:
             return self.peak_bytes
         return max(self.total_bytes, self.peak_bytes or 0)
@@ -146,7 +146,7 @@ class Failure(Value):
 
     @property
     def out_of_memory(self) -> bool:
-        """Whether it was memory that was missing."""
+        """Whether memory ran out."""
         return self.kind in (FailureKind.OOM, FailureKind.COMPILE_OOM)
 
 
@@ -167,7 +167,7 @@ class FitRecord(Value):
 
 
 class SourceRecord(Value):
-    """What was tuned: where it is, its content, its arguments, and which of its fits."""
+    """The source that was tuned: its path, its content, its arguments, and which of its fits."""
 
     kind: Literal["script", "builder", "callable", "instance"]
     path: str
@@ -177,7 +177,7 @@ class SourceRecord(Value):
 
 
 class HardwareRecord(Value):
-    """What it was tuned for, and what one device leaves usable."""
+    """The hardware that it was tuned for, and the memory that one device leaves to programs."""
 
     name: str
     devices: int
@@ -235,11 +235,11 @@ class WholeFit(Value):
 
     @property
     def speedup(self) -> float | None:
-        """How many times as fast the whole fit is under the plan; None where the baseline's is not known."""
+        """The speed-up of the whole fit; None where the baseline's time is not known."""
         return None if self.baseline_seconds is None else self.baseline_seconds / self.seconds
 
     def tells_another_story(self, speedup: float) -> bool:
-        """Whether the whole fit gains notably less, or more, than a training that is compiled already."""
+        """Return whether the speed-up of the whole fit clearly differs from that of compiled programs."""
         return self.speedup is not None and abs(self.speedup / speedup - 1) > NOTABLE
 
 
@@ -313,7 +313,7 @@ class Plan(Value):
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
     def __str__(self) -> str:
-        """One line for people; `to_plain` and `autoplan explain` have the rest."""
+        """Return one line for people; `to_plain` and `autoplan explain` have the rest."""
         chosen, own = (
             self.config.describe(),
             self.baseline.config.describe(),
@@ -330,7 +330,7 @@ class Plan(Value):
         return f"<{self}>"
 
     def _over_the_whole_fit(self) -> str:
-        """What a speed-up of compiled programs would leave out, where that is much."""
+        """Return the speed-up of the whole fit in words where it clearly differs from that of compiled programs."""
         ratio = None if self.verification is None else self.verification.speedup
         if ratio is None or self.whole_fit is None or not self.whole_fit.tells_another_story(ratio):
             return ""
@@ -338,5 +338,5 @@ class Plan(Value):
 
 
 def to_plain(value: BaseModel) -> Mapping[str, Any]:
-    """Plain values, aliases kept, for JSON and YAML."""
+    """Return plain values for JSON and YAML, under the names that files use."""
     return value.model_dump(mode="json", by_alias=True)

@@ -78,7 +78,7 @@ class KnobDifference:
 
 
 def rows(plan: Plan) -> list[Row]:
-    """Samples/s, time of an update, memory, MFU, compile time and whole fit of baseline and plan.
+    """Return the figures of baseline and plan: samples/s, time of an update, memory, MFU, compile time, whole fit.
 
     Micro-steps stand there where those of both are of as many samples, and not the updates themselves: of other batches
     they don't compare.
@@ -98,14 +98,14 @@ def rows(plan: Plan) -> list[Row]:
 
 
 def differences(before: TrainConfig, after: TrainConfig) -> list[KnobDifference]:
-    """The keys on which two configurations differ, nested ones as `batch.global`."""
+    """Return the keys on which two configurations differ, nested keys as `batch.global`."""
     old, new = _flat(before.to_dict()), _flat(after.to_dict())
     keys = [key for key in new if old.get(key) != new[key]]
     return [KnobDifference(key, _spoken(old.get(key)), _spoken(new[key])) for key in keys]
 
 
 def headline(plan: Plan) -> str:
-    """What came of it, in one sentence, no more than what was shown."""
+    """Return the result in one sentence that claims no more than was shown."""
     if plan.compiled is not None and plan.evidence is Evidence.COMPILED:
         size = formatting.size(plan.compiled.memory.must_fit_bytes)
         return (
@@ -141,7 +141,7 @@ def headline(plan: Plan) -> str:
 
 
 def _predicted(plan: Plan) -> str:
-    """A line on how much faster than the baseline it is predicted to be: both by the same tier."""
+    """Return a line with the estimated speed-up, both sides by the same tier."""
     if plan.config == plan.baseline.config:
         return "\nNo change is estimated to be worth it: the plan is your own configuration."
     own_estimate = plan.baseline.predicted
@@ -161,7 +161,7 @@ def _predicted(plan: Plan) -> str:
 
 
 def _compiled_rate(plan: Plan, config: TrainConfig) -> float | None:
-    """Samples a second of a compiled program under the roofline; None where it was not compiled or priced."""
+    """Return the estimated samples per second of a compiled program; None where there is none."""
     found = [trial.compiled for trial in plan.trials if trial.config == config and trial.compiled is not None]
     return _rate(found[-1].time) if found else None
 
@@ -172,7 +172,7 @@ def _rate(time: TimeCost | None) -> float | None:
 
 
 def _whole_fit_line(plan: Plan, speedup: float) -> str:
-    """A line on the script's whole fit, where compilation is so much of it that it gains notably less, or more."""
+    """Return a line on the script's whole fit where its speed-up clearly differs from that of compiled programs."""
     whole = plan.whole_fit
     if whole is None or whole.speedup is None or not whole.tells_another_story(speedup):
         return ""
@@ -182,7 +182,7 @@ def _whole_fit_line(plan: Plan, speedup: float) -> str:
 
 
 def reasons(plan: Plan) -> list[str]:
-    """Two lines of why: what the plan changes, and where the time went before and goes now; first the rescue's own."""
+    """Return the reasons: why a rescue is the smallest, what the plan changes, and where the time goes."""
     changed = differences(plan.baseline.config, plan.config)
     if not changed:
         return ["It changes nothing.", _where_time_goes(plan)]
@@ -192,7 +192,7 @@ def reasons(plan: Plan) -> list[str]:
 
 
 def numerics(plan: Plan) -> str | None:
-    """Whether the plan trains as the baseline does, as verification found."""
+    """Return in words whether the plan trains as the baseline does."""
     if plan.verification is None:
         return None
     if plan.rescue is not None and plan.verification.numerics == "not_compared":
@@ -272,7 +272,7 @@ def _update_of(own: Batch, chosen: Batch) -> str:
 
 
 def _seconds(side: _Side, micro_steps: int) -> Cell:
-    """What so many micro-steps take."""
+    """Return the time of so many micro-steps."""
     measured = side.measured
     if measured is None:
         seconds = side.micro_step_seconds
@@ -283,7 +283,7 @@ def _seconds(side: _Side, micro_steps: int) -> Cell:
 
 
 def _samples_per_second(side: _Side) -> Cell:
-    """The interval is that of the micro-step."""
+    """Return the rate, with the interval of the micro-step."""
     measured = side.measured
     if measured is None:
         seconds, samples = side.micro_step_seconds, side.config.batch
@@ -309,7 +309,7 @@ def _memory(side: _Side) -> Cell:
 
 
 def _mfu(side: _Side) -> Cell:
-    """Model FLOPs utilization: the estimate's FLOPs over the peak, in the time that was measured where one was."""
+    """Return the model FLOPs utilization: the estimate's FLOPs over the peak, in the measured time if there is one."""
     mfu, predicted_seconds = None if side.time is None else side.time.mfu, side.micro_step_seconds
     if mfu is None or not predicted_seconds:
         return Cell(formatting.NOT_KNOWN)
@@ -340,7 +340,7 @@ def _whole_fit_row(whole: WholeFit) -> Row:
 
 
 def _rescued(plan: Plan, rescue: Rescue) -> str:
-    """What the baseline needs, what there is, and the least change that runs."""
+    """Return what the baseline needs, what is available, and the least change that runs."""
     needs = ""
     if rescue.baseline_bytes is not None:
         there = "" if rescue.usable_bytes is None else f", and there is {formatting.size(rescue.usable_bytes)}"
@@ -352,7 +352,7 @@ def _rescued(plan: Plan, rescue: Rescue) -> str:
 
 
 def _where_time_goes(plan: Plan) -> str:
-    """From the largest parts of the estimates, and from whether the real input path kept up."""
+    """Return where the time goes: the largest parts of the estimates, and whether reading data is too slow."""
     before, after = _largest_part(plan.baseline.predicted), _largest_part(plan.predicted)
     if after is None:
         text = "Where the time goes is not known."
@@ -379,7 +379,7 @@ def _largest_part(predicted: Estimate | None) -> str | None:
 
 
 def _essential(changed: list[KnobDifference]) -> list[KnobDifference]:
-    """Without the keys that follow from others."""
+    """Drop the keys that follow from others."""
     return [change for change in changed if change.key not in {"batch.local"}]
 
 

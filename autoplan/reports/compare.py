@@ -18,7 +18,7 @@ _SHOWN_GIB = 0.01
 
 
 def compared(found: Comparison) -> RenderableType:
-    """A row for each kind of hardware; what is alike in all rows is said once."""
+    """Return a table with a row for each kind of hardware. Values that all rows share stand below it, once."""
     rows = {verdict: [row for row in found.rows if row.verdict is verdict] for verdict in FitVerdict}
     trains, lacking = rows[FitVerdict.TRAINS], [*rows[FitVerdict.UNCERTAIN], *rows[FitVerdict.TOO_LARGE]]
     parts: list[RenderableType] = [_headline(found)]
@@ -70,7 +70,7 @@ def _table(rows: Sequence[HardwareRow], by_cost: bool) -> RenderableType:
 
 
 def _keep_whole(table: Table, but: str) -> None:
-    """Figures stay in one line; what is described in words takes the lines that it needs."""
+    """Keep figures in one line, and let words take the lines that they need."""
     table.collapse_padding = True
     for column in table.columns:
         column.no_wrap = column.header != but
@@ -89,7 +89,7 @@ def _legend(found: Comparison) -> str:
 
 
 def _words(row: HardwareRow) -> str:
-    """How many of the devices, then the rest of the configuration: with one axis the mesh is that number."""
+    """Return the number of devices and the rest of the configuration in words."""
     config = row.config
     if config is None:
         return "—"
@@ -137,7 +137,7 @@ def _unknown(rows: Sequence[HardwareRow]) -> RenderableType:
 
 
 def _prices(rows: Sequence[HardwareRow]) -> list[RenderableType]:
-    """What the catalogue lists, with the basis; sources with the dates on which they were read, once."""
+    """Return the prices with their basis, and each source once with the date on which it was read."""
     table = open_table("hardware", "USD a chip and hour", "chips", "basis")
     for row in rows:
         for offer in row.offers:
@@ -149,7 +149,7 @@ def _prices(rows: Sequence[HardwareRow]) -> list[RenderableType]:
 
 
 def _smaller(rows: Sequence[HardwareRow]) -> list[str]:
-    """Sizes that were looked at before the one that stands in the table."""
+    """Return the sizes that were considered before the size in the table."""
     passed = [name for row in rows if row.verdict is FitVerdict.TRAINS for name in row.looked_at[:-1]]
     lines = [f"smaller sizes on which it does not surely fit: {', '.join(passed)}"] if passed else []
     largest = {row.hardware: row.looked_at for row in rows if row.verdict is not FitVerdict.TRAINS}

@@ -24,14 +24,14 @@ _RATES = ("float32", "bfloat16")
 
 
 def known_document() -> dict[str, Any]:
-    """The catalogue as plain values, and this machine where it was measured."""
+    """Return the catalogue as plain values, and this machine where it was measured."""
     here = _here()
     local = None if here is None else here.to_dict()
     return {"schema": 1, "hardware": [asdict(row) for row in known()], "local": local}
 
 
 def known_table() -> RenderableType:
-    """The catalogue, a chip a row; figures are of one device."""
+    """Return the catalogue as a table with a row for each chip. Figures are of one device."""
     table = open_table("name", "chip", "usable memory", "GB/s", "float32 TFLOP/s", "bfloat16 TFLOP/s", "other names")
     for row in known():
         name = f"{row.key}-N" if row.sizes else row.key
@@ -55,7 +55,7 @@ def known_table() -> RenderableType:
 
 
 def _local_row() -> list[str]:
-    """This machine as it was measured last."""
+    """Return this machine's row, as it was measured last."""
     here = _here()
     if here is None:
         return [LOCAL, "this machine: not measured yet (autoplan hardware probe)", *["—"] * 4, ""]
@@ -73,7 +73,7 @@ def _local_row() -> list[str]:
 
 
 def _here() -> Cluster | None:
-    """This machine on the backend that Keras would run on; None where it was not measured."""
+    """Return this machine on the backend that Keras would run on; None where it was not measured."""
     from autoplan.machine import local_hardware
     from autoplan.sources import keras_backend
 
@@ -85,7 +85,7 @@ def _here() -> Cluster | None:
 
 
 def described(name: str) -> dict[str, Any]:
-    """All that is known of a catalogue name; of `local` and of a file, the devices that they mean."""
+    """Return the catalogue's entry of a name; for `local` and for a file, the cluster that they mean."""
     try:
         parse(name)
     except HardwareError:
@@ -95,7 +95,7 @@ def described(name: str) -> dict[str, Any]:
 
 
 def _elsewhere(name: str) -> Cluster:
-    """This machine, as it was measured last, or what a file describes."""
+    """Return this machine, as it was measured last, or the cluster that a file describes."""
     from autoplan.machine import local_hardware
     from autoplan.sources import keras_backend
 
@@ -105,7 +105,7 @@ def _elsewhere(name: str) -> Cluster:
 
 
 def description(found: Mapping[str, Any]) -> RenderableType:
-    """What `described` found, for people."""
+    """Return the document of `described` as text."""
     cluster = from_mapping(found["cluster"])
     parts: list[RenderableType] = [f"{found['name']}: {cluster.summary()}"]
     if found.get("aliases"):
@@ -120,7 +120,7 @@ def description(found: Mapping[str, Any]) -> RenderableType:
 
 
 def probed(profile: Mapping[str, Any], backend: str) -> RenderableType:
-    """What the probe measured, as it stands for `local` from now on."""
+    """Return the rates that the probe measured, which `local` has from now on."""
     from autoplan.machine import local_hardware
 
     cluster = local_hardware.resolve(local_hardware.LOCAL, profile=profile)
@@ -142,7 +142,7 @@ def _teraflops(peak: float | None) -> str:
 
 
 def _figures(rows: list[Mapping[str, Any]]) -> RenderableType:
-    """Figures as published, of one chip, each with its sources and what is doubtful about it."""
+    """Return the published figures of one chip as a table, each with its sources and doubts."""
     table = open_table("figure, of one chip", "value", "sources and choices")
     for row in rows:
         doubt = "unverified: " if row["unverified"] else ""
@@ -152,7 +152,7 @@ def _figures(rows: list[Mapping[str, Any]]) -> RenderableType:
 
 
 def _plain_figures(cluster: Mapping[str, Any]) -> RenderableType:
-    """Figures of hardware that no catalogue describes, of one device, with the sources that it names."""
+    """Return the figures of one device that is not in the catalogue, with the sources that its file names."""
     chip = cluster["chip"]
     sources: Mapping[str, str] = chip["sources"]
     flat = {key: value for key, value in chip.items() if isinstance(value, int | float)}

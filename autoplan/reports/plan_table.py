@@ -55,7 +55,7 @@ _STAGES = {
 
 
 def tuned(result: TuneResult, path: Path | None = None, *, everything: bool = False) -> RenderableType:
-    """The end of `tune`: baseline against plan, two lines of why, and the next command to paste; or a dry run."""
+    """Return the answer of `tune`: baseline against plan, reasons, and the next command to paste; or a dry run."""
     if result.plan is None:
         return shortlist(result, everything=everything)
     plan = result.plan
@@ -69,7 +69,7 @@ def tuned(result: TuneResult, path: Path | None = None, *, everything: bool = Fa
 
 
 def explained(plan: Plan, path: Path) -> RenderableType:
-    """`explain`: what the plan changes, what was tried and what was not, how it was verified, and what to know."""
+    """Return the answer of `explain`: changes, trials, rejected candidates, verification and notes."""
     return Group(
         file.first_line(plan),
         _origin(plan),
@@ -89,7 +89,7 @@ def explained(plan: Plan, path: Path) -> RenderableType:
 
 
 def shortlist(result: TuneResult, *, everything: bool = False) -> RenderableType:
-    """A dry run: what would be tried first, and how long it would take; with `everything` all of it, and what not."""
+    """Return a dry run: the candidates, the estimated time and, with `everything`, all rejected candidates."""
     shown, left = (list(enumerate(result.shortlist)), 0) if everything else _first(result.shortlist)
     table = open_table("", "configuration", "samples/s", "memory a device", "why")
     for number, candidate in shown:
@@ -106,14 +106,14 @@ def shortlist(result: TuneResult, *, everything: bool = False) -> RenderableType
 
 
 def _first(candidates: Sequence[Candidate]) -> tuple[list[tuple[int, Candidate]], int]:
-    """The first of a shortlist and the script's own, each with its number, and how many are left."""
+    """Return the first candidates and the baseline, each with its number, and how many are left."""
     numbered = list(enumerate(candidates))
     shown = [(number, one) for number, one in numbered if number < _SHOWN_FIRST or one.baseline]
     return shown, len(numbered) - len(shown)
 
 
 def _rejections_in_short(rejected: Sequence[Rejection]) -> list[RenderableType]:
-    """How many of each stage, in one line."""
+    """Return the number of rejected candidates of each stage in one line."""
     counts = {stage: sum(_stands_for(one) for one in rejected if one.stage == stage) for stage in _STAGES}
     counted = [f"{count:,} ({_STAGES[stage]})" for stage, count in counts.items() if count]
     return (
@@ -124,12 +124,12 @@ def _rejections_in_short(rejected: Sequence[Rejection]) -> list[RenderableType]:
 
 
 def _stands_for(rejection: Rejection) -> int:
-    """Configurations that were left out for this reason."""
+    """Return the number of configurations that were left out for this reason."""
     return int(rejection.figures.get("configurations") or 1)
 
 
 def shortlist_document(result: TuneResult) -> dict[str, Any]:
-    """A dry run as plain values."""
+    """Return a dry run as plain values."""
     return {
         "schema": 1,
         "evidence": "analytic",
@@ -155,19 +155,19 @@ def print_to(console: Console, report: RenderableType) -> None:
 
 
 def open_console(stream: Any, width: int | None = None) -> Console:
-    """A console on a stream. In a pipe tables get the width that they need, up to 140 columns."""
+    """Return a console on a stream. In a pipe tables get the width that they need, up to 140 columns."""
     if width is None and not stream.isatty():
         width = 140
     return Console(file=stream, width=width, markup=False, highlight=False, emoji=False)
 
 
 def heading(text: str) -> RenderableType:
-    """A title above a part of a report, one line apart from what stands before it."""
+    """Return a title with an empty line above it."""
     return Text(f"\n{text}", style="bold")
 
 
 def open_table(*columns: str) -> Table:
-    """A table without a frame; words that are too long are broken rather than lost."""
+    """Return a table without a frame. Words that are too long are broken."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", show_edge=False)
     for name in columns:
         table.add_column(name, overflow="fold")
@@ -175,7 +175,7 @@ def open_table(*columns: str) -> Table:
 
 
 def _next(plan: Plan, path: Path, before: str = "") -> RenderableType:
-    """What to paste next, and where it belongs."""
+    """Return the lines to paste next, and where they belong."""
     here = plan.measured is not None or plan.hardware.name == LOCAL
     there = "" if here else f", on {plan.hardware.name}"
     how = ", in Python, with x and y as fit takes them" if next_commands.in_python(plan, path) else ""
@@ -260,7 +260,7 @@ def _verified(plan: Plan) -> list[RenderableType]:
 
 
 def _rescued(rescue: Rescue | None) -> list[RenderableType]:
-    """What was tried for a baseline that runs out of memory, and what was passed over though it changes less."""
+    """Return what was tried for a baseline that runs out of memory, and which smaller changes were not tried."""
     if rescue is None:
         return []
     table = open_table("change", "outcome", "needs at least", "evidence", "why")
@@ -294,7 +294,7 @@ def _trials_table(trials: Sequence[TrialRecord], columns: Sequence[str]) -> Tabl
 
 
 def stacked(*columns: str) -> list[str]:
-    """Names of columns with a word a line, where figures are narrower than what they are called."""
+    """Return names of columns with one word a line, because figures are narrower than the names."""
     return [name.replace(" ", "\n") for name in columns]
 
 
@@ -309,7 +309,7 @@ class ByWidth:
 
 
 def outcome_cells(measured: Measurement | CompilerEvidence | None, whole_fit_seconds: float | None) -> dict[str, str]:
-    """What a trial showed, by `OUTCOME_COLUMNS`; dashes where it showed nothing."""
+    """Return the figures of a trial by `OUTCOME_COLUMNS`; dashes where it has none."""
     return dict(zip(OUTCOME_COLUMNS, _outcome_figures(measured, whole_fit_seconds), strict=True))
 
 

@@ -35,7 +35,7 @@ class OtherBackend:
 def with_other_backends(
     jobs: JobRunner, own: Findings, others: Mapping[str, OtherBackend]
 ) -> tuple[JobRunner, Findings]:
-    """The runner of jobs and the findings with every other backend that runs this training in them.
+    """Add every other backend that runs this training to the runner of jobs and to the findings.
 
     Nothing is added for a training that splits its batch over devices: only JAX does that.
     """
@@ -85,7 +85,7 @@ def _merged(own: Findings, found: Mapping[str, Findings], refused: Sequence[Reje
 
 
 def _in_turn(own: Findings, found: Mapping[str, Findings]) -> Iterable[TrainConfig]:
-    """The best of every backend, then the second of every backend ...: predictions of two backends compare badly."""
+    """Alternate the backends, the best of each first: estimates of two backends do not compare well."""
     baselines = [findings.space.baseline for findings in found.values()]
     rounds = zip_longest(*(findings.shortlist for findings in (own, *found.values())))
     merged = [config for one_each in rounds for config in one_each if config is not None]
@@ -116,7 +116,7 @@ def on_a_backend(
 
 
 def _backend(request: TuneRequest | CompareRequest, prefer: str | None) -> keras_backend.BackendChoice:
-    """The backend of the baseline: what `--backend` or `--fix backend=` says, else the script's own.
+    """Return the backend of the baseline: that of `--backend` or `--fix backend=`, else the script's own.
 
     ConfigError when the two differ, and for a backend that is not there.
     """

@@ -43,7 +43,7 @@ _STATE = ("parameters", "non_trainable", "optimizer", "accumulators", "inputs")
 
 @dataclass(frozen=True)
 class CheckedByCompiler:
-    """What the compiler said.
+    """The result of a compiler check.
 
     winner       the best that it found to fit; None where none did
     records      its trials
@@ -61,7 +61,7 @@ class CheckedByCompiler:
 
     @property
     def notes(self) -> list[str]:
-        """What the compiler could not be asked, and why: neither for nor against a configuration."""
+        """Configurations that could not be compiled, and why. That says nothing for or against them."""
         failed = [one for one in self.records if one.failure is not None and not one.failure.out_of_memory]
         return [
             f"{one.config.describe()} could not be compiled "
@@ -87,7 +87,7 @@ class CompilerCheck:
     _storage_failed: bool = False
 
     def run(self) -> CheckedByCompiler:
-        """Until the best of the corrected ranking has been compiled, or so many have been, or time is up."""
+        """Compile until the best of the corrected ranking is compiled, the count is reached, or time is up."""
         interrupted = False
         try:
             ended = self._until_the_best_is_compiled()
@@ -115,7 +115,7 @@ class CompilerCheck:
             self._compile(ahead[: min(compilers_at_once(), self.most - self._compiled)])
 
     def _ahead(self) -> list[TrainConfig]:
-        """What ranks before the best that has been compiled.
+        """Return the configurations that rank before the best compiled one.
 
         Where a correction leaves nothing that may fit, and nothing that was compiled does: what needs least, for a
         correction may be wrong, and only a compiler can show it.
@@ -128,14 +128,14 @@ class CompilerCheck:
         return found or self._least()
 
     def _least(self) -> list[TrainConfig]:
-        """What needs least of all that has not been compiled and that the prediction alone does not rule out."""
+        """Return the configuration with the least estimated memory that is not compiled and may fit."""
         known = self._known()
         left = [one for one in self.findings.estimates.values() if self._legal(one.config) and one.config not in known]
         left = [one for one in left if one.may_fit]
         return [one.config for one in sorted(left, key=lambda one: self._corrected(one).least_bytes)[:1]]
 
     def _instead(self) -> TrainConfig | None:
-        """The best of the shortlist that fits by all that is known; else what would be compiled next."""
+        """Return the best of the shortlist that fits by all evidence, else the one that would be compiled next."""
         fitting = []
         for config in self.findings.shortlist:
             estimate, record = self.findings.estimates.get(config), self.study.outcome(config)
@@ -148,7 +148,7 @@ class CompilerCheck:
         return next(iter(self._ahead()), None)
 
     def _ranked(self) -> list[CandidateEstimate]:
-        """What may fit, best first, as far as the compiler has corrected it. What it refused is not there."""
+        """Return corrected estimates that may fit, the best first, without those that the compiler refused."""
         corrected = [self._corrected(one) for one in self.findings.estimates.values() if self._legal(one.config)]
         hopeful = [one for one in corrected if one.may_fit and _within_headroom(one)]
         return self._least_change_first(sorted(hopeful, key=lambda one: one.seconds_per_sample))
@@ -174,7 +174,7 @@ class CompilerCheck:
 
     @cached_property
     def _same_program(self) -> dict[str, Any]:
-        """One value of each setting that leaves the program the same: the baseline's where it is legal."""
+        """Return one value of each setting that leaves the program the same: the baseline's where it is legal."""
         configs, own = self.findings.space.configs, self.findings.space.baseline
         chosen = {}
         for name in TrainConfig.settings():
@@ -206,7 +206,7 @@ class CompilerCheck:
         )
 
     def _nearest_known(self, estimate: CandidateEstimate) -> tuple[CandidateEstimate, int, float | None] | None:
-        """(estimate, compiled bytes, compiled seconds) of its like with the nearest local batch."""
+        """Return (estimate, compiled bytes, compiled seconds) of the same program at the nearest local batch."""
         found = [
             (self.findings.estimates[config], *figures_)
             for config, figures_ in self._known().items()
@@ -260,7 +260,7 @@ class CompilerCheck:
             self.study.abandon(config)
 
     def _without_study(self, error: StudyError) -> None:
-        """The study cannot be stored any more: nothing further is compiled, and the plan is made of what is known."""
+        """Stop compiling where the study cannot be stored. The plan uses what is known."""
         self._storage_failed = True
         self.watch(Event("note", f"{error}; compiling ends here, and the plan is made of what is known"))
 
@@ -299,7 +299,7 @@ class CompilerCheck:
         return replace(estimate, update_seconds=seconds).seconds_per_sample
 
     def _too_large(self) -> list[Rejection]:
-        """What the compiler found too large: in an error of its own, or by its figures."""
+        """Return a Rejection for each configuration that the compiler found too large, by its error or its figures."""
         fitting = self._ranked()
         found = []
         for record in self.study.records:
@@ -330,7 +330,7 @@ class CompilerCheck:
 
 
 def why_not_here(jobs: JobRunner, space: Space) -> str | None:
-    """Why the compiler of this hardware cannot be asked what a training needs; None where it can."""
+    """Return why the compiler of this hardware cannot be used here; None where it can."""
     if jobs.backend != TRACED_ON:
         return f"what {jobs.backend} runs is not what XLA compiles for JAX"
     if not any(config.jit_compile for config in space.configs):
@@ -362,7 +362,7 @@ def check(
 
 
 def _within_headroom(estimate: CandidateEstimate) -> bool:
-    """Whether the lower end leaves the headroom free; after a compilation that end is the compiler's figure."""
+    """Return whether the lower end leaves the headroom free. After a compilation it is the compiler's figure."""
     return estimate.analytic.capacity.fits(estimate.least_bytes)
 
 
@@ -380,12 +380,12 @@ def _needed_bytes(record: TrialRecord) -> int | None:
 
 
 def _alike(one: TrainConfig, other: TrainConfig) -> bool:
-    """Whether the compiled program of one has the operations of the other's, for other sizes."""
+    """Return whether both compiled programs have the same operations, for other sizes."""
     return program_key(one.with_(jit_compile=True)) == program_key(other.with_(jit_compile=True))
 
 
 def carried(memory: MemoryCost, like: MemoryCost, compiled_bytes: int) -> float:
-    """Bytes of a device: state as it is counted, temporaries as many times as the compiler found of its like."""
+    """Return the bytes of a device: counted state, and temporaries scaled by the factor of a compiled neighbour."""
     own_state, own_total = _state_and_total(memory)
     state, total = _state_and_total(like)
     ratio = max(0, compiled_bytes - state) / max(1, total - state)

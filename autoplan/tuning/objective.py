@@ -23,23 +23,23 @@ class PlannedFit:
 
     @classmethod
     def of(cls, observation: Observation) -> PlannedFit:
-        """From the data, or from the micro-steps that the script counts."""
+        """Return the length of a fit by its data, or by the micro-steps that the script counts."""
         samples = observation.samples
         if observation.steps_per_epoch is not None and (samples is None or observation.explicit_steps_per_epoch):
             samples = observation.steps_per_epoch * observation.config.batch.global_size
         return cls(samples or None, observation.epochs)
 
     def micro_steps(self, global_batch: int) -> int | None:
-        """Micro-steps of the whole fit; a partial last batch of an epoch counts as one."""
+        """Return the micro-steps of the whole fit. A partial last batch of an epoch counts as one."""
         return None if self.samples is None else self.epochs * -(-self.samples // global_batch)
 
     def seconds(self, config: TrainConfig, measurement: Measurement, compile_seconds: float) -> float | None:
-        """Of the whole fit: compilation, then every micro-step. None when its length is not known."""
+        """Return the seconds of the whole fit with its compilation; None where its length is not known."""
         micro_steps = self.micro_steps(config.batch.global_size)
         return None if micro_steps is None else compile_seconds + micro_steps * measurement.micro_step_seconds
 
     def seconds_per_sample(self, config: TrainConfig, measurement: Measurement, compile_seconds: float) -> float:
-        """The objective; with an unknown length, what a sample costs once the program is compiled."""
+        """Return the objective. Where the length is not known, it is the time of a sample once compiled."""
         seconds = self.seconds(config, measurement, compile_seconds)
         if seconds is None or self.samples is None:
             return 1 / measurement.samples_per_second
@@ -47,14 +47,14 @@ class PlannedFit:
 
 
 def compile_seconds_of(measurement: Measurement) -> float:
-    """Seconds that the training step took to compile; where nobody timed that, the excess of the first micro-step."""
+    """Return the compile seconds of the training step; where they are not known, the excess of the first micro-step."""
     if measurement.compile_seconds is not None:
         return measurement.compile_seconds
     return max(0.0, measurement.first_step_seconds - measurement.micro_step_seconds)
 
 
 def settled_compile_seconds(measurement: Measurement, records: Iterable[TrialRecord]) -> float:
-    """The compile time with which a trial is compared: the median of all trials, unless it clearly differs from it.
+    """Return the compile time that counts for a trial: the median of all trials, unless its own clearly differs.
 
     One compilation is one figure without a repeat. In a short fit it weighs more than the micro-steps, and the noise of
     compilers would choose the winner.

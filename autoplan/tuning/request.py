@@ -122,7 +122,7 @@ class CompareRequest:
 
     @property
     def most_compiled(self) -> int:
-        """So many configurations the compiler of each hardware may be asked about."""
+        """The largest number of configurations to compile for each kind of hardware."""
         return COMPILED_AT_MOST
 
 

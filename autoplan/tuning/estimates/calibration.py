@@ -31,7 +31,7 @@ _AS_PRICED = Executor("jax", jit_compile=True)
 
 
 def factors(records: Iterable[TrialRecord]) -> dict[Executor, float]:
-    """Measured over predicted seconds of an update, the median over the trials of each kind of execution."""
+    """Return measured over estimated seconds of an update, the median over the trials of each executor."""
     ratios: dict[Executor, list[float]] = {}
     for record in records:
         if record.measurement is not None and record.predicted_update_seconds:
@@ -43,7 +43,7 @@ def factors(records: Iterable[TrialRecord]) -> dict[Executor, float]:
 def calibrations(
     estimates: Mapping[TrainConfig, CandidateEstimate], records: Iterable[TrialRecord]
 ) -> dict[Executor, Calibration]:
-    """Factors of the parts of a micro-step, for each kind of execution of which enough was measured and estimated."""
+    """Return factors for the parts of a micro-step, for each executor with enough measured and estimated trials."""
     pairs: dict[Executor, list[TimePair]] = {}
     for record in records:
         config = record.config
@@ -61,7 +61,7 @@ def calibrations(
 def corrected(
     estimates: Mapping[TrainConfig, CandidateEstimate], records: Sequence[TrialRecord]
 ) -> Callable[[TrainConfig], float]:
-    """Predicted seconds a sample as the trials correct them; infinite for what was not estimated.
+    """Return estimated seconds a sample, corrected by the trials; infinite without an estimate.
 
     An execution that no trial has shown is taken to be as near its prediction as the best known: it gets its chance.
     """
@@ -85,7 +85,7 @@ def corrected(
 def reordered(
     shortlist: Sequence[TrainConfig], estimates: Mapping[TrainConfig, CandidateEstimate], records: Sequence[TrialRecord]
 ) -> list[TrainConfig]:
-    """The shortlist by corrected prediction, but for the first of each mesh and backend, which stay in front.
+    """Return the shortlist by corrected estimate. The first of each mesh and backend stay in front.
 
     The order stays where nothing was estimated or measured, and where one kind of execution has too few trials for
     more than one factor.
@@ -108,7 +108,7 @@ def contenders(
     *,
     local_batch: int,
 ) -> list[TrainConfig]:
-    """What may be tried now: nothing that a better corrected prediction clearly beats has its turn before that.
+    """Return the configurations that may be tried now: those that no better corrected estimate clearly beats.
 
     Where nothing was estimated, micro-batches below the script's own come last: they launch more for as many samples.
     """

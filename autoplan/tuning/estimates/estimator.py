@@ -78,11 +78,11 @@ class Findings:
     elsewhere: Mapping[str, Findings] = field(default_factory=dict)
 
     def of(self, config: TrainConfig) -> Findings:
-        """What was found of a configuration's backend."""
+        """Return the findings on a configuration's backend."""
         return self.elsewhere.get(config.backend, self)
 
     def candidates(self) -> tuple[Candidate, ...]:
-        """The shortlist as it is shown."""
+        """Return the shortlist with its estimates and reasons."""
         return tuple(map(self._candidate, self.shortlist))
 
     def _candidate(self, config: TrainConfig) -> Candidate:
@@ -97,7 +97,7 @@ class Findings:
 
 
 def versions_of(observation: Observation, cluster: Cluster) -> Versions:
-    """What gates known issues."""
+    """Return the versions that decide which known issues apply."""
     environment = observation.environment
     return Versions(environment.get("keras", ""), environment.get("backend_version", ""), cluster.chip.kind)
 
@@ -145,7 +145,7 @@ def survey(
 def without_estimates(
     jobs: JobRunner, observation: Observation, space: Space, versions: Versions, reason: str
 ) -> Findings:
-    """What is left where the training step cannot be traced: measuring, by least change from the script's own.
+    """Return findings without estimates: candidates are tried by least change from the script's own configuration.
 
     Smaller micro-batches come last: they launch more for as many samples, and are there for want of memory.
     """
@@ -166,7 +166,7 @@ def without_estimates(
 
 
 def _in_short(reason: str) -> str:
-    """An error in one line: without frames, the arguments that Keras lists, and what is past `LONGEST_REASON`."""
+    """Return an error in one line, without frames and listed arguments, at most `LONGEST_REASON` long."""
     line = _FRAMES.sub("", " ".join(_LISTED_ARGUMENTS.sub("", reason).split()))
     return line if len(line) <= LONGEST_REASON else f"{line[:LONGEST_REASON]} ..."
 
@@ -198,7 +198,7 @@ class Tracer:
             self._begin(structure, group[0])
 
     def workloads(self, configs: Iterable[TrainConfig]) -> Iterator[tuple[Workload, Sequence[TrainConfig]]]:
-        """Workloads, each with the configurations that it speaks of; a structure that cannot be traced is rejected."""
+        """Yield workloads, each with its configurations. Configurations that cannot be traced are rejected."""
         groups = _by_structure(configs)
         for structure, workload in self._traced(groups).items():
             if isinstance(workload, Failure):
@@ -209,7 +209,7 @@ class Tracer:
                 yield workload, groups[structure]
 
     def _traced(self, groups: Mapping[Structure, Sequence[TrainConfig]]) -> dict[Structure, Workload | Failure]:
-        """One trace a structure, at the batch of its first configuration unless the batch is given."""
+        """Return one trace for each origin, at the batch of its first configuration unless the batch is given."""
         for structure, group in groups.items():
             self._begin(structure, group[0])
         return {structure: self._traces[structure].result() for structure in groups}
@@ -219,7 +219,7 @@ class Tracer:
             self._traces[structure] = self._pool.submit(self._trace, structure, config)
 
     def _trace(self, structure: Structure, config: TrainConfig) -> Workload | Failure:
-        """On one device, without accumulation: the rest is arithmetic. The user's own structure must be traceable."""
+        """Trace on one device without accumulation: the rest is arithmetic."""
         local = structure.local_batch or self.local_batch or config.batch.local
         alone = config.with_(batch=Batch(local), mesh=Mesh(), layout=Layout())
         own = self.jobs.baseline
@@ -286,7 +286,7 @@ class _Estimator:
             self.rejected.append(_unforeseen(configs, reason))
 
     def _outside_bytes(self, config: TrainConfig, memory: MemoryCost) -> int:
-        """What the process holds in a device's memory besides the training step: known where the device is this CPU.
+        """Return the bytes that the process holds besides the training step, known where the device is this CPU.
 
         Measured before the first micro-step, when the weights are there already; simulated devices share it.
         """
@@ -304,7 +304,7 @@ def _by_structure(configs: Iterable[TrainConfig]) -> dict[Structure, list[TrainC
 
 
 def _unforeseen(group: Sequence[TrainConfig], reason: str) -> Rejection:
-    """One Rejection for configurations of which nothing can be estimated."""
+    """Return one Rejection for configurations that cannot be estimated."""
     figures = {"configurations": len(group)}
     return Rejection(config=group[0], stage="known_issue", reason=reason, figures=figures)
 
@@ -312,7 +312,7 @@ def _unforeseen(group: Sequence[TrainConfig], reason: str) -> Rejection:
 def _where_it_is_needed(
     space: Space, estimates: Mapping[TrainConfig, CandidateEstimate], *, remat_asked: bool
 ) -> tuple[list[TrainConfig], list[Rejection]]:
-    """Rematerialized configurations that are worth an estimate: those that do not fit without it."""
+    """Return the rematerialized configurations to estimate: those that do not fit without rematerialization."""
     wanted: list[TrainConfig] = []
     spared: list[TrainConfig] = []
     for config in space.configs:
@@ -366,7 +366,7 @@ def _fastest_values(
 
 
 def _best_of_each_mesh(fitting: Sequence[CandidateEstimate]) -> list[CandidateEstimate]:
-    """The best prediction for each number of devices, so that how the training scales is measured."""
+    """Return the best estimate for each mesh, so that trials show how the training scales."""
     best: dict[Mesh, CandidateEstimate] = {}
     for one in fitting:
         known = best.get(one.config.mesh)
@@ -376,6 +376,6 @@ def _best_of_each_mesh(fitting: Sequence[CandidateEstimate]) -> list[CandidateEs
 
 
 def _in_order_of_trial(kept: Sequence[CandidateEstimate]) -> list[TrainConfig]:
-    """The best prediction, then the best of every other mesh, then the rest by estimate."""
+    """Return the configurations in order of trial: the best estimate, the best of each mesh, then the rest."""
     first = sorted(_best_of_each_mesh(kept), key=lambda one: one.seconds_per_sample)
     return list(dict.fromkeys(one.config for one in (*first, *kept)))

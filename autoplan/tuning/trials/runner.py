@@ -34,7 +34,7 @@ ROOM_MAKERS = (FailureKind.OOM, FailureKind.COMPILE_OOM, FailureKind.TIMEOUT)
 
 @dataclass(frozen=True)
 class Tried:
-    """What the trials showed.
+    """The result of the trials.
 
     baseline    trial 0, the user's own configuration
     reference   what others are compared with: the baseline, or the first that ran where the baseline does not
@@ -54,7 +54,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class Reference:
-    """What others are compared with where the baseline does not run."""
+    """The configuration that others are compared with."""
 
     record: TrialRecord
     rescued: Rescue | None = None
@@ -318,7 +318,7 @@ class Runner:
         return record
 
     def _without_study(self, error: StudyError) -> None:
-        """The study cannot be stored any more: no further trial, and a plan of what is in memory."""
+        """Stop trials where the study cannot be stored. The plan uses what is in memory."""
         if not self._storage_failed:
             self._tell(Event("note", f"{error}; trials end here, and the plan is made of what was measured"))
         self._storage_failed = True

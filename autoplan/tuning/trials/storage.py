@@ -52,14 +52,14 @@ class StudyPlace:
 
     @property
     def file(self) -> Path | None:
-        """The database's file; None where it is not in one."""
+        """The database's file; None where it is not a file."""
         if not self.url.startswith("sqlite:///") or self.url.endswith(":memory:"):
             return None
         return Path(str(self))
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """The study is this process's for the length of the block. StudyError when another one has it."""
+        """Lock the study for the length of the block. StudyError where another process has locked it."""
         lock = self.lock()
         try:
             yield
@@ -101,13 +101,13 @@ class StudyPlace:
 
 
 def study_name(stem: str, identity: StudyIdentity) -> str:
-    """A name that belongs to this source, hardware and space alone, so that a second run finds its own study."""
+    """Return a name that only this source, hardware and space have, so that a second run finds its own study."""
     text = json.dumps(identity, sort_keys=True)
     return f"{stem}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 def differences(known: StudyIdentity, wanted: StudyIdentity, prefix: str = "") -> list[str]:
-    """What differs between two identities, `key: before -> now`, mappings within them key by key.
+    """Return what differs between two identities, as `key: before -> now`. Nested mappings are compared key by key.
 
     A key that only one of them has counts as a difference: a study of a version that did not record it is another one.
     """

@@ -33,7 +33,7 @@ _OPTUNAS_FIRST = {"studies", "version_info"}
 
 
 def knob_choices(configs: Sequence[TrainConfig]) -> dict[str, list[Any]]:
-    """The searched knobs with the values that occur, in a fixed order."""
+    """Return the searched knobs with the values that occur, in a fixed order."""
     table = [knobs.searched_values(config) for config in configs]
     return {name: sorted({row[name] for row in table}) for name in (table[0] if table else ())}
 
@@ -92,7 +92,7 @@ class Study:
 
     @property
     def records(self) -> list[TrialRecord]:
-        """What was tried, in order; kept in memory too, so that a full disk loses nothing."""
+        """The records in order. They are in memory too, so that a full disk loses nothing."""
         return [self._records[number] for number in sorted(self._records)]
 
     @property
@@ -101,11 +101,11 @@ class Study:
         return max(self._records, default=-1) + 1
 
     def outcome(self, config: TrainConfig) -> TrialRecord | None:
-        """What became of a configuration, if it was tried."""
+        """Return the record of a configuration; None where it was not tried."""
         return next((record for record in self.records if record.config == config), None)
 
     def ask(self, among: Callable[[Sequence[TrainConfig]], Sequence[TrainConfig]] = list) -> TrainConfig | None:
-        """The next configuration: the best predictions first, then what the sampler wishes. None after the last.
+        """Return the next configuration: first the best estimates, then the sampler's choice. None after the last.
 
         among   of those that are left, what may have its turn now
         """
@@ -127,11 +127,11 @@ class Study:
 
     @property
     def shortlist(self) -> list[TrainConfig]:
-        """What may be tried, in the order in which to try it."""
+        """The configurations that may be tried, in order."""
         return list(self._shortlist)
 
     def reorder(self, shortlist: Sequence[TrainConfig]) -> None:
-        """Another order, learnt from the trials."""
+        """Set another order of the shortlist, as the trials suggest."""
         self._shortlist = list(shortlist)
 
     def leave_out(self, hopeless: Callable[[TrainConfig], bool]) -> list[TrainConfig]:
@@ -175,14 +175,14 @@ class Study:
         return record
 
     def _settle(self, number: int, objective: float | None) -> None:
-        """Tell the sampler of a trial that has its record."""
+        """Report a trial that has its record to the sampler."""
         if objective is None:
             self._study.tell(number, state=TrialState.PRUNED)
         else:
             self._study.tell(number, objective)
 
     def abandon(self, config: TrainConfig) -> None:
-        """A trial that was interrupted: it may be asked for again."""
+        """Give up an interrupted trial; its configuration may be asked for again."""
         with _storage_errors(self._place):
             self._study.tell(self._open.pop(config), state=TrialState.FAIL)
 
@@ -193,7 +193,7 @@ class Study:
         return config
 
     def _predicted_measured(self) -> int:
-        """How many trials besides the baseline there were."""
+        """Return the number of trials besides the baseline."""
         return max(0, len(self._records) + len(self._open) - 1)
 
     def _end_stale(self) -> None:
@@ -212,7 +212,7 @@ class Study:
 
 
 def refuse_unusable(place: StudyPlace, identity: StudyIdentity) -> None:
-    """StudyError now, rather than after minutes of looking, for a study that is in use, damaged or of something else.
+    """Raise StudyError before the source is run, for a study that is in use, damaged or of something else.
 
     `identity` holds as much as is known so early. What is not there yet is no error.
     """
@@ -239,7 +239,7 @@ def _sampler(seed: int) -> optuna.samplers.BaseSampler:
 
 
 def _refuse_foreign(place: StudyPlace) -> None:
-    """StudyError for a database of something else: Optuna would put its tables beside what is there."""
+    """Raise StudyError for a database of something else: Optuna would add its tables to it."""
     if place.file is None or not place.file.exists():
         return
     with contextlib.closing(sqlite3.connect(place.file)) as database:
@@ -274,13 +274,13 @@ def _spoken(outcome: Measurement | CompilerEvidence | Failure) -> Literal["measu
 
 
 def _kept(records: Iterable[TrialRecord]) -> dict[int, TrialRecord]:
-    """What is taken over from an earlier run: all but what was ended from outside, which may be tried again."""
+    """Return the records that count after a resumption: all but those of trials that were ended from outside."""
     kept = _latest(records)
     return {number: one for number, one in kept.items() if one.failure is None or not one.failure.outside}
 
 
 def _latest(records: Iterable[TrialRecord]) -> dict[int, TrialRecord]:
-    """By number; of several records of one configuration the last."""
+    """Return records by number, the last record of each configuration."""
     by_config = {record.config: record for record in records}
     return {record.number: record for record in by_config.values()}
 
@@ -297,7 +297,7 @@ def _mismatches(config: TrainConfig, wished: Mapping[str, Any]) -> int:
 
 @contextlib.contextmanager
 def _storage_errors(place: StudyPlace) -> Iterator[None]:
-    """What a database can do wrong, as StudyErrors."""
+    """Raise errors of the database as StudyErrors."""
     try:
         yield
     except sqlalchemy.exc.NoSuchModuleError as error:
@@ -308,7 +308,7 @@ def _storage_errors(place: StudyPlace) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _unusable(place: StudyPlace) -> Iterator[None]:
-    """A database of another Optuna, a URL without a driver, records of another version: StudyErrors too."""
+    """Raise StudyError for a database of another Optuna, a URL without a driver, or records that cannot be read."""
     try:
         yield
     except (ImportError, RuntimeError, ValueError, KeyError) as error:
@@ -333,7 +333,7 @@ def _why(error: BaseException) -> str:
 
 
 def _cause(error: BaseException) -> str:
-    """What the database itself said: the outer errors quote the statement with its values, where any word may stand."""
+    """Return the database's own message. Outer errors quote the statement with its values, which may hold any word."""
     while error.__cause__ is not None:
         error = error.__cause__
     return first_line(error)

@@ -38,7 +38,7 @@ class Spread:
 
 
 def spread(runs: Iterable[Timed]) -> Spread | None:
-    """The spread that repeats show; None without two runs of any one configuration."""
+    """Return the spread of repeated runs; None where no configuration ran twice."""
     logs: defaultdict[TrainConfig, list[float]] = defaultdict(list)
     for run in runs:
         logs[run.config].append(math.log(run.measurement.micro_step_seconds))
@@ -51,7 +51,7 @@ def spread(runs: Iterable[Timed]) -> Spread | None:
 
 
 def restated(measurement: Measurement, between: Spread | None) -> Measurement:
-    """The measurement with an interval that holds for other processes: never narrower than its own groups give it."""
+    """Return the measurement with an interval for other processes, at least as wide as that of its own groups."""
     if between is None:
         return measurement
     factor = between.factor()

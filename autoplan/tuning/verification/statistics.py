@@ -41,7 +41,7 @@ class Speedup:
 
     @property
     def faster(self) -> bool:
-        """Shown to be faster: the whole interval lies above one."""
+        """Whether it was shown to be faster: the whole interval is above one."""
         return self.low > 1.0
 
 
@@ -61,7 +61,7 @@ class Timed:
     measurement: Measurement
 
     def seconds_per_sample(self) -> npt.NDArray[np.float64]:
-        """One figure a group of micro-steps, shape (groups,)."""
+        """Return seconds per sample of each group of micro-steps, shape (groups,)."""
         seconds = self.measurement.group_seconds or [self.measurement.micro_step_seconds]
         return np.asarray(seconds, dtype=np.float64) / self.measurement.samples_per_micro_step
 
@@ -99,7 +99,7 @@ def student_t(freedom: int) -> float:
 
 
 def _student_interval(ratios: Sequence[float]) -> tuple[float, float]:
-    """95% interval of the geometric mean of ratios; of one ratio nothing is known but itself."""
+    """Return the 95% interval of the geometric mean of ratios; of one ratio, the ratio itself."""
     logs = np.log(ratios)
     if len(logs) < 2:
         return ratios[0], ratios[0]
@@ -111,7 +111,7 @@ def _student_interval(ratios: Sequence[float]) -> tuple[float, float]:
 def _resampled_ratios(
     base: npt.NDArray[np.float64], winner: npt.NDArray[np.float64], resamples: int, generator: np.random.Generator
 ) -> npt.NDArray[np.float64]:
-    """Ratios of medians over redrawn groups, shape (resamples,)."""
+    """Return ratios of medians over redrawn groups, shape (resamples,)."""
 
     def redrawn(rates: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         return np.median(rates[generator.integers(len(rates), size=(resamples, len(rates)))], axis=1)
@@ -120,7 +120,7 @@ def _resampled_ratios(
 
 
 def exactness_expected(baseline: TrainConfig, winner: TrainConfig, *, random_layers: bool, batch_norm: bool) -> bool:
-    """Whether the two must agree within rounding: both in float32, no dropout, no BatchNorm."""
+    """Return whether losses must agree within rounding: both in float32, no dropout, no BatchNorm."""
     float32 = {baseline.precision, winner.precision} == {Precision.FLOAT32}
     return float32 and not random_layers and not batch_norm
 

@@ -35,7 +35,7 @@ FIRST_SEED = 1
 
 @dataclass(frozen=True)
 class Verified:
-    """What became of a winner in clean processes. `out_of_time`: the budget ended before there was anything to say."""
+    """The verification of a winner in clean processes. `out_of_time`: the budget ended before there was a result."""
 
     config: TrainConfig
     verification: Verification
@@ -44,7 +44,7 @@ class Verified:
 
     @property
     def holds(self) -> bool:
-        """Shown to be faster, with the same numerics as far as they can be compared."""
+        """Whether it was shown to be faster, with numerics that do not differ."""
         return self.verification.faster and self.verification.numerics != "outside"
 
 
@@ -82,7 +82,7 @@ class Verifier:
         return tried
 
     def verify(self, reference: TrainConfig, winner: TrainConfig) -> Verified:
-        """Numerics first (cheap), then pairs; more pairs when the first leave it open and time allows.
+        """Compare losses, then time pairs of processes; more pairs where the result is open and time allows.
 
         Ctrl-C ends it with the pairs that are complete; KeyboardInterrupt passes where they are too few.
         """
@@ -101,7 +101,7 @@ class Verifier:
         return self._verified(winner, numerics, timed, speedup(timed))
 
     def repeat(self, reference: TrainConfig, first: Measurement) -> list[Timed]:
-        """The reference's first run and more of it, as far as time and Ctrl-C allow: how far processes differ here."""
+        """Run the reference again, as time and Ctrl-C allow, to measure how much processes differ here."""
         runs = [Timed(reference, first)]
         try:
             while len(runs) <= PAIRS and self._time_for((runs[-1], runs[-1])):
@@ -156,7 +156,7 @@ class Verifier:
         return self.jobs.clock.allows(sum(one.measurement.wall_seconds for one in pair) * 1.2)
 
     def _numerics(self, reference: TrainConfig, winner: TrainConfig) -> Numerics:
-        """Losses of both under one seed; where they need not be equal, the reference's under four more."""
+        """Compare losses of both under one seed, and of the reference under four more where they need not be equal."""
         if reference.batch.effective != winner.batch.effective:
             return Numerics("not_compared", "the effective batch differs, so no update is the same")
         facts = self.observation
@@ -216,7 +216,7 @@ class Verifier:
 def verification_seconds(
     reference_seconds: float, winner_seconds: float, setup_seconds: float, *, exact: bool
 ) -> float:
-    """What the shortest verification takes, roughly: the time that trials leave for it.
+    """Return the approximate seconds of the shortest verification, which trials leave for it.
 
     Each run of a pair takes a trial and what its longer groups add; a comparison of losses takes the source's own start
     and a few updates, twice where losses must be equal, else once for each seed and for the plan.
@@ -227,7 +227,7 @@ def verification_seconds(
 
 
 def unverified(detail: str) -> Verification:
-    """The record where nothing was compared, and why."""
+    """Return the record of a plan that was not verified, with the reason."""
     return Verification(pairs=0, speedup=None, faster=False, numerics="not_compared", numerics_detail=detail)
 
 
