@@ -4,56 +4,40 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from statistics import median
 
 from autoplan import formatting
 from autoplan.errors import NoFeasibleConfiguration
-from autoplan.jobs.messages import Observation
-from autoplan.plan.knobs import changes
 from autoplan.plan.records import (
-    DEFAULT_FUNCTION,
     SCHEMA_VERSION,
     BaselineRecord,
     CompilerEvidence,
     Environment,
     Evidence,
-    FitRecord,
-    HardwareRecord,
     Measurement,
     Plan,
     Rejection,
     Rescue,
-    SourceRecord,
     TrialRecord,
     Verification,
     WholeFit,
 )
-from autoplan.sources.source import SourceSpec
 from autoplan.tuning.compiler_check import CheckedByCompiler
 from autoplan.tuning.estimates import calibration
 from autoplan.tuning.estimates.estimator import Findings
 from autoplan.tuning.objective import PlannedFit, settled_compile_seconds
 from autoplan.tuning.request import TuneRequest
 from autoplan.tuning.result.attribution import contributions, idle_devices, measured_rates, predicted_rates, scaling
+from autoplan.tuning.result.choice import Choice, choose
+from autoplan.tuning.result.clean_runs import of_clean_runs, restated_trials, trial_runs, with_clean_run, with_interval
 from autoplan.tuning.result.notes import baseline_notes, busy_note, notes_for, setup_note
+from autoplan.tuning.result.provenance import hardware_record, source_record
 from autoplan.tuning.space.prune import AS_GOOD, distance, nothing_fits
 from autoplan.tuning.trials.runner import Tried
-from autoplan.tuning.verification.process_spread import Spread, restated, spread
+from autoplan.tuning.verification.process_spread import spread
 from autoplan.tuning.verification.statistics import Timed
-from autoplan.tuning.verification.verifier import Verified, unverified
+from autoplan.tuning.verification.verifier import Verified
 from cost_models.config import TrainConfig
-from cost_models.hardware.cluster import Cluster
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The answer: a configuration, its measurement, what verified it, and the sentence that says why."""
-
-    config: TrainConfig
-    measurement: Measurement | None
-    verification: Verification
-    why: str
 
 
 def analytic_plan(request: TuneRequest, findings: Findings) -> Plan:
@@ -173,10 +157,10 @@ def measured_plan(
     processes too, as far as repeats show it. `verified` is None where verification was interrupted, and empty where
     nothing was worth it.
     """
-    between = spread([*repeats, *_trial_runs(tried, repeats)])
-    tried, ranked = _of_clean_runs(tried, repeats), [_with_clean_run(record, repeats) for record in ranked]
-    tried, ranked = _restated(tried, between), [_with_interval(record, between) for record in ranked]
-    choice = _choose(findings, tried, verified, ranked)
+    between = spread([*repeats, *trial_runs(tried, repeats)])
+    tried, ranked = of_clean_runs(tried, repeats), [with_clean_run(record, repeats) for record in ranked]
+    tried, ranked = restated_trials(tried, between), [with_interval(record, between) for record in ranked]
+    choice = choose(findings, tried, verified, ranked)
     setup = None if request.source.kind == "instance" else _setup_note(tried)  # what is before fit is autoplan's own
     runs = [run.measurement.others_busy_processors for one in verified or () for run in one.runs]
     tried_beside = [one.measurement.others_busy_processors for one in tried.records if one.measurement is not None]
@@ -202,104 +186,6 @@ def measured_plan(
             *([setup] if setup else []),
             *_notes(findings, choice.config),
         ],
-    )
-
-
-def _trial_runs(tried: Tried, repeats: Sequence[Timed]) -> list[Timed]:
-    """The trials of the configurations that ran again."""
-    repeated = {run.config for run in repeats}
-    seen = {id(run.measurement) for run in repeats}
-    runs = [Timed(r.config, r.measurement) for r in tried.records if r.measurement is not None]
-    return [run for run in runs if run.config in repeated and id(run.measurement) not in seen]
-
-
-def _of_clean_runs(tried: Tried, runs: Sequence[Timed]) -> Tried:
-    """Baseline and reference as verification measured them, in turn with the winner: figures that compare."""
-    return replace(
-        tried, baseline=_with_clean_run(tried.baseline, runs), reference=_with_clean_run(tried.reference, runs)
-    )
-
-
-def _with_clean_run(record: TrialRecord, runs: Sequence[Timed]) -> TrialRecord:
-    """The middle one of a configuration's verification runs in place of its trial; compile time stays the trial's."""
-    if record.measurement is None:
-        return record
-    config = record.config
-    own = sorted((run.measurement for run in runs if run.config == config), key=lambda one: one.micro_step_seconds)
-    if not own:
-        return record
-    middle = own[(len(own) - 1) // 2]
-    kept = {name: getattr(record.measurement, name) for name in ("compile_seconds", "first_step_seconds")}
-    return record.model_copy(update={"measurement": middle.model_copy(update=kept)})
-
-
-def _restated(tried: Tried, between: Spread | None) -> Tried:
-    records = tuple(_with_interval(record, between) for record in tried.records)
-    baseline, reference = _with_interval(tried.baseline, between), _with_interval(tried.reference, between)
-    return replace(tried, baseline=baseline, reference=reference, records=records)
-
-
-def _with_interval(record: TrialRecord, between: Spread | None) -> TrialRecord:
-    if record.measurement is None:
-        return record
-    return record.model_copy(update={"measurement": restated(record.measurement, between)})
-
-
-def _choose(
-    findings: Findings, tried: Tried, verified: Sequence[Verified] | None, ranked: Sequence[TrialRecord]
-) -> Choice:
-    reference = tried.reference.config
-    baseline_runs = tried.baseline.measurement is not None
-    named = "the baseline" if baseline_runs else "the least change that runs"
-    last = verified[-1] if verified else None
-    if last is not None and last.holds:
-        verification = last.verification if baseline_runs else _without_speedup(last.verification, reference)
-        words = ", ".join(changes(findings.space.baseline, last.config)) or "no change"
-        why = f"{words}: shown faster than {named} in {last.verification.pairs} pairs of clean processes"
-        return Choice(last.config, _of_its_trial(last.config, ranked), verification, why)
-    others = any(one.config != reference for one in ranked)
-    why = _why_not(last, named, interrupted=verified is None, others=others)
-    if reference in findings.space.configs or not ranked:
-        return Choice(reference, tried.reference.measurement, unverified(why), f"{why}: the plan is {named}")
-    refused = {one.config.describe() for one in verified or () if one.verification.numerics == "outside"}
-    sound = [one for one in ranked if one.config.describe() not in refused]
-    best = (sound or ranked)[0]
-    of_best = [one.verification for one in verified or () if one.config == best.config]
-    verification = of_best[-1] if of_best and baseline_runs else unverified(why)
-    why = f"{why}; your options exclude {named}, so the plan is the best of the rest"
-    return Choice(best.config, best.measurement, verification, why)
-
-
-def _of_its_trial(config: TrainConfig, ranked: Sequence[TrialRecord]) -> Measurement | None:
-    """The trial's figures, taken like the baseline's: nothing compiled before. Verification runs found a warm cache."""
-    return next((record.measurement for record in ranked if record.config == config), None)
-
-
-def _why_not(last: Verified | None, named: str, *, interrupted: bool, others: bool) -> str:
-    if last is None and interrupted:
-        return "interrupted before a winner was verified"
-    if last is None:
-        return f"no trial was faster than {named}" if others else f"nothing was measured besides {named}"
-    if last.out_of_time:
-        return "the budget ended before the best trial was verified; a larger --budget leaves time for that"
-    verified = last.verification
-    if verified.numerics == "outside":
-        return f"the best trial does not train the same ({verified.numerics_detail})"
-    if verified.speedup is None:
-        return f"the best trial failed verification ({verified.numerics_detail})"
-    low, high = verified.speedup_low or 0.0, verified.speedup_high or 0.0
-    interval = formatting.spread(low, high, f"95% interval {low:.2f} to {high:.2f}")
-    return f"the best trial was not shown to be faster in clean processes (speed-up {verified.speedup:.2f}, {interval})"
-
-
-def _without_speedup(verification: Verification, reference: TrainConfig) -> Verification:
-    """Where the baseline does not run there is no speed-up over it; what was compared is kept in words."""
-    detail = (
-        f"{verification.numerics_detail}; {verification.speedup:.2f} times as fast as {reference.describe()}, "
-        "the least change that runs"
-    )
-    return verification.model_copy(
-        update={"speedup": None, "speedup_low": None, "speedup_high": None, "numerics_detail": detail}
     )
 
 
@@ -397,8 +283,8 @@ def _plan(
     return Plan(
         schema_version=SCHEMA_VERSION,
         evidence=evidence,
-        source=_source(request, findings.observation),
-        hardware=_hardware(findings.cluster, request.memory_limit_bytes),
+        source=source_record(request, findings.observation),
+        hardware=hardware_record(findings.cluster, request.memory_limit_bytes),
         environment=Environment(**findings.of(config).observation.environment),
         config=config,
         baseline=baseline,
@@ -411,44 +297,4 @@ def _plan(
         trials=trials or [],
         rejected=[*findings.rejected, *left_out],
         notes=notes,
-    )
-
-
-def _source(request: TuneRequest, observation: Observation) -> SourceRecord:
-    spec = request.source
-    batch = observation.config.batch
-    updates = None
-    if observation.steps_per_epoch is not None:
-        updates = observation.steps_per_epoch * observation.epochs // batch.accumulation
-    fit = FitRecord(
-        index=spec.fit_index,
-        structure=observation.structure,
-        samples=observation.samples,
-        epochs=observation.epochs,
-        data=observation.data,
-        updates=updates,
-    )
-    return SourceRecord(kind=spec.kind, path=_named(spec), sha256=spec.sha256, fit=fit, args=list(spec.args))
-
-
-def _named(spec: SourceSpec) -> str:
-    """The source as `autoplan train` reads it back: a file, a file with its function, or a module."""
-    if spec.kind == "script" and spec.module:
-        return f"-m {spec.module}"
-    if spec.kind == "builder" and spec.module:
-        return f"{spec.module}:{spec.function}"
-    if spec.kind == "builder" and spec.function != DEFAULT_FUNCTION:
-        return f"{spec.path}:{spec.function}"
-    return spec.path or spec.function
-
-
-def _hardware(cluster: Cluster, memory_limit_bytes: int | None) -> HardwareRecord:
-    return HardwareRecord(
-        name=cluster.name,
-        devices=cluster.devices,
-        kind=cluster.chip.kind,
-        capacity_bytes=cluster.chip.usable_memory_bytes,
-        memory_limit_bytes=memory_limit_bytes,
-        simulated=cluster.simulated,
-        description=cluster.chip.name,
     )

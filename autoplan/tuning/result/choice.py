@@ -1,0 +1,83 @@
+"""The choice of a measured plan: the verified winner, else the baseline, else the best that is left."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autoplan import formatting
+from autoplan.plan.knobs import changes
+from autoplan.plan.records import Measurement, TrialRecord, Verification
+from autoplan.tuning.estimates.estimator import Findings
+from autoplan.tuning.trials.runner import Tried
+from autoplan.tuning.verification.verifier import Verified, unverified
+from cost_models.config import TrainConfig
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The answer: a configuration, its measurement, what verified it, and the sentence that says why."""
+
+    config: TrainConfig
+    measurement: Measurement | None
+    verification: Verification
+    why: str
+
+
+def choose(
+    findings: Findings, tried: Tried, verified: Sequence[Verified] | None, ranked: Sequence[TrialRecord]
+) -> Choice:
+    """Return the configuration of the plan, on which evidence it rests, and why."""
+    reference = tried.reference.config
+    baseline_runs = tried.baseline.measurement is not None
+    named = "the baseline" if baseline_runs else "the least change that runs"
+    last = verified[-1] if verified else None
+    if last is not None and last.holds:
+        verification = last.verification if baseline_runs else _without_speedup(last.verification, reference)
+        words = ", ".join(changes(findings.space.baseline, last.config)) or "no change"
+        why = f"{words}: shown faster than {named} in {last.verification.pairs} pairs of clean processes"
+        return Choice(last.config, _of_its_trial(last.config, ranked), verification, why)
+    others = any(one.config != reference for one in ranked)
+    why = _why_not(last, named, interrupted=verified is None, others=others)
+    if reference in findings.space.configs or not ranked:
+        return Choice(reference, tried.reference.measurement, unverified(why), f"{why}: the plan is {named}")
+    refused = {one.config.describe() for one in verified or () if one.verification.numerics == "outside"}
+    sound = [one for one in ranked if one.config.describe() not in refused]
+    best = (sound or ranked)[0]
+    of_best = [one.verification for one in verified or () if one.config == best.config]
+    verification = of_best[-1] if of_best and baseline_runs else unverified(why)
+    why = f"{why}; your options exclude {named}, so the plan is the best of the rest"
+    return Choice(best.config, best.measurement, verification, why)
+
+
+def _of_its_trial(config: TrainConfig, ranked: Sequence[TrialRecord]) -> Measurement | None:
+    """The trial's figures, taken like the baseline's: nothing compiled before. Verification runs found a warm cache."""
+    return next((record.measurement for record in ranked if record.config == config), None)
+
+
+def _why_not(last: Verified | None, named: str, *, interrupted: bool, others: bool) -> str:
+    if last is None and interrupted:
+        return "interrupted before a winner was verified"
+    if last is None:
+        return f"no trial was faster than {named}" if others else f"nothing was measured besides {named}"
+    if last.out_of_time:
+        return "the budget ended before the best trial was verified; a larger --budget leaves time for that"
+    verified = last.verification
+    if verified.numerics == "outside":
+        return f"the best trial does not train the same ({verified.numerics_detail})"
+    if verified.speedup is None:
+        return f"the best trial failed verification ({verified.numerics_detail})"
+    low, high = verified.speedup_low or 0.0, verified.speedup_high or 0.0
+    interval = formatting.spread(low, high, f"95% interval {low:.2f} to {high:.2f}")
+    return f"the best trial was not shown to be faster in clean processes (speed-up {verified.speedup:.2f}, {interval})"
+
+
+def _without_speedup(verification: Verification, reference: TrainConfig) -> Verification:
+    """Where the baseline does not run there is no speed-up over it; what was compared is kept in words."""
+    detail = (
+        f"{verification.numerics_detail}; {verification.speedup:.2f} times as fast as {reference.describe()}, "
+        "the least change that runs"
+    )
+    return verification.model_copy(
+        update={"speedup": None, "speedup_low": None, "speedup_high": None, "numerics_detail": detail}
+    )
