@@ -114,9 +114,9 @@ def test_more_devices_than_the_slice_has(jobs):
     assert "the mesh data=8,model=1 needs 8 devices, but XLA:TPU v5e:2x2 has 4" in found.message
 
 
-def test_without_a_compiler_there_is_nothing_to_ask(jobs):
+def test_without_jit_compile_there_is_no_program_to_compile(jobs):
     found = jobs("dense", "cpu").compile(config(jit_compile=False))
-    assert "without jit_compile nothing is compiled" in found.message
+    assert "jit_compile is off, so there is no program to compile" in found.message
 
 
 def test_an_operation_that_the_target_does_not_have(jobs):
