@@ -19,7 +19,8 @@ from autoplan.plan.records import CompilerEvidence, Evidence
 from autoplan.tuning import compiler_check
 from autoplan.tuning.candidate_estimate import CandidateEstimate
 from autoplan.tuning.compiler_check import NOTHING_LEFT, CheckedByCompiler
-from autoplan.tuning.estimates.estimator import Findings, Tracer, versions_of
+from autoplan.tuning.estimates.estimator import Tracer
+from autoplan.tuning.estimates.findings import Findings, versions_of
 from autoplan.tuning.objective import PlannedFit
 from autoplan.tuning.request import CompareRequest, Event, Watch
 from autoplan.tuning.space.legal_configs import Space, legal_configs

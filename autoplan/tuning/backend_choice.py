@@ -15,7 +15,7 @@ from autoplan.errors import AutoplanError, ConfigError, SourceError
 from autoplan.jobs.runner import TRACED_ON, JobRunner
 from autoplan.plan.records import Rejection
 from autoplan.sources import keras_backend
-from autoplan.tuning.estimates.estimator import Findings
+from autoplan.tuning.estimates.findings import Findings
 from autoplan.tuning.request import CompareRequest, Event, TuneRequest, Watch
 from autoplan.tuning.space.legal_configs import Space
 from autoplan.tuning.space.prune import KEEP_AT_MOST

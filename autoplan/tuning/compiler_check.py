@@ -19,7 +19,7 @@ from autoplan.jobs.runner import TRACED_ON, JobRunner, compilers_at_once
 from autoplan.machine import compiler_packages
 from autoplan.plan.records import CompilerEvidence, Evidence, Failure, FailureKind, Rejection, TrialRecord
 from autoplan.tuning.candidate_estimate import CandidateEstimate
-from autoplan.tuning.estimates.estimator import Findings
+from autoplan.tuning.estimates.findings import Findings
 from autoplan.tuning.request import COMPILED_AT_MOST, Event, Watch
 from autoplan.tuning.space.legal_configs import Space
 from autoplan.tuning.space.prune import distance, would_fit

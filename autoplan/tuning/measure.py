@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from autoplan.jobs.runner import JobRunner
-from autoplan.tuning.estimates.estimator import Findings
+from autoplan.tuning.estimates.findings import Findings
 from autoplan.tuning.request import Event, TuneRequest, TuneResult, Watch, silent
 from autoplan.tuning.result.build_plan import measured_plan
 from autoplan.tuning.result.finish import finish

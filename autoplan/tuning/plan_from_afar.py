@@ -7,7 +7,7 @@ from dataclasses import replace
 from autoplan.errors import HardwareError
 from autoplan.jobs.runner import JobRunner
 from autoplan.tuning import compiler_check
-from autoplan.tuning.estimates.estimator import Findings
+from autoplan.tuning.estimates.findings import Findings
 from autoplan.tuning.request import TuneRequest, TuneResult, Watch
 from autoplan.tuning.result.build_plan import analytic_plan, compiled_plan
 from autoplan.tuning.result.finish import finish

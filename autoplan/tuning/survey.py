@@ -16,7 +16,8 @@ from autoplan.sources import keras_backend
 from autoplan.sources.source import SourceSpec
 from autoplan.tuning.backend_choice import OtherBackend, with_other_backends
 from autoplan.tuning.compiler_check import why_not_here
-from autoplan.tuning.estimates.estimator import Findings, survey, versions_of, without_estimates
+from autoplan.tuning.estimates.estimator import survey, without_estimates
+from autoplan.tuning.estimates.findings import Findings, versions_of
 from autoplan.tuning.request import Event, TuneRequest, Watch
 from autoplan.tuning.space.legal_configs import Space, legal_configs
 from cost_models.hardware.cluster import Cluster, limited

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autoplan.plan.records import Failure, FailureKind, Measurement, TrialRecord, Verification
 from autoplan.sources.source import SourceSpec
-from autoplan.tuning.estimates.estimator import Findings
+from autoplan.tuning.estimates.findings import Findings
 from autoplan.tuning.request import TuneRequest
 from autoplan.tuning.result.build_plan import measured_plan
 from autoplan.tuning.space.legal_configs import Space

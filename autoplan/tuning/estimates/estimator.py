@@ -14,11 +14,11 @@ from typing import Any, Self
 from autoplan.errors import FIRST_EXCEPTION, HardwareError, SourceError, WorkloadError
 from autoplan.jobs.messages import Observation
 from autoplan.jobs.runner import JobRunner
-from autoplan.plan.knobs import KNOBS, Knob, changes
+from autoplan.plan.knobs import KNOBS, Knob
 from autoplan.plan.records import Failure, FailureKind, Rejection
 from autoplan.tuning.candidate_estimate import CandidateEstimate
+from autoplan.tuning.estimates.findings import Findings
 from autoplan.tuning.objective import PlannedFit
-from autoplan.tuning.request import Candidate
 from autoplan.tuning.space.known_issues import Versions
 from autoplan.tuning.space.legal_configs import Space
 from autoplan.tuning.space.prune import (
@@ -30,7 +30,6 @@ from autoplan.tuning.space.prune import (
 )
 from cost_models.config import Affects, Batch, Layout, Mesh, Remat, RematMode, TrainConfig
 from cost_models.estimate import estimate as analytic_estimate
-from cost_models.hardware.cluster import Cluster
 from cost_models.memory import MemoryCost
 from cost_models.workload.workload import Workload
 
@@ -57,49 +56,6 @@ class Structure:
     @classmethod
     def of(cls, config: TrainConfig, local_batch: int = 0) -> Structure:
         return cls(config.key(Affects.OPERATIONS), local_batch)
-
-
-@dataclass(frozen=True)
-class Findings:
-    """Facts of the training, its space, estimates, and the shortlist in the order in which to try it.
-
-    `estimates` is empty where the training step cannot be traced, and `notes` then say why. `elsewhere` is what was
-    found of the other backends, where the backend itself is tuned; their configurations stand in the shortlist too.
-    """
-
-    observation: Observation
-    cluster: Cluster
-    versions: Versions
-    space: Space
-    estimates: Mapping[TrainConfig, CandidateEstimate]
-    shortlist: tuple[TrainConfig, ...]
-    rejected: tuple[Rejection, ...]
-    notes: tuple[str, ...] = ()
-    elsewhere: Mapping[str, Findings] = field(default_factory=dict)
-
-    def of(self, config: TrainConfig) -> Findings:
-        """Return the findings on a configuration's backend."""
-        return self.elsewhere.get(config.backend, self)
-
-    def candidates(self) -> tuple[Candidate, ...]:
-        """Return the shortlist with its estimates and reasons."""
-        return tuple(map(self._candidate, self.shortlist))
-
-    def _candidate(self, config: TrainConfig) -> Candidate:
-        estimate, own = self.estimates.get(config), config == self.space.baseline
-        if estimate is None:
-            words = ", ".join(changes(self.space.baseline, config)) or "your own configuration"
-            return Candidate(config, None, f"no estimate; {words}", own)
-        best = min(one.seconds_per_sample for one in self.estimates.values() if one.config in self.shortlist)
-        ratio = estimate.seconds_per_sample / best
-        reason = f"{'your own configuration; ' if own else ''}estimated to take {ratio:.2f} times as long as the best"
-        return Candidate(config, estimate.analytic, reason, own)
-
-
-def versions_of(observation: Observation, cluster: Cluster) -> Versions:
-    """Return the versions that decide which known issues apply."""
-    environment = observation.environment
-    return Versions(environment.get("keras", ""), environment.get("backend_version", ""), cluster.chip.kind)
 
 
 def survey(

@@ -9,7 +9,7 @@ from autoplan import formatting
 from autoplan.errors import ConfigError
 from autoplan.plan.knobs import KNOBS, Tuning, changes, with_field_of
 from autoplan.plan.records import Evidence, TrialRecord
-from autoplan.tuning.estimates.estimator import Findings
+from autoplan.tuning.estimates.findings import Findings
 from cost_models.config import TrainConfig
 
 _FIXED = {"communication": "communication", "overhead": "launch overhead"}

@@ -24,7 +24,7 @@ from autoplan.plan.records import (
 )
 from autoplan.tuning.compiler_check import CheckedByCompiler
 from autoplan.tuning.estimates import calibration
-from autoplan.tuning.estimates.estimator import Findings
+from autoplan.tuning.estimates.findings import Findings
 from autoplan.tuning.objective import PlannedFit, settled_compile_seconds
 from autoplan.tuning.request import TuneRequest
 from autoplan.tuning.result.attribution import contributions, idle_devices, measured_rates, predicted_rates, scaling

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from autoplan import formatting
 from autoplan.plan.knobs import changes
 from autoplan.plan.records import Measurement, TrialRecord, Verification
-from autoplan.tuning.estimates.estimator import Findings
+from autoplan.tuning.estimates.findings import Findings
 from autoplan.tuning.trials.runner import Tried
 from autoplan.tuning.verification.verifier import Verified, unverified
 from cost_models.config import TrainConfig

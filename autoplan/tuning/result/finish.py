@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autoplan.plan import file
 from autoplan.plan.records import Plan
-from autoplan.tuning.estimates.estimator import Findings
+from autoplan.tuning.estimates.findings import Findings
 from autoplan.tuning.request import Event, TuneRequest, TuneResult, Watch
 
 

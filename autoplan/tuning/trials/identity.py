@@ -9,7 +9,7 @@ from autoplan._version import __version__
 from autoplan.jobs.runner import JobRunner
 from autoplan.machine import local_hardware, this_machine
 from autoplan.sources.source import SourceSpec
-from autoplan.tuning.estimates.estimator import Findings
+from autoplan.tuning.estimates.findings import Findings
 from autoplan.tuning.trials.storage import StudyIdentity
 from autoplan.tuning.trials.study import knob_choices
 

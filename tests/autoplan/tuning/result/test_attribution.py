@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from autoplan.plan.records import Evidence, Failure, FailureKind, Measurement, TrialRecord
-from autoplan.tuning.estimates.estimator import Findings
+from autoplan.tuning.estimates.findings import Findings
 from autoplan.tuning.result.attribution import Rates, contributions, idle_devices, measured_rates, predicted_rates
 from autoplan.tuning.space.legal_configs import Space
 from tests.builders import plans
