@@ -67,7 +67,7 @@ def config(data=1, **changes):
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("model", MODELS)
-def test_the_compiler_says_the_same_as_when_it_is_asked_by_hand(by_hand, jobs, model, target):
+def test_the_evidence_equals_a_compilation_by_hand(by_hand, jobs, model, target):
     there = jobs(model, target)
     found = there.compile(config(there.cluster.devices))
     assert isinstance(found, CompilerEvidence), found
@@ -102,7 +102,7 @@ def test_a_cpu_compiles_for_itself(jobs):
     assert set(found.versions) == {"jax", "jaxlib"}
 
 
-def test_what_does_not_fit_is_told_with_what_it_needs_and_what_there_is(jobs):
+def test_a_program_that_does_not_fit_has_needed_and_available_bytes(jobs):
     found = jobs("wide", "tpu-v5e-1").compile(TrainConfig(Batch(2**18)))
     assert found.kind is FailureKind.COMPILE_OOM
     assert found.needed_bytes > found.available_bytes == pytest.approx(15.75 * 2**30, rel=1e-3)
@@ -138,7 +138,7 @@ def test_a_compiler_that_hangs(jobs):
     assert "phase compile" in found.message
 
 
-def test_hardware_that_no_compiler_was_described_for(jobs):
+def test_hardware_without_a_compiler_target(jobs):
     with pytest.raises(HardwareError, match="XLA:GPU has no description of NVIDIA T4"):
         jobs("dense", "gpu-t4").compile(config())
 
