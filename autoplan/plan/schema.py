@@ -27,7 +27,6 @@ LARGEST_NUMBER = 2**63
 _UNREADABLE = (UNREADABLE_CONFIG, UNREADABLE_COST)
 """Errors of sections whose keys are explained one by one."""
 KeyPath = tuple[str | int, ...]
-Config = dict[str, Any]
 
 
 class _Shape(BaseModel):
