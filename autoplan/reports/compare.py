@@ -118,7 +118,7 @@ def _usd(cost: float | None) -> str:
 
 
 def _lacking(rows: Sequence[HardwareRow]) -> RenderableType:
-    table = open_table("hardware", "GiB needed", "by", "what would do", "evidence")
+    table = open_table("hardware", "GiB needed", "by", "what would help", "evidence")
     _keep_whole(table, "by")
     table.columns[3].no_wrap = False
     for row in rows:

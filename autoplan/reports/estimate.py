@@ -191,7 +191,7 @@ def _band(time: TimeCost, accuracy: Accuracy | None) -> str:
     return (
         f"The micro-step probably takes {formatting.seconds_range(seconds * low, seconds * high)}: "
         f"{formatting.percent(SHARE)} of {accuracy.rows} {accuracy.of} took {low:g} "
-        f"to {high:g} times what was predicted ({accuracy.source})."
+        f"to {high:g} times the estimate ({accuracy.source})."
     )
 
 

@@ -50,7 +50,7 @@ _STAGES = {
     "infeasible": "not enough memory",
     "known_issue": "ruled out",
     "held": "cannot be changed here",
-    "slower": "predicted to be slower",
+    "slower": "estimated to be slower",
 }
 
 
@@ -273,21 +273,20 @@ def _rescued(rescue: Rescue | None) -> list[RenderableType]:
 def _tried(plan: Plan) -> list[RenderableType]:
     if not plan.trials:
         return []
-    title = (
-        f"What was tried: {formatting.counted(len(plan.trials), 'trial')}, predictions analytic, the rest {_tier(plan)}"
-    )
+    count = formatting.counted(len(plan.trials), "trial")
+    title = f"What was tried: {count}, estimates are analytic, the rest {_tier(plan)}"
     whole = any(trial.whole_fit_seconds is not None for trial in plan.trials)
     rows = ByWidth(lambda columns: _trials_table(plan.trials, columns))
     return [heading(title), rows, *([_WHOLE_FIT] if whole else [])]
 
 
 def _trials_table(trials: Sequence[TrialRecord], columns: Sequence[str]) -> Table:
-    predicted = ["predicted update"] if "update" in columns else []
+    predicted = ["estimated update"] if "update" in columns else []
     table = open_table("trial", "configuration", *stacked(*predicted, *columns), "outcome")
     for trial in trials:
         shown = outcome_cells(trial.measurement or trial.compiled, trial.whole_fit_seconds)
         estimate = trial.predicted_update_seconds
-        shown["predicted update"] = "—" if estimate is None else formatting.seconds(estimate)
+        shown["estimated update"] = "—" if estimate is None else formatting.seconds(estimate)
         cells = [shown[name] for name in (*predicted, *columns)]
         table.add_row(str(trial.number), trial.config.describe(), *cells, _outcome(trial))
     return table
@@ -367,7 +366,7 @@ def _tiers(group: Sequence[Rejection]) -> str:
 
 
 def _rejection_group(group: Sequence[Rejection]) -> list[RenderableType]:
-    table = open_table("configuration", "reason", "what would do")
+    table = open_table("configuration", "reason", "what would help")
     for rejection in group[:_SHOWN_OF_A_GROUP]:
         table.add_row(rejection.config.describe(), rejection.reason, rejection.nearest or "—")
     left = len(group) - _SHOWN_OF_A_GROUP

@@ -71,7 +71,7 @@ def test_time_has_a_band_where_a_study_has_measured_such_hardware():
     """3.5 ms, and nine of ten rows took 0.5 to 2 times what was predicted."""
     accuracy = Accuracy(low=0.5, high=2.0, rows=800, of="rows", source="studies/rows")
     assert (
-        "The micro-step probably takes 1.75 to 7.00 ms: 90% of 800 rows took 0.5 to 2 times what was predicted "
+        "The micro-step probably takes 1.75 to 7.00 ms: 90% of 800 rows took 0.5 to 2 times the estimate "
         "(studies/rows)."
     ) in text(estimate(accuracy=accuracy))
     unknown = "The accuracy of this time is not known: no study has enough measurements of such hardware."

@@ -175,7 +175,7 @@ def test_explain_goes_through_the_whole_story():
         "What it changes",
         "What that brings",
         "How it was verified",
-        "What was tried: 3 trials, predictions analytic, the rest measured",
+        "What was tried: 3 trials, estimates are analytic, the rest measured",
         "Not tried, not enough memory (analytic): 1 configuration",
         "Notes",
     ]
@@ -253,7 +253,7 @@ def test_explain_groups_what_was_not_tried():
     assert "needs 9 GiB" not in told
     assert "and 3 more; --format json lists all" in told
     assert "Not tried, ruled out: 1 configuration" in told
-    assert "Not tried, predicted to be slower (analytic): 1 configuration" in told
+    assert "Not tried, estimated to be slower (analytic): 1 configuration" in told
 
 
 def test_explain_says_what_verification_did_not_cover():
@@ -304,7 +304,7 @@ def test_a_dry_run_shows_candidates_with_tier_and_reason(dry):
     assert re.split(r"\s{2,}", lines[4])[2:4] == ["not known", "not known"]
     assert lines[5:] == [
         (
-            "Configurations that would not be tried: 1 (not enough memory) and 20 (predicted to be slower); "
+            "Configurations that would not be tried: 1 (not enough memory) and 20 (estimated to be slower); "
             "--all lists the reasons."
         ),
         "",
