@@ -1,4 +1,4 @@
-"""How far measured times lay from predicted ones, on hardware of which studies have measurements."""
+"""How far measured times were from estimates, on hardware of which studies have measurements."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from cost_models.validation import Reader, number, raised_as, read_fields, text,
 from cost_models.xla.profiles.choice import compiler_profile
 
 SHARE = 0.9
-"""Share of a study's rows that lie in its band; half of the others below and half above."""
+"""Share of a study's rows in its band; half of the other rows are below it and half above."""
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """`SHARE` of the rows took `low` to `high` times what was predicted for them.
+    """The band of measured over estimated seconds that holds `SHARE` of a study's rows.
 
-    rows    so many were measured
-    of      what they are of, in words
-    source  the study that holds them
+    low, high  ends of the band
+    rows       number of rows
+    of         the kind of rows, in words
+    source     the study that has them
     """
 
     low: float
@@ -57,15 +58,15 @@ _READERS: Mapping[str, Reader] = {
 }
 
 PUBLISHED = Accuracy(0.94, 1.64, 797, "published micro-steps on NVIDIA GPUs", "studies/time_vs_published")
-PROCESSOR = Accuracy(0.79, 1.17, 223, "configurations on a processor that was probed", "studies/time_vs_this_cpu")
-"""Of `results.csv` of each, which a test holds them against."""
+PROCESSOR = Accuracy(0.82, 1.26, 223, "configurations on a processor that was probed", "studies/time_vs_this_cpu")
+"""Quantiles of measured over predicted micro-steps in the `results.csv` of each study. A test recomputes them."""
 
 
 def accuracy(cluster: Cluster) -> Accuracy | None:
-    """What is known of predictions on such hardware: of GPUs from data sheets, of a processor from its probe.
+    """Return the band of estimates on this hardware: of NVIDIA GPUs from data sheets, or of a CPU that was probed.
 
-    None where nobody has measured enough: TPUs (four published rows), AMD, simulated devices, probed accelerators and
-    processors that were not probed.
+    None where nobody has measured enough: TPUs (four published rows), AMD GPUs, simulated devices, probed accelerators
+    and CPUs that were not probed.
     """
     chip = cluster.chip
     if cluster.local:

@@ -1,10 +1,9 @@
-"""Correction factors from what was observed: how many times as much each part of a prediction takes on this machine.
+"""Correction factors from observations: how many times as much each part of an estimate takes on this machine.
 
-A prediction is a sum of parts (arithmetic, memory traffic, the host's work; state and temporaries), and an observation
+An estimate is a sum of parts (arithmetic, memory traffic, the host's work; state and temporaries), and an observation
 is one number. Factors are estimated in the logarithm, each from a prior around 1 that says how far the analytic tier
-is usually off (Bayesian linear regression on a linearised model; Bishop 2006, section 3.3). So one observation moves
-the parts that can explain it, three separate arithmetic from traffic, and what no observation touches stays as it was,
-with all its uncertainty.
+is usually off (Bayesian linear regression on a linearised model; Bishop 2006, section 3.3). One observation moves
+the parts that can explain it, three can separate arithmetic from traffic, and other parts keep their prior.
 """
 
 from __future__ import annotations
@@ -25,21 +24,22 @@ Floats = npt.NDArray[np.float64]
 INTERVAL = 1.645
 """Standard deviations to either side of a 90% interval."""
 TIME_PRIOR = (log(1.5), log(1.5), log(2.0))
-"""Of compute, bandwidth, dispatch. Published efficiencies of one chip differ by up to 1.5 between shapes and sources
-(large products reach 0.5 to 0.9 of a peak); the host's speed by 2 between machines."""
+"""Prior standard deviations of the logarithms of compute, bandwidth and dispatch. Published efficiencies of one chip
+differ by up to 1.5 between shapes and sources (large products reach 0.5 to 0.9 of a peak); the host's speed by 2
+between machines."""
 PROBED_PRIOR = (log(1.15), log(1.15), log(2.0))
-"""The same where a probe measured the rates of this very machine: predictions are then 10% off on average
-(`studies/time_vs_this_cpu`, models developed on). The host's work hangs on the input path, which no probe knows."""
+"""The same where a probe measured the rates of this machine: estimates are then 10% off on average
+(`studies/time_vs_this_cpu`). The host's work depends on the input path, which no probe knows."""
 MEMORY_PRIOR = log(1.25)
-"""Of temporaries: the spread of compilers' figures around the rules of fusion before anything was compiled."""
+"""Prior of temporaries: the spread of compilers' figures around the rules of fusion."""
 TIME_NOISE = 0.065
-"""Of one measured micro-step: two processes of one program differ by 6% in the median, by a normal deviate's 0.065 each
-(133 configurations of `studies/time_vs_this_cpu`, measured in rounds)."""
+"""Noise of one measured micro-step: two processes of one program differ by 6% in the median, as two normal deviates of
+0.065 do (133 configurations of `studies/time_vs_this_cpu`, measured in rounds)."""
 PROBED_NOISE = 0.12
-"""Of one measured micro-step from what factors for the parts can say: besides its process, a configuration has reasons
-of its own. Predictions of one model are so far from their median (the same study)."""
+"""Noise of one measured micro-step around the corrected estimate: configurations also differ in ways that factors for
+the parts cannot express. Estimates of one model are so far from their median (the same study)."""
 MEMORY_NOISE = 0.02
-"""Of one compiled step: its factor carries to other batches within about this."""
+"""Noise of one compiled step: its factor holds for other batches within about this."""
 
 _TEMPORARIES = ("gradients", "weight_copies", "activations", "workspace")
 _MOST_STEPS = 100
@@ -48,7 +48,7 @@ _SETTLED = 1e-10
 
 @dataclass(frozen=True)
 class TimePair:
-    """What was predicted of a configuration, and the seconds of a micro-step that were observed."""
+    """The estimate of a configuration, and the observed seconds of a micro-step."""
 
     predicted: TimeCost
     observed_seconds: float
@@ -56,7 +56,7 @@ class TimePair:
 
 @dataclass(frozen=True)
 class MemoryPair:
-    """What was predicted of a configuration, and the bytes that a device was observed to need."""
+    """The estimate of a configuration, and the bytes that a device was observed to need."""
 
     predicted: MemoryCost
     observed_bytes: int
@@ -64,7 +64,7 @@ class MemoryPair:
 
 @dataclass(frozen=True)
 class Factor:
-    """How many times the predicted amount is needed. `low`, `high`: where it lies with a probability of 90%."""
+    """Needed over estimated amount. `low`, `high`: ends of its 90% interval."""
 
     value: float
     low: float
@@ -73,7 +73,7 @@ class Factor:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Factors for seconds and bytes: above 1, the machine needs more than was predicted.
+    """Factors for seconds and bytes: above 1, the machine needs more than was estimated.
 
     compute    seconds of kernels bound by arithmetic
     bandwidth  seconds of kernels bound by memory traffic
@@ -90,12 +90,12 @@ class Calibration:
     memories: int
 
     def time(self, cost: TimeCost) -> TimeCost:
-        """The prediction with its parts corrected; communication stays as predicted."""
+        """Return the estimate with its parts corrected; communication stays as estimated."""
         factors = TimeParts(self.compute.value, self.bandwidth.value, 1.0, self.dispatch.value)
         return cost.with_parts(cost.parts * factors)
 
     def bytes(self, cost: MemoryCost) -> MemoryCost:
-        """The prediction with its temporaries corrected; where memory was observed, so is the interval."""
+        """Return the estimate with its temporaries corrected; where memory was observed, so is the interval."""
         before = _temporaries(cost)
         corrected = {name: round(getattr(cost, name) * self.memory.value) for name in _TEMPORARIES}
         now = sum(corrected.values())
@@ -111,9 +111,9 @@ class Calibration:
 def calibrate(
     times: Iterable[TimePair] = (), memories: Iterable[MemoryPair] = (), *, probed: bool = False
 ) -> Calibration:
-    """Factors from pairs of predictions and observations, of any number of configurations of one machine.
+    """Return the factors from pairs of estimates and observations of one machine.
 
-    probed  whether the predictions' rates were measured on this machine: then they are trusted more, and one odd
+    probed  whether the estimates' rates were measured on this machine: then they are trusted more, and one odd
             observation moves them less
 
     Without pairs every factor is 1, as uncertain as the analytic tier is. ConfigError for an observation that is no
@@ -134,7 +134,7 @@ def _time_factors(pairs: Sequence[TimePair], prior: Sequence[float], noise: floa
 
 
 def _memory_factor(pairs: Sequence[MemoryPair]) -> Factor:
-    """The interval is of another batch, so it is wider than the factor's own by the noise of one step."""
+    """The interval is for another batch, so it is wider than the factor's own by the noise of one step."""
     parts = [[float(_temporaries(pair.predicted))] for pair in pairs]
     rest = [float(pair.predicted.total - _temporaries(pair.predicted)) for pair in pairs]
     observed = [_checked(pair.observed_bytes, "bytes") for pair in pairs]
@@ -184,7 +184,7 @@ def _factors(
 
 
 def _linear(amounts: Floats, fixed: Floats, seen: Floats, logs: Floats) -> tuple[Floats, Floats]:
-    """How the logarithm of each prediction moves with each factor's, and by how much each misses."""
+    """Slopes of the logarithm of each estimate by that of each factor, and the difference to each observation."""
     scaled = amounts * np.exp(logs)
     total = scaled.sum(axis=1) + fixed
     return scaled / total[:, None], seen - np.log(total)

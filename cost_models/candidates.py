@@ -1,8 +1,8 @@
 """Memory and time of a whole table of candidates at once: columns in, columns out.
 
-What is slow to know (fusion, liveness, the seconds of every kernel) depends on a traced structure, on when gradients
-become new weights, and on the local batch. It is asked of `memory` and `device_time` once for each such point, however
-many candidates share it; the mesh, sharded state, accumulation and the host's work are arithmetic on columns.
+Fusion, liveness and the seconds of every kernel are slow to compute. They depend on a traced structure, on when
+gradients become new weights, and on the local batch: `memory` and `device_time` are called once for each such point,
+however many candidates share it. The mesh, sharded state, accumulation and the host's work are arithmetic on columns.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Candidates:
     def grid(
         cls, structures: Sequence[TrainConfig], local_batches: Sequence[int], accumulations: Sequence[int]
     ) -> Candidates:
-        """Every structure with every local batch and every accumulation, in that order of nesting."""
+        """Return every structure with every local batch and every accumulation, in that order of nesting."""
         axes = (range(len(structures)), local_batches, accumulations)
         structure, local, accumulation = (
             column.ravel() for column in np.meshgrid(*(np.asarray(axis, np.int64) for axis in axes), indexing="ij")
@@ -80,7 +80,7 @@ class Candidates:
 
     @classmethod
     def of(cls, configs: Iterable[TrainConfig]) -> Candidates:
-        """A list of configurations, in order."""
+        """Return a list of configurations as columns, in order."""
         numbers: dict[TrainConfig, int] = {}
         rows = [
             (numbers.setdefault(_at(config, 1, 1), len(numbers)), config.batch.local, config.batch.accumulation)
@@ -90,14 +90,14 @@ class Candidates:
         return cls(tuple(numbers), structure, local, accumulation)
 
     def config(self, row: int) -> TrainConfig:
-        """One row as a configuration."""
+        """Return one row as a configuration."""
         structure = self.structures[int(self.structure[row])]
         return _at(structure, int(self.local_batch[row]), int(self.accumulation[row]))
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """What every candidate costs. Evidence: analytic.
+    """Memory and time of every candidate. Evidence: analytic.
 
     memory   (rows,) bytes under the names of `MemoryCost`
     time     (rows,) under the names of `TimeCost`; `bound` is the name of the largest part
@@ -113,11 +113,11 @@ class Table:
         return len(self.candidates)
 
     def memory_of(self, row: int) -> MemoryCost:
-        """One row as `memory` would answer."""
+        """Return one row as `memory` does."""
         return MemoryCost(**{name: int(column[row]) for name, column in self.memory.items()})
 
     def time_of(self, row: int) -> TimeCost:
-        """One row as `step_time` would answer."""
+        """Return one row as `step_time` does."""
         return TimeCost(**{name: column[row].item() for name, column in self.time.items()})
 
 
@@ -129,13 +129,13 @@ def price(
     headroom: float = DEFAULT_HEADROOM,
     overlap: float = DEFAULT_OVERLAP,
 ) -> Table:
-    """Memory and time of every candidate on `cluster`; each row equals `memory` and `step_time` of its configuration.
+    """Estimate every candidate on `cluster`; each row equals `memory` and `step_time` of its configuration.
 
     workloads  one for each precision and rematerialization among the structures
     headroom   share of the capacity that must stay free, at least 0 and below 1
     overlap    share of the backward pass behind which gradient all-reduces hide, 0 to 1
 
-    WorkloadError for a structure that no workload speaks of; other errors as `estimate`.
+    WorkloadError for a structure without a workload; other errors as `estimate`.
     """
     limits = np.array([capacity_of(one, cluster, headroom).usable_bytes for one in candidates.structures], np.int64)
     pricing = _Pricing({Origin.of_workload(one): one for one in workloads}, cluster, overlap)
@@ -177,14 +177,14 @@ def _joined(blocks: Sequence[Columns], point_of_row: Ints) -> Columns:
 
 @dataclass(frozen=True)
 class _Point:
-    """What is slow to know of one local batch."""
+    """Memory and kernels of one local batch."""
 
     memory: MemoryCost
     device: DeviceTime
 
 
 class _Pricing:
-    """Prices structures; what several of them share is worked out once."""
+    """Prices structures; points that several of them share are computed once."""
 
     def __init__(self, workloads: Mapping[Origin, Workload], cluster: Cluster, overlap: float) -> None:
         self.workloads, self.cluster = workloads, cluster
@@ -213,7 +213,7 @@ class _Pricing:
         return self.workloads[origin]
 
     def _program(self, config: TrainConfig) -> TrainConfig:
-        """The configuration that stands for all whose devices run the same kernels on the same local batch."""
+        """The configuration that represents all whose devices run the same kernels on the same local batch."""
         # Meshes of two devices and of more differ in communication alone, but for simulated devices and their shares.
         mesh = config.mesh if self.cluster.simulated else replace(config.mesh, data=min(2, config.mesh.data))
         batch = Batch(1, mesh.data, config.batch.accumulation)

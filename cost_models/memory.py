@@ -1,7 +1,7 @@
 """Bytes on one device while a micro-step runs, by component.
 
-State (parameters, optimizer slots, accumulators ...) is there all the time; temporaries are those of the kernel at
-which most bytes are alive, so that the components add up to the total.
+State (parameters, optimizer slots, accumulators ...) is live all the time. Temporaries are those of the kernel at
+which most bytes are live, so that the components add up to the total.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from cost_models.xla.profile import Profile
 from cost_models.xla.tiling import storage
 
 Bytes = TypeVar("Bytes", int, npt.NDArray[np.int64])
-"""Of one configuration, or of many in an array."""
+"""Bytes of one configuration, or of many in an array."""
 
 DEFAULT_HEADROOM = 0.08
 """Share of a device's memory that stays free unless a user asks for another one."""
 
 _FETCHED = ("parameters", "optimizer")
-"""State that is fetched to the chip ahead of its use, as far as there is room."""
+"""State that is fetched to the chip ahead of its use, as far as it has room."""
 _FILLED = 0.4
-"""Of the room on the chip that is left at the peak: values that are taken for in the device's memory may be there."""
+"""Share of the free memory on the chip at the peak that may have values which are counted in the device's memory."""
 _SHARDED = ("parameters", "gradients", "optimizer", "accumulators")
 
 
@@ -169,9 +169,9 @@ class LiveTensor:
 
 
 def memory(workload: Workload, config: TrainConfig, cluster: Cluster) -> MemoryCost:
-    """Bytes per device of `config` on `cluster`.
+    """Estimate the bytes per device of `config` on `cluster`.
 
-    WorkloadError when the workload says nothing about this configuration (other precision, remat, a model axis, a
+    WorkloadError when the workload does not hold for this configuration (other precision, remat, a model axis, a
     batch it does not hold for).
     """
     check(workload, config)
@@ -204,7 +204,7 @@ def memory_on(workload: Workload, config: TrainConfig, profile: Profile) -> Memo
 
 @lru_cache(maxsize=64)
 def _uncertainty(workload: Workload, profile: Profile) -> tuple[float, float]:
-    """(below, above) as shares of the temporaries; how well it is known what is kept depends on what a step is of."""
+    """The interval (below, above) as shares of the temporaries, by the kinds of operations in the step."""
     kinds, uncertainty = {op.kind for op in workload.ops}, profile.uncertainty
     if Kind.LOOP in kinds:
         return uncertainty.loops or uncertainty.convolutions
@@ -212,7 +212,7 @@ def _uncertainty(workload: Workload, profile: Profile) -> tuple[float, float]:
 
 
 def largest(workload: Workload, config: TrainConfig, cluster: Cluster, count: int = 10) -> tuple[LiveTensor, ...]:
-    """The largest temporaries at the peak, largest first."""
+    """Return the largest temporaries at the peak, largest first."""
     plan, batch = schedule_of(workload, config, cluster), config.batch.local
     alive = np.flatnonzero(plan.alive(plan.peak(batch)[1]) & (plan.temporaries.tensor >= 0))
     sizes = plan.sizes(batch)
@@ -254,7 +254,7 @@ def _inputs(workload: Workload, profile: Profile, batch: int) -> int:
 
 
 def _at_peak(plan: Schedule, at: int, batch: int) -> dict[str, int]:
-    """Bytes alive at the peak by purpose."""
+    """Bytes that are live at the peak, by purpose."""
     sizes = np.where(plan.alive(at), plan.sizes(batch), 0.0)
     purpose = plan.temporaries.purpose
     return {name.value: round(float(sizes[purpose == name.value].sum())) for name in Purpose}

@@ -79,10 +79,9 @@ class Efficiency:
     transpose_shares          of the memory bandwidth: 16-bit transposes NCHW to NHWC, and NHWC to NCHW
     slow_kernel_shares        of float32's peak: kernels that a compiler runs in plain loops, by kind
     fresh_page_share          of the rate at which the kernel maps new pages (new pages are in no cache when used)
-    conv_share                convolutions, as a share of what GEMMs reach; `conv_weight_gradient_share`: their weights'
-                              gradients; `conv1d_shares`: both, along one dimension
+    conv_share                convolutions, as a share of what GEMMs reach; `conv1d_shares`: those along one dimension,
+                              and their weights' gradients
     strided_share             of the memory bandwidth, where the reading order differs from the memory order
-    fork_seconds              cost of spreading one kernel over several cores
     cache_curve               (bytes that a kernel moves over bytes of the last cache, share of `stream_share` reached)
     loop_cache_curve          the same for kernels in a loop's body
     library_gemm_share        GEMMs of all but the smallest sizes, as a share of the best
@@ -112,10 +111,8 @@ class Efficiency:
     slow_kernel_shares: Mapping[str, float] = field(default_factory=dict)
     fresh_page_share: float = 1.0
     conv_share: float = 1.0
-    conv_weight_gradient_share: float = 1.0
     conv1d_shares: tuple[float, float] = (1.0, 1.0)
     strided_share: float = 1.0
-    fork_seconds: float = 0.0
     cache_curve: tuple[tuple[float, float], ...] = ((1.0, 1.0),)
     loop_cache_curve: tuple[tuple[float, float], ...] = ((1.0, 1.0),)
     library_gemm_share: float = 1.0

@@ -1,6 +1,6 @@
-"""Which kernels are attention, so that they can be priced as one fused kernel: scores never reach memory there.
+"""Finds the kernels of attention, so that they can be priced as one fused kernel whose scores never reach memory.
 
-Found by what attention is, whatever code wrote it: two products with the batch among their groups (queries by keys,
+Attention is found by its structure, in any code: two products with the batch among their groups (queries by keys,
 weights by values), and between them only operations that keep the number of elements.
 """
 
@@ -21,14 +21,14 @@ _OF_LIBRARY = "BTNH,BSNH->BNTS"
 
 @dataclass(frozen=True)
 class Attention:
-    """Where attention is.
+    """The tensors and kernels of attention in a step.
 
     scores   tensors of (query, key) pairs: fused kernels keep them in registers
     products kernels (by position) that make or read scores
     vector   kernels that do nothing but work on scores: softmax, masks, their gradients
-    causal   whether keys after the query are masked out, so that half of the pairs need no work
-    dropout  whether weights are dropped at random: libraries then take the way over memory
-    of_library   whether it is the library's own function, which alone a backend replaces by a fused kernel
+    causal   whether keys after the query are masked out: half of the pairs need no work
+    dropout  whether weights are dropped at random: libraries then write scores to memory
+    of_library   whether it is the library's own function: a backend replaces no other by a fused kernel
     """
 
     scores: frozenset[int]
@@ -40,7 +40,7 @@ class Attention:
 
 
 def find_attention(kernels: Sequence[Kernel], tensors: Sequence[Tensor], ops: tuple[Op, ...]) -> Attention:
-    """The attention in a flat sequence of kernels; empty where there is none."""
+    """Return the attention in a flat sequence of kernels; its sets are empty where there is none."""
     batched = [index for index, kernel in enumerate(kernels) if _batched_product(kernel)]
     made = {write: index for index in batched for write in kernels[index].writes}
     scores = _between(kernels, tensors, made, batched)

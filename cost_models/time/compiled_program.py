@@ -1,8 +1,7 @@
-"""Seconds of a micro-step whose compiled text was read (`hlo.py`): the roofline without its guesses.
+"""Seconds of a micro-step whose compiled text was read (`cost_models.hlo`): the roofline without rules of fusion.
 
-Rates, efficiencies, launches and the host's work are those of `roofline.py`. What that derives from rules is here as
-the compiler decided it: kernels, the bytes that each moves, which collectives there are, and behind which kernels an
-asynchronous one may hide.
+Rates, efficiencies, launches and the host's work are those of `step_time`. The compiled text decides the rest: kernels,
+the bytes that each moves, the collectives, and the kernels behind which an asynchronous collective may hide.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ def compiled_time(
     model_flops: float | None = None,
     overlap: float | None = None,
 ) -> TimeCost:
-    """Seconds of one micro-step and one update of a workload that `hlo.workload_of` read.
+    """Return the seconds of one micro-step and one update of a workload that was read from compiled text.
 
     model_flops  the model's own FLOPs of a micro-step on one device, for `mfu`: the text also holds recomputation
                  (`Workload.model_flops` of the trace); None leaves `mfu` None
@@ -111,7 +110,7 @@ def _flatten(ops: Sequence[Op], runs: float) -> Iterator[tuple[Op, float]]:
 
 @lru_cache(maxsize=16)
 def _table(workload: Workload) -> KernelTable:
-    """The rows as the roofline's table: what a row moves is a tensor of its own, of as many bytes."""
+    """The rows as the roofline's table: the bytes that a row moves are a tensor of its own."""
     rows = _rows(workload)
     count = len(rows)
     moved = [op.compiled.moved_bytes if op.compiled else 0 for op, _ in rows]
@@ -140,7 +139,7 @@ def _table(workload: Workload) -> KernelTable:
 
 
 def _arithmetic_dtype(op: Op) -> str:
-    """What a product multiplies; other arithmetic runs in float32."""
+    """The dtype that a product multiplies; other arithmetic runs in float32."""
     dtype = op.compiled.dtype if op.compiled and op.gemm else "float32"
     return dtype if "float" in dtype else "float32"
 

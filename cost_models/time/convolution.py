@@ -1,5 +1,4 @@
-"""How libraries work convolutions out: which ones minimal filtering takes (Lavin & Gray 2015), how many positions a
-window has, and which gradients belong to transposed convolutions."""
+"""Properties of convolutions that decide how libraries compute them: windows, dimensions, minimal filtering."""
 
 from __future__ import annotations
 
@@ -61,9 +60,9 @@ def convolution_table(tensors: Sequence[Tensor], ops: Sequence[Op]) -> Convoluti
 
 
 def moves_by_one(tensors: Sequence[Tensor], op: Op) -> bool:
-    """Whether this is a convolution of all channels with windows of 3 x 3 at every place, or a gradient of one.
+    """Return whether this is a dense convolution of 3 x 3 with stride 1, or a gradient of such a convolution.
 
-    Minimal filtering works those out (Lavin & Gray 2015).
+    Minimal filtering computes these (Lavin & Gray 2015).
     """
     if op.kind is not Kind.CONV or not op.gemm or op.gemm[0] != Affine(1):
         return False
@@ -78,17 +77,17 @@ def moves_by_one(tensors: Sequence[Tensor], op: Op) -> bool:
 
 
 def is_along_a_line(tensors: Sequence[Tensor], op: Op) -> bool:
-    """Whether a convolution or a gradient of one moves along a single dimension."""
+    """Return whether a convolution, or the gradient of a convolution, moves along a single dimension."""
     return op.kind is Kind.CONV and len(tensors[op.writes[0]].shape) == _LINE
 
 
 def dimensions_of(tensors: Sequence[Tensor], op: Op) -> int:
-    """Along how many dimensions a convolution or a gradient of one moves; 0 for other operations."""
+    """Return along how many dimensions a convolution or its gradient moves; 0 for other operations."""
     return len(tensors[op.reads[0]].shape) - _CHANNELS if op.kind is Kind.CONV else 0
 
 
 def enlargement_of(tensors: Sequence[Tensor], op: Op) -> float:
-    """How many times as many positions a convolution makes as it reads: more than once where it skips none."""
+    """Return positions written over positions read, at least 1: more for transposed convolutions."""
     if op.kind is not Kind.CONV or not op.gemm or not op.gemm[3].constant:
         return 1.0
     read, made = _area(tensors[op.reads[0]].shape), _area(tensors[op.writes[0]].shape)
@@ -96,7 +95,7 @@ def enlargement_of(tensors: Sequence[Tensor], op: Op) -> float:
 
 
 def window_of(tensors: Sequence[Tensor], op: Op) -> float:
-    """Positions of the window that a convolution moves over images; 0 for a kernel's gradient and other operations."""
+    """Return the positions of a convolution's window; 0 for a kernel's gradient and other operations."""
     if op.kind is not Kind.CONV:
         return 0.0
     kernels = [tensors[read].shape for read in op.reads if tensors[read].elements.constant]
@@ -108,7 +107,7 @@ def window_of(tensors: Sequence[Tensor], op: Op) -> float:
     "kernels timed one by one on x86-64: gradients of transposed convolutions",
 )
 def is_transposed_kernel_gradient(tensors: Sequence[Tensor], op: Op) -> bool:
-    """Whether this is the gradient of a transposed convolution's kernel: it convolves the smaller one of two images."""
+    """Return whether this is the gradient of a transposed convolution's kernel: its first image is the smaller one."""
     if op.kind is not Kind.CONV or not op.gemm or op.gemm[3].constant or len(op.reads) < 2:
         return False
     first, second = (tensors[read].shape for read in op.reads[:2])
@@ -121,7 +120,7 @@ def _area(image: Sequence[Affine]) -> float:
 
 
 def _places(image: Sequence[float], channels: float) -> Sequence[float] | None:
-    """What an image of so many channels has beside them and the batch; None where it has another number."""
+    """The sizes of an image without its channels, sorted; None where it has another number of channels."""
     if channels not in image:
         return None
     places = list(image)

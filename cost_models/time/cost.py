@@ -15,7 +15,7 @@ from cost_models.validation import Reader, number, optional, raised_as, read_fie
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Seconds = float | Floats
-"""Of one configuration, or of many in an array."""
+"""Seconds of one configuration, or of many in an array."""
 
 
 @dataclass(frozen=True)

@@ -64,8 +64,6 @@ def cpu_seconds(
     if applies("cpu-looped-convolutions"):
         looped = loop_seconds(table, batch, flops / rates, scalar, efficiency.looped_conv_operations)
         compute = np.where(is_looped(table), looped, compute)
-    if applies("cpu-fork"):
-        compute = compute + fork_seconds(table, cores, efficiency)
     streams = chip.memory_bytes_per_second * efficiency.stream_share
     return compute, moved / (streams * _bandwidth_share(table, each, chip, efficiency, software))
 
@@ -78,12 +76,6 @@ def _cores(chip: Chip) -> int:
 def loop_cores(each: Floats, chip: Chip) -> Floats:
     """Return the cores on which a loop over memory runs, by the bytes that it moves."""
     return np.asarray(np.clip(np.floor(each / _BYTES_PER_CORE), 1, _cores(chip)), np.float64)
-
-
-@rule("cpu-fork", f"{_TIMED}: kernels on one and on two cores")
-def fork_seconds(table: KernelTable, cores: Floats, efficiency: Efficiency) -> Floats:
-    """Return the seconds of spreading each kernel outside of loops over several cores."""
-    return np.where((table.runs == 1) & (cores > 1), efficiency.fork_seconds, 0.0)
 
 
 def _gemm_share(table: KernelTable, batch: int, chip: Chip, efficiency: Efficiency, software: Software) -> Floats:
@@ -112,17 +104,9 @@ def loop_gemm_share(table: KernelTable, share: Floats, efficiency: Efficiency) -
 def _conv_share(table: KernelTable, efficiency: Efficiency, software: Software) -> Floats:
     """Share of the GEMM peak that convolutions reach."""
     share = np.full(len(table.runs), efficiency.conv_share)
-    if software.applies("cpu-conv-weight-gradients"):
-        share = weight_gradient_share(table, share, efficiency)
     if software.applies("cpu-conv1d"):
         share = conv1d_share(table, share, efficiency)
     return share
-
-
-@rule("cpu-conv-weight-gradients", f"{_TIMED}: gradients of kernels sum over positions")
-def weight_gradient_share(table: KernelTable, share: Floats, efficiency: Efficiency) -> Floats:
-    """Return the share of the GEMM peak, where gradients of kernels reach another one."""
-    return np.where(table.gemm.sums_batch, efficiency.conv_weight_gradient_share, share)
 
 
 @rule("cpu-conv1d", f"{_TIMED}: convolutions along one dimension are nearly GEMMs")
@@ -218,19 +202,20 @@ def is_looped(table: KernelTable) -> Bools:
 
 
 def _volumes(table: KernelTable) -> Bools:
-    """Convolutions over three dimensions; windows of one position are products."""
+    """Convolutions over three dimensions; windows of one position are GEMMs."""
     windows = table.gemm.sums_batch | (table.convolution.window > 1)
     return np.asarray((table.convolution.dimensions == _VOLUME) & ~table.gemm.is_grouped & windows, np.bool_)
 
 
 def _groups(gemm: Floats, enlarged: Floats, figures: Mapping[str, float]) -> Floats:
-    """Every group at every position, of a stride's gradient at every position of the larger image."""
+    """Operations of grouped convolutions: every group at every position, with strides at those of the larger image."""
     each = figures["group_position"] + figures["group_pick"] * gemm[:, 3]
     return np.asarray(gemm[:, 0] * gemm[:, 1] * enlarged * each, np.float64)
 
 
 def _group_gradients(gemm: Floats, figures: Mapping[str, float]) -> Floats:
-    """Of depthwise kernels an element at a time; of others all channels for each group, of which its own are chosen."""
+    """Operations of gradients of grouped kernels: depthwise ones an element at a time; others compute all channels for
+    each group, and choose."""
     groups, window, features, positions = gemm.T
     whole = groups * window * positions
     chosen = groups * whole * figures["group_gradient"] + 2 * whole * groups * features * figures["group_product"]
@@ -244,6 +229,6 @@ def _picked(gemm: Floats, taps: Floats, figures: Mapping[str, float]) -> Floats:
 
 
 def _picked_for_gradients(gemm: Floats, batch: int, figures: Mapping[str, float]) -> Floats:
-    """Samples stand where channels do in other convolutions: few of them are picked as slowly as one."""
+    """Operations of gradients over volumes: samples take the role of channels, and few are as slow as one."""
     each = figures["volume_pick"] + figures["volume_sample"] / max(batch, figures["volume_samples"])
     return np.asarray(gemm[:, 1] * gemm[:, 3] * each, np.float64)

@@ -22,7 +22,6 @@ BUCKET_BYTES = 25 * 2**20
 """Gradients that are reduced at a time: PyTorch's `bucket_cap_mb`."""
 CONTENTION = 0.1256
 """How much slower kernels of a GPU run beside a collective (Galvatron's coefficient, 1.1256)."""
-_COPIES = 4
 
 
 @dataclass(frozen=True)
@@ -97,12 +96,10 @@ class Exchange(Protocol):
         backward_seconds: Seconds,
         config: TrainConfig,
         cluster: Cluster,
-        bytes_per_second: float,
     ) -> Seconds:
         """Return the seconds of a micro-step in which the device waits, or works more slowly.
 
         forward_seconds, backward_seconds  of the passes' kernels on the device; numbers or arrays
-        bytes_per_second                   that long streams reach in the device's memory
         """
         ...
 
@@ -123,7 +120,6 @@ class XlaExchange:
         backward_seconds: Seconds,
         config: TrainConfig,
         cluster: Cluster,
-        bytes_per_second: float,
     ) -> Seconds:
         devices = config.mesh.data
         if devices == 1:
@@ -145,12 +141,11 @@ class BucketedExchange:
     Weights of a sharded state are gathered before each pass, and gradients scattered; the next layer's while this one's
     is at work. Gradients of copies are reduced once an update, in buckets, while the backward pass runs: the last
     bucket is full when that ends, and all of them where a program hands over everything at its end. Buckets hold whole
-    gradients, so that the last one holds that of the table of words. Gradients are copied into buckets and out of them.
+    gradients, so that the last one holds that of the table of words.
 
     gather_bytes, reduce_bytes  of an element, when weights are gathered and gradients are reduced
     overlaps                    gradients are exchanged while the backward pass runs, not after it
     contention                  how much slower kernels run beside a collective
-    copies                      gradients are copied into buckets and out of them
     """
 
     gather_bytes: int = 4
@@ -158,7 +153,6 @@ class BucketedExchange:
     overlaps: bool = True
     bucket_bytes: int = BUCKET_BYTES
     contention: float = CONTENTION
-    copies: bool = True
 
     def exposed_seconds(
         self,
@@ -167,7 +161,6 @@ class BucketedExchange:
         backward_seconds: Seconds,
         config: TrainConfig,
         cluster: Cluster,
-        bytes_per_second: float,
     ) -> Seconds:
         devices = config.mesh.data
         if devices == 1:
@@ -182,8 +175,7 @@ class BucketedExchange:
         backward = all_reduce(reduced, cluster, devices).seconds / accumulation
         last_bytes = max(self.bucket_bytes, state.table_parameters * self.reduce_bytes)
         last = backward * min(1.0, last_bytes / reduced) if self.overlaps else backward
-        copies = copying_seconds(reduced, bytes_per_second) / accumulation if self.copies else 0.0
-        return copies + self._waits(0.0, backward, last, forward_seconds, backward_seconds)
+        return self._waits(0.0, backward, last, forward_seconds, backward_seconds)
 
     def _waits(
         self, forward: float, backward: float, last: float, forward_seconds: Seconds, backward_seconds: Seconds
@@ -202,9 +194,3 @@ def contention_seconds(hidden: Seconds, contention: float) -> Seconds:
     hidden  seconds of collectives behind kernels
     """
     return contention * hidden
-
-
-@rule("bucket-copies", "PyTorch DistributedDataParallel: gradients are copied into buckets and out of them")
-def copying_seconds(reduced_bytes: float, bytes_per_second: float) -> float:
-    """Return the seconds in which gradients are read and written on their way into buckets, and on their way out."""
-    return _COPIES * reduced_bytes / bytes_per_second

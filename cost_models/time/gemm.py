@@ -1,4 +1,4 @@
-"""Seconds of matrix products by their shape: blocks that are filled, waves over the cores, and the cache beside them.
+"""Rates of GEMMs by their shape: filled blocks, waves over the cores, and the bandwidth of the shared cache.
 
 A product of (groups, m, n, k) is cut into blocks of `tiles`, each a core's work; a library picks the cutting that ends
 first. Three things make a small or odd product slow:
@@ -34,7 +34,7 @@ def product_flops_share(
     efficiency: Efficiency,
     applies: Callable[[str], bool] = lambda rule: True,
 ) -> Floats:
-    """Share of the peak that each (groups, m, n, k) product reaches, at most `efficiency.gemm_share`.
+    """Return the share of the peak that each (groups, m, n, k) product reaches, at most `efficiency.gemm_share`.
 
     peak        FLOP/s of each product's dtype on the whole chip
     item_bytes  of each product's operands
@@ -74,8 +74,10 @@ def cache_share(
     memory_bytes_per_second: float,
     reached: Efficiency,
 ) -> Floats:
-    """Share of the peak at which the cache can feed blocks of each size, (tiles, products); 1 where cores are not
-    known."""
+    """Return the share of the peak at which the cache can feed blocks of each size, (tiles, products).
+
+    1 where cores are not known.
+    """
     if not reached.cores:
         return np.ones((len(tile_m), len(peak)))
     flops_per_byte = 2.0 * tile_m * tile_n / ((tile_m + tile_n) * item_bytes)
@@ -84,7 +86,7 @@ def cache_share(
 
 @rule("wave-quantization", "NVIDIA, Matrix Multiplication Background User's Guide: wave quantization; split-k")
 def wave_share(blocks: Floats, k: Floats, cores: int) -> Floats:
-    """Share of the cores that are busy, on average over the rounds, with the best number of splits along k.
+    """Return the share of busy cores, on average over the waves, with the best number of splits along k.
 
     blocks  (tiles, products), as is the answer
     """

@@ -1,4 +1,4 @@
-"""What GPUs do differently from the plain roofline: TF32, minimal filtering, transposed images, fused attention."""
+"""Rules of GPUs beyond the plain roofline: TF32, minimal filtering, transposed images, fused attention."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cost_models.xla.rules import rule
 Floats = npt.NDArray[np.float64]
 
 _MINIMAL_FILTERING = 2.25
-"""How many times fewer multiplications 3 x 3 convolutions need as F(2x2, 3x3)."""
+"""Factor by which F(2x2, 3x3) reduces the multiplications of a 3 x 3 convolution."""
 
 _TF32_FROM = "bfloat16"
 """GPUs that calculate in this dtype are those from Ampere on, whose matrix units take float32, too."""

@@ -1,4 +1,4 @@
-"""Every kernel of a micro-step as a row of numbers, so that a price for all of them is a few array operations."""
+"""Every kernel of a micro-step as a row of numbers, so that pricing all of them takes a few array operations."""
 
 from __future__ import annotations
 
@@ -24,14 +24,13 @@ Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 
-_BATCH_LENGTH_CHANNELS = 3
+_BATCH_LENGTH_CHANNELS = 3  # dimensions
 _ROWS_OF_ROWS = 3  # dimensions
-_IMAGES = 2  # dimensions of pooling
 
 
 @dataclass(frozen=True)
 class AttentionRows:
-    """Which rows are attention, and which of the tensors that rows move are scores (one flag a `moved_by`).
+    """The rows of attention, and a flag for each entry of the traffic table whose tensor is a score.
 
     fusible   the library's attention without dropout: what a backend can run as one kernel
     """
@@ -117,7 +116,7 @@ class KernelTable:
 
     @cached_property
     def distinct_gemms(self) -> tuple[Ints, Ints]:
-        """(the first row of each product that differs from the others, the index of each product's first row).
+        """(first row of each distinct GEMM, the number of the distinct GEMM of each row that is a GEMM).
 
         Layers repeat, and their products have one shape at every batch.
         """
@@ -129,7 +128,7 @@ class KernelTable:
 
     @property
     def item_bytes(self) -> Floats:
-        """Bytes of an element of what each row calculates with."""
+        """Bytes of an element in the dtype of each row's arithmetic."""
         return np.array([ITEM_BYTES[name] for name in self.dtypes])[self.dtype]
 
     def flops_at(self, batch: int) -> Floats:
@@ -160,32 +159,24 @@ def kernel_table(
     profile: Profile,
     updates: Updates,
     batch: int | None = None,
-    *,
-    shares_reads: bool = True,
 ) -> KernelTable:
-    """The kernels of a micro-step as rows, bodies of loops with how often they run.
+    """Return the kernels of a micro-step as rows; kernels in bodies of loops have the number of their runs.
 
-    batch  at which they are found, where a library takes what is large (XLA:CPU); None is the batch of the trace
+    batch  local batch that decides the kernels on XLA:CPU, whose library takes large operations; None: the trace's
     """
     if batch is not None:
         batch = structure_batch(workload, profile, batch) if "ynnpack" in profile else None
-    return _kernel_table(workload, profile, updates, batch, shares_reads)
+    return _kernel_table(workload, profile, updates, batch)
 
 
 @lru_cache(maxsize=256)
-def _kernel_table(
-    workload: Workload, profile: Profile, updates: Updates, batch: int | None, shares_reads: bool
-) -> KernelTable:
+def _kernel_table(workload: Workload, profile: Profile, updates: Updates, batch: int | None) -> KernelTable:
     rows: list[tuple[Kernel, float]] = []
-    # As written, sums of one layer stand together; orders that save memory do not keep them so.
+    # Orders that save memory have the same kernels: one table serves them all.
     plan = schedule(workload, profile, Updates.TOGETHER if "memory-scheduler" in profile else updates, batch)
     _flatten(plan.kernels, 1.0, rows)
-    shared: set[tuple[int, int]] = shared_reads([kernel for kernel, _ in rows]) if shares_reads else set()
     moved = [
-        (row, tensor, times)
-        for row, (kernel, _) in enumerate(rows)
-        for tensor, times in _traffic(plan.tensors, kernel)
-        if (row, tensor) not in shared
+        (row, tensor, times) for row, (kernel, _) in enumerate(rows) for tensor, times in _traffic(plan.tensors, kernel)
     ]
     kernels = [kernel for kernel, _ in rows]
     ops = [kernel.op for kernel in kernels]
@@ -230,13 +221,10 @@ def _flags(values: Iterable[bool]) -> Bools:
 
 def _slow_rows(tensors: Sequence[Tensor], rows: Sequence[tuple[Kernel, float]]) -> dict[str, Bools]:
     """Rows that some compilers run in plain loops, by the name of their rate."""
-    pools = [pool_gradient_dimensions(kernel, tensors) for kernel, _ in rows]
     return {
         "transposed_kernel_gradient": _flags(is_transposed_kernel_gradient(tensors, one.op) for one, _ in rows),
+        "pool_gradient": _flags(is_pool_gradient(kernel, tensors) for kernel, _ in rows),
         "looped_gradient": _flags(is_looped_gradient(kernel, runs) for kernel, runs in rows),
-        "random": _flags(draws_numbers(kernel) for kernel, _ in rows),
-        "pool_gradient": _flags(dimensions == _IMAGES for dimensions in pools),
-        "pool_gradient_1d": _flags(dimensions == 1 for dimensions in pools),
     }
 
 
@@ -247,7 +235,7 @@ def is_looped_gradient(kernel: Kernel, runs: float) -> bool:
 
 
 def _reads_across(tensors: Sequence[Tensor], op: Op) -> bool:
-    """Whether this is a transpose, but for one that exchanges the first two of three dimensions: that copies rows."""
+    """Whether this transposes, except for exchanging the first two of three dimensions, which copies whole rows."""
     if op.primitive != "transpose":
         return False
     read, made = tensors[op.reads[0]].shape, tensors[op.writes[0]].shape
@@ -272,42 +260,11 @@ def _attention_rows(
     )
 
 
-@rule("sibling-reductions", "XLA:GPU multi-output fusion of siblings; library normalisations sum once")
-def shared_reads(kernels: Sequence[Kernel]) -> set[tuple[int, int]]:
-    """(row, tensor) of reads that cost nothing: independent reductions of a layer over one tensor are one kernel.
-
-    XLA:GPU fuses siblings that share an operand (its multi-output fusion), and libraries' normalisations sum once.
-    """
-    shared: set[tuple[int, int]] = set()
-    seen: dict[tuple[str, Phase, int, int], set[int]] = {}
-    for row, kernel in enumerate(kernels):
-        if kernel.op.kind is not Kind.REDUCE:
-            continue
-        for read in kernel.reads:
-            made = seen.setdefault((kernel.op.layer, kernel.op.phase, kernel.op.region, read), set())
-            if made and not made & set(kernel.reads):
-                shared.add((row, read))
-            made.update(kernel.writes)
-    return shared
-
-
-@rule("cpu-random", "kernels timed one by one on x86-64: dropout")
-def draws_numbers(kernel: Kernel) -> bool:
-    """Return whether this draws random numbers."""
-    return kernel.op.kind is Kind.RANDOM
-
-
 @rule("cpu-pool-gradient", "kernels timed one by one on x86-64: max-pooling")
-def pool_gradient_dimensions(kernel: Kernel, tensors: Sequence[Tensor]) -> int:
-    """Return 1 for the gradient of pooling along one dimension, 2 along more, 0 for another kernel."""
-    if kernel.op.kind is not Kind.POOL_GRADIENT and kernel.op.primitive != POOL_SCATTER:
-        return 0
-    return 1 if len(tensors[kernel.writes[0]].shape) <= _BATCH_LENGTH_CHANNELS else 2
-
-
-rule("cpu-pool-gradient-1d", "kernels timed one by one on x86-64: max-pooling of sequences")(
-    pool_gradient_dimensions.function
-)
+def is_pool_gradient(kernel: Kernel, tensors: Sequence[Tensor]) -> bool:
+    """Return whether this is the gradient of pooling along more than one dimension."""
+    is_pool = kernel.op.kind is Kind.POOL_GRADIENT or kernel.op.primitive == POOL_SCATTER
+    return is_pool and len(tensors[kernel.writes[0]].shape) > _BATCH_LENGTH_CHANNELS
 
 
 def _flatten(kernels: Sequence[Kernel], runs: float, rows: list[tuple[Kernel, float]]) -> None:
@@ -319,7 +276,7 @@ def _flatten(kernels: Sequence[Kernel], runs: float, rows: list[tuple[Kernel, fl
 
 
 def _traffic(tensors: Sequence[Tensor], kernel: Kernel) -> list[tuple[int, float]]:
-    """(tensor, how often as many bytes as it has are moved)."""
+    """(tensor, how many times its bytes are moved) of a kernel."""
     picked = dict(kernel.picked)
     reads = [picked.get(read, read) for read in kernel.reads]
     if kernel.op.kind is Kind.SCATTER:

@@ -1,9 +1,9 @@
-"""What it costs that a C library gives memory back to the kernel after every micro-step, and has it paged in again.
+"""Page faults of programs on a CPU whose C library returns memory to the kernel after every micro-step.
 
-XLA:CPU asks for the temporaries of a program each time that it runs, in one piece, with `malloc`. glibc maps a piece
+XLA:CPU allocates the temporaries of a program in one piece with `malloc`, each time that it runs. glibc maps a piece
 above 32 MiB by itself and unmaps it when it is freed (`mallopt(3)`: DEFAULT_MMAP_THRESHOLD_MAX), so the kernel fills
-every page of it with zeros again as the next micro-step touches it. Such a micro-step takes 1.2 to 2.4 times as long as
-one whose process keeps what it frees (`studies/time_vs_this_cpu`).
+every page of it with zeros again as the next micro-step touches it. A micro-step with page faults takes 1.2 to 2.4
+times as long as in a process that keeps freed memory (`studies/time_vs_this_cpu`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LARGEST_KEPT_BYTES = 2**25
 
 
 def may_page(config: TrainConfig, cluster: Cluster) -> bool:
-    """Whether micro-steps may give memory back there: of compiled programs of JAX on a processor that was measured."""
+    """Return whether micro-steps may return memory: compiled programs of JAX on a CPU whose rate was measured."""
     return why_not_paging(config, cluster) is None
 
 
@@ -37,9 +37,9 @@ def why_not_paging(config: TrainConfig, cluster: Cluster) -> str | None:
 
 
 def returned_bytes(workload: Workload, config: TrainConfig, cluster: Cluster) -> int:
-    """Bytes that a micro-step on this processor gives back to the kernel; 0 where it keeps them, or has none such.
+    """Return the bytes that a micro-step returns to the kernel; 0 where the process keeps them.
 
-    Whoever runs a micro-step layer by layer frees many small pieces, and they stay.
+    Without a compiler a micro-step frees many small pieces, which the C library keeps.
     """
     if config.keep_freed_memory or not config.jit_compile or not may_page(config, cluster):
         return 0
@@ -50,6 +50,6 @@ def returned_bytes(workload: Workload, config: TrainConfig, cluster: Cluster) ->
 
 @rule("page-faults", "glibc mallopt(3): DEFAULT_MMAP_THRESHOLD_MAX; micro-steps timed with and without")
 def paging_seconds(workload: Workload, config: TrainConfig, cluster: Cluster) -> float:
-    """Seconds of a micro-step in which pages are made anew; 0 where the machine's rate is not known."""
+    """Return the seconds of a micro-step in which the kernel maps new pages; 0 where the rate is not known."""
     rate = cluster.chip.fresh_page_bytes_per_second
     return returned_bytes(workload, config, cluster) / (rate * efficiency_of(cluster).fresh_page_share) if rate else 0.0

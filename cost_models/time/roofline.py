@@ -1,4 +1,4 @@
-"""Seconds of each kernel: of its arithmetic and of its memory traffic.
+"""Seconds of arithmetic and of memory traffic of each kernel.
 
 Roofline: Williams, Waterman, Patterson 2009. The profile of a kind of device says how its kernels reach their rates.
 """

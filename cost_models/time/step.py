@@ -145,8 +145,7 @@ def device_time(
     """Return the kernels of one micro-step on a device: of the mesh, only the batches' sizes matter."""
     efficiency = efficiency or efficiency_of(cluster)
     program = _program(workload, config, cluster, software)
-    shares = software.applies("sibling-reductions")
-    table = kernel_table(*program, config.batch.local, shares_reads=shares)
+    table = kernel_table(*program, config.batch.local)
     compute, traffic = kernel_seconds(table, config, cluster, efficiency, software)
     seconds = row_seconds(compute, traffic, efficiency, software)
     if software.nchw and software.applies("nchw-transposes"):
@@ -183,7 +182,7 @@ def parts_of(
     update = _update(device, state, config, cluster, software, stream)
     kernels = device.forward + device.backward + update
     communication = software.exchange.exposed_seconds(
-        state, device.forward.seconds, device.backward.seconds, config, cluster, stream
+        state, device.forward.seconds, device.backward.seconds, config, cluster
     )
     if profile_of(cluster.chip).waits_for_slowest and software.applies("slowest-device"):
         communication = communication + waiting_seconds(kernels.seconds, config.mesh.devices)

@@ -83,7 +83,6 @@ def software_of(case: Case, place: Cluster, without: frozenset[str] = frozenset(
         reduce_bytes=case.reduce_bytes,
         overlaps=case.overlaps,
         contention=CONTENTION if is_gpu and "contention" not in without else 0.0,
-        copies="bucket-copies" not in without,
     )
     half = case.traced.precision != "float32"
     of_2020 = case.of_2020 and case.traced.kind in _TRANSFORMERS_OF_2020 and half

@@ -1,7 +1,7 @@
 """How accurate are estimated times on a local CPU, before and after three trials?
 
     python -m studies.time_vs_this_cpu [--rounds N] [MODEL ...]  # measure; rows of other models stay
-    python -m studies.time_vs_this_cpu --again [MODEL ...]       # estimate measured rows again
+    python -m studies.time_vs_this_cpu --again [--traces FOLDER] [MODEL ...]  # estimate measured rows again
     python -m studies.time_vs_this_cpu --summary
     python -m studies.time_vs_this_cpu --without RULE [--traces FOLDER]  # what one rule of cost_models.time is worth
     python -m studies.time_vs_this_cpu --ledger [--traces FOLDER]        # the same of every rule; writes ledger.csv
@@ -91,19 +91,20 @@ def main() -> None:
     parser.add_argument("--summary", action="store_true", help="print the tables, measure and estimate nothing")
     parser.add_argument("--without", action="append", metavar="RULE", help="measure what one rule is worth")
     parser.add_argument("--ledger", action="store_true", help="measure what every rule is worth; writes ledger.csv")
-    parser.add_argument("--traces", type=Path, help="folder that keeps traced steps for --without and --ledger")
+    parser.add_argument("--traces", type=Path, help="folder that keeps traced steps")
     asked = parser.parse_args()
+    traces = asked.traces or Path(tempfile.gettempdir()) / "autoplan-time-vs-this-cpu"
     if asked.ledger or asked.without:
         from studies.time_vs_this_cpu import ledger
 
-        ledger.measure(asked.without or [], asked.traces or Path(tempfile.gettempdir()) / "autoplan-time-vs-this-cpu")
+        ledger.measure(asked.without or [], traces)
         return
     names = harness.chosen(cases.FIRST | cases.LATER, asked.models)
     harness.header(QUESTION)
     if not asked.again and not asked.summary:
         measure(names, [int(number) for number in asked.rounds.split(",")])
     if not asked.summary:
-        predict(names)
+        predict(names, traces)
     summary.show(TABLE)
 
 

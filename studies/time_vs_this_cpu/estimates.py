@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -14,7 +16,8 @@ from autoplan.jobs.runner import JobRunner
 from autoplan.machine import local_hardware
 from autoplan.plan.records import Failure
 from autoplan.sources import source
-from cost_models import Batch, Cluster, Precision, Remat, RematMode, TrainConfig, step_time
+from cost_models import Batch, Cluster, Precision, Remat, RematMode, TrainConfig, Workload, step_time
+from cost_models.workload.serialization import workload_from_dict, workload_to_dict
 from studies import harness
 from studies.time_vs_this_cpu import cases, summary
 
@@ -59,24 +62,44 @@ def local_cluster() -> Cluster:
     return local_hardware.resolve(local_hardware.LOCAL, profile=json.loads(PROFILE.read_text(encoding="utf-8")))
 
 
-def predict(names: Sequence[str]) -> None:
+def predict(names: Sequence[str], traces: Path) -> None:
     """Add the estimate to every measured row, part by part, in seconds per micro-step."""
     cluster, rows = local_cluster(), [row for row in summary.read(TABLE) if not row["error"]]
     with Client() as client:
         for name in names:
-            jobs = bench_of(name, client, cluster)
             for config in configs(name):
                 own = [row for row in rows if (row["model"], row["config"]) == (name, config.describe())]
                 if own:
-                    estimated = predicted(jobs, config, cluster)
+                    workload = step_of(name, config, client, cluster, traces)
+                    estimated = estimated_row(workload, config, cluster)
                     harness.write_rows(TABLE, [{**row, **estimated} for row in own], key="key")
             print(f"estimated {name}", flush=True)
 
 
-def predicted(jobs: JobRunner, config: TrainConfig, cluster: Cluster) -> dict[str, Any]:
-    answer = jobs.trace(config)
-    if isinstance(answer, Failure):
-        return {"error": answer.message}
-    cost = asdict(step_time(answer[1], config, cluster))
+def estimated_row(workload: Workload, config: TrainConfig, cluster: Cluster) -> dict[str, Any]:
+    """Return the columns of an estimate."""
+    cost = asdict(step_time(workload, config, cluster))
     parts = ("compute_seconds", "memory_seconds", "communication_seconds", "overhead_seconds", "micro_step_seconds")
     return {"samples": config.batch.global_size, **{f"predicted_{part}": cost[part] for part in parts}}
+
+
+def step_of(model: str, config: TrainConfig, client: Client, cluster: Cluster, traces: Path) -> Workload:
+    """Return a model's step under a configuration, from the folder of traces or traced now."""
+    place = _place(model, config, traces)
+    if not place.exists():
+        answer = bench_of(model, client, cluster).trace(config)
+        if isinstance(answer, Failure):
+            raise harness.StudyFailed(f"{model} under {config.describe()} could not be traced: {answer.message}")
+        traces.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(gzip.compress(json.dumps(workload_to_dict(answer[1])).encode(), mtime=0))
+    return stored_step(model, config, traces)
+
+
+def stored_step(model: str, config: TrainConfig, traces: Path) -> Workload:
+    """Return a model's step from the folder of traces."""
+    return workload_from_dict(json.loads(gzip.decompress(_place(model, config, traces).read_bytes())))
+
+
+def _place(model: str, config: TrainConfig, traces: Path) -> Path:
+    digest = hashlib.sha256(config.describe().encode()).hexdigest()[:12]
+    return traces / f"{model}-{digest}.json.gz"

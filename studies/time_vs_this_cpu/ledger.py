@@ -5,22 +5,17 @@ As `studies.time_vs_published.ledger`, with a row for each group of models. Step
 
 from __future__ import annotations
 
-import gzip
-import hashlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
 from autoplan.jobs.client import Client
-from autoplan.plan.records import Failure
 from cost_models import Cluster, TrainConfig, Workload, step_time
 from cost_models.time.software import Software
-from cost_models.workload.serialization import workload_from_dict, workload_to_dict
 from studies import harness
 from studies.time_vs_published.ledger import Entry, Quality, entry, read, rules, write
 from studies.time_vs_this_cpu import cases, summary
-from studies.time_vs_this_cpu.estimates import TABLE, bench_of, configs, local_cluster
+from studies.time_vs_this_cpu.estimates import TABLE, configs, local_cluster, step_of
 
 LEDGER = TABLE.with_name("ledger.csv")
 
@@ -32,8 +27,6 @@ def measure(names: Sequence[str], folder: Path) -> None:
     """Measure rules, print their rows and write them to the ledger."""
     cluster, rows = local_cluster(), summary.whole(TABLE)
     steps = _traced(folder, cluster, [(row["model"], row["config"]) for row in rows])
-    rows = [row for row in rows if (row["model"], row["config"]) in steps]
-    print(f"{len(rows)} configurations")
     known = {(one.rule, one.group): one for one in read(LEDGER)}
     start = _predicted(rows, steps, cluster, frozenset())
     for name in names or rules():
@@ -82,31 +75,11 @@ def _predicted(
 
 
 def _traced(folder: Path, cluster: Cluster, wanted: Sequence[tuple[str, str]]) -> Steps:
-    """The steps of these models and configurations, from the folder or traced now. Steps that fail are left out."""
-    folder.mkdir(parents=True, exist_ok=True)
-    found: Steps = {}
+    """The steps of these models and configurations."""
     with Client() as client:
-        for model in dict.fromkeys(model for model, _ in wanted):
-            for config in configs(model):
-                if (model, config.describe()) not in wanted:
-                    continue
-                workload = _step(folder, model, config, client, cluster)
-                if workload is not None:
-                    found[model, config.describe()] = workload, config
-    return found
-
-
-def _step(folder: Path, model: str, config: TrainConfig, client: Client, cluster: Cluster) -> Workload | None:
-    """One step; None where it cannot be built."""
-    digest = hashlib.sha256(config.describe().encode()).hexdigest()[:12]
-    place = folder / f"{model}-{digest}.json.gz"
-    if not place.exists():
-        answer = bench_of(model, client, cluster).trace(config)
-        if isinstance(answer, Failure):
-            return None
-        place.write_bytes(gzip.compress(json.dumps(workload_to_dict(answer[1])).encode(), mtime=0))
-    return _loaded(place)
-
-
-def _loaded(place: Path) -> Workload:
-    return workload_from_dict(json.loads(gzip.decompress(place.read_bytes())))
+        return {
+            (model, config.describe()): (step_of(model, config, client, cluster, folder), config)
+            for model in dict.fromkeys(model for model, _ in wanted)
+            for config in configs(model)
+            if (model, config.describe()) in wanted
+        }

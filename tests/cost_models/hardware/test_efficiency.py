@@ -105,7 +105,7 @@ def test_programs_on_a_measured_processor_reach_its_products_and_a_part_of_its_s
     assert local.gemm_share == 1
     assert all(0 < share < 1 for _, share in local.cache_curve)
     assert local.overlap == 0  # one thread at a time reads or calculates
-    assert 0 < local.conv_weight_gradient_share < local.conv_share < 1
+    assert 0 < local.conv_share < 1
 
 
 def test_an_undescribed_kind_is_an_error_that_lists_the_known():

@@ -43,16 +43,10 @@ def product(m, n, k):
     return step
 
 
-def shared(step, batch=64):
-    """What handing the last kernel of a step to several cores takes."""
-    table = kernel_table(step.workload(*step.ops[-1].writes), compiler_profile("cpu"), Updates.AT_ONCE)
-    return REACHED.fork_seconds * bool(table.bytes_at(batch)[-1] >= 2**19)
-
-
 def test_large_products_run_on_every_core():
     step = product(16, 1024, 1024)
     compute, _ = seconds(step)
-    assert compute - shared(step) == pytest.approx(2 * 64 * 16 * 1024 * 1024 / (PEAK * REACHED.library_gemm_share))
+    assert compute == pytest.approx(2 * 64 * 16 * 1024 * 1024 / (PEAK * REACHED.library_gemm_share))
 
 
 @pytest.mark.parametrize(("rows", "cores"), [(1, 1), (2, 2), (3, 3), (4, 4), (64, 4)])
@@ -61,7 +55,7 @@ def test_smaller_ones_wake_a_core_for_so_many_multiply_adds(rows, cores):
     step = product(rows, side, side)
     compute, _ = seconds(step, batch=16)
     on_these = PEAK * REACHED.library_gemm_share * cores / CORES
-    assert compute - shared(step, 16) == pytest.approx(2 * 16 * rows * side * side / on_these, rel=2e-3)
+    assert compute == pytest.approx(2 * 16 * rows * side * side / on_these, rel=2e-3)
 
 
 def test_a_processor_that_does_not_tell_its_cores_is_busy_with_all():
@@ -100,7 +94,7 @@ def image(channels, features, side=64):
 def test_of_three_channels_some_numbers_of_features_take_several_times_as_long(channels, features, times):
     picked = 64 * 64 * 64 * 9 / (PEAK * REACHED.im2col_share)
     step = image(channels, features)
-    assert seconds(step)[0] - shared(step) == pytest.approx(times * picked)
+    assert seconds(step)[0] == pytest.approx(times * picked)
 
 
 def test_gradients_of_convolutions_in_loops_run_in_plain_ones():
@@ -133,7 +127,7 @@ def test_products_in_loops_read_parts_of_what_lies_further_away():
         inner.ops = [Op(Kind.LOOP, "scan", body[0].reads, (out,), repeat=repeat, body=body, results=body[0].writes)]
         return seconds(inner, 256)[0]
 
-    whole = seconds(product(1, 256, 256), 256)[0] - shared(product(1, 256, 256), 256)
+    whole = seconds(product(1, 256, 256), 256)[0]
     assert looped(10) == pytest.approx(10 * whole * REACHED.library_gemm_share / REACHED.loop_gemm_share)
 
 
@@ -176,16 +170,16 @@ def convolution(channels, filters, *, side=32, window=3):
 
 
 def test_wide_convolutions_take_their_flops():
-    compute, _ = seconds(step := convolution(64, 64))
+    compute, _ = seconds(convolution(64, 64))
     flops = 2 * 64 * 1024 * 64 * 64 * 9
-    assert compute - shared(step) == pytest.approx(flops / (PEAK * REACHED.conv_share))
+    assert compute == pytest.approx(flops / (PEAK * REACHED.conv_share))
 
 
 @pytest.mark.parametrize(("channels", "filters"), [(1, 16), (3, 16), (3, 64)])
 def test_narrow_ones_take_the_positions_that_their_windows_pick(channels, filters):
     """64 images of 32 x 32, windows of 9: however few channels they have."""
-    compute, _ = seconds(step := convolution(channels, filters))
-    assert compute - shared(step) == pytest.approx(64 * 1024 * 9 / (PEAK * REACHED.im2col_share))
+    compute, _ = seconds(convolution(channels, filters))
+    assert compute == pytest.approx(64 * 1024 * 9 / (PEAK * REACHED.im2col_share))
 
 
 def kernel_gradient(first, second):
@@ -197,12 +191,12 @@ def kernel_gradient(first, second):
     return step
 
 
-def test_gradients_of_kernels_are_slower_and_those_of_transposed_convolutions_run_in_plain_loops():
+def test_gradients_of_kernels_of_transposed_convolutions_run_in_plain_loops():
     flops = 64 * 2 * 4 * 16 * 32 * 256
     straight, transposed = kernel_gradient(32, 16), kernel_gradient(16, 32)
-    assert seconds(straight)[0] - shared(straight) == pytest.approx(flops / (PEAK * REACHED.conv_weight_gradient_share))
+    assert seconds(straight)[0] == pytest.approx(flops / (PEAK * REACHED.conv_share))
     slow = REACHED.slow_kernel_shares["transposed_kernel_gradient"]
-    assert seconds(transposed)[0] - shared(transposed) == pytest.approx(flops / (PEAK * slow))
+    assert seconds(transposed)[0] == pytest.approx(flops / (PEAK * slow))
 
 
 def test_convolutions_along_a_line_are_nearly_products():
@@ -211,25 +205,20 @@ def test_convolutions_along_a_line_are_nearly_products():
     gemm = Affine(1), Affine(0, 1024), Affine(64), Affine(9 * 32)
     step.op(Kind.CONV, (x, w), (B, 1024, 64), gemm=gemm, flops=Affine(0, 2 * 1024 * 64 * 9 * 32))
     flops = 64 * 2 * 1024 * 64 * 9 * 32
-    assert seconds(step)[0] - shared(step) == pytest.approx(flops / (PEAK * REACHED.conv1d_shares[0]))
+    assert seconds(step)[0] == pytest.approx(flops / (PEAK * REACHED.conv1d_shares[0]))
 
 
-def test_numbers_are_drawn_and_pooling_is_sent_back_in_plain_loops():
-    def slowest(kind, machine, shape=(B, 64), **more):
+def test_pooling_of_images_is_sent_back_in_plain_loops():
+    def slowest(shape):
         step = Step()
-        drawn = step.op(kind, (step.input(*shape), step.input(*shape)), shape, flops=Affine(0, 50 * 64), **more)
-        used = step.op(Kind.ELEMENTWISE, (drawn, step.input(*shape)), shape)
-        table = kernel_table(step.workload(used), compiler_profile(machine.chip.kind), Updates.AT_ONCE)
-        return kernel_seconds(table, TrainConfig(Batch(4096)), machine)[0].max()
+        ends = step.input(*shape), step.input(*shape)
+        sent = step.op(Kind.SCATTER, ends, shape, flops=Affine(0, 50 * 64), primitive=POOL_SCATTER)
+        table = kernel_table(step.workload(sent), compiler_profile("cpu"), Updates.AT_ONCE)
+        return kernel_seconds(table, TrainConfig(Batch(4096)), HERE)[0].max()
 
-    operations, slow = 50 * 64 * 4096, REACHED.slow_kernel_shares
-    forked = REACHED.fork_seconds
-    assert slowest(Kind.RANDOM, HERE) - forked == pytest.approx(operations / (PEAK * slow["random"]))
-    lines = slowest(Kind.SCATTER, HERE, primitive=POOL_SCATTER)
-    assert lines - forked == pytest.approx(operations / (PEAK * slow["pool_gradient_1d"]))
-    images = slowest(Kind.SCATTER, HERE, (B, 4, 4, 4), primitive=POOL_SCATTER)
-    assert images - forked == pytest.approx(operations / (PEAK * slow["pool_gradient"]))
-    assert slowest(Kind.RANDOM, GPU) < operations / (PEAK * slow["random"]) / 5
+    operations = 50 * 64 * 4096
+    assert slowest((B, 4, 4, 4)) == pytest.approx(operations / (PEAK * REACHED.slow_kernel_shares["pool_gradient"]))
+    assert slowest((B, 8, 8)) == pytest.approx(operations / (PEAK * REACHED.vector_share))
 
 
 def test_a_published_processor_reaches_less_than_its_data_sheet():
@@ -239,15 +228,13 @@ def test_a_published_processor_reaches_less_than_its_data_sheet():
     reached = efficiency_of(published)
     here, there = (seconds(product(64, 1024, 1024), machine=machine) for machine in (HERE, published))
     assert there[1] == pytest.approx(here[1] / reached.stream_share)
-    forked = REACHED.fork_seconds
-    assert there[0] - forked == pytest.approx((here[0] - forked) / reached.gemm_share)
+    assert there[0] == pytest.approx(here[0] / reached.gemm_share)
 
 
 TIMED_PEAK = 490e9
 TIMED_ON = cluster(
     "cpu", local=True, peak_flops_per_second={"float32": TIMED_PEAK}, memory_bytes_per_second=84e9, processors=2
 )
-TIMED_FORK = efficiency_of(TIMED_ON).fork_seconds
 
 
 def arithmetic_seconds(step, batch):
@@ -318,7 +305,7 @@ def test_a_window_is_picked_position_by_position_and_then_multiplied():
     positions, flops = 2 * 8**3, 2 * 2 * 8**3 * 27 * 64 * 64
     picked = positions * 27 * 64 * loops["volume_pick"] / TIMED_PEAK
     step = convolved((8, 8, 8, 64), (3, 3, 3, 64, 64), (8, 8, 8, 64))
-    assert arithmetic_seconds(step, 2) - TIMED_FORK == pytest.approx(picked + flops / (TIMED_PEAK * reached), rel=0.01)
+    assert arithmetic_seconds(step, 2) == pytest.approx(picked + flops / (TIMED_PEAK * reached), rel=0.01)
 
 
 def test_strides_gradients_over_volumes_multiply_the_zeros_between():
@@ -338,6 +325,4 @@ def test_windows_of_one_position_and_images_are_a_librarys():
     for kernel, made in (((1, 1, 1, 16, 32), (8, 16, 16, 32)), ((3, 3, 16, 32), (16, 16, 32))):
         step = convolved((*made[:-1], 16), kernel, made)
         flops = 2 * 4 * _volume(made) * _volume(kernel[:-1])
-        assert arithmetic_seconds(step, 4) - TIMED_FORK < 1.5 * flops / (
-            TIMED_PEAK * efficiency_of(TIMED_ON).conv_share
-        )
+        assert arithmetic_seconds(step, 4) < 1.5 * flops / (TIMED_PEAK * efficiency_of(TIMED_ON).conv_share)

@@ -50,21 +50,20 @@ def test_split_state_is_gathered_twice_and_its_gradients_are_scattered():
 def exposed(exchange, *, shard=False, forward=0.0, backward=0.0, accumulation=1):
     machine = cluster("gpu", 8, local=True)
     asked = config(64, data=8, accumulation=accumulation, layout=Layout(shard_state=shard))
-    return exchange.exposed_seconds(state_of(dense(K, N)), forward, backward, asked, machine, BANDWIDTH)
+    return exchange.exposed_seconds(state_of(dense(K, N)), forward, backward, asked, machine)
 
 
 def test_buckets_are_reduced_beside_the_backward_pass_and_the_last_one_after_it():
     reduced = 4 * K * N
     whole = all_reduce(reduced, cluster("gpu", 8, local=True), 8).seconds
-    copies = 4 * reduced / BANDWIDTH
     plain = BucketedExchange(contention=0.0)
     last = whole * BUCKET_BYTES / reduced
-    assert exposed(plain) == pytest.approx(copies + whole)
-    assert exposed(plain, backward=2 * whole) == pytest.approx(copies + last)
-    assert exposed(replace(plain, overlaps=False), backward=2 * whole) == pytest.approx(copies + whole)
-    assert exposed(plain, backward=2 * whole, accumulation=4) == pytest.approx((copies + last) / 4)
+    assert exposed(plain) == pytest.approx(whole)
+    assert exposed(plain, backward=2 * whole) == pytest.approx(last)
+    assert exposed(replace(plain, overlaps=False), backward=2 * whole) == pytest.approx(whole)
+    assert exposed(plain, backward=2 * whole, accumulation=4) == pytest.approx(last / 4)
     slowed = exposed(BucketedExchange(contention=0.5), backward=2 * whole)
-    assert slowed == pytest.approx(copies + last + 0.5 * (whole - last))
+    assert slowed == pytest.approx(last + 0.5 * (whole - last))
 
 
 def test_the_last_bucket_holds_the_whole_gradient_of_a_table():
@@ -73,8 +72,8 @@ def test_the_last_bucket_holds_the_whole_gradient_of_a_table():
     state = replace(state_of(dense(K, N)), table_parameters=K * N / 2)
     whole = all_reduce(reduced, machine, 8).seconds
     plain = BucketedExchange(contention=0.0)
-    found = plain.exposed_seconds(state, 0.0, 2 * whole, asked, machine, BANDWIDTH)
-    assert found == pytest.approx(4 * reduced / BANDWIDTH + whole / 2)
+    found = plain.exposed_seconds(state, 0.0, 2 * whole, asked, machine)
+    assert found == pytest.approx(whole / 2)
 
 
 def test_split_state_is_gathered_before_each_pass_in_its_own_width():
