@@ -12,6 +12,8 @@ from cost_models.time import step
 from cost_models.time.software import EAGER_SECONDS, KERAS, LOOP_SECONDS, SECONDS_PER_VARIABLE, Software
 from cost_models.time.step import step_time
 from cost_models.xla.rules import registered
+from studies import time_vs_published, time_vs_this_cpu
+from studies.time_vs_published import ledger
 from tests.builders.timed_steps import K, N, config, convolving
 from tests.builders.workloads import cluster, dense
 
@@ -84,3 +86,13 @@ def test_a_rule_is_switched_off_by_name():
     workload, asked, machine = convolving("float32"), config(3), published("gpu-a100-40gb")
     with_it, without = (step_time(workload, asked, machine, software=one) for one in (KERAS, software))
     assert without.compute_seconds < with_it.compute_seconds
+
+
+def test_every_rule_has_a_row_in_a_ledger_and_pays_or_says_why_it_stays():
+    ledgers = (Path(module.__file__).with_name("ledger.csv") for module in (time_vs_published, time_vs_this_cpu))
+    entries = [one for path in ledgers for one in ledger.read(path)]
+    kept = [one for one in entries if one.state == "kept"]
+    assert {one.rule for one in kept} == time_rules()
+    assert not {one.rule for one in entries if one.state == "deleted"} & time_rules()
+    idle = {one.rule for one in kept} - {one.rule for one in kept if one.buys or one.note}
+    assert not idle
