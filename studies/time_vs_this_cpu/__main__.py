@@ -26,7 +26,7 @@ from autoplan.plan.records import Failure, Outcome
 from cost_models import TrainConfig
 from studies import harness
 from studies.time_vs_this_cpu import cases, summary
-from studies.time_vs_this_cpu.estimates import LIMIT_SECONDS, PROFILE, TABLE, bench_of, configs, local_cluster, predict
+from studies.time_vs_this_cpu.estimates import LIMIT_SECONDS, PROFILE, TABLE, configs, local_cluster, predict, runner_of
 
 HERE = Path(__file__).resolve().parent
 QUESTION = "How accurate are estimated times on this CPU?"
@@ -75,9 +75,9 @@ def measure(names: Sequence[str], rounds: Sequence[int]) -> None:
         if 1 in rounds or not PROFILE.exists():
             probed(client)
         cluster = local_cluster()
-        benches = {name: bench_of(name, client, cluster, logs=lab.folder / name) for name in names}
+        runners = {name: runner_of(name, client, cluster, logs=lab.folder / name) for name in names}
         for at, (name, config, number) in enumerate(trials, 1):
-            row = row_of(name, config, number, benches[name].measure(config, f"trial-{at}"))
+            row = row_of(name, config, number, runners[name].measure(config, f"trial-{at}"))
             harness.write_rows(TABLE, [row], key="key")
             result = row["error"].partition("\n")[0] or f"{row['measured'] * 1e3:.4g} ms"
             print(f"{at}/{len(trials)} {row['key']}: {result}", flush=True)

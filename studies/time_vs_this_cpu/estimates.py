@@ -51,7 +51,7 @@ def _fewer(batch: int) -> Iterator[TrainConfig]:
     yield TrainConfig(Batch(4 * batch), keep_freed_memory=True)
 
 
-def bench_of(model: str, client: Client, cluster: Cluster, logs: Path | None = None) -> JobRunner:
+def runner_of(model: str, client: Client, cluster: Cluster, logs: Path | None = None) -> JobRunner:
     """Return the jobs that tuning uses, for one model and its baseline."""
     spec = source.resolve(f"{cases.module_of(model)}:{model}")
     jobs = JobRunner(client, spec, "jax", cluster, Clock.start(None), logs=logs, limit_seconds=LIMIT_SECONDS)
@@ -87,7 +87,7 @@ def step_of(model: str, config: TrainConfig, client: Client, cluster: Cluster, t
     """Return a model's step under a configuration, from the folder of traces or traced now."""
     place = _place(model, config, traces)
     if not place.exists():
-        answer = bench_of(model, client, cluster).trace(config)
+        answer = runner_of(model, client, cluster).trace(config)
         if isinstance(answer, Failure):
             raise harness.StudyFailed(f"{model} under {config.describe()} could not be traced: {answer.message}")
         traces.mkdir(parents=True, exist_ok=True)

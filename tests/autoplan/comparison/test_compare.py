@@ -229,7 +229,7 @@ def test_what_one_kind_of_hardware_lacks_stands_in_its_row(compare):
     assert found.rows[1].reason.startswith("--fix mesh=data=8: gpu-t4 has 1 device(s)")
 
 
-# The compiler as witness: what it says takes the estimate's place.
+# The figures of a compiler replace the estimate.
 
 
 TIME = dataclasses.replace(made.time(1.0), samples_per_second=123.0, mfu=0.5, bound="memory")
