@@ -187,7 +187,7 @@ def made_of(kind):
 
 
 @pytest.mark.parametrize(
-    ("kind", "below", "above"), [(None, 0.1, 0.09), (Kind.CONV, 0.06, 0.14), (Kind.LOOP, 0.1, 0.1)]
+    ("kind", "below", "above"), [(None, 0.11, 0.13), (Kind.CONV, 0.06, 0.16), (Kind.LOOP, 0.1, 0.1)]
 )
 def test_on_gpus_the_interval_depends_on_what_a_step_is_made_of(kind, below, above):
     """Shares of the temporaries that are known: of convolutions most is above; products and loops are off both ways."""

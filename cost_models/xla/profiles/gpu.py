@@ -57,9 +57,10 @@ AMPERE = Profile(
     narrow=frozenset({"bfloat16"}),
     native=_NATIVE,
     unseen=0.0125,  # compiled steps hold 0.8% more on the mean of 82 (A100), 1.0% of 16 (H100), 0.0% on both medians
-    uncertainty=Uncertainty((0.06, 0.14), plain=(0.1, 0.09), loops=(0.1, 0.1)),
+    # Nine of ten of the 222 training steps that studies/memory_vs_compiler compiled for A100 and H100 are inside.
+    uncertainty=Uncertainty((0.06, 0.16), plain=(0.11, 0.13), loops=(0.1, 0.1)),
 )
-"""Least is known about what stays in memory around convolutions: a missing rule makes an estimate too high."""
+"""The interval is widest around convolutions, where the rules know least about what stays in memory."""
 
 
 def _with_settings(profile: Profile, *rules: Rule) -> Profile:
