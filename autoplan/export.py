@@ -1,4 +1,4 @@
-"""A plan as plain Keras calls, for a script that shall not depend on autoplan."""
+"""Export a plan as plain Keras calls, for a script that must not depend on autoplan."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TARGETS = ("python",)
 
 _ACCUMULATION = '''
 def accumulating(optimizer):
-    """The optimizer with ACCUMULATION micro-steps an update, set where Keras wants it: on the innermost optimizer."""
+    """Return the optimizer with ACCUMULATION micro-steps per update, which Keras reads from the innermost optimizer."""
     inner = optimizer
     while isinstance(inner, keras.optimizers.LossScaleOptimizer):
         inner = inner.inner_optimizer
@@ -27,9 +27,9 @@ def accumulating(optimizer):
 _SCHEDULE = '''
 @keras.saving.register_keras_serializable()
 class Stretched(keras.optimizers.schedules.LearningRateSchedule):
-    """A learning-rate schedule made for the old batch sizes, read where it would stand after as many samples.
+    """A learning-rate schedule for the old batch sizes, read at the step that has seen the same number of samples.
 
-    Keras counts micro-steps, and the plan makes them of another size: learning_rate=Stretched(your_schedule).
+    Keras counts micro-steps, and the plan changes their size. Use learning_rate=Stretched(your_schedule).
     """
 
     def __init__(self, schedule):
@@ -37,7 +37,7 @@ class Stretched(keras.optimizers.schedules.LearningRateSchedule):
 
     def __call__(self, step):
         update = keras.ops.floor_divide(step, ACCUMULATION)
-        old_update = keras.ops.floor_divide(update * {new_share}, {old_share})  # as many samples
+        old_update = keras.ops.floor_divide(update * {new_share}, {old_share})  # same number of samples
         return self.schedule(old_update * OLD_ACCUMULATION + OLD_ACCUMULATION - 1)
 
     def get_config(self):
@@ -46,12 +46,12 @@ class Stretched(keras.optimizers.schedules.LearningRateSchedule):
 
 
 def exported(plan: Plan, to: str = "python") -> str:
-    """Return the plan as a Python module that needs Keras alone.
+    """Return the plan as a Python module that needs only Keras.
 
-    ConfigError for a target that is not known; PlanError for a plan that plain calls cannot express yet.
+    Raises ConfigError for an unknown target, PlanError for a plan that plain calls cannot express yet.
     """
     if to not in TARGETS:
-        raise ConfigError(f"--to {to}: cannot export to that; choose from {', '.join(TARGETS)}")
+        raise ConfigError(f"--to {to}: unknown export target; choose from {', '.join(TARGETS)}")
     config, baseline = plan.config, plan.baseline.config
     _refuse(config)
     parts = [_head(plan, config), _imports(config), _constants(config, baseline)]
@@ -65,28 +65,28 @@ def exported(plan: Plan, to: str = "python") -> str:
 def _refuse(config: TrainConfig) -> None:
     if config.mesh.model > 1 or config.layout.shard_state:
         raise PlanError(
-            "this plan splits weights over devices, which takes more than a few plain calls; "
-            "train with it through `autoplan train`"
+            "this plan splits weights over devices, which a few plain Keras calls cannot do; "
+            "run it with `autoplan train`"
         )
     if config.mesh.devices > 1 and config.backend != "jax":
         raise PlanError(
-            f"this plan uses {config.mesh.devices} devices on {config.backend}, where keras.distribution does not "
-            "work; train with it through `autoplan train`"
+            f"this plan uses {config.mesh.devices} devices on {config.backend}, which keras.distribution does not "
+            "support; run it with `autoplan train`"
         )
 
 
 def _head(plan: Plan, config: TrainConfig) -> str:
     return (
         f'"""{_in_docstring(first_line(plan))}\n\n'
-        f"Plain calls of Keras {_in_docstring(plan.environment.keras)} for {config.describe()}.\n"
-        "Put each part where it belongs: the settings before the model is built, the model inside planned_model(),\n"
-        "COMPILE and FIT into your calls.\n"
+        f"Plain Keras {_in_docstring(plan.environment.keras)} calls for {config.describe()}.\n"
+        "Put the settings before the code that builds the model, build the model inside planned_model(), and pass\n"
+        "COMPILE to compile() and FIT to fit().\n"
         '"""\n'
     )
 
 
 def _printable(text: str) -> str:
-    """A plan's own words as they may stand in a comment: nothing in them ends the line, or is no text."""
+    """Return text of a plan as it can stand in a comment: without line breaks and unprintable characters."""
     return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
 
 
@@ -106,13 +106,13 @@ def _imports(config: TrainConfig) -> str:
 def _constants(config: TrainConfig, baseline: TrainConfig) -> str:
     batch, old = config.batch, baseline.batch
     lines = [
-        f"GLOBAL_BATCH = {batch.global_size}  # samples a micro-step, over all devices",
-        f"ACCUMULATION = {batch.accumulation}  # micro-steps an update; {batch.effective} samples an update",
+        f"GLOBAL_BATCH = {batch.global_size}  # samples per micro-step, over all devices",
+        f"ACCUMULATION = {batch.accumulation}  # micro-steps per update, so {batch.effective} samples per update",
     ]
     if batch != old:
         lines += [
             f"OLD_GLOBAL_BATCH = {old.global_size}",
-            f"OLD_ACCUMULATION = {old.accumulation}  # {old.effective} samples an update",
+            f"OLD_ACCUMULATION = {old.accumulation}  # {old.effective} samples per update",
         ]
     lines += [
         "",
@@ -143,7 +143,7 @@ def _process(config: TrainConfig, baseline: TrainConfig) -> str:
         lines += [
             f"devices = keras.distribution.list_devices()[:{config.mesh.data}]",
             f"if len(devices) < {config.mesh.data}:",
-            f'    raise SystemExit(f"the plan needs {config.mesh.data} devices; there are {{len(devices)}}")',
+            f'    raise SystemExit(f"the plan needs {config.mesh.data} devices; found {{len(devices)}}")',
             "keras.distribution.set_distribution(keras.distribution.DataParallel(devices=devices))",
         ]
     elif baseline.mesh.devices > 1:
@@ -157,7 +157,7 @@ def _model_scope(config: TrainConfig, baseline: TrainConfig) -> Iterator[str]:
     if config.remat.mode is not RematMode.NONE:
         yield f'    return keras.RematScope(mode="{config.remat.mode}")'
     elif baseline.remat.mode is not RematMode.NONE:
-        yield "    return keras.RematScope(mode=None)  # and take your own RematScope away"
+        yield "    return keras.RematScope(mode=None)  # and remove your own RematScope"
     else:
         yield "    return contextlib.nullcontext()"
     yield ""
@@ -187,14 +187,14 @@ def _usage_lines() -> Iterator[str]:
 def _batch_notes(plan: Plan, config: TrainConfig, baseline: TrainConfig) -> Iterator[str]:
     batch, old, samples = config.batch, baseline.batch, plan.source.fit.samples
     if batch != old:
-        yield "A learning-rate schedule made for the old batch: wrap it, learning_rate=Stretched(your_schedule)."
+        yield "Wrap a learning-rate schedule for the old batch size: learning_rate=Stretched(your_schedule)."
     if batch.global_size != old.global_size:
-        yield "steps_per_epoch and other counts of micro-steps: multiply them by OLD_GLOBAL_BATCH / GLOBAL_BATCH."
-        yield "EMA: ema_momentum ** (GLOBAL_BATCH / OLD_GLOBAL_BATCH), for Keras averages every micro-step."
-        yield "Data that is batched already, such as a tf.data.Dataset: dataset.unbatch().batch(GLOBAL_BATCH)."
+        yield "Multiply steps_per_epoch and other counts of micro-steps by OLD_GLOBAL_BATCH / GLOBAL_BATCH."
+        yield "If you use EMA, set ema_momentum ** (GLOBAL_BATCH / OLD_GLOBAL_BATCH): Keras averages every micro-step."
+        yield "Rebatch data that is already batched, such as a tf.data.Dataset: dataset.unbatch().batch(GLOBAL_BATCH)."
     if batch.effective != old.effective:
         ratio = batch.effective / old.effective
-        yield f"An update sees {ratio:g} times as many samples as before: set the learning rate anew."
+        yield f"An update sees {ratio:g} times as many samples as before: choose a new learning rate."
     rest = None if samples is None else samples % batch.effective
     if rest and (batch.accumulation > 1 or config.mesh.devices > 1):
-        yield f"The last {rest} of {samples} samples fill no update: leave them out, or pad them with zero weights."
+        yield f"The last {rest} of {samples} samples do not fill an update: drop them, or pad them with weight zero."

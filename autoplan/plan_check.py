@@ -1,4 +1,4 @@
-"""Is a plan still valid here? A comparison of what it was made with and for against what is here now."""
+"""Check whether a plan is still valid here: compare its versions, hardware and source with the present ones."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ _DISTRIBUTIONS = {
     "torch": ("torch",),
 }
 _LIVE = ("callable", "instance")
-"""Kinds of sources that lie in no file."""
-NOT_HERE = "not here"
+"""Kinds of sources that have no file."""
+_NOT_INSTALLED = "not installed"
 _CAPACITY_TOLERANCE = 0.05
 
 
 @dataclass(frozen=True)
 class Here:
-    """What a plan would meet now. `source_sha256` is None where the source cannot be looked at; `why` then says so.
+    """The present state of everything that a plan depends on.
 
-    missing_settings   process settings that this system lacks, with what it has instead
+    source_sha256      None where the source cannot be read; `why` then gives the reason
+    missing_settings   process settings that this system lacks, with their value here
     """
 
     environment: Environment
@@ -44,7 +45,7 @@ class Here:
 
 @dataclass(frozen=True)
 class Difference:
-    """One thing that is not as the plan has it. `matters`: the plan is not valid here because of it."""
+    """A value that differs from the plan's. `matters`: the plan is not valid here because of it."""
 
     key: str
     planned: str
@@ -52,32 +53,32 @@ class Difference:
     matters: bool
 
     def __str__(self) -> str:
-        return f"{self.key}: the plan has {self.planned}, here is {self.here}"
+        return f"{self.key}: the plan has {self.planned}; here: {self.here}"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Valid when no difference matters."""
+    """The differences of a plan; it is valid when none of them matters."""
 
     differences: tuple[Difference, ...]
 
     @property
     def valid(self) -> bool:
-        """Whether no difference matters."""
+        """Return whether no difference matters."""
         return not any(difference.matters for difference in self.differences)
 
     def lines(self, name: str) -> list[str]:
-        """Return a line for the verdict and a line for each difference, those that matter first."""
+        """Return a line for the verdict and a line for each difference, first those that matter."""
         ordered = sorted(self.differences, key=lambda difference: not difference.matters)
         lines = [f"{'differs' if one.matters else 'changed'}: {one}" for one in ordered]
         if not self.valid:
-            return [f"{name} is not valid here; tune again, or use the environment that it was made for", *lines]
-        return [f"{name} is valid here" + ("; the changes do not affect it" if lines else ""), *lines]
+            return [f"{name} is not valid here. Tune again, or restore the differing values:", *lines]
+        return [f"{name} is valid here" + (". These changes do not affect it:" if lines else ""), *lines]
 
     def warnings(self, name: str) -> list[str]:
-        """Return warnings for a training with the plan as it is; none where it is valid."""
-        warnings = [str(one) for one in self.differences if one.matters]
-        return [f"{name} was tuned for another environment, and its figures may not hold ({one})" for one in warnings]
+        """Return a warning for each difference that matters, for a training with the plan in spite of it."""
+        differing = [str(one) for one in self.differences if one.matters]
+        return [f"{name} was tuned for a different setup, so its figures may not apply ({one})" for one in differing]
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for `--format json`."""
@@ -85,16 +86,16 @@ class Verdict:
 
 
 def verdict(plan: Plan, here: Here) -> Verdict:
-    """Compare; pure."""
+    """Return the verdict on a plan, without reading anything from this machine."""
     return Verdict(tuple(check(plan, here)))
 
 
 def check(plan: Plan, here: Here) -> Iterator[Difference]:
-    """Compare a plan with the present environment."""
+    """Yield the differences between a plan and the present state."""
     digest = here.source_sha256
     if digest != plan.source.sha256 and not (digest is None and plan.source.kind in _LIVE):
-        present = here.why or f"sha256 {(digest or NOT_HERE)[:12]}"
-        yield Difference("source", f"sha256 {plan.source.sha256[:12]}", present, True)
+        found = here.why or (f"sha256 {digest[:12]}" if digest else "no source")
+        yield Difference("source", f"sha256 {plan.source.sha256[:12]}", found, True)
     for key, planned, able in file.unsupported(plan):
         yield Difference(key, planned, f"only {able}", True)
     for name, value in process_settings.wanted(plan.config).items():
@@ -105,14 +106,14 @@ def check(plan: Plan, here: Here) -> Iterator[Difference]:
 
 
 def here(plan: Plan) -> Here:
-    """Return the environment of this machine for a plan. Imports no framework."""
+    """Return the present state of this machine for the plan. Imports no framework."""
     digest, why = _source_digest(plan.source)
     missing = process_settings.missing_here()
     return Here(_environment(plan.environment.backend), _local_hardware(plan), digest, why, missing)
 
 
 def _versions(planned: Environment, found: Environment) -> Iterator[Difference]:
-    """Yield differences of versions. A release of Keras or the backend matters; a bug-fix release does not."""
+    """Yield differing versions; only another release of Keras or the backend, not a bug-fix release, matters."""
     for key in ("backend", "platform", "keras", "backend_version", "python", "autoplan"):
         old, new = getattr(planned, key), getattr(found, key)
         if old == new:
@@ -128,28 +129,28 @@ def _environment_name(key: str, planned: Environment) -> str:
 
 
 def _hardware(planned: HardwareRecord, found: HardwareRecord) -> Iterator[Difference]:
-    for key, label in (("kind", "hardware kind"), ("name", "hardware"), ("description", "device")):
+    for key, name in (("kind", "hardware kind"), ("name", "hardware"), ("description", "device")):
         old, new = getattr(planned, key), getattr(found, key)
         if old != new:
-            yield Difference(label, old, new, True)
+            yield Difference(name, old, new, True)
             return
     if planned.devices > found.devices:
         old, new = (formatting.counted(count, "device") for count in (planned.devices, found.devices))
         yield Difference("hardware devices", old, new, True)
     old_bytes, new_bytes = planned.capacity_bytes, found.capacity_bytes
     if old_bytes and new_bytes and abs(new_bytes / old_bytes - 1) > _CAPACITY_TOLERANCE:
-        old, new = (f"{formatting.size(count)} a device" for count in (old_bytes, new_bytes))
+        old, new = (f"{formatting.size(count)} per device" for count in (old_bytes, new_bytes))
         yield Difference("hardware memory", old, new, new_bytes < old_bytes)
 
 
 def _environment(backend: str) -> Environment:
-    """Return the installed versions, as a worker would see them."""
+    """Return the environment that a worker would have, by the installed distributions."""
     return Environment(
         python=platform.python_version(),
         keras=_installed("keras"),
         backend=backend,
         backend_version=next(
-            filter(lambda found: found != NOT_HERE, map(_installed, _DISTRIBUTIONS[backend])), NOT_HERE
+            filter(lambda found: found != _NOT_INSTALLED, map(_installed, _DISTRIBUTIONS[backend])), _NOT_INSTALLED
         ),
         platform=f"{sys.platform}-{platform.machine()}",
         autoplan=__version__,
@@ -160,13 +161,13 @@ def _installed(distribution: str) -> str:
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
-        return NOT_HERE
+        return _NOT_INSTALLED
 
 
 def _local_hardware(plan: Plan) -> HardwareRecord:
-    """Return this machine, with as many simulated devices as the plan has.
+    """Return this machine, with as many simulated devices as the plan has, if it has any.
 
-    The stored profile is read first. A CPU can be identified without one, an accelerator cannot.
+    The stored measurement comes first. Without one, a CPU can still be described; an accelerator cannot.
     """
     from autoplan.machine import local_hardware
 
@@ -175,7 +176,7 @@ def _local_hardware(plan: Plan) -> HardwareRecord:
     if profile is not None:
         return _record(local_hardware.resolve(local_hardware.LOCAL, devices=devices, profile=profile))
     if plan.hardware.kind != "cpu":
-        kind = "not measured yet (`autoplan hardware probe` does that)"
+        kind = "not measured yet (run `autoplan hardware probe`)"
         return HardwareRecord(name=local_hardware.LOCAL, devices=0, kind=kind, capacity_bytes=None)
     count = devices or 1
     return HardwareRecord(

@@ -1,4 +1,4 @@
-"""The commands. Each reads its words, asks, and answers; nothing heavy is imported before a command needs it."""
+"""The commands of the command line. Heavy modules are imported only when a command needs them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 from autoplan import parsing
 from autoplan._version import __version__
 from autoplan.cli import framework
-from autoplan.cli.framework import Commands, Format, SourceCommand, source_arguments, tell_json
+from autoplan.cli.framework import Commands, Format, SourceCommand, print_json, source_arguments
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -29,7 +29,7 @@ _OPTIONS: dict[str, Any] = {
     "context_settings": {"help_option_names": ["-h", "--help"], "max_content_width": 100},
 }
 app = typer.Typer(name="autoplan", cls=Commands, **_OPTIONS)
-hardware_app = typer.Typer(help="Show known hardware; measure this machine.", **_OPTIONS)
+hardware_app = typer.Typer(help="Show the hardware catalogue; measure this machine.", **_OPTIONS)
 app.add_typer(hardware_app, name="hardware")
 
 Source = Annotated[
@@ -43,38 +43,42 @@ Source = Annotated[
 PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file.", show_default=False)]
 Output = Annotated[
     Format,
-    typer.Option("--format", help="text for people, json for programs.", callback=framework.remember_format),
+    typer.Option(
+        "--format", help="Format of the output: text, or json for programs.", callback=framework.remember_format
+    ),
 ]
 Headroom = Annotated[str, typer.Option(help="Share of a device's memory to keep free.", metavar="PERCENT")]
 MemoryLimit = Annotated[
     str | None,
-    typer.Option(metavar="SIZE", help="Memory that the training may take, such as 2GiB.", show_default=False),
+    typer.Option(metavar="SIZE", help="Most memory that the training may use, such as 2GiB.", show_default=False),
 ]
 Backend = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="jax, tensorflow or torch; else what the script runs on.", show_default=False),
+    typer.Option(metavar="NAME", help="jax, tensorflow or torch. Default: the script's own.", show_default=False),
 ]
 AnyBackend = Annotated[
     str | None,
     typer.Option(
-        metavar="NAME", help="jax, tensorflow, torch, or auto to have it tuned; else the script's.", show_default=False
+        metavar="NAME",
+        help="jax, tensorflow, torch, or auto to tune it. Default: the script's own.",
+        show_default=False,
     ),
 ]
 CompileCount = Annotated[
     int | None,
     typer.Option(
-        "--compile", min=0, metavar="N", help="For absent hardware: compile N candidates at most.", show_default=False
+        "--compile", min=0, metavar="N", help="For absent hardware: compile at most N candidates.", show_default=False
     ),
 ]
 FormerCompileCount = Annotated[int | None, typer.Option("--witness", min=0, hidden=True)]
 """The former name of `--compile`."""
 EffectiveBatch = Annotated[
-    str, typer.Option(metavar="keep|N|LO..HI", help="Samples an update: as they are, N, or searched between.")
+    str, typer.Option(metavar="keep|N|LO..HI", help="Samples per update: unchanged, N, or a range to search.")
 ]
 Pins = Annotated[
     list[str] | None, typer.Option(metavar="K=V", help="Pin a setting, such as precision=float32. Repeatable.")
 ]
-Fit = Annotated[int, typer.Option(min=1, help="Which fit() of a script, counted from 1.", metavar="N")]
+Fit = Annotated[int, typer.Option(min=1, help="Which fit() call of a script, counted from 1.", metavar="N")]
 
 
 def _version(wanted: bool) -> None:
@@ -86,7 +90,7 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _autoplan(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Find, measure and apply the fastest way to run a Keras training script on a given machine."""
@@ -96,31 +100,35 @@ def _autoplan(
 def tune(
     context: typer.Context,
     source: Source,
-    hardware: Annotated[str, typer.Option(help="local, a name of `autoplan hardware list`, or a YAML file.")] = "local",
+    hardware: Annotated[
+        str, typer.Option(help="local, a name from `autoplan hardware list`, or a YAML file.")
+    ] = "local",
     backend: AnyBackend = None,
     devices: Annotated[int | None, typer.Option(min=1, metavar="N", help="Simulate N devices on this CPU.")] = None,
-    trials: Annotated[int, typer.Option(min=1, metavar="N", help="Configurations to try at most.")] = 20,
-    budget: Annotated[str | None, typer.Option(metavar="TIME", help="Time to spend at most, such as 10m.")] = None,
+    trials: Annotated[int, typer.Option(min=1, metavar="N", help="Try at most N configurations.")] = 20,
+    budget: Annotated[str | None, typer.Option(metavar="TIME", help="Spend at most this time, such as 10m.")] = None,
     effective_batch: EffectiveBatch = "keep",
     fix: Pins = None,
-    only: Annotated[list[str] | None, typer.Option(metavar="K,...", help="Tune these settings alone.")] = None,
+    only: Annotated[list[str] | None, typer.Option(metavar="K,...", help="Tune only these settings.")] = None,
     fit: Fit = 1,
-    study: Annotated[str | None, typer.Option(metavar="PATH|URL", help="Where trials are kept.")] = None,
+    study: Annotated[str | None, typer.Option(metavar="PATH|URL", help="Where trials are stored.")] = None,
     headroom: Headroom = "8%",
     memory_limit: MemoryLimit = None,
     output: Annotated[Path, typer.Option(metavar="FILE", help="Where the plan is written.")] = Path("plan.yaml"),
     scratch: Annotated[bool, typer.Option("--scratch", help="Run trials in an empty working directory.")] = False,
-    no_measure: Annotated[bool, typer.Option("--no-measure", help="Plan by arithmetic alone; run no trial.")] = False,
+    no_measure: Annotated[
+        bool, typer.Option("--no-measure", help="Plan by analytic estimates only; run no trial.")
+    ] = False,
     compile_: CompileCount = None,
     witness: FormerCompileCount = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be tried, and stop.")] = False,
-    everything: Annotated[bool, typer.Option("--all", help="With --dry-run: print all of it.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the candidates and stop.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="With --dry-run: print all candidates.")] = False,
     format_: Output = Format.TEXT,
 ) -> None:
-    """Find the fastest configuration that trains the same, measure it here, and write it as a plan.
+    """Find the fastest configuration with the same training results, measure it here, and write it as a plan.
 
-    Ctrl-C, SIGTERM and a hung-up terminal end the trials, and a second one the verification: the best plan so far is
-    written, and the exit code is 130. The same command again goes on where the study was, whatever ended it.
+    Ctrl-C, SIGTERM or closing the terminal ends the trials; a second signal also ends the verification. The best plan
+    so far is then written, and the exit code is 130. Run the same command again to continue the study.
     """
     from autoplan.sources import keras_backend
     from autoplan.tuning.request import TuneRequest
@@ -145,19 +153,19 @@ def tune(
         scratch=scratch,
     )
     if everything and not dry_run:
-        raise parsing.refused("--all prints the whole of a dry run; give it together with --dry-run")
+        raise parsing.refused("--all needs --dry-run, because it prints all candidates of a dry run")
     with framework.interrupted_by_signals():
         _answer_tune(_tuned(request, format_), format_, everything=everything)
 
 
 def _tuned(request: TuneRequest, format_: Format) -> TuneResult:
-    """Tune; what happens on the way is shown on stdout, or on stderr where stdout is for one JSON document."""
+    """Tune, with progress on stdout, or on stderr where stdout is for the JSON document."""
     from autoplan import planner
     from autoplan.plan import file
     from autoplan.reports import progress
     from autoplan.tuning.space import options
 
-    # Errors that need no source are raised before the source runs.
+    # Errors in the options are reported before the source is run.
     options.parse_fix(request.fix)
     options.free_fields(request.only)
     if request.output is not None:
@@ -175,43 +183,47 @@ def _answer_tune(result: TuneResult, format_: Format, *, everything: bool) -> No
         if format_ is Format.TEXT:
             plan_table.print_to(plan_table.open_console(sys.stdout), plan_table.tuned(result, everything=everything))
         elif result.plan is None:
-            tell_json(plan_table.shortlist_document(result))
+            print_json(plan_table.shortlist_document(result))
         else:
-            tell_json(to_plain(result.plan))
+            print_json(to_plain(result.plan))
     if result.interrupted:
         raise typer.Exit(framework.INTERRUPTED)
 
 
-@app.command(cls=SourceCommand, short_help="Say what one configuration would take.")
+@app.command(cls=SourceCommand, short_help="Estimate memory and time of one configuration.")
 def estimate(
     context: typer.Context,
     source: Source,
-    hardware: Annotated[str, typer.Option(help="local, a name of `autoplan hardware list`, or a YAML file.")] = "local",
-    batch_size: Annotated[int | None, typer.Option(min=1, metavar="N", help="Global batch: fit's batch_size.")] = None,
-    accumulation: Annotated[int | None, typer.Option(min=1, metavar="N", help="Micro-steps an update.")] = None,
+    hardware: Annotated[
+        str, typer.Option(help="local, a name from `autoplan hardware list`, or a YAML file.")
+    ] = "local",
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Global batch size, as fit's batch_size.")
+    ] = None,
+    accumulation: Annotated[int | None, typer.Option(min=1, metavar="N", help="Micro-steps per update.")] = None,
     precision: Annotated[str | None, typer.Option(metavar="P", help="A dtype policy, such as mixed_bfloat16.")] = None,
     remat: Annotated[str | None, typer.Option(metavar="MODE", help="none, activations or full.")] = None,
     steps_per_execution: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Micro-steps a call of the compiled program.")
+        int | None, typer.Option(min=1, metavar="N", help="Micro-steps per call of the compiled program.")
     ] = None,
     mesh: Annotated[
-        str | None, typer.Option(metavar="AXES", help="Devices by axis, such as data=4,model=2; else all on data.")
+        str | None, typer.Option(metavar="AXES", help="Devices by axis, such as data=4,model=2. Default: all on data.")
     ] = None,
     shard_state: Annotated[
         bool, typer.Option("--shard-state", help="Split weights, gradients and optimizer state over data.")
     ] = False,
     evidence: Annotated[
-        str, typer.Option(metavar="TIER", help="analytic, or compiled: what the hardware's own compiler says.")
+        str, typer.Option(metavar="TIER", help="analytic, or compiled: use the hardware's own compiler.")
     ] = "analytic",
     fit: Fit = 1,
     headroom: Headroom = "8%",
-    explain: Annotated[bool, typer.Option("--explain", help="Say what each part holds.")] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Describe each part.")] = False,
     format_: Output = Format.TEXT,
 ) -> None:
-    """Say what memory and time one configuration would take on some hardware. Runs none of the training.
+    """Estimate the memory and time of one configuration on some hardware. Does not run the training.
 
-    What is not given is as the script has it, but for the mesh: without --mesh the batch is split over all devices of
-    the hardware. Rates of `local` are measured once and kept.
+    Settings that are not given are the script's own, except the mesh: without --mesh the batch is split over all
+    devices of the hardware. The rates of `local` are measured once and stored.
     """
     from autoplan import planner
     from autoplan.reports import progress
@@ -243,20 +255,21 @@ def estimate(
     _answer(format_, answer.to_dict, lambda: estimate_report.estimated(answer, explain=explain))
 
 
-@app.command(cls=SourceCommand, short_help="Say on which hardware a training fits, how fast, and for how much.")
+@app.command(cls=SourceCommand, short_help="Compare hardware: where a training fits, its speed and its cost.")
 def compare(
     context: typer.Context,
     source: Source,
     hardware: Annotated[
-        list[str] | None, typer.Option(metavar="NAME,...", help="Names of `autoplan hardware list`, YAML files, local.")
+        list[str] | None,
+        typer.Option(metavar="NAME,...", help="Names from `autoplan hardware list`, YAML files, local."),
     ] = None,
     family: Annotated[
         list[str] | None,
-        typer.Option(metavar="FAMILY,...", help="tpu, gpu, nvidia, amd, cpu or all; without it tpu and gpu."),
+        typer.Option(metavar="FAMILY,...", help="tpu, gpu, nvidia, amd, cpu or all. Default: tpu,gpu."),
     ] = None,
-    cost: Annotated[bool, typer.Option("--cost", help="Show what a million samples cost, the cheapest first.")] = False,
+    cost: Annotated[bool, typer.Option("--cost", help="Show the cost of a million samples, cheapest first.")] = False,
     evidence: Annotated[
-        str, typer.Option(metavar="TIER", help="analytic, or compiled: ask the compilers of the named hardware, too.")
+        str, typer.Option(metavar="TIER", help="analytic, or compiled: also use the compilers of the named hardware.")
     ] = "analytic",
     effective_batch: EffectiveBatch = "keep",
     fix: Pins = None,
@@ -265,9 +278,9 @@ def compare(
     headroom: Headroom = "8%",
     format_: Output = Format.TEXT,
 ) -> None:
-    """Say on which hardware a training fits, with which configuration, how fast, and for how much. Runs nothing.
+    """Compare hardware: where the training fits, with which configuration, at which speed and cost. Runs nothing.
 
-    Without --hardware each chip stands in the smallest size, of at most 64 chips, on which the training fits.
+    Without --hardware, each chip is shown in the smallest size, of at most 64 chips, on which the training fits.
     """
     from autoplan import planner
     from autoplan.reports import compare as compare_report
@@ -292,13 +305,13 @@ def compare(
     _answer(format_, found.to_dict, lambda: compare_report.compared(found))
 
 
-@app.command(cls=SourceCommand, short_help="Run a script under a plan.")
+@app.command(cls=SourceCommand, short_help="Run a script with a plan applied.")
 def train(
     context: typer.Context,
     source: Source,
     plan: Annotated[Path, typer.Option(metavar="PLAN", help="The plan to train with.", show_default=False)],
 ) -> None:
-    """Run the whole script, unchanged but for what the plan says."""
+    """Run the whole script with the plan applied."""
     from autoplan import plan_check
     from autoplan.plan import file
 
@@ -308,7 +321,7 @@ def train(
     _resolve(source, arguments, fit)
     for line in plan_check.verdict(found, plan_check.here(found)).warnings(plan.name):
         typer.echo(f"note: {line}", err=True)
-    # The runtime imports Keras, so it takes the place of this process rather than being imported by it.
+    # The runtime imports Keras, so it replaces this process instead of being imported by it.
     command = [sys.executable, "-m", "autoplan.runtime", "train", "--plan", str(plan), "--fit", str(fit), source]
     sys.stdout.flush()
     sys.stderr.flush()
@@ -329,18 +342,18 @@ def explain(plan: PlanFile, format_: Output = Format.TEXT) -> None:
 @app.command(short_help="Print a plan as plain Keras calls.")
 def export(
     plan: PlanFile,
-    to: Annotated[str, typer.Option(metavar="python", help="The only target so far: plain Keras calls.")] = "python",
+    to: Annotated[str, typer.Option(metavar="python", help="The export target; only python so far.")] = "python",
 ) -> None:
-    """Print the plan as plain Keras calls, to paste into a script that shall not depend on autoplan."""
+    """Print the plan as plain Keras calls, for a script that must not depend on autoplan."""
     from autoplan import export as exporting
     from autoplan.plan import file
 
     typer.echo(exporting.exported(file.read(plan), to), nl=False)
 
 
-@app.command(short_help="Say whether a plan is still valid here.")
+@app.command(short_help="Check whether a plan is still valid here.")
 def check(plan: PlanFile, format_: Output = Format.TEXT) -> None:
-    """Say whether a plan is still valid here: versions, hardware and source. Exit code 2 when it is not."""
+    """Check whether a plan is still valid here: versions, hardware and source. The exit code is 2 if it is not."""
     from autoplan import plan_check
     from autoplan.plan import file
 
@@ -356,32 +369,32 @@ def schema() -> None:
     """Print the JSON schema of plan files."""
     from autoplan.plan import schema as plan_schema
 
-    tell_json(plan_schema.json_schema())
+    print_json(plan_schema.json_schema())
 
 
-@hardware_app.command("list", short_help="List known chips and their names.")
+@hardware_app.command("list", short_help="List the known chips and their names.")
 def list_hardware(format_: Output = Format.TEXT) -> None:
-    """List the chips that are known, with the names that they answer to."""
+    """List the known chips with all their names."""
     from autoplan.reports import hardware
 
     _answer(format_, hardware.known_document, hardware.known_table)
 
 
-@hardware_app.command("show", short_help="Show all that is known of some hardware.")
+@hardware_app.command("show", short_help="Show all figures of some hardware.")
 def show_hardware(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A name of `hardware list`, local, or a YAML file.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A name from `hardware list`, local, or a YAML file.")],
     format_: Output = Format.TEXT,
 ) -> None:
-    """Show all that is known of some hardware: figures, sources and doubts."""
+    """Show all figures of some hardware, with their sources and doubts."""
     from autoplan.reports import hardware
 
     described = hardware.described(name)
     _answer(format_, lambda: described, lambda: hardware.description(described))
 
 
-@hardware_app.command("probe", short_help="Measure what this machine reaches.")
+@hardware_app.command("probe", short_help="Measure the speed of this machine.")
 def probe_hardware(backend: Backend = None, format_: Output = Format.TEXT) -> None:
-    """Measure what this machine really reaches, and keep it for `--hardware local`."""
+    """Measure the speed that this machine reaches, and store it for `--hardware local`."""
     from autoplan import planner
     from autoplan.reports import hardware
     from autoplan.sources import keras_backend
@@ -392,10 +405,10 @@ def probe_hardware(backend: Backend = None, format_: Output = Format.TEXT) -> No
 
 
 def _answer(format_: Format, document: Callable[[], dict[str, Any]], report_: Callable[[], RenderableType]) -> None:
-    """The same answer as one JSON document, or as text."""
+    """Print the answer as one JSON document or as text."""
     with framework.answering():
         if format_ is Format.JSON:
-            tell_json(document())
+            print_json(document())
             return
         from autoplan.reports import plan_table
 
@@ -409,11 +422,11 @@ def _resolve(source: str, arguments: list[str], fit_index: int) -> SourceSpec:
 
 
 def main() -> None:
-    """The `autoplan` command."""
+    """Run the `autoplan` command."""
     for stream in (sys.stdout, sys.stderr):
-        # A terminal that knows no arrow or micro sign shall show a question mark, not a traceback.
+        # A terminal without an arrow or micro sign must show a question mark, not a traceback.
         getattr(stream, "reconfigure", lambda **_: None)(errors="replace")
     try:
         app()
-    except Exception as error:  # noqa: BLE001 -- the last handler: any other error is reported in one line and stored in a file
-        sys.exit(framework.tell_crash(error))
+    except Exception as error:  # noqa: BLE001 -- every other error ends in a short message and a crash file
+        sys.exit(framework.report_crash(error))

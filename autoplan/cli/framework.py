@@ -1,4 +1,4 @@
-"""What every command shares: arguments behind `--`, errors as messages and exit codes, and one format of output.
+"""Shared parts of all commands: arguments after `--`, errors as messages and exit codes, and output formats.
 
 Nothing heavy is imported here: `autoplan --help` answers at once.
 """
@@ -28,21 +28,21 @@ CRASHED = 1
 _FORMAT = "autoplan.format"
 _SOURCE_ARGUMENTS = "autoplan.source_arguments"
 _USAGE_ERROR: Any = typer.BadParameter.__base__
-"""What unknown options are, too. Some versions of typer bring their own click, and export this alone of it."""
+"""Base class of usage errors, also of unknown options. Some versions of typer include click and export only this."""
 
 
 class Format(StrEnum):
-    """How a command answers."""
+    """The format of a command's output."""
 
     TEXT = "text"
     JSON = "json"
 
 
 class SourceCommand(TyperCommand):
-    """A command whose arguments behind the first `--` belong to the user's script, and reach it untouched."""
+    """A command whose arguments after the first `--` are passed to the user's script unchanged."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Set the script's arguments aside before the others are parsed."""
+        """Separate the script's arguments before the others are parsed."""
         own, behind = args, []
         if "--" in args:
             cut = args.index("--")
@@ -53,16 +53,16 @@ class SourceCommand(TyperCommand):
         except _USAGE_ERROR as error:
             option = getattr(error, "option_name", None)
             if option is not None and not getattr(error, "possibilities", None):
-                error.message += f". If it is the script's own, it goes behind --, as in: -- {option} …"
+                error.message += f". If it is an option of the script, put it after --, as in: -- {option} …"
             raise
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """Show where the script's arguments go."""
+        """Return the usage line's parts, with the place of the script's arguments."""
         return [*super().collect_usage_pieces(ctx), "[-- ARGS]"]
 
 
 def _with_module(words: list[str]) -> list[str]:
-    """`-m package.module`, as Python takes it or quoted as one word, as the one word that sources are named by."""
+    """Return the words with `-m package.module`, quoted or not, joined into one word that names the source."""
     at = next((at for at, word in enumerate(words) if word == "-m" or word.startswith("-m ")), len(words))
     if at == len(words) or words[at:] == ["-m"]:
         return words
@@ -71,10 +71,10 @@ def _with_module(words: list[str]) -> list[str]:
 
 
 class Commands(TyperGroup):
-    """The one place where an error becomes a message on stderr and an exit code."""
+    """The group of commands, which turns errors into messages on stderr and exit codes."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """In the order in which they are written, which is the order in which they are used."""
+        """Return the commands in the order of their definition, which is the order of use."""
         return list(self.commands)
 
     def invoke(self, ctx: Any) -> Any:
@@ -84,48 +84,48 @@ class Commands(TyperGroup):
         except (typer.Exit, typer.Abort):
             raise
         except KeyboardInterrupt:
-            tell_error(ctx, "Interrupted", "interrupted before there was an answer", INTERRUPTED)
+            print_error(ctx, "Interrupted", "interrupted before there was a result", INTERRUPTED)
             raise typer.Exit(INTERRUPTED) from None
         except Exception as error:
-            # Imported late: the package of this class brings NumPy along, and `--help` shall not wait for that.
+            # Imported late: this package imports NumPy, and `--help` must not wait for that.
             from autoplan.errors import AutoplanError
 
             if not isinstance(error, AutoplanError):
                 raise
-            tell_error(ctx, type(error).__name__, str(error), error.exit_code)
+            print_error(ctx, type(error).__name__, str(error), error.exit_code)
             raise typer.Exit(error.exit_code) from None
 
 
 def source_arguments(ctx: typer.Context) -> list[str]:
-    """What stood behind `--`."""
+    """Return the arguments after `--`."""
     return list(ctx.meta[_SOURCE_ARGUMENTS])
 
 
 def remember_format(ctx: typer.Context, value: Format) -> Format:
-    """Note the format while options are parsed, so that an error is printed in it."""
+    """Remember the format while options are parsed, so that errors are printed in it."""
     ctx.meta[_FORMAT] = value
     return value
 
 
-def tell_error(ctx: typer.Context, kind: str, message: str, exit_code: int) -> None:
-    """A message on stderr; under `--format json` the same as the one JSON document on stdout."""
+def print_error(ctx: typer.Context, kind: str, message: str, exit_code: int) -> None:
+    """Print a message on stderr; with `--format json` also as the one JSON document on stdout."""
     if ctx.meta.get(_FORMAT) is Format.JSON:
-        with contextlib.suppress(OSError):  # stdout may be what the error is about
-            tell_json({"schema": 1, "error": {"kind": kind, "message": message, "exit_code": exit_code}})
-    with contextlib.suppress(OSError):  # a terminal that hung up takes stderr along
+        with contextlib.suppress(OSError):  # stdout itself may be the cause of the error
+            print_json({"schema": 1, "error": {"kind": kind, "message": message, "exit_code": exit_code}})
+    with contextlib.suppress(OSError):  # stderr fails once its terminal is closed
         typer.echo(f"error: {message}", err=True)
 
 
-def tell_json(value: Mapping[str, Any]) -> None:
-    """One JSON document on stdout."""
+def print_json(value: Mapping[str, Any]) -> None:
+    """Print one JSON document on stdout."""
     typer.echo(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
 
 
 @contextlib.contextmanager
 def interrupted_by_signals() -> Iterator[None]:
-    """Within: SIGTERM, and SIGHUP of a terminal that hangs up, interrupt as Ctrl-C does, rather than end all at once.
+    """Make SIGTERM and SIGHUP interrupt as Ctrl-C does within the block, instead of ending the process at once.
 
-    A signal that is ignored stays so, as SIGHUP under nohup.
+    An ignored signal stays ignored, such as SIGHUP under nohup.
     """
 
     def interrupt(number: int, frame: object) -> None:
@@ -146,9 +146,9 @@ def interrupted_by_signals() -> Iterator[None]:
 
 @contextlib.contextmanager
 def answering(written_to: Path | None = None) -> Iterator[None]:
-    """Within an answer is printed. OutputError where stdout cannot take it, with the file that has the plan.
+    """Raise an OutputError, which names the plan's file, where stdout cannot take the output of the block.
 
-    A reader that left early is no fault, and passes.
+    A reader that closed the pipe early is not an error.
     """
     try:
         yield
@@ -158,43 +158,43 @@ def answering(written_to: Path | None = None) -> Iterator[None]:
         from autoplan.errors import OutputError
 
         _silence(sys.stdout)
-        kept = f"; the plan is in {written_to}" if written_to else ""
-        raise OutputError(f"the answer could not be printed: {(error.strerror or str(error)).lower()}{kept}") from None
+        plan = f"; the plan is in {written_to}" if written_to else ""
+        raise OutputError(f"the result could not be printed: {(error.strerror or str(error)).lower()}{plan}") from None
 
 
 def _silence(stream: Any) -> None:
-    """What a stream still holds would fail again when the process ends: let it go nowhere."""
+    """Redirect a stream to the null device, because its buffered output would fail again when the process ends."""
     with contextlib.suppress(OSError, ValueError):
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, stream.fileno())
         os.close(null)
 
 
-def tell_crash(error: BaseException) -> int:
-    """A fault of autoplan itself: a short message, the whole story in a file. Returns the exit code."""
-    story = "".join(traceback.format_exception(error))
+def report_crash(error: BaseException) -> int:
+    """Print a short message for an internal error and write its traceback to a file. Return the exit code."""
+    trace = "".join(traceback.format_exception(error))
     summary = traceback.format_exception_only(error)[-1].strip()
-    where = _kept(story)
+    where = _stored(trace)
     with contextlib.suppress(OSError):
         typer.echo(
-            f"error: autoplan itself failed ({summary}). This is a fault of autoplan, not of your input: "
-            f"please report it with {where}.",
+            f"error: autoplan itself failed ({summary}). This is a bug in autoplan, not a fault of your input. "
+            f"Please report it with {where}.",
             err=True,
         )
     return CRASHED
 
 
-def _kept(story: str) -> str:
-    """Write `story` where it can be found; the place, or the story itself when it can be written nowhere."""
+def _stored(trace: str) -> str:
+    """Write a traceback to a file and return the file's name; the traceback itself if no file can be written."""
     name = f"crash-{time.strftime('%Y%m%d-%H%M%S')}.txt"
-    report = f"command: {sys.argv}\npython: {sys.version}\n\n{story}"
-    places: list[Callable[[], str]] = [lambda: ".autoplan", tempfile.gettempdir]
-    for place in places:
+    report = f"command: {sys.argv}\npython: {sys.version}\n\n{trace}"
+    folders: list[Callable[[], str]] = [lambda: ".autoplan", tempfile.gettempdir]
+    for find_folder in folders:
         try:
-            folder = Path(place())  # on a full disk there may be no temporary folder
+            folder = Path(find_folder())  # on a full disk there may be no temporary folder
             folder.mkdir(exist_ok=True)
             (folder / name).write_text(report, encoding="utf-8")
         except OSError:
             continue
         return f"the file {folder / name}"
-    return f"this:\n{story}"
+    return f"this traceback:\n{trace}"

@@ -1,7 +1,7 @@
-"""One training on many kinds of hardware: on which it trains at all, how best there, and what is known of that.
+"""Compare one training on many kinds of hardware: whether it fits, and the best configuration and its speed.
 
-The source is looked at once and each structure of its training step traced once; the rest is arithmetic for each kind
-of hardware. Where a chip comes in several sizes, the smallest on which the training fits stands for it.
+The source is run up to its fit once, and each structure of its training step is traced once; the rest is arithmetic for
+each kind of hardware. Of a chip with several sizes, the smallest on which the training fits is compared.
 """
 
 from __future__ import annotations
@@ -34,33 +34,33 @@ from cost_models.memory import MemoryCost, capacity_bytes, memory
 from cost_models.workload.workload import Workload
 
 UNASKED = ("gpu", "tpu")
-"""Families that are compared where nothing is named."""
+"""Families that are compared by default."""
 MOST_COMPILED = 5
-"""A compiler takes seconds to minutes: so many kinds of hardware at most have it asked."""
+"""Largest number of kinds of hardware to compile for, because a compilation takes seconds to minutes."""
 
 Find = Callable[[str], Cluster]
-"""The cluster that a name means."""
+"""A function that returns the cluster of a name."""
 
 
 @dataclass(frozen=True)
 class Sought:
-    """One row to be: names in the order in which they are tried, and larger ones that may help where none does."""
+    """The sizes for one row, in the order in which they are tried, and larger sizes that may help if none fits."""
 
     names: tuple[str, ...]
     larger: tuple[str, ...] = ()
 
 
 def sought(request: CompareRequest) -> list[Sought]:
-    """Return what is compared: each name, or each chip of the families in its sizes from the smallest up.
+    """Return what is compared: each name as it is, or each chip of the families in its sizes, smallest first.
 
-    ConfigError for words that contradict each other; HardwareError for a family or a name that nobody knows.
+    Raises ConfigError for options that contradict each other, HardwareError for an unknown family or name.
     """
     if request.hardware and request.families:
-        raise ConfigError("--hardware and --family are both given; name hardware, or take whole families")
+        raise ConfigError("--hardware and --family are both given; use only one of them")
     if request.compile and not 0 < len(request.hardware) <= MOST_COMPILED:
         raise ConfigError(
-            "--evidence compiled asks the compiler of each hardware, which takes seconds to minutes: name 1 to "
-            f"{MOST_COMPILED} of them with --hardware"
+            "--evidence compiled compiles for each kind of hardware, which takes seconds to minutes: name 1 to "
+            f"{MOST_COMPILED} kinds with --hardware"
         )
     if request.hardware:
         return [Sought((name,), larger(name)) for name in dict.fromkeys(map(canonical, request.hardware))]
@@ -75,12 +75,12 @@ def compared(
     find: Find,
     watch: Watch,
 ) -> Comparison:
-    """Compare the training on all hardware of `wanted`.
+    """Return the comparison of `wanted`.
 
-    Raises an AutoplanError for whatever the user can mend. What is wrong with one kind of hardware stands in its row,
-    unless it is wrong with all.
+    Raises an AutoplanError for every fault that the user can correct. A fault of one kind of hardware is shown in its
+    row, unless all kinds have it.
     """
-    watch(Event("stage", f"observing the training up to its fit, on {jobs.backend}"))
+    watch(Event("stage", f"inspecting the training up to its fit, on {jobs.backend}"))
     observation = jobs.observe(abstract=True)
     baseline = observation.config
     jobs = jobs.with_(baseline=baseline)
@@ -90,7 +90,7 @@ def compared(
         training.start([one.names[0] for one in wanted])
         looks = [training.smallest(one) for one in wanted]
     if all(look.row.verdict is FitVerdict.NOT_KNOWN for look in looks):
-        raise ConfigError(looks[0].row.reason or "nothing of this training can be estimated")
+        raise ConfigError(looks[0].row.reason or "no estimate of this training is possible")
     rows = [_refined(request, look, jobs, watch) if request.compile else look.row for look in looks]
     return Comparison(
         source=request.source,
@@ -104,7 +104,7 @@ def compared(
 
 @dataclass(frozen=True)
 class Look:
-    """What was found on one cluster. `findings` is None where nothing may fit."""
+    """The result on one cluster. `findings` is None where no configuration may fit."""
 
     row: HardwareRow
     cluster: Cluster
@@ -113,7 +113,7 @@ class Look:
 
 @dataclass
 class _Training:
-    """The training that is compared, with what was worked out for it on the way."""
+    """The training that is compared, with its traces and configurations so far."""
 
     request: CompareRequest
     observation: Observation
@@ -124,7 +124,7 @@ class _Training:
     _precisions: set[Precision] = field(default_factory=set)
 
     def start(self, names: Sequence[str]) -> None:
-        """Begin to trace what these will ask for. Where nothing is legal, the row says so later."""
+        """Begin to trace the configurations of these kinds. Where none is legal, the row says so later."""
         for cluster in map(self.find, names):
             with suppress(ConfigError):
                 configs = self._space(cluster, shard_state=False).configs
@@ -138,7 +138,7 @@ class _Training:
         self.tracer.start(wanted)
 
     def smallest(self, one: Sought) -> Look:
-        """Return the first size on which it trains, else the size that is most likely to, else the largest size."""
+        """Return the first size on which it fits; else the size on which it most likely fits; else the largest."""
         looks: list[Look] = []
         for name in one.names:
             looks.append(self.on(name))
@@ -151,7 +151,7 @@ class _Training:
         return replace(chosen, row=replace(chosen.row, looked_at=looked_at, would_help=self._help(chosen.row, one)))
 
     def on(self, name: str) -> Look:
-        """Return the best configuration on one cluster. Sharded state is considered where nothing else surely fits."""
+        """Return the best configuration on a kind; sharded state is considered only if nothing else is sure to fit."""
         cluster = self.find(name)
         seen = _Seen(cluster, self.request.headroom, PlannedFit.of(self.observation).samples)
         empty = HardwareRow.of(cluster, chips(name), tuple(offers(name)))
@@ -171,7 +171,7 @@ class _Training:
         return Look(row, cluster, findings)
 
     def _look_at(self, space: Space, seen: _Seen) -> None:
-        """Estimate without rematerialization, and with it the configurations that do not fit without it."""
+        """Estimate without rematerialization, then with it the configurations that do not fit without it."""
         new = [config for config in space.configs if config not in seen.needs and self._published(config, seen.cluster)]
         seen.add(self.tracer.workloads(one for one in new if not _rematerializes(one)))
         legal = frozenset(space.configs)
@@ -181,12 +181,12 @@ class _Training:
             seen.add(self.tracer.workloads(needed))
 
     def _published(self, config: TrainConfig, cluster: Cluster) -> bool:
-        """A precision is proposed where somebody says how fast the chip is in it; the script's own and a pin stand."""
+        """Return whether a rate is published for the precision; the script's own and a pinned precision always pass."""
         own = config.precision is self.baseline.precision or "precision" in self.request.fix
         return own or config.precision.compute_dtype in cluster.chip.peak_flops_per_second
 
     def _space(self, cluster: Cluster, *, shard_state: bool) -> Space:
-        """Return the legal configurations, computed once for clusters of the same kind and size."""
+        """Return the legal configurations, which clusters of the same kind and size share."""
         key = cluster.chip.kind, cluster.devices, shard_state
         if key not in self._spaces:
             self._spaces[key] = legal_configs(
@@ -213,29 +213,29 @@ class _Training:
 
     def _why_nothing(self, seen: _Seen) -> str:
         reasons = [*seen.unpublished, *(one.reason for one in self.tracer.rejected)]
-        return "; ".join(dict.fromkeys(reasons)) or "nothing of it can be estimated"
+        return "; ".join(dict.fromkeys(reasons)) or "no estimate is possible"
 
     def _help(self, row: HardwareRow, one: Sought) -> str | None:
-        """What would do where a row does not train: a larger size of the same chip, else how large a device must be."""
+        """Return what would help a row that does not fit: a larger size of the chip, else the memory a device needs."""
         if row.verdict not in (FitVerdict.TOO_LARGE, FitVerdict.UNCERTAIN) or row.needed_bytes is None:
             return None
         for name in one.larger:
-            there = self.on(name).row
-            if there.verdict is FitVerdict.TRAINS and there.config is not None:
-                return f"{name} ({there.config.describe()})"
+            row_of_larger = self.on(name).row
+            if row_of_larger.verdict is FitVerdict.TRAINS and row_of_larger.config is not None:
+                return f"{name} ({row_of_larger.config.describe()})"
         device = formatting.size(int(row.needed_bytes / (1 - self.request.headroom)))
-        return f"devices with {device} usable{self._of_the_script()}"
+        return f"devices with {device} usable{self._smaller_batch()}"
 
-    def _of_the_script(self) -> str:
-        """Return what a change of the script would allow."""
+    def _smaller_batch(self) -> str:
+        """Return advice to change the batch in the script, where autoplan cannot change it."""
         if not self.observation.rebatchable:
-            return ", or a smaller batch in the script, whose data come in batches of one size"
+            return ", or a smaller batch in the script (autoplan cannot rebatch its data)"
         return ""
 
 
 @dataclass
 class _Seen:
-    """What is known of configurations on one cluster: memory of all, time of those that may fit."""
+    """Estimates for one cluster: memory of all configurations, time of those that may fit."""
 
     cluster: Cluster
     headroom: float
@@ -245,7 +245,7 @@ class _Seen:
     unpublished: dict[str, int] = field(default_factory=dict)
 
     def add(self, traced: Iterable[tuple[Workload, Sequence[TrainConfig]]]) -> None:
-        """Estimate memory first, and time only of configurations that may fit."""
+        """Estimate memory first, then the time of the configurations that may fit."""
         for workload, configs in traced:
             for config in configs:
                 need = self.needs[config] = memory(workload, config, self.cluster)
@@ -253,7 +253,7 @@ class _Seen:
                     self._estimate(workload, config)
 
     def fitting(self) -> list[CandidateEstimate]:
-        """Return the estimates that surely fit."""
+        """Return the configurations that are sure to fit."""
         return [one for one in self.estimates.values() if one.fits]
 
     def _estimate(self, workload: Workload, config: TrainConfig) -> None:
@@ -266,7 +266,7 @@ class _Seen:
 
 
 def _may_help(config: TrainConfig, legal: frozenset[TrainConfig], seen: _Seen) -> bool:
-    """Return whether rematerialization may help: the configuration does not fit without it and can be built."""
+    """Return whether rematerialization may make it fit: the same configuration without it does not fit."""
     without = config.with_(remat=Remat())
     if without not in seen.needs:
         return without not in legal
@@ -279,12 +279,12 @@ def _rematerializes(config: TrainConfig) -> bool:
 
 
 def _row(empty: HardwareRow, seen: _Seen) -> HardwareRow:
-    """Return the row of the best configuration that fits, else that may fit, else that needs the least memory."""
+    """Return a row with the fastest configuration that fits; else the smallest that may fit; else the smallest."""
     candidates = seen.fitting() or list(seen.estimates.values())
     if not candidates:
         config, need = min(seen.needs.items(), key=lambda item: item[1].total_high)
         row = replace(empty, config=config, needed_bytes=need.total_high, least_bytes=need.total_low)
-        if need.total_low <= (empty.capacity_bytes or 0):  # it may fit, and its time is not known
+        if need.total_low <= (empty.capacity_bytes or 0):  # it may fit, but its time is not known
             return replace(row, verdict=FitVerdict.NOT_KNOWN, reason="; ".join(seen.unpublished))
         return replace(row, verdict=FitVerdict.TOO_LARGE)
     verdict = FitVerdict.TRAINS if seen.fitting() else FitVerdict.UNCERTAIN
@@ -308,31 +308,31 @@ def _row(empty: HardwareRow, seen: _Seen) -> HardwareRow:
 
 
 def _refined(request: CompareRequest, look: Look, jobs: JobRunner, watch: Watch) -> HardwareRow:
-    """Return the row with the figures of its hardware's compiler.
+    """Return the row by the compiler of its hardware, the only compiled evidence in a comparison.
 
-    Where the compiler cannot be asked, the row stays as it was estimated and says why.
+    If it cannot be compiled, the row keeps its estimate and says why.
     """
     row = look.row
     if look.findings is None:
-        why = "nothing may fit" if row.config is not None else "nothing can be estimated"
-        return replace(row, notes=(*row.notes, f"no compiler was asked: {why}"))
-    watch(Event("stage", f"asking the compiler of {row.hardware}"))
+        why = "no configuration can fit" if row.config is not None else "no estimate is possible"
+        return replace(row, notes=(*row.notes, f"nothing was compiled: {why}"))
+    watch(Event("stage", f"compiling for {row.hardware}"))
     try:
-        said = _checked(request, jobs.with_(cluster=look.cluster), look.findings, watch)
+        checked = _checked(request, jobs.with_(cluster=look.cluster), look.findings, watch)
     except (HardwareError, StudyError) as error:
-        return replace(row, notes=(*row.notes, f"no compiler was asked: {error}"))
-    if said.interrupted:
+        return replace(row, notes=(*row.notes, f"nothing was compiled: {error}"))
+    if checked.interrupted:
         raise KeyboardInterrupt
-    row = replace(row, notes=(*row.notes, *said.notes))
-    if said.winner is not None and said.winner.compiled is not None:
-        config = said.winner.config
-        return _compiled(row, look.findings.estimates[config], said.winner.compiled)
-    if not said.rejected:
+    row = replace(row, notes=(*row.notes, *checked.notes))
+    if checked.winner is not None and checked.winner.compiled is not None:
+        config = checked.winner.config
+        return _compiled(row, look.findings.estimates[config], checked.winner.compiled)
+    if not checked.rejected:
         return row
-    least = min(said.rejected, key=lambda one: one.figures["needed_bytes"] or float("inf"))
+    least = min(checked.rejected, key=lambda one: one.figures["needed_bytes"] or float("inf"))
     return replace(
         row,
-        verdict=FitVerdict.TOO_LARGE if said.ended == NOTHING_LEFT else FitVerdict.UNCERTAIN,
+        verdict=FitVerdict.TOO_LARGE if checked.ended == NOTHING_LEFT else FitVerdict.UNCERTAIN,
         evidence=Evidence.COMPILED,
         config=least.config,
         needed_bytes=least.figures["needed_bytes"],
@@ -345,7 +345,7 @@ def _refined(request: CompareRequest, look: Look, jobs: JobRunner, watch: Watch)
 
 
 def _checked(request: CompareRequest, jobs: JobRunner, findings: Findings, watch: Watch) -> CheckedByCompiler:
-    """Ask the compiler of the runner's cluster until the winner is a compiled one. HardwareError where it cannot."""
+    """Compile for the runner's cluster until the winner is compiled. Raises HardwareError where that is impossible."""
     why_not = compiler_check.why_not_here(jobs, findings.space)
     if why_not is not None:
         raise HardwareError(why_not)
@@ -353,11 +353,12 @@ def _checked(request: CompareRequest, jobs: JobRunner, findings: Findings, watch
     return checked
 
 
-def _compiled(row: HardwareRow, estimate: CandidateEstimate, said: CompilerEvidence) -> HardwareRow:
-    """Return the row with the compiled program's memory and estimated time, or the analytic time where it has none."""
-    time = said.time or estimate.analytic.time
-    notes = () if said.time else ("its memory is compiled, its rate is analytic: the program could not be priced",)
-    total = said.memory.must_fit_bytes
+def _compiled(row: HardwareRow, estimate: CandidateEstimate, evidence: CompilerEvidence) -> HardwareRow:
+    """Return the row with the compiled program's memory and its time by the roofline model, or the estimate's time."""
+    time = evidence.time or estimate.analytic.time
+    no_time = "memory is compiled but the rate is analytic, because the compiled program has no time estimate"
+    notes = () if evidence.time else (no_time,)
+    total = evidence.memory.must_fit_bytes
     return replace(
         row,
         verdict=FitVerdict.TRAINS,
@@ -368,7 +369,7 @@ def _compiled(row: HardwareRow, estimate: CandidateEstimate, said: CompilerEvide
         samples_per_second=time.samples_per_second,
         mfu=time.mfu,
         bound=time.bound,
-        compiler=said.target,
+        compiler=evidence.target,
         would_help=None,
         reason=None,
         notes=(*row.notes, *notes),
@@ -376,23 +377,24 @@ def _compiled(row: HardwareRow, estimate: CandidateEstimate, said: CompilerEvide
 
 
 def _notes(baseline: TrainConfig, rows: Sequence[HardwareRow], observation: Observation) -> list[str]:
-    """Return notes on the configurations, each note once."""
+    """Return the notes on the configurations of all rows."""
     best = [row.config for row in rows if row.verdict is FitVerdict.TRAINS and row.config is not None]
     notes = [*observation.notes]
     others = sorted({config.precision.value for config in best if config.precision is not baseline.precision})
     if others:
-        note = (
-            f"whether {formatting.listed(others, 'or')} trains the same as {baseline.precision.value} was not compared"
+        own = baseline.precision.value
+        notes.append(
+            f"training results of {formatting.listed(others)} and of {own} were not compared; --fix precision={own} "
+            "keeps the precision"
         )
-        notes.append(f"{note}; --fix precision={baseline.precision.value} keeps the precision")
     if any(config.layout.shard_state for config in best) and not baseline.layout.shard_state:
         notes.append(
-            "sharded state: weights, gradients and optimizer state are split over the devices (ZeRO-3) where nothing "
-            "fits without"
+            "sharded state: weights, gradients and optimizer state are split over the devices (ZeRO-3), only where "
+            "nothing else fits"
         )
     if any(row.hardware == "local" for row in rows):
         notes.append(
-            "local: memory is that of the training alone, without what the process holds besides; MFU is of the peak "
-            "that was probed, no data sheet's"
+            "local: memory is that of the training alone, without the rest of the process; MFU is relative to the "
+            "measured peak, not a data sheet's"
         )
     return notes

@@ -1,4 +1,4 @@
-"""What `compare` answers: a row for each kind of hardware, in order, as values and as one document."""
+"""The result of `compare`: a row for each kind of hardware, in order, as values and as one document."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SCHEMA = 1
 
 
 class FitVerdict(StrEnum):
-    """Whether the training fits: surely; perhaps (the interval of its memory spans the limit); no; nothing known."""
+    """Whether the training fits: yes; uncertain (the memory interval contains the limit); no; not known."""
 
     TRAINS = "trains"
     UNCERTAIN = "uncertain"
@@ -28,19 +28,19 @@ class FitVerdict(StrEnum):
 
 @dataclass(frozen=True)
 class HardwareRow:
-    """One kind of hardware. None: not known.
+    """The result for one kind of hardware. None: not known.
 
-    devices            of the hardware; the configuration's mesh may use fewer
-    chips              as they are sold, which is what prices are of
-    config             the best; where nothing fits, the one that needs least
-    needed_bytes       of one device: the upper end of the estimate, or what the compiler says
-    least_bytes        the lower end
-    capacity_bytes     what a device leaves usable
-    samples_per_second over all devices
-    mfu                of the devices that are used
+    devices            number of devices of the hardware; the configuration's mesh may use fewer
+    chips              number of chips as they are sold, the unit of prices
+    config             the best configuration; if none fits, the smallest
+    needed_bytes       need of one device: the upper end of the estimate, or the compiler's figure
+    least_bytes        lower end of the estimate
+    capacity_bytes     usable memory of a device
+    samples_per_second throughput over all devices
+    mfu                MFU of the devices in use
     looked_at          sizes that were tried, the smallest first
-    would_help         the least that would do where it does not train
-    compiler           who said so, where the evidence is compiled
+    would_help         the smallest hardware that would help where it does not fit
+    compiler           the compiler, where the evidence is compiled
     """
 
     hardware: str
@@ -65,20 +65,20 @@ class HardwareRow:
 
     @classmethod
     def of(cls, cluster: Cluster, chips: int | None, offers: tuple[Offer, ...]) -> HardwareRow:
-        """Return a row with nothing but its hardware."""
+        """Return a row that has only its hardware."""
         capacity = cluster.chip.usable_memory_bytes
         return cls(cluster.name, cluster.chip.name, cluster.devices, chips, capacity_bytes=capacity, offers=offers)
 
     @property
     def margin(self) -> float | None:
-        """Share of a device's usable memory that stays free; below zero where it is too small."""
+        """Return the share of a device's usable memory that stays free; below zero where it is too small."""
         if self.needed_bytes is None or not self.capacity_bytes:
             return None
         return 1 - self.needed_bytes / self.capacity_bytes
 
     @property
     def usd_per_million_samples(self) -> float | None:
-        """By the first price of the catalogue, of all chips, idle ones included."""
+        """Return the cost by the catalogue's first price, for all chips, including idle ones."""
         if (
             not self.offers
             or self.chips is None
@@ -89,7 +89,7 @@ class HardwareRow:
         return self.offers[0].usd_per_million_samples(self.chips, self.samples_per_second)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values. `trains` is null where that is not known."""
+        """Return plain values. `trains` is null where it is not known."""
         trains = {FitVerdict.TRAINS: True, FitVerdict.TOO_LARGE: False}.get(self.verdict)
         return {
             "hardware": self.hardware,
@@ -121,7 +121,7 @@ class HardwareRow:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The rows in order, what they are of, and what a reader has to know."""
+    """The rows in order, the training they are for, and notes."""
 
     source: SourceSpec
     observation: Observation
@@ -132,11 +132,11 @@ class Comparison:
 
     @property
     def sorted_by(self) -> str:
-        """The key of a row by which those that train are sorted."""
+        """Return the key by which the rows that fit are sorted."""
         return "usd_per_million_samples" if self.by_cost else "samples_per_second"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what `compare --format json` prints."""
+        """Return the document that `compare --format json` prints."""
         baseline = self.observation.config
         return {
             "schema": SCHEMA,
@@ -155,7 +155,7 @@ _VERDICTS = list(FitVerdict)
 
 
 def ordered(rows: Iterable[HardwareRow], *, by_cost: bool) -> list[HardwareRow]:
-    """What trains first, by throughput, or by cost with the unpriced last; the rest by how much memory it lacks."""
+    """Sort rows: those that fit by throughput or by cost, without a price last; the rest by missing memory."""
 
     def key(row: HardwareRow) -> tuple[int, float, float, str]:
         cost = row.usd_per_million_samples if by_cost else None

@@ -1,6 +1,6 @@
-"""What a job prints: read off a pipe as it comes, and kept in a file of bounded size.
+"""Read the output of a job from a pipe and store it in a file of bounded size.
 
-The job writes into a pipe that always has a reader, so it never waits for a disk, and a full disk never fails it.
+The job writes into a pipe that always has a reader, so a slow or full disk neither delays the job nor makes it fail.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ TAIL_BYTES = 2**18
 _TAIL_READ_BYTES = 4000
 _PIPE_BYTES = 2**20
 _MOST_LEFT_BYTES = 2**26
-"""So much is still read of what a job had printed when it ended: what escaped it may print for ever."""
+"""Limit on output read after a job has ended: a process that it left behind may print forever."""
 
 
 class BoundedLog:
-    """A file that keeps the first and the last of what is written, and says how much was left out between.
+    """A file that stores the beginning and the end of the output, with the number of bytes left out between them.
 
-    It follows what the file held before. A file that cannot be written ends the keeping, not the writing: the last is
-    kept in memory in any case.
+    The output is appended to the file. If the file cannot be written, the log continues in memory, which always holds
+    the end of the output.
 
-    written_to  where it is kept; None where it is not
+    written_to  path of the file; None where it cannot be written
     """
 
     def __init__(self, path: Path | None, *, head_bytes: int = HEAD_BYTES, tail_bytes: int = TAIL_BYTES) -> None:
@@ -41,7 +41,7 @@ class BoundedLog:
                 self.written_to = path
 
     def write(self, data: bytes) -> None:
-        """Take what was printed. Never raises for want of space."""
+        """Add output. A full disk raises no error."""
         self._seen += len(data)
         self._last += data
         if len(self._last) > 2 * self._tail_bytes:
@@ -51,11 +51,11 @@ class BoundedLog:
             self._leave_out()
 
     def tail(self) -> str:
-        """Return the end of what was printed."""
+        """Return the end of the output."""
         return bytes(self._last[-_TAIL_READ_BYTES:]).decode(errors="replace")
 
     def close(self) -> None:
-        """Close the output."""
+        """Close the file."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -73,7 +73,7 @@ class BoundedLog:
             self._give_up()
 
     def _leave_out(self) -> None:
-        """Cut the file back to its head, and put the last of what was printed behind it."""
+        """Truncate the file to its head and append the end of the output."""
         if self._file is None:
             return
         tail = bytes(self._last[-self._tail_bytes :])
@@ -93,13 +93,13 @@ class BoundedLog:
 
 
 class JobOutput:
-    """The reading end of a job's stdout and stderr. A context manager; `writer` is the end that the job gets."""
+    """The reading end of a job's stdout and stderr, as a context manager; the job gets `writer`."""
 
     def __init__(self, path: Path | None) -> None:
         self.log = BoundedLog(path)
         self._reader, self.writer = os.pipe()
         os.set_blocking(self._reader, False)
-        with contextlib.suppress(OSError, AttributeError):  # a larger pipe is a courtesy of Linux
+        with contextlib.suppress(OSError, AttributeError):  # only Linux has larger pipes
             fcntl.fcntl(self._reader, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         self.open = True
 
@@ -113,17 +113,17 @@ class JobOutput:
         self.log.close()
 
     def fileno(self) -> int:
-        """Return the descriptor to wait for: readable when there is output or the last writer has gone."""
+        """Return the descriptor to wait for: readable when there is output or the last writer has closed it."""
         return self._reader
 
     def hand_over(self) -> None:
-        """The job has its end; ours is closed, so that the last writer's leaving can be seen."""
+        """Close our copy of the writing end, so that end of file is seen when the job's last writer closes it."""
         if self.writer >= 0:
             os.close(self.writer)
             self.writer = -1
 
     def take(self) -> int:
-        """Read what is there, one pipeful at most; how many bytes that was. At the end `open` becomes false."""
+        """Read the available output, at most one pipeful, and return its bytes; at the end `open` becomes false."""
         try:
             data = os.read(self._reader, _PIPE_BYTES)
         except BlockingIOError:
@@ -133,7 +133,7 @@ class JobOutput:
         return len(data)
 
     def finish(self) -> None:
-        """Read what is left without waiting for more."""
+        """Read the remaining output without waiting for more."""
         left = _MOST_LEFT_BYTES
         while self.open and left > 0:
             taken = self.take()

@@ -238,8 +238,8 @@ class WholeFit(Value):
         """The speed-up of the whole fit; None where the baseline's time is not known."""
         return None if self.baseline_seconds is None else self.baseline_seconds / self.seconds
 
-    def tells_another_story(self, speedup: float) -> bool:
-        """Return whether the speed-up of the whole fit clearly differs from that of compiled programs."""
+    def differs_from(self, speedup: float) -> bool:
+        """Whether the whole fit gains notably less, or more, than a training that is compiled already."""
         return self.speedup is not None and abs(self.speedup / speedup - 1) > NOTABLE
 
 
@@ -305,7 +305,7 @@ class Plan(Value):
     measured: Measurement | None = None
     verification: Verification | None = None
     whole_fit: WholeFit | None = Field(None, description="where the script's own fit is of known length")
-    rescue: Rescue | None = Field(None, description="where the baseline runs out of memory: the least change that runs")
+    rescue: Rescue | None = Field(None, description="where the baseline runs out of memory: the smallest change that runs")
     trials: list[TrialRecord] = []
     rejected: list[Rejection] = []
     notes: list[str] = []
@@ -332,7 +332,7 @@ class Plan(Value):
     def _over_the_whole_fit(self) -> str:
         """Return the speed-up of the whole fit in words where it clearly differs from that of compiled programs."""
         ratio = None if self.verification is None else self.verification.speedup
-        if ratio is None or self.whole_fit is None or not self.whole_fit.tells_another_story(ratio):
+        if ratio is None or self.whole_fit is None or not self.whole_fit.differs_from(ratio):
             return ""
         return f"; {self.whole_fit.speedup:.3g} times over the whole fit, compilation included"
 

@@ -1,4 +1,4 @@
-"""Baseline against plan: the figures of both as rows, each cell with the tier that it comes from. Values, no layout."""
+"""Compare baseline and plan: the figures of both as rows, each cell with its evidence tier. Values, no layout."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _PARTS = {
     "communication": "communication",
     "overhead": "launch overhead",
 }
-COMPILED_TIME = "compiled program, estimated rates"
-"""The tier of a time that the roofline gives a compiled program."""
+COMPILED_TIME = "compiled program, analytic rates"
+"""Evidence of a time that the roofline model gives for a compiled program."""
 WHOLE_FIT = "from measured times, compilation included"
-"""The tier of the time that the script's own fit takes."""
+"""Evidence of the time that the script's whole fit takes."""
 PEAK_SOURCES = {
     "device": "measured on the device",
     "compiled": "compiled program",
@@ -43,7 +43,7 @@ PEAK_SOURCES = {
 
 @dataclass(frozen=True)
 class Cell:
-    """A figure as text, the tier that it comes from, and its interval where it has one."""
+    """A figure as text, its evidence tier, and its interval if there is one."""
 
     text: str
     tier: str = ""
@@ -60,7 +60,7 @@ class Row:
 
     @property
     def evidence(self) -> str:
-        """One tier when both cells share it, else each with its side."""
+        """Return one tier if both cells share it, else the tier of each side."""
         tiers = {"baseline": self.baseline.tier, "plan": self.plan.tier}
         known = {side: tier for side, tier in tiers.items() if tier}
         if len(set(known.values())) <= 1:
@@ -78,12 +78,12 @@ class KnobDifference:
 
 
 def rows(plan: Plan) -> list[Row]:
-    """Return the figures of baseline and plan: samples/s, time of an update, memory, MFU, compile time, whole fit.
+    """Return samples/s, time of an update, memory, MFU, compile time and whole fit of baseline and plan.
 
-    Micro-steps stand there where those of both are of as many samples, and not the updates themselves: of other batches
-    they don't compare.
+    The row of the micro-step is left out where the micro-batches differ in size, because the times do not compare, and
+    where a micro-step is an update.
     """
-    compiled = plan.compiled if plan.config == plan.baseline.config else None  # of the same program
+    compiled = plan.compiled if plan.config == plan.baseline.config else None  # the same program
     own, simulated, probed = plan.baseline, plan.hardware.simulated, plan.hardware.name == LOCAL
     baseline = _column(_Side(own.config, own.measured, own.predicted, simulated, compiled, probed))
     chosen = _column(_Side(plan.config, plan.measured, plan.predicted, simulated, plan.compiled, probed))
@@ -101,53 +101,56 @@ def differences(before: TrainConfig, after: TrainConfig) -> list[KnobDifference]
     """Return the keys on which two configurations differ, nested keys as `batch.global`."""
     old, new = _flat(before.to_dict()), _flat(after.to_dict())
     keys = [key for key in new if old.get(key) != new[key]]
-    return [KnobDifference(key, _spoken(old.get(key)), _spoken(new[key])) for key in keys]
+    return [KnobDifference(key, _shown(old.get(key)), _shown(new[key])) for key in keys]
 
 
 def headline(plan: Plan) -> str:
-    """Return the result in one sentence that claims no more than was shown."""
+    """Return the result in one sentence that claims no more than the evidence shows."""
     if plan.compiled is not None and plan.evidence is Evidence.COMPILED:
         size = formatting.size(plan.compiled.memory.must_fit_bytes)
         return (
-            f"Nothing was run: {plan.compiled.target} compiled the plan for {plan.hardware.name}, and it needs {size} "
-            f"of {formatting.size(plan.hardware.capacity_bytes)} a device. Times are estimates for the compiled "
-            f"program.{_predicted(plan)}"
+            f"Nothing was run. {plan.compiled.target} compiled the plan for {plan.hardware.name}: it needs {size} of "
+            f"{formatting.size(plan.hardware.capacity_bytes)} per device. Times are estimated with a roofline model."
+            f"{_predicted(plan)}"
         )
     if plan.evidence is not Evidence.MEASURED:
-        return f"Nothing was measured: every figure here is {plan.evidence}.{_predicted(plan)}"
+        return f"Nothing was measured: every figure is {plan.evidence}.{_predicted(plan)}"
     if plan.config == plan.baseline.config:
         others = [trial for trial in plan.trials if trial.config != plan.config and trial.measurement is not None]
         shown = "shown to be faster" if others else "measured"
         return f"No other configuration was {shown}, so the plan is your own configuration."
     failure = plan.baseline.failure
     if plan.rescue is not None:
-        return f"{_rescued(plan, plan.rescue)} There is no speed-up to report."
+        return f"{_rescued(plan, plan.rescue)} There is no speed-up, because the baseline does not run."
     if failure is not None:
-        text = FAILURES[failure.kind]
-        return f"Your own configuration failed ({text}); the plan is one that runs. There is no speed-up to report."
+        return (
+            f"Your own configuration failed ({FAILURES[failure.kind]}). The plan is a configuration that runs. "
+            "There is no speed-up, because the baseline does not run."
+        )
     verification = plan.verification
     if verification is None or verification.speedup is None:
-        return "The plan was measured but not compared with your own configuration in pairs, so no speed-up is claimed."
+        return "The plan was measured, but not in turn with your own configuration, so it claims no speed-up."
     ratio = formatting.significant(verification.speedup)
-    pairs = f"{_tier(plan)} in {formatting.counted(verification.pairs, 'alternating pair')} of clean processes"
+    tier, pairs = _tier(plan).capitalize(), formatting.counted(verification.pairs, "alternating pair")
+    measured = f"{tier} in {pairs} of clean processes."
     if not verification.faster:
         return (
-            "Not shown to be faster than your own configuration, which your options exclude: "
-            f"{ratio} times as fast{_interval(plan)}, {pairs}."
+            "The plan was not shown to be faster than your own configuration, which your options exclude: "
+            f"{ratio} times as fast{_interval(plan)}.\n{measured}"
         )
     whole = _whole_fit_line(plan, verification.speedup)
     once = f"Once compiled, {ratio}" if plan.whole_fit is None or whole else ratio
-    return f"{once} times as fast as your own configuration{_interval(plan)}, {pairs}.{whole}"
+    return f"{once} times as fast as your own configuration{_interval(plan)}.\n{measured}{whole}"
 
 
 def _predicted(plan: Plan) -> str:
-    """Return a line with the estimated speed-up, both sides by the same tier."""
+    """Return a line on the predicted speed-up over the baseline, both from the same evidence tier."""
     if plan.config == plan.baseline.config:
-        return "\nNo change is estimated to be worth it: the plan is your own configuration."
+        return "\nNo other configuration is estimated to be notably faster: the plan is your own configuration."
     own_estimate = plan.baseline.predicted
     if own_estimate is not None and not own_estimate.fits:
         does = "may not fit" if own_estimate.may_fit else "does not fit"
-        return f"\nYour own configuration {does} there (analytic), so no speed-up can be estimated."
+        return f"\nYour own configuration {does} on this hardware (analytic), so no speed-up can be predicted."
     compiled = [_compiled_rate(plan, config) for config in (plan.baseline.config, plan.config)]
     analytic = [_rate(None if one is None else one.time) for one in (own_estimate, plan.predicted)]
     rates, tier = (compiled, COMPILED_TIME) if all(compiled) else (analytic, Evidence.ANALYTIC.value)
@@ -155,13 +158,13 @@ def _predicted(plan: Plan) -> str:
     if not own or not chosen:
         return ""
     used, uses = plan.baseline.config.mesh.devices, plan.config.mesh.devices
-    on = "" if used == uses else f", which uses {formatting.counted(used, 'device')} where the plan uses {uses}"
+    on = "" if used == uses else f", which uses {formatting.counted(used, 'device')} while the plan uses {uses}"
     ratio = formatting.significant(chosen / own)
     return f"\nEstimated: {ratio} times as fast as your own configuration{on} ({tier})."
 
 
 def _compiled_rate(plan: Plan, config: TrainConfig) -> float | None:
-    """Return the estimated samples per second of a compiled program; None where there is none."""
+    """Return samples a second of a compiled program by the roofline model; None where it has no compiled time."""
     found = [trial.compiled for trial in plan.trials if trial.config == config and trial.compiled is not None]
     return _rate(found[-1].time) if found else None
 
@@ -172,46 +175,48 @@ def _rate(time: TimeCost | None) -> float | None:
 
 
 def _whole_fit_line(plan: Plan, speedup: float) -> str:
-    """Return a line on the script's whole fit where its speed-up clearly differs from that of compiled programs."""
+    """Return a line on the script's whole fit, where compilation makes its speed-up notably smaller or larger."""
     whole = plan.whole_fit
-    if whole is None or whole.speedup is None or not whole.tells_another_story(speedup):
+    if whole is None or whole.speedup is None or not whole.differs_from(speedup):
         return ""
     took = f"about {formatting.span(whole.seconds)} instead of {formatting.span(whole.baseline_seconds)}"
     ratio = formatting.significant(whole.speedup)
-    return f"\nThe script's whole fit, compilation included: {took}, {ratio} times as fast."
+    return f"\nThe script's whole fit, including compilation, takes {took}: {ratio} times as fast."
 
 
 def reasons(plan: Plan) -> list[str]:
-    """Return the reasons: why a rescue is the smallest, what the plan changes, and where the time goes."""
+    """Return what the plan changes and where the time goes; after a rescue also why it is the smallest change."""
     changed = differences(plan.baseline.config, plan.config)
     if not changed:
-        return ["It changes nothing.", _where_time_goes(plan)]
-    text = "; ".join(f"{change.key} {change.baseline} → {change.plan}" for change in _essential(changed))
+        return ["The plan changes nothing.", _where_time_goes(plan)]
+    listed = "; ".join(f"{change.key} {change.baseline} → {change.plan}" for change in _essential(changed))
     least = [] if plan.rescue is None else [f"Why this is the smallest change: {plan.rescue.because}."]
-    return [*least, f"It changes {text}.", _where_time_goes(plan)]
+    return [*least, f"The plan changes {listed}.", _where_time_goes(plan)]
 
 
 def numerics(plan: Plan) -> str | None:
-    """Return in words whether the plan trains as the baseline does."""
+    """Return whether the plan trains as the baseline does, as verification found."""
     if plan.verification is None:
         return None
     if plan.rescue is not None and plan.verification.numerics == "not_compared":
         return "Training results cannot be compared, because your own configuration does not run."
     moved = plan.config.backend != plan.baseline.config.backend
-    compared = "baseline and plan" if plan.rescue is None else "the least change that runs and of the plan"
-    text = {
-        "exact": f"Training is the same: the losses of {compared} are equal within {'1e-3' if moved else '1e-5'}",
-        "within_seed_band": "Training is similar: the plan's losses are within the range of different seeds",
-        "outside": "Training differs: the plan's losses are outside the range of different seeds",
-        "not_compared": "Training results were not compared",
-    }[plan.verification.numerics]
+    compared = "baseline and plan" if plan.rescue is None else "the smallest change that runs and of the plan"
     detail = plan.verification.numerics_detail
-    return text + (f" ({detail})." if detail else ".")
+    if plan.verification.numerics == "not_compared":
+        return "Training results were not compared" + (f", because {detail}." if detail else ".")
+    result = {
+        "exact": f"Training gives the same results: the losses of {compared} are equal within "
+        f"{'1e-3' if moved else '1e-5'}",
+        "within_seed_band": "Training gives similar results: the plan's losses lie within the variation between seeds",
+        "outside": "Training gives different results: the plan's losses lie outside the variation between seeds",
+    }[plan.verification.numerics]
+    return result + (f" ({detail})." if detail else ".")
 
 
 @dataclass(frozen=True)
 class _Side:
-    """What is known of one configuration. `probed`: the hardware's peak is what was measured here, no data sheet's."""
+    """The figures of one configuration. `probed`: the hardware's peak was measured, not taken from a data sheet."""
 
     config: TrainConfig
     measured: Measurement | None
@@ -222,19 +227,19 @@ class _Side:
 
     @property
     def time(self) -> TimeCost | None:
-        """The time of the compiled program where it has one, else of the estimate; None where there is neither."""
+        """Return the time of the compiled program if it has one, else of the estimate; None without both."""
         if self.compiled is not None and self.compiled.time is not None:
             return self.compiled.time
         return None if self.predicted is None else self.predicted.time
 
     @property
     def micro_step_seconds(self) -> float | None:
-        """Estimated seconds of a micro-step; None where they are not known."""
+        """Return the estimated seconds of a micro-step; None if they are not known."""
         return None if self.time is None else self.time.micro_step_seconds
 
     @property
     def tier(self) -> str:
-        """The tier of times, with a word for devices that are not real."""
+        """Return the evidence tier of times, marked where devices are simulated."""
         if self.measured is None and self.compiled is not None and self.compiled.time is not None:
             return COMPILED_TIME
         if self.measured is None:
@@ -242,7 +247,7 @@ class _Side:
         return self.named("measured")
 
     def named(self, tier: str) -> str:
-        """A tier of this side's own run, with a word where its devices are not real."""
+        """Return a tier of this side's own run, marked where devices are simulated."""
         simulated = self.simulated or (self.measured is not None and self.measured.simulated_devices)
         return f"{tier}, simulated devices" if simulated else tier
 
@@ -265,33 +270,33 @@ def _failed_column(baseline: BaselineRecord) -> dict[str, Cell]:
 
 
 def _update_of(own: Batch, chosen: Batch) -> str:
-    """Return the name of the row of an update. It names effective batches that differ, because these do not compare."""
+    """Return the name of the row of an update; it shows both sizes where the effective batches differ."""
     if own.effective == chosen.effective:
         return "update"
     return f"update of {own.effective:,} / {chosen.effective:,} samples"
 
 
 def _seconds(side: _Side, micro_steps: int) -> Cell:
-    """Return the time of so many micro-steps."""
+    """Return the time of a number of micro-steps."""
     measured = side.measured
     if measured is None:
         seconds = side.micro_step_seconds
         return Cell(formatting.seconds(seconds * micro_steps if seconds else None), side.tier)
     low, high = measured.micro_step_seconds_low * micro_steps, measured.micro_step_seconds_high * micro_steps
-    text = formatting.spread(low, high, formatting.seconds_range(low, high))
-    return Cell(formatting.seconds(measured.micro_step_seconds * micro_steps), side.tier, text)
+    interval = formatting.spread(low, high, formatting.seconds_range(low, high))
+    return Cell(formatting.seconds(measured.micro_step_seconds * micro_steps), side.tier, interval)
 
 
 def _samples_per_second(side: _Side) -> Cell:
-    """Return the rate, with the interval of the micro-step."""
+    """Return the throughput with the interval of the micro-step."""
     measured = side.measured
     if measured is None:
         seconds, samples = side.micro_step_seconds, side.config.batch
         return Cell(formatting.rate(samples.global_size / seconds if seconds else None), side.tier)
     amount = measured.samples_per_micro_step
     low, high = amount / measured.micro_step_seconds_high, amount / measured.micro_step_seconds_low
-    text = formatting.spread(low, high, f"{formatting.rate(low)} to {formatting.rate(high)}")
-    return Cell(formatting.rate(measured.samples_per_second), side.tier, text)
+    interval = formatting.spread(low, high, f"{formatting.rate(low)} to {formatting.rate(high)}")
+    return Cell(formatting.rate(measured.samples_per_second), side.tier, interval)
 
 
 def _memory(side: _Side) -> Cell:
@@ -309,7 +314,7 @@ def _memory(side: _Side) -> Cell:
 
 
 def _mfu(side: _Side) -> Cell:
-    """Return the model FLOPs utilization: the estimate's FLOPs over the peak, in the measured time if there is one."""
+    """Return model FLOPs utilization: the estimate's FLOPs over the peak, in the measured time if there is one."""
     mfu, predicted_seconds = None if side.time is None else side.time.mfu, side.micro_step_seconds
     if mfu is None or not predicted_seconds:
         return Cell(formatting.NOT_KNOWN)
@@ -318,7 +323,7 @@ def _mfu(side: _Side) -> Cell:
     whole = side.config.batch.global_size
     achieved = mfu * predicted_seconds / whole * side.measured.samples_per_second
     if achieved > 1:  # this machine's peak is itself a measurement, and was taken at a worse time than this one
-        return Cell(formatting.NOT_KNOWN, "faster than the probed peak")
+        return Cell(formatting.NOT_KNOWN, "above the probed peak")
     peak = ", probed peak" if side.probed else ""
     return Cell(formatting.percent(achieved), f"{side.tier.replace('measured', 'measured time')}, analytic FLOPs{peak}")
 
@@ -340,33 +345,33 @@ def _whole_fit_row(whole: WholeFit) -> Row:
 
 
 def _rescued(plan: Plan, rescue: Rescue) -> str:
-    """Return what the baseline needs, what is available, and the least change that runs."""
+    """Return what the baseline needs, the memory that is available, and the smallest change that runs."""
     needs = ""
     if rescue.baseline_bytes is not None:
-        there = "" if rescue.usable_bytes is None else f", and there is {formatting.size(rescue.usable_bytes)}"
+        there = "" if rescue.usable_bytes is None else f", and {formatting.size(rescue.usable_bytes)} are available"
         needs = f" (it needs at least {formatting.size(rescue.baseline_bytes)}{there})"
     baseline, least = plan.baseline.config, rescue.config
-    words = f"Your own configuration runs out of memory{needs}; the least change that runs"
-    changed = f"{words}: {described_changes(baseline, least)}."
-    return changed if plan.config == rescue.config else f"{changed} The plan is faster than that."
+    words = f"Your own configuration runs out of memory{needs}. The smallest change that runs"
+    changed = f"{words} is {described_changes(baseline, least)}."
+    return changed if plan.config == rescue.config else f"{changed} The plan is faster than this change."
 
 
 def _where_time_goes(plan: Plan) -> str:
-    """Return where the time goes: the largest parts of the estimates, and whether reading data is too slow."""
+    """Return where the time goes, by the estimates' largest parts, and whether the input pipeline was too slow."""
     before, after = _largest_part(plan.baseline.predicted), _largest_part(plan.predicted)
     if after is None:
-        text = "Where the time goes is not known."
+        line = "Where the time goes is not known."
     elif before is None or plan.config == plan.baseline.config:
-        text = f"The largest part of a micro-step is {after}, analytic."
+        line = f"The largest part of a micro-step is {after}; this figure is analytic."
     elif before == after:
-        text = f"The largest part of a micro-step is still {after}, analytic."
+        line = f"The largest part of a micro-step is still {after}; this figure is analytic."
     elif before.partition(" (")[0] == after.partition(" (")[0]:
-        text = f"The largest part of a micro-step was {before} and still is {after}, both analytic."
+        line = f"The largest part of a micro-step was {before} and still is {after}; both figures are analytic."
     else:
-        text = f"The largest part of a micro-step was {before} and is now {after}, both analytic."
+        line = f"The largest part of a micro-step was {before} and is now {after}; both figures are analytic."
     if plan.measured is not None and plan.measured.input_bound and plan.source.fit.data != SYNTHETIC:
-        text += " Reading the data is slower than computing (measured): a faster input path would help next."
-    return text
+        line += " Reading the data is slower than computing (measured): a faster input pipeline would help most now."
+    return line
 
 
 def _largest_part(predicted: Estimate | None) -> str | None:
@@ -379,7 +384,7 @@ def _largest_part(predicted: Estimate | None) -> str | None:
 
 
 def _essential(changed: list[KnobDifference]) -> list[KnobDifference]:
-    """Drop the keys that follow from others."""
+    """Return the differences without the keys that follow from others."""
     return [change for change in changed if change.key not in {"batch.local"}]
 
 
@@ -388,8 +393,8 @@ def _interval(plan: Plan) -> str:
     if verification is None or verification.speedup_low is None or verification.speedup_high is None:
         return ""
     low, high = verification.speedup_low, verification.speedup_high
-    text = formatting.spread(low, high, f"95% interval {formatting.significant(low)} to {formatting.significant(high)}")
-    return f" ({text})"
+    ends = f"{formatting.significant(low)} to {formatting.significant(high)}"
+    return f" ({formatting.spread(low, high, f'95% confidence interval {ends}')})"
 
 
 def _tier(plan: Plan) -> str:
@@ -404,6 +409,6 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _spoken(value: Any) -> str:
+def _shown(value: Any) -> str:
     words = {True: "on", False: "off", None: "not set"}
     return words[value] if value is None or isinstance(value, bool) else str(value)

@@ -1,4 +1,4 @@
-"""The answer of `compare` as text: where the training fits and how fast, where it does not, and what is not known."""
+"""Print the result of `compare` as text: where the training fits, where it does not, and where it is not known."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.table import Table
 from autoplan import formatting
 from autoplan.comparison.result import Comparison, FitVerdict, HardwareRow
 from autoplan.plan.records import Evidence
-from autoplan.reports.plan_table import heading, open_table, to_know
+from autoplan.reports.plan_table import heading, notes_section, open_table
 from cost_models.config import Batch, Mesh
 
 _GIB = 2**30
@@ -18,19 +18,19 @@ _SHOWN_GIB = 0.01
 
 
 def compared(found: Comparison) -> RenderableType:
-    """Return a table with a row for each kind of hardware. Values that all rows share stand below it, once."""
+    """Return a table with a row for each kind of hardware, and notes."""
     rows = {verdict: [row for row in found.rows if row.verdict is verdict] for verdict in FitVerdict}
     trains, lacking = rows[FitVerdict.TRAINS], [*rows[FitVerdict.UNCERTAIN], *rows[FitVerdict.TOO_LARGE]]
     parts: list[RenderableType] = [_headline(found)]
     if trains:
         parts += [_table(trains, found.by_cost), _legend(found)]
     if lacking:
-        parts += [heading("Where it does not fit, or not surely"), _lacking(lacking)]
+        parts += [heading("Hardware on which it does not fit, or may not fit"), _lacking(lacking)]
     if rows[FitVerdict.NOT_KNOWN]:
-        parts += [heading("Where it is not known"), _unknown(rows[FitVerdict.NOT_KNOWN])]
+        parts += [heading("Hardware without an estimate"), _unknown(rows[FitVerdict.NOT_KNOWN])]
     if found.by_cost and trains:
         parts += _prices(trains)
-    return Group(*parts, *to_know([*_smaller(found.rows), *found.notes, *_of_rows(found.rows)]))
+    return Group(*parts, *notes_section([*_smaller(found.rows), *found.notes, *_of_rows(found.rows)]))
 
 
 def _headline(found: Comparison) -> str:
@@ -38,8 +38,9 @@ def _headline(found: Comparison) -> str:
     trains = sum(row.verdict is FitVerdict.TRAINS for row in found.rows)
     kinds = formatting.counted(len(found.rows), "kind")
     return (
-        f"{found.source.path or found.source.module}: {found.observation.parameters:,} parameters, as written "
-        f"{baseline.describe()}.\nIt fits on {trains} of {kinds} of hardware. {_tiers(found.rows)}"
+        f"{found.source.path or found.source.module}: {found.observation.parameters:,} parameters; "
+        f"the script's own configuration is {baseline.describe()}.\n"
+        f"The training fits on {trains} of {kinds} of hardware. {_tiers(found.rows)}"
     )
 
 
@@ -47,7 +48,9 @@ def _tiers(rows: Sequence[HardwareRow]) -> str:
     tiers = {row.evidence for row in rows}
     if tiers == {Evidence.ANALYTIC}:
         return "Every figure is analytic: nothing was run, measured or compiled."
-    return "Nothing was run or measured. Where it says compiled, rates are those of the compiled program (roofline)."
+    return (
+        "Nothing was run or measured. Rows marked compiled show the compiled program, with times by a roofline model."
+    )
 
 
 def _table(rows: Sequence[HardwareRow], by_cost: bool) -> RenderableType:
@@ -70,7 +73,7 @@ def _table(rows: Sequence[HardwareRow], by_cost: bool) -> RenderableType:
 
 
 def _keep_whole(table: Table, but: str) -> None:
-    """Keep figures in one line, and let words take the lines that they need."""
+    """Keep figures on one line; the column `but` may wrap."""
     table.collapse_padding = True
     for column in table.columns:
         column.no_wrap = column.header != but
@@ -78,18 +81,18 @@ def _keep_whole(table: Table, but: str) -> None:
 
 def _legend(found: Comparison) -> str:
     order = (
-        "the cheapest first, by the first price below; what has no price last"
+        "cheapest first, by the first price below; hardware without a price is last"
         if found.by_cost
-        else "the fastest first, all devices together"
+        else "fastest first, all devices together"
     )
     return (
-        f"Sorted: {order}. Needed and margin: of a device, by the upper end of what is expected; "
-        f"{formatting.percent(found.headroom)} at least are kept free. MFU: of the devices in use."
+        f"Sorted {order}. GiB needed and margin: memory of one device, by the upper end of the estimate; at least "
+        f"{formatting.percent(found.headroom)} stays free. MFU: of the devices in use."
     )
 
 
 def _words(row: HardwareRow) -> str:
-    """Return the number of devices and the rest of the configuration in words."""
+    """Return the number of devices and the configuration, without a mesh of one axis, which is that number."""
     config = row.config
     if config is None:
         return "—"
@@ -118,8 +121,8 @@ def _usd(cost: float | None) -> str:
 
 
 def _lacking(rows: Sequence[HardwareRow]) -> RenderableType:
-    table = open_table("hardware", "GiB needed", "by", "what would help", "evidence")
-    _keep_whole(table, "by")
+    table = open_table("hardware", "GiB needed", "by configuration", "what would help", "evidence")
+    _keep_whole(table, "by configuration")
     table.columns[3].no_wrap = False
     for row in rows:
         needed = _needed(row)
@@ -130,31 +133,31 @@ def _lacking(rows: Sequence[HardwareRow]) -> RenderableType:
 
 
 def _unknown(rows: Sequence[HardwareRow]) -> RenderableType:
-    table = open_table("hardware", "why")
+    table = open_table("hardware", "reason")
     for row in rows:
-        table.add_row(row.hardware, row.reason or "nothing can be estimated")
+        table.add_row(row.hardware, row.reason or "no estimate is possible")
     return table
 
 
 def _prices(rows: Sequence[HardwareRow]) -> list[RenderableType]:
-    """Return the prices with their basis, and each source once with the date on which it was read."""
-    table = open_table("hardware", "USD a chip and hour", "chips", "basis")
+    """Return the catalogue's prices with their basis; the sources with their dates follow once."""
+    table = open_table("hardware", "USD per chip-hour", "chips", "basis")
     for row in rows:
         for offer in row.offers:
             table.add_row(row.hardware, f"{offer.usd_per_chip_hour:g}", str(row.chips), offer.basis)
     sources = dict.fromkeys(source for row in rows for offer in row.offers for source in offer.sources)
     if not sources:
-        return [heading("Prices"), "The catalogue has none for this hardware."]
-    return [heading("Prices"), table, f"From {'; '.join(sources)}."]
+        return [heading("Prices"), "The catalogue has no prices for this hardware."]
+    return [heading("Prices"), table, f"Sources: {'; '.join(sources)}."]
 
 
 def _smaller(rows: Sequence[HardwareRow]) -> list[str]:
-    """Return the sizes that were considered before the size in the table."""
+    """Return notes on the sizes that were considered before the size in the table."""
     passed = [name for row in rows if row.verdict is FitVerdict.TRAINS for name in row.looked_at[:-1]]
-    lines = [f"smaller sizes on which it does not surely fit: {', '.join(passed)}"] if passed else []
+    smaller = [f"smaller sizes on which it does not or may not fit: {', '.join(passed)}"] if passed else []
     largest = {row.hardware: row.looked_at for row in rows if row.verdict is not FitVerdict.TRAINS}
     tried = [f"{names[0]} to {names[-1]}" for names in largest.values() if len(names) > 1]
-    return [*lines, *([f"sizes on none of which it surely fits: {', '.join(tried)}"] if tried else [])]
+    return [*smaller, *([f"it does not or may not fit on any size of: {', '.join(tried)}"] if tried else [])]
 
 
 def _of_rows(rows: Sequence[HardwareRow]) -> list[str]:

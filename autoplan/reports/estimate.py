@@ -1,4 +1,4 @@
-"""The answer of `estimate` as text: memory by component, time by component, what bounds it, and whether it fits."""
+"""Print the result of `estimate` as text: memory and time by component, the bottleneck, and whether it fits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from autoplan import formatting
 from autoplan.machine.compiler_packages import rules_note
 from autoplan.machine.local_hardware import LOCAL
 from autoplan.plan.records import CompilerEvidence, Failure
-from autoplan.reports.plan_table import heading, open_table, to_know
+from autoplan.reports.plan_table import heading, notes_section, open_table
 from autoplan.tuning.estimates.configuration import ConfigurationEstimate, compiled_sizes
 from cost_models.accuracy import SHARE, Accuracy
 from cost_models.estimate import Estimate, Explanation
@@ -21,54 +21,54 @@ from cost_models.workload.workload import UnknownOp
 
 MEMORY_PARTS = {
     "parameters": "trainable weights",
-    "non_trainable": "weights without gradients, such as BatchNorm statistics",
-    "gradients": "gradients of weights that are live at the peak",
-    "optimizer": "its slots, such as Adam's two moments",
+    "non_trainable": "weights without a gradient, such as BatchNormalization's statistics",
+    "gradients": "gradients of the weights that are live at the peak",
+    "optimizer": "optimizer state, such as Adam's two moments",
     "accumulators": "summed gradients between updates",
-    "weight_copies": "copies of weights in the compute dtype, under mixed precision",
-    "activations": "all other values of a micro-step that are live at the peak",
+    "weight_copies": "weights in the compute dtype, under mixed precision",
+    "activations": "all other buffers of a micro-step that are live at the peak",
     "workspace": "scratch of library kernels",
-    "inputs": "the batch, and arrays that the program closes over",
+    "inputs": "the batch, and arrays captured by the program",
     "collective_buffers": "parameters gathered from other devices",
-    "host": "memory of the host, not counted in the total",
+    "host": "host memory, not counted in the total",
 }
 TIME_PARTS = {
     "compute_seconds": "kernels whose arithmetic takes longer than their memory traffic",
     "memory_seconds": "kernels whose memory traffic takes longer",
-    "communication_seconds": "collectives that no computation hides",
+    "communication_seconds": "collectives that do not overlap with computation",
     "overhead_seconds": "launching kernels, and the host's work for each program",
 }
 
 
-HELD = "The size that must fit is the compiler's own peak, the bytes that are live at the same time:"
+HELD = "Whether it fits is decided by the compiler's peak, the most that is allocated at once:"
 COMPILED_PARTS = {
     "argument": "state and batch, as the program receives them",
-    "output": "state and logs, as it hands them back",
-    "alias": "part of the output that reuses donated arguments",
-    "temporary": "temporary buffers",
-    "host": "memory of the host, not counted in the total",
+    "output": "state and logs, as it returns them",
+    "alias": "the part of the output that reuses donated arguments",
+    "temporary": "intermediate buffers",
+    "host": "host memory, not counted in the total",
     "code": "the program itself, not counted in the total",
-    "peak": "the compiler's count of bytes that are live at the same time",
+    "peak": "the most that is allocated at once, by the compiler's own count",
 }
 
 
 def estimated(estimate: ConfigurationEstimate, *, explain: bool = False) -> RenderableType:
     """Return one configuration on one kind of hardware as text.
 
-    explain  adds what each part holds, and operations that are not known
+    explain  adds the contents of each part, and operations that are not known
     """
     analytic = estimate.analytic
     named = f"{estimate.config.describe()} on {analytic.hardware}."
     if isinstance(estimate.compiled, Failure):
         return Group(
-            f"{named} The compiler rejected it: {estimate.compiled.message}.",
-            f"The estimate is {formatting.size(analytic.memory.total)} per device (analytic).",
+            f"{named} The compiler refused it: {estimate.compiled.message}.",
+            f"The estimate was {formatting.size(analytic.memory.total)} per device (analytic).",
         )
     if estimate.compiled is not None:
         return _compiled(named, analytic, estimate.compiled, estimate.notes, explain=explain)
     return Group(
-        f"{named} Every figure is {estimate.evidence}: nothing was run or measured.",
-        heading("Memory, a device"),
+        f"{named} Nothing was run or measured: every figure is {estimate.evidence}.",
+        heading("Memory per device"),
         _memory(analytic.memory, explain),
         _fits(analytic),
         heading("Time"),
@@ -76,7 +76,7 @@ def estimated(estimate: ConfigurationEstimate, *, explain: bool = False) -> Rend
         _band(analytic.time, analytic.accuracy),
         *_largest(estimate.explanation),
         *_coverage(analytic.unknown_ops, explain),
-        *to_know((*estimate.notes, *filter(None, [rules_note()]))),
+        *notes_section((*estimate.notes, *filter(None, [rules_note()]))),
     )
 
 
@@ -95,22 +95,22 @@ def _compiled(
     verdict = "It fits" if analytic.capacity.fits(needed) else "It does not fit"
     return Group(
         f"{named} {compiler.target} compiled the training program in {took}; nothing was run.",
-        heading("Memory, a device (compiled)"),
+        heading("Memory per device (compiled)"),
         table,
-        f"{verdict}: it may need {formatting.size(needed)}, and may use {_offered(analytic.capacity)}.",
+        f"{verdict}: it needs up to {formatting.size(needed)} and may use {_offered(analytic.capacity)}.",
         *([f"{HELD} {formatting.size(needed)}."] if needed != total else []),
-        f"The estimate is {formatting.size(analytic.memory.total)} (analytic).",
+        f"The estimate was {formatting.size(analytic.memory.total)} (analytic).",
         *_compiled_time(compiler.time, explain),
         *_exchanged(compiler.collectives),
         *_compiler_notes(compiler),
-        *to_know(notes),
+        *notes_section(notes),
     )
 
 
 def _compiled_time(time: TimeCost | None, explain: bool) -> list[RenderableType]:
     if time is None:
         return []
-    title = "Time (the compiled program under the roofline: analytic rates, nothing was run)"
+    title = "Time (roofline model of the compiled program: analytic rates, nothing was run)"
     return [heading(title), _time(time, explain), _band(time, None)]
 
 
@@ -121,14 +121,14 @@ def _exchanged(collectives: Sequence[Mapping[str, Any]]) -> list[RenderableType]
     for one in collectives:
         kind = str(one["kind"]).replace("_", "-")
         table.add_row(kind, str(one["axis"]), formatting.counted(one["count"], "time"), formatting.size(one["bytes"]))
-    return [heading("What devices exchange in a micro-step (compiled)"), table]
+    return [heading("Collectives in a micro-step (compiled)"), table]
 
 
 def _compiler_notes(compiler: CompilerEvidence) -> list[RenderableType]:
     options = [f"{name}={value}" for name, value in compiler.compiler_options.items()]
     notes = [f"It was compiled with {formatting.listed(options)}."] if options else []
     if compiler.estimated_cycles is not None:
-        notes.append(f"The compiler's own guess is {compiler.estimated_cycles:,} cycles a micro-step.")
+        notes.append(f"The compiler's own estimate is {compiler.estimated_cycles:,} cycles a micro-step.")
     return [*notes, *compiler.notes]
 
 
@@ -148,7 +148,7 @@ def _memory(memory: MemoryCost, explain: bool) -> RenderableType:
 
 
 def _offered(capacity: Capacity) -> str:
-    free = f" ({formatting.percent(capacity.headroom)} is kept free)" if capacity.headroom else ""
+    free = f" ({formatting.percent(capacity.headroom)} stays free)" if capacity.headroom else ""
     return f"{formatting.size(capacity.usable_bytes)} of a device's {formatting.size(capacity.device_bytes)}{free}"
 
 
@@ -156,10 +156,10 @@ def _fits(estimate: Estimate) -> str:
     offered, upper = _offered(estimate.capacity), formatting.size(estimate.memory.total_high)
     if not estimate.fits and estimate.may_fit:
         between = f"{formatting.size(estimate.memory.total_low)} to {upper}"
-        ask = "--evidence compiled asks the compiler."
-        return f"It may fit: it needs {between}, and may use {offered}; {ask}"
+        ask = "--evidence compiled checks it with the compiler."
+        return f"It may fit: it needs {between} and may use {offered}. {ask}"
     verdict = "It fits" if estimate.fits else "It does not fit"
-    return f"{verdict}: it may need {upper}, and may use {offered}."
+    return f"{verdict}: it needs up to {upper} and may use {offered}."
 
 
 def _time(time: TimeCost, explain: bool, *, probed: bool = False) -> RenderableType:
@@ -169,21 +169,21 @@ def _time(time: TimeCost, explain: bool, *, probed: bool = False) -> RenderableT
     def row(name: str, figure: str, meaning: str, share: str = "") -> None:
         table.add_row(name, figure, share, *([meaning] if explain else []))
 
-    row("micro-step", formatting.seconds(whole), "one batch, forward and backward; the sum of the four parts")
+    row("micro-step", formatting.seconds(whole), "forward and backward of one batch; the sum of the four parts")
     for name, meaning in TIME_PARTS.items():
         part: float = getattr(time, name)
         row("  " + name.removesuffix("_seconds"), formatting.seconds(part), meaning, _share(part, whole))
     row("update", formatting.seconds(time.update_seconds), "one change of the weights")
     row("samples/s", formatting.rate(time.samples_per_second), "over all devices")
-    peak = "peak that was probed, no data sheet's" if probed else "peak"
-    meaning = f"model FLOPs over the devices' {peak}; recomputation does not count"
-    row("MFU, of the probed peak" if probed else "MFU", formatting.percent(time.mfu), meaning)
+    peak = "measured peak, not a data sheet's" if probed else "peak"
+    meaning = f"model FLOPs divided by the devices' {peak}; recomputation does not count"
+    row("MFU (of probed peak)" if probed else "MFU", formatting.percent(time.mfu), meaning)
     row("bound by", time.bound, "the largest of the four parts")
     return table
 
 
 def _band(time: TimeCost, accuracy: Accuracy | None) -> str:
-    """Return how far the time may be off by the rows of a study, or that no study says so."""
+    """Return the accuracy band of the time by the rows of a study, or that no study covers it."""
     seconds = time.micro_step_seconds
     if accuracy is None:
         return "The accuracy of this time is not known: no study has enough measurements of such hardware."
@@ -191,7 +191,7 @@ def _band(time: TimeCost, accuracy: Accuracy | None) -> str:
     return (
         f"The micro-step probably takes {formatting.seconds_range(seconds * low, seconds * high)}: "
         f"{formatting.percent(SHARE)} of {accuracy.rows} {accuracy.of} took {low:g} "
-        f"to {high:g} times the estimate ({accuracy.source})."
+        f"to {high:g} times as long as estimated ({accuracy.source})."
     )
 
 
@@ -205,8 +205,8 @@ def _share(part: float, whole: float) -> str:
 def _coverage(unknown: Sequence[UnknownOp], explain: bool) -> list[RenderableType]:
     if unknown:
         listed = formatting.listed([f"{one.primitive} ({formatting.counted(one.count, 'time')})" for one in unknown])
-        return [f"\nThese operations have no cost rule and are counted by their bytes: {listed}."]
-    return ["\nEvery operation of the training program has a cost rule."] if explain else []
+        return [f"\nOperations that no rule covers, so only their memory traffic is counted: {listed}."]
+    return ["\nThe cost model covers every operation of the training program."] if explain else []
 
 
 def _largest(explanation: Explanation | None) -> list[RenderableType]:

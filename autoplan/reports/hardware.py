@@ -1,4 +1,4 @@
-"""`hardware list`, `show` and `probe` as tables and as plain values."""
+"""Print `hardware list`, `show` and `probe` as tables and as plain values."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _RATES = ("float32", "bfloat16")
 
 
 def known_document() -> dict[str, Any]:
-    """Return the catalogue as plain values, and this machine where it was measured."""
+    """Return the catalogue as plain values, and this machine if it was measured."""
     here = _here()
     local = None if here is None else here.to_dict()
     return {"schema": 1, "hardware": [asdict(row) for row in known()], "local": local}
 
 
 def known_table() -> RenderableType:
-    """Return the catalogue as a table with a row for each chip. Figures are of one device."""
+    """Return the catalogue as a table with one chip per row; figures are of one device."""
     table = open_table("name", "chip", "usable memory", "GB/s", "float32 TFLOP/s", "bfloat16 TFLOP/s", "other names")
     for row in known():
         name = f"{row.key}-N" if row.sizes else row.key
@@ -46,16 +46,16 @@ def known_table() -> RenderableType:
     table.add_row(*_local_row())
     return Group(
         table,
-        "\nFigures are of one device, as published, those of local as measured here; GB/s of its main memory.\n"
-        "float32: of products by JAX's default precision, which runs them in TF32 on NVIDIA GPUs from Ampere on and in "
-        "bfloat16 on TPUs.\nnone: the chip has no units for it. not known: nobody published a rate.\n"
-        "GPUs: add -x<GPUs a host> and -n<hosts>, such as gpu-h100-80gb-x8-n2.\n"
-        "TPUs: N counts as Google counts, such as tpu-v4-8; `autoplan hardware show tpu-v4-8` lists the sizes.",
+        "\nFigures are per device: published ones, and for local those measured here. GB/s is the bandwidth of main "
+        "memory.\nfloat32: matrix products at JAX's default precision, which is TF32 on NVIDIA GPUs from Ampere on and "
+        "bfloat16 on TPUs.\nnone: the chip has no units for it. not known: no rate is published.\n"
+        "GPUs: append -x<GPUs per host> and -n<hosts>, such as gpu-h100-80gb-x8-n2.\n"
+        "TPUs: N is the number in Google's name, such as tpu-v4-8; `autoplan hardware show tpu-v4-8` lists the sizes.",
     )
 
 
 def _local_row() -> list[str]:
-    """Return this machine's row, as it was measured last."""
+    """Return the row of this machine as it was measured last."""
     here = _here()
     if here is None:
         return [LOCAL, "this machine: not measured yet (autoplan hardware probe)", *["—"] * 4, ""]
@@ -80,22 +80,22 @@ def _here() -> Cluster | None:
     try:
         profile = hardware_profile.load(keras_backend.choose().name)
         return None if profile is None else local_hardware.resolve(LOCAL, profile=profile)
-    except AutoplanError:  # no backend, or a profile that cannot be read: neither keeps anyone from the catalogue
+    except AutoplanError:  # without a backend or with an unreadable profile the catalogue can still be listed
         return None
 
 
 def described(name: str) -> dict[str, Any]:
-    """Return the catalogue's entry of a name; for `local` and for a file, the cluster that they mean."""
+    """Return all that is known of a catalogue name; for `local` and for a file, the devices that they describe."""
     try:
         parse(name)
     except HardwareError:
-        cluster = _elsewhere(name)
+        cluster = _local_or_file(name)
         return {"schema": 1, "name": cluster.name, "cluster": cluster.to_dict()}
     return {"schema": 1, **describe(name)}
 
 
-def _elsewhere(name: str) -> Cluster:
-    """Return this machine, as it was measured last, or the cluster that a file describes."""
+def _local_or_file(name: str) -> Cluster:
+    """Return this machine, as it was measured last, or the hardware that a file describes."""
     from autoplan.machine import local_hardware
     from autoplan.sources import keras_backend
 
@@ -105,7 +105,7 @@ def _elsewhere(name: str) -> Cluster:
 
 
 def description(found: Mapping[str, Any]) -> RenderableType:
-    """Return the document of `described` as text."""
+    """Return the result of `described` as text."""
     cluster = from_mapping(found["cluster"])
     parts: list[RenderableType] = [f"{found['name']}: {cluster.summary()}"]
     if found.get("aliases"):
@@ -115,18 +115,18 @@ def description(found: Mapping[str, Any]) -> RenderableType:
         parts += [heading("Sizes"), Text(", ".join(found["slices"]))]
     for price in found.get("prices") or []:
         sources = "; ".join(price["sources"])
-        parts.append(f"Price: {price['usd_per_chip_hour']} USD a chip and hour, {price['basis']} ({sources})")
+        parts.append(f"Price: {price['usd_per_chip_hour']} USD per chip-hour, {price['basis']} ({sources})")
     return Group(*parts)
 
 
 def probed(profile: Mapping[str, Any], backend: str) -> RenderableType:
-    """Return the rates that the probe measured, which `local` has from now on."""
+    """Return the result of the probe, which `local` uses from now on."""
     from autoplan.machine import local_hardware
 
     cluster = local_hardware.resolve(local_hardware.LOCAL, profile=profile)
     figures = description({"name": cluster.name, "cluster": cluster.to_dict()})
-    kept = hardware_profile.cache_path(backend)
-    where = f"Kept in {kept}." if kept.exists() else "It could not be kept, so it is measured anew each time."
+    stored = hardware_profile.cache_path(backend)
+    where = f"Stored in {stored}." if stored.exists() else "It could not be stored, so it is measured again each time."
     return Group(figures, f"\n{where}")
 
 
@@ -142,8 +142,8 @@ def _teraflops(peak: float | None) -> str:
 
 
 def _figures(rows: list[Mapping[str, Any]]) -> RenderableType:
-    """Return the published figures of one chip as a table, each with its sources and doubts."""
-    table = open_table("figure, of one chip", "value", "sources and choices")
+    """Return the published figures of one chip, each with its sources and doubts."""
+    table = open_table("figure (one chip)", "value", "sources and choices")
     for row in rows:
         doubt = "unverified: " if row["unverified"] else ""
         choice = f" ({row['choice']})" if row["choice"] else ""
@@ -152,12 +152,12 @@ def _figures(rows: list[Mapping[str, Any]]) -> RenderableType:
 
 
 def _plain_figures(cluster: Mapping[str, Any]) -> RenderableType:
-    """Return the figures of one device that is not in the catalogue, with the sources that its file names."""
+    """Return the figures of one device of hardware outside the catalogue, with the sources that it names."""
     chip = cluster["chip"]
     sources: Mapping[str, str] = chip["sources"]
     flat = {key: value for key, value in chip.items() if isinstance(value, int | float)}
     flat |= {f"peak_flops_per_second.{dtype}": peak for dtype, peak in chip["peak_flops_per_second"].items()}
-    table = open_table("figure, of one device", "value", "source")
+    table = open_table("figure (one device)", "value", "source")
     for key, value in flat.items():
         source = sources.get(key) or sources.get(key.partition(".")[0]) or formatting.NOT_KNOWN
         table.add_row(key, f"{value:.6g}", source)

@@ -1,4 +1,4 @@
-"""Plans, estimates and shortlists as text for a terminal or a pipe. Every figure stands beside its evidence tier."""
+"""Print plans and shortlists as text for a terminal or a pipe. Every figure has its evidence tier beside it."""
 
 from __future__ import annotations
 
@@ -31,36 +31,41 @@ from autoplan.tuning.request import Candidate, TuneResult
 
 _SHOWN_OF_A_GROUP = 8
 _SHOWN_FIRST = 5
-"""So many candidates of a dry run are shown, and the script's own."""
+"""Number of candidates that a dry run shows, besides the script's own configuration."""
 _CAPTION = (
-    "Each figure comes from one process; brackets show the 95% interval for other processes. The speed-up comes from "
-    "the pairs."
+    "Each figure comes from one process; brackets show where 95% of separate runs lie. The speed-up comes from the "
+    "pairs of runs."
 )
 _UNVERIFIED_CAPTION = (
     "Each figure comes from one process; brackets show the spread of its micro-steps. Separate runs vary more."
 )
 _WHOLE_FIT = "The whole-fit time uses the median compile time of the trials and excludes validation."
 OUTCOME_COLUMNS = ("update", "samples/s", "compile time", "whole fit", "peak memory")
-"""What is shown of a trial, live and later."""
+"""Columns of a table of trials, while tuning and afterwards."""
 _NARROW_COLUMNS = ("samples/s", "whole fit", "peak memory")
-"""What is left of it where columns would break one another's words."""
+"""Columns of the same table in a narrow terminal."""
 _WIDE = 100
-"""Characters of a line from which on all of it is shown."""
+"""Width of a terminal, in characters, from which on all columns are shown."""
 _STAGES = {
     "infeasible": "not enough memory",
     "known_issue": "ruled out",
-    "held": "cannot be changed here",
+    "held": "setting cannot be changed here",
     "slower": "estimated to be slower",
 }
 
 
 def tuned(result: TuneResult, path: Path | None = None, *, everything: bool = False) -> RenderableType:
-    """Return the answer of `tune`: baseline against plan, reasons, and the next command to paste; or a dry run."""
+    """Return the report of `tune`: baseline against plan, the reasons and the next command; or the dry run."""
     if result.plan is None:
         return shortlist(result, everything=everything)
     plan = result.plan
     where = result.written_to or path
-    parts: list[RenderableType] = [baseline_vs_plan.headline(plan), _compared(plan), *_why(plan), *to_know(plan.notes)]
+    parts: list[RenderableType] = [
+        baseline_vs_plan.headline(plan),
+        _compared(plan),
+        *_why(plan),
+        *notes_section(plan.notes),
+    ]
     if result.interrupted:
         parts.insert(0, "Interrupted: this is the best plan so far.")
     if where is not None:
@@ -69,7 +74,7 @@ def tuned(result: TuneResult, path: Path | None = None, *, everything: bool = Fa
 
 
 def explained(plan: Plan, path: Path) -> RenderableType:
-    """Return the answer of `explain`: changes, trials, rejected candidates, verification and notes."""
+    """Return the report of `explain`: the plan's changes, its trials, its verification and its notes."""
     return Group(
         file.first_line(plan),
         _origin(plan),
@@ -83,19 +88,19 @@ def explained(plan: Plan, path: Path) -> RenderableType:
         *_verified(plan),
         *_tried(plan),
         *_rejections(plan.rejected),
-        *to_know(plan.notes),
+        *notes_section(plan.notes),
         _next(plan, path),
     )
 
 
 def shortlist(result: TuneResult, *, everything: bool = False) -> RenderableType:
-    """Return a dry run: the candidates, the estimated time and, with `everything`, all rejected candidates."""
+    """Return the report of a dry run: the first candidates, or all with `everything`, and the time of tuning."""
     shown, left = (list(enumerate(result.shortlist)), 0) if everything else _first(result.shortlist)
     table = open_table("", "configuration", "samples/s", "memory a device", "why")
     for number, candidate in shown:
         table.add_row(str(number), candidate.config.describe(), *_estimate(candidate), candidate.reason)
     parts: list[RenderableType] = [
-        "Nothing was measured: a dry run lists what tuning would try, the most promising first; figures are analytic.",
+        "Nothing was measured. Tuning would try these configurations, the most promising first. Figures are analytic.",
         table,
         *([f"… and {left:,} more (--all)"] if left else []),
         *(_rejections(result.rejected) if everything else _rejections_in_short(result.rejected)),
@@ -106,25 +111,23 @@ def shortlist(result: TuneResult, *, everything: bool = False) -> RenderableType
 
 
 def _first(candidates: Sequence[Candidate]) -> tuple[list[tuple[int, Candidate]], int]:
-    """Return the first candidates and the baseline, each with its number, and how many are left."""
+    """Return the first candidates and the script's own, each with its number, and how many are left out."""
     numbered = list(enumerate(candidates))
     shown = [(number, one) for number, one in numbered if number < _SHOWN_FIRST or one.baseline]
     return shown, len(numbered) - len(shown)
 
 
 def _rejections_in_short(rejected: Sequence[Rejection]) -> list[RenderableType]:
-    """Return the number of rejected candidates of each stage in one line."""
+    """Count the rejections of each stage in one line."""
     counts = {stage: sum(_stands_for(one) for one in rejected if one.stage == stage) for stage in _STAGES}
-    counted = [f"{count:,} ({_STAGES[stage]})" for stage, count in counts.items() if count]
-    return (
-        [f"Configurations that would not be tried: {formatting.listed(counted)}; --all lists the reasons."]
-        if counted
-        else []
-    )
+    groups = [f"{count:,} ({_STAGES[stage]})" for stage, count in counts.items() if count]
+    if not groups:
+        return []
+    return [f"Configurations that are not tried: {formatting.listed(groups)}. --all lists them with the reasons."]
 
 
 def _stands_for(rejection: Rejection) -> int:
-    """Return the number of configurations that were left out for this reason."""
+    """Return the number of configurations that this rejection covers."""
     return int(rejection.figures.get("configurations") or 1)
 
 
@@ -147,7 +150,7 @@ def shortlist_document(result: TuneResult) -> dict[str, Any]:
 
 
 def print_to(console: Console, report: RenderableType) -> None:
-    """Print a report without the spaces that tables put at the ends of lines."""
+    """Print a report without the trailing spaces of tables."""
     with console.capture() as captured:
         console.print(report, crop=False)  # a command to paste is longer than a narrow terminal is wide
     console.file.write("".join(line.rstrip() + "\n" for line in captured.get().splitlines()))
@@ -155,19 +158,19 @@ def print_to(console: Console, report: RenderableType) -> None:
 
 
 def open_console(stream: Any, width: int | None = None) -> Console:
-    """Return a console on a stream. In a pipe tables get the width that they need, up to 140 columns."""
+    """Open a console on a stream. In a pipe, tables get the width that they need, up to 140 columns."""
     if width is None and not stream.isatty():
         width = 140
     return Console(file=stream, width=width, markup=False, highlight=False, emoji=False)
 
 
 def heading(text: str) -> RenderableType:
-    """Return a title with an empty line above it."""
+    """Return a title for a part of a report, with an empty line before it."""
     return Text(f"\n{text}", style="bold")
 
 
 def open_table(*columns: str) -> Table:
-    """Return a table without a frame. Words that are too long are broken."""
+    """Open a table without a frame; words that are too long are broken rather than cut off."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", show_edge=False)
     for name in columns:
         table.add_column(name, overflow="fold")
@@ -175,16 +178,16 @@ def open_table(*columns: str) -> Table:
 
 
 def _next(plan: Plan, path: Path, before: str = "") -> RenderableType:
-    """Return the lines to paste next, and where they belong."""
+    """Return the lines to run next, and where to run them."""
     here = plan.measured is not None or plan.hardware.name == LOCAL
     there = "" if here else f", on {plan.hardware.name}"
-    how = ", in Python, with x and y as fit takes them" if next_commands.in_python(plan, path) else ""
+    how = ", in Python, where x and y are the arguments of fit" if next_commands.in_python(plan, path) else ""
     lines = (_Verbatim("  " + line) for line in next_commands.train_lines(plan, path))
     return Group(Text(f"\n{before}Next{there}{how}:"), *lines)
 
 
 class _Verbatim:
-    """A line that is never broken: it is there to be pasted."""
+    """A line that is never broken, because readers paste it."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -220,7 +223,7 @@ def _origin(plan: Plan) -> RenderableType:
     epochs = formatting.counted(fit.epochs, "epoch")
     updates = "" if fit.updates is None else f", {formatting.counted(fit.updates, 'update')} of the weights"
     return (
-        f"It is for fit {fit.index} of {source.path}: {samples} an epoch, {epochs}{updates}.\n"
+        f"It is for call {fit.index} of fit() in {source.path}: {samples} per epoch, {epochs}{updates}.\n"
         f"Made with autoplan {environment.autoplan}, Keras {environment.keras}, "
         f"{environment.backend} {environment.backend_version}, Python {environment.python} on {environment.platform}."
     )
@@ -229,7 +232,7 @@ def _origin(plan: Plan) -> RenderableType:
 def _differences(plan: Plan) -> RenderableType:
     changed = baseline_vs_plan.differences(plan.baseline.config, plan.config)
     if not changed:
-        return "Nothing: it is your own configuration."
+        return "Nothing: the plan is your own configuration."
     table = open_table("setting", "baseline", "plan")
     for change in changed:
         table.add_row(change.key, change.baseline, change.plan)
@@ -239,66 +242,66 @@ def _differences(plan: Plan) -> RenderableType:
 def _verified(plan: Plan) -> list[RenderableType]:
     checked = plan.verification
     if checked is None:
-        return [heading("How it was verified"), "It was not."]
+        return [heading("How it was verified"), "It was not verified."]
     if not checked.pairs:
         return [
             heading("How it was verified"),
-            "No pair of clean processes was complete; figures come from the trials.",
+            "No pair of runs in clean processes was completed, so the figures come from trials.",
         ]
     done = {
         "validation": checked.validation_ran,
         "a checkpoint": checked.checkpoint_saved,
-        "a remainder": checked.remainder_ran,
+        "a partial last batch": checked.remainder_ran,
     }
     included = formatting.listed(["training", *(name for name, ran in done.items() if ran)])
-    missing = formatting.listed([name for name, ran in done.items() if not ran], "nor")
+    missing = formatting.listed([name for name, ran in done.items() if not ran], "or")
     return [
         heading("How it was verified"),
-        f"{formatting.counted(checked.pairs, 'pair')} of clean processes, baseline and plan alternating. "
+        f"Baseline and plan ran in turn in {formatting.counted(checked.pairs, 'pair')} of clean processes.\n"
         f"The plan's run included {included}" + (f", but not {missing}." if missing else "."),
     ]
 
 
 def _rescued(rescue: Rescue | None) -> list[RenderableType]:
-    """Return what was tried for a baseline that runs out of memory, and which smaller changes were not tried."""
+    """Return the changes that were considered for a baseline that runs out of memory, with the outcome of each."""
     if rescue is None:
         return []
-    table = open_table("change", "outcome", "needs at least", "evidence", "why")
+    table = open_table("change", "outcome", "needs at least", "evidence", "reason")
     for rung in rescue.tried:
         outcome, changed = rung.outcome.replace("_", " "), ", ".join(rung.changed)
         table.add_row(changed, outcome, formatting.size(rung.needed_bytes), rung.evidence.value, rung.reason or "—")
-    return [heading("How the least change was found"), table]
+    return [heading("How the smallest change was found"), table]
 
 
 def _tried(plan: Plan) -> list[RenderableType]:
     if not plan.trials:
         return []
-    count = formatting.counted(len(plan.trials), "trial")
-    title = f"What was tried: {count}, estimates are analytic, the rest {_tier(plan)}"
+    trials = formatting.counted(len(plan.trials), "trial")
+    title = f"What was tried: {trials} (estimated update: analytic; other figures: {_tier(plan)})"
     whole = any(trial.whole_fit_seconds is not None for trial in plan.trials)
     rows = ByWidth(lambda columns: _trials_table(plan.trials, columns))
     return [heading(title), rows, *([_WHOLE_FIT] if whole else [])]
 
 
 def _trials_table(trials: Sequence[TrialRecord], columns: Sequence[str]) -> Table:
-    predicted = ["estimated update"] if "update" in columns else []
-    table = open_table("trial", "configuration", *stacked(*predicted, *columns), "outcome")
+    estimated = ["estimated update"] if "update" in columns else []
+    table = open_table("trial", "configuration", *stacked(*estimated, *columns), "outcome")
     for trial in trials:
         shown = outcome_cells(trial.measurement or trial.compiled, trial.whole_fit_seconds)
         estimate = trial.predicted_update_seconds
         shown["estimated update"] = "—" if estimate is None else formatting.seconds(estimate)
-        cells = [shown[name] for name in (*predicted, *columns)]
+        cells = [shown[name] for name in (*estimated, *columns)]
         table.add_row(str(trial.number), trial.config.describe(), *cells, _outcome(trial))
     return table
 
 
 def stacked(*columns: str) -> list[str]:
-    """Return names of columns with one word a line, because figures are narrower than the names."""
+    """Return names of columns with one word per line, because the figures below them are narrow."""
     return [name.replace(" ", "\n") for name in columns]
 
 
 class ByWidth:
-    """A table of trials with those of `OUTCOME_COLUMNS` for which the line is wide enough; `draw` takes their names."""
+    """A table of trials with the `OUTCOME_COLUMNS` that fit the terminal's width; `draw` takes their names."""
 
     def __init__(self, draw: Callable[[Sequence[str]], RenderableType]) -> None:
         self._draw = draw
@@ -308,7 +311,7 @@ class ByWidth:
 
 
 def outcome_cells(measured: Measurement | CompilerEvidence | None, whole_fit_seconds: float | None) -> dict[str, str]:
-    """Return the figures of a trial by `OUTCOME_COLUMNS`; dashes where it has none."""
+    """Return the figures of a trial by `OUTCOME_COLUMNS`; dashes where there is no figure."""
     return dict(zip(OUTCOME_COLUMNS, _outcome_figures(measured, whole_fit_seconds), strict=True))
 
 
@@ -329,36 +332,33 @@ def _outcome_figures(measured: Measurement | CompilerEvidence | None, whole_fit_
 def _outcome(trial: TrialRecord) -> str:
     if trial.failure is None:
         return trial.outcome
-    reason = baseline_vs_plan.FAILURES[trial.failure.kind]
+    failure = baseline_vs_plan.FAILURES[trial.failure.kind]
     first = formatting.first_line(trial.failure.message)
     log = f" (log: {trial.failure.log})" if trial.failure.log else ""
-    return reason + (f": {first}" if first else "") + log
+    return failure + (f": {first}" if first else "") + log
 
 
 def _tier(plan: Plan) -> str:
     if plan.evidence is Evidence.COMPILED:
-        return "of compiled programs"
+        return "compiled programs"
     return "measured on simulated devices" if plan.hardware.simulated else "measured"
 
 
 def _rejections(rejected: Iterable[Rejection]) -> list[RenderableType]:
-    """By stage, in the order of `_STAGES`; the first few of each with their figures."""
+    """Return a table for each stage, in the order of `_STAGES`, with the first rejections of each."""
     groups: dict[str, list[Rejection]] = defaultdict(list)
     for rejection in rejected:
         groups[rejection.stage].append(rejection)
     parts: list[RenderableType] = []
-    for stage, stage_name in _STAGES.items():
+    for stage, why in _STAGES.items():
         if groups[stage]:
             count = formatting.counted(len(groups[stage]), "configuration")
-            parts += [
-                heading(f"Not tried, {stage_name}{_tiers(groups[stage])}: {count}"),
-                *_rejection_group(groups[stage]),
-            ]
+            parts += [heading(f"Not tried, {why}{_tiers(groups[stage])}: {count}"), *_rejection_group(groups[stage])]
     return parts
 
 
 def _tiers(group: Sequence[Rejection]) -> str:
-    """What the reasons of a group rest on, where they rest on figures."""
+    """Return the evidence tiers of a group's reasons, where these are figures."""
     if group[0].stage not in ("infeasible", "slower"):
         return ""
     tiers = {str(rejection.figures.get("evidence", Evidence.ANALYTIC.value)) for rejection in group}
@@ -380,8 +380,8 @@ def _estimate(candidate: Candidate) -> tuple[str, str]:
     return formatting.rate(estimate.time.samples_per_second), formatting.size(estimate.memory.total)
 
 
-def to_know(notes: Sequence[str]) -> list[RenderableType]:
-    """Notes as a list under their title; nothing where there are none."""
+def notes_section(notes: Sequence[str]) -> list[RenderableType]:
+    """Return notes as a list under their title; empty where there are none."""
     if not notes:
         return []
     bullets = Table.grid(padding=(0, 1, 0, 0))

@@ -1,4 +1,4 @@
-"""What is seen while tuning: a live table in a terminal, plain lines everywhere else."""
+"""Show the progress of tuning: a live table in a terminal, plain lines everywhere else."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _REFRESHES_PER_SECOND = 4
 
 @contextlib.contextmanager
 def watching(stream: TextIO, clock: Callable[[], float] = time.monotonic) -> Iterator[Watch]:
-    """Yield a function that shows events on `stream`, until the end of the block."""
+    """Yield a function that shows events on `stream` until the end of the block."""
     lasting = cast("TextIO", Lasting(stream))
     console = open_console(lasting)
     if not console.is_terminal or console.is_dumb_terminal:
@@ -34,13 +34,13 @@ def watching(stream: TextIO, clock: Callable[[], float] = time.monotonic) -> Ite
         return
     board = Board(clock)
     with Live(get_renderable=board.render, console=console, refresh_per_second=_REFRESHES_PER_SECOND, transient=True):
-        yield lambda event: board.take(event, console)
+        yield lambda event: board.show(event, console)
 
 
 class Lasting:
-    """A stream that falls silent when it can no longer be written: its reader left, or its disk is full.
+    """A stream that drops output once it can no longer be written: its reader left, or its disk is full.
 
-    The study goes on, for its answer goes to a file.
+    Tuning continues, because the plan is written to a file.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -48,12 +48,12 @@ class Lasting:
         self._silent = False
 
     def write(self, text: str) -> int:
-        """As much as can be written."""
+        """Write the text if the stream still takes it."""
         self._try(lambda: self._stream.write(text))
         return len(text)
 
     def flush(self) -> None:
-        """What was written goes out, if it can."""
+        """Flush the stream if it still takes output."""
         self._try(self._stream.flush)
 
     def _try(self, put: Callable[[], object]) -> None:
@@ -68,7 +68,7 @@ class Lasting:
 
 
 class PlainLines:
-    """An event, a line: for pipes, logs, and terminals that cannot move their cursor."""
+    """Print one line per event, for pipes, logs, and terminals that cannot move their cursor."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream
@@ -76,10 +76,10 @@ class PlainLines:
         self._start = clock()
 
     def __call__(self, event: Event) -> None:
-        """Write the event, with the seconds since the start, and what is left where that is known."""
+        """Write the event with the time since the start, and the time left if it is known."""
         if event.kind == "trial_phase":
             return
-        words = [f"[{formatting.duration(self._clock() - self._start)}]", _told(event)]
+        words = [f"[{formatting.duration(self._clock() - self._start)}]", _text(event)]
         if event.kind == "trial_finished":
             words += [part for part in (_best(event), _left(event.seconds_left)) if part]
         self._stream.write("  ".join(words) + "\n")
@@ -98,7 +98,7 @@ class Trial:
     whole_fit_seconds: float | None = None
 
     def cells(self) -> dict[str, str]:
-        """What it showed, by `OUTCOME_COLUMNS`."""
+        """Return the figures by `OUTCOME_COLUMNS`."""
         shown = None if isinstance(self.outcome, Failure) else self.outcome
         return outcome_cells(shown, self.whole_fit_seconds)
 
@@ -115,10 +115,10 @@ class Board:
     left_at: float = 0.0
     _spinner: Spinner = field(default_factory=lambda: Spinner("dots"))
 
-    def take(self, event: Event, console: Console) -> None:
-        """Take an event in; notes are printed above the table, where they stay."""
+    def show(self, event: Event, console: Console) -> None:
+        """Update the state from an event; print a note above the table, where it stays."""
         if event.number is not None:
-            self._tell_trial(event, event.number)
+            self._update_trial(event, event.number)
         if event.kind == "note":
             console.print(Text(event.text))
         elif event.kind != "trial_phase" and event.kind != "trial_finished":
@@ -129,7 +129,7 @@ class Board:
             self.seconds_left, self.left_at = event.seconds_left, self.clock()
 
     def render(self) -> RenderableType:
-        """The table of trials with a line on what is being done, the time left, and the best so far."""
+        """Return the table of trials, with a line for the current stage, the time left, and the best trial so far."""
         self._spinner.update(text=Text(self._status()))
         if not self.trials:
             return self._spinner
@@ -144,7 +144,7 @@ class Board:
             table.add_row(str(trial.number), trial.config.describe(), *shown, self._state(trial), style=style)
         return table
 
-    def _tell_trial(self, event: Event, number: int) -> None:
+    def _update_trial(self, event: Event, number: int) -> None:
         known = self.trials.get(number)
         if known is None and event.config is not None:
             known = self.trials[number] = Trial(number, event.config, "starting", self.clock())
@@ -171,12 +171,12 @@ class Board:
         best = self.trials.get(self.best_number) if self.best_number is not None else None
         if best is not None and isinstance(best.outcome, Measurement):
             rate = formatting.rate(best.outcome.samples_per_second)
-            over = "" if best.whole_fit_seconds is None else " over the whole fit"
-            parts.append(f"best so far{over}: trial {best.number}, {rate} samples/s")
+            by = "" if best.whole_fit_seconds is None else " by whole-fit time"
+            parts.append(f"best so far{by}: trial {best.number}, {rate} samples/s")
         return "  ·  ".join(parts)
 
 
-def _told(event: Event) -> str:
+def _text(event: Event) -> str:
     if event.kind == "trial_started" and event.number is not None:
         config = f": {event.config.describe()}" if event.config else ""
         return f"trial {event.number} starts{config}"
@@ -187,10 +187,10 @@ def _told(event: Event) -> str:
 
 def _outcome(outcome: Measurement | CompilerEvidence | Failure, whole_fit_seconds: float | None) -> str:
     if isinstance(outcome, Failure):
-        return f"failed, {FAILURES[outcome.kind]}: {formatting.first_line(outcome.message)}"
+        return f"failed ({FAILURES[outcome.kind]}): {formatting.first_line(outcome.message)}"
     if isinstance(outcome, CompilerEvidence):
         took = formatting.duration(outcome.lower_seconds + outcome.compile_seconds)
-        return f"compiled: {formatting.size(outcome.memory.must_fit_bytes)} a device, in {took}"
+        return f"compiled in {took}: {formatting.size(outcome.memory.must_fit_bytes)} per device"
     simulated = " on simulated devices" if outcome.simulated_devices else ""
     cells = outcome_cells(outcome, whole_fit_seconds)
     known = {name: cell for name, cell in cells.items() if cell != formatting.NOT_KNOWN}
@@ -199,8 +199,8 @@ def _outcome(outcome: Measurement | CompilerEvidence | Failure, whole_fit_second
 
 
 def _best(event: Event) -> str:
-    over = " over the whole fit" if event.whole_fit_known else ""
-    return "" if event.best_number is None else f"(best so far{over}: trial {event.best_number})"
+    by = " by whole-fit time" if event.whole_fit_known else ""
+    return "" if event.best_number is None else f"(best so far{by}: trial {event.best_number})"
 
 
 def _left(seconds_left: float | None) -> str:

@@ -334,7 +334,7 @@ def why_not_here(jobs: JobRunner, space: Space) -> str | None:
     if jobs.backend != TRACED_ON:
         return f"what {jobs.backend} runs is not what XLA compiles for JAX"
     if not any(config.jit_compile for config in space.configs):
-        return "without jit_compile nothing is compiled"
+        return "without jit_compile there is no compiled program"
     try:
         target = compiler_target(jobs.cluster)
     except HardwareError as error:

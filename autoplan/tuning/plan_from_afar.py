@@ -27,7 +27,7 @@ def plan_from_afar(request: TuneRequest, jobs: JobRunner, findings: Findings, wa
     if why_not is not None and request.compile_count:
         raise HardwareError(why_not)
     if why_not is not None:
-        findings = replace(findings, notes=(f"no compiler was asked: {why_not}", *findings.notes))
+        findings = replace(findings, notes=(f"nothing was compiled: {why_not}", *findings.notes))
     return finish(request, analytic_plan(request, findings), findings, watch)
 
 

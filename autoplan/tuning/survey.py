@@ -78,7 +78,7 @@ def found(request: TuneRequest, jobs: JobRunner, watch: Watch) -> Findings:
     Where nothing fits with the whole state on each device, state that is split over the devices is considered too.
     NoFeasibleConfiguration where nothing fits; WorkloadError where nothing can be estimated and nothing is measured.
     """
-    watch(Event("stage", f"observing the training up to its fit, on {jobs.backend}"))
+    watch(Event("stage", f"inspecting the training up to its fit, on {jobs.backend}"))
     here = measured_here(request, jobs)
     observation = jobs.observe(abstract=not here)
     space = _space(request, observation, jobs.cluster)

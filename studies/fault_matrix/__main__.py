@@ -303,7 +303,7 @@ CASES = {
         PLAN, r"ended by SIGKILL in phase .*it is tried once more", act=sent(signal.SIGKILL, to="worker")
     ),
     "another process takes the memory": Case(
-        PLAN, r"other processes took.*it is tried once more", within=beside_a_hoarder
+        PLAN, r"other processes used.*it is tried once more", within=beside_a_hoarder
     ),
     "script that spawns children": Case(PLAN, r"The plan is in", faults("script", "children", "always")),
     "script that changes its folder": Case(PLAN, r"The plan is in", faults("script", "folder", "always")),

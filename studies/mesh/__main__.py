@@ -79,7 +79,7 @@ def scaling_rows(note: str) -> list[dict[str, Any]]:
 
 def scaling_note(plan: Plan) -> str:
     """Return the note of the plan on 1, 2, 4 and 8 devices."""
-    found = [note for note in plan.notes if note.startswith("devices and efficiency")]
+    found = [note for note in plan.notes if note.startswith("throughput and efficiency")]
     if not found:
         raise harness.StudyFailed(f"the plan has no note on efficiency; its notes: {plan.notes}")
     return found[0]

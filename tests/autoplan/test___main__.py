@@ -160,12 +160,12 @@ def test_an_interruption_of_a_real_process(folder, number):
     )
     try:
         lines = iter(tuning.stdout.readline, "")
-        assert any("observing the training" in line for line in lines)
+        assert any("inspecting the training up to its fit" in line for line in lines)
         tuning.send_signal(number)
         _, told = tuning.communicate(timeout=60)
     finally:
         tuning.kill()
-    assert (tuning.returncode, told) == (130, "error: interrupted before there was an answer\n")
+    assert (tuning.returncode, told) == (130, "error: interrupted before there was a result\n")
 
 
 def test_an_answer_on_a_full_disk_is_one_message(folder):
@@ -177,4 +177,4 @@ def test_an_answer_on_a_full_disk_is_one_message(folder):
             stderr=subprocess.PIPE,
             text=True,
         )
-    assert (done.returncode, done.stderr) == (2, "error: the answer could not be printed: no space left on device\n")
+    assert (done.returncode, done.stderr) == (2, "error: the result could not be printed: no space left on device\n")

@@ -172,7 +172,7 @@ def test_too_few_devices_are_told(tmp_path):
     environment = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"} | {"JAX_PLATFORMS": "cpu"}
     done = subprocess.run([sys.executable, script], env=environment, text=True, capture_output=True)
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == "the plan needs 4 devices; there are 1"
+    assert done.stderr.splitlines()[-1] == "the plan needs 4 devices; found 1"
 
 
 @pytest.mark.parametrize(
@@ -211,8 +211,8 @@ def test_what_the_baseline_had_is_taken_back():
 
 def test_notes_say_what_plain_calls_cannot_do():
     module = exported(batch=(96, 2))
-    assert "# An update sees 1.5 times as many samples as before: set the learning rate anew." in module
-    assert "# The last 128 of 8192 samples fill no update: leave them out, or pad them with zero weights." in module
+    assert "# An update sees 1.5 times as many samples as before: choose a new learning rate." in module
+    assert "# The last 128 of 8192 samples do not fill an update: drop them, or pad them with weight zero." in module
     assert "# Note: BatchNorm's statistics are per micro-batch" in module
 
 
@@ -233,11 +233,11 @@ def test_what_plain_calls_cannot_express_is_refused(config, message):
     with pytest.raises(PlanError) as caught:
         exported(**config)
     assert message in str(caught.value)
-    assert str(caught.value).endswith("train with it through `autoplan train`")
+    assert str(caught.value).endswith("run it with `autoplan train`")
 
 
 def test_an_unknown_target():
-    with pytest.raises(ConfigError, match="--to yaml: cannot export to that; choose from python"):
+    with pytest.raises(ConfigError, match="--to yaml: unknown export target; choose from python"):
         export.exported(plans.plan(), "yaml")
 
 

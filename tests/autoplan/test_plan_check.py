@@ -53,11 +53,11 @@ def test_versions(key, version, name, matters):
         ({"devices": 0}, Difference("hardware devices", "1 device", "0 devices", True)),
         (
             {"capacity_bytes": 6 * plans.GIB},
-            Difference("hardware memory", "12.0 GiB a device", "6.00 GiB a device", True),
+            Difference("hardware memory", "12.0 GiB per device", "6.00 GiB per device", True),
         ),
         (
             {"capacity_bytes": 24 * plans.GIB},
-            Difference("hardware memory", "12.0 GiB a device", "24.0 GiB a device", False),
+            Difference("hardware memory", "12.0 GiB per device", "24.0 GiB per device", False),
         ),
     ],
 )
@@ -118,8 +118,8 @@ def test_warnings_are_of_what_matters_alone():
     release, fix = Difference("keras", "3.15.1", "3.16.0", True), Difference("python", "3.11.7", "3.11.8", False)
     assert Verdict((fix,)).warnings("plan.yaml") == []
     (told,) = Verdict((fix, release)).warnings("plan.yaml")
-    assert told.startswith("plan.yaml was tuned for another environment, and its figures may not hold")
-    assert told.endswith("(keras: the plan has 3.15.1, here is 3.16.0)")
+    assert told.startswith("plan.yaml was tuned for a different setup, so its figures may not apply")
+    assert told.endswith("(keras: the plan has 3.15.1; here: 3.16.0)")
 
 
 def test_a_verdict_tells_what_matters_first():
@@ -127,15 +127,15 @@ def test_a_verdict_tells_what_matters_first():
     differs = Difference("keras", "3.15.1", "3.16.0", True)
     assert Verdict(()).lines("plan.yaml") == ["plan.yaml is valid here"]
     assert Verdict((changed,)).lines("plan.yaml") == [
-        "plan.yaml is valid here; the changes do not affect it",
-        "changed: python: the plan has 3.11.7, here is 3.12.1",
+        "plan.yaml is valid here. These changes do not affect it:",
+        "changed: python: the plan has 3.11.7; here: 3.12.1",
     ]
     both = Verdict((changed, differs))
     assert not both.valid
     assert both.lines("plan.yaml") == [
-        "plan.yaml is not valid here; tune again, or use the environment that it was made for",
-        "differs: keras: the plan has 3.15.1, here is 3.16.0",
-        "changed: python: the plan has 3.11.7, here is 3.12.1",
+        "plan.yaml is not valid here. Tune again, or restore the differing values:",
+        "differs: keras: the plan has 3.15.1; here: 3.16.0",
+        "changed: python: the plan has 3.11.7; here: 3.12.1",
     ]
     assert both.to_dict() == {
         "schema": 1,
@@ -201,7 +201,7 @@ def test_an_accelerator_must_have_been_measured_here(made_here):
     )
     (difference,) = plan_check.verdict(plan, plan_check.here(plan)).differences
     assert str(difference) == (
-        "hardware kind: the plan has gpu, here is not measured yet (`autoplan hardware probe` does that)"
+        "hardware kind: the plan has gpu; here: not measured yet (run `autoplan hardware probe`)"
     )
 
 

@@ -45,7 +45,7 @@ def test_the_backend_is_tuned_where_that_is_asked(tune, every_backend):
     assert {trial.config.backend for trial in plan.trials} == {"jax", "tensorflow", "torch"}
     assert plan.verification.faster
     assert plan.verification.numerics == "exact"
-    assert any(note.startswith("moving from jax to torch: set KERAS_BACKEND=torch") for note in plan.notes)
+    assert any(note.startswith("the backend changes from jax to torch: set KERAS_BACKEND=torch") for note in plan.notes)
 
 
 def test_losses_of_two_backends_are_compared_from_the_same_weights(tune, every_backend):
@@ -107,7 +107,7 @@ def test_a_planted_fault_is_undone_and_the_plan_is_verified(tune, tmp_path):
     assert plan.verification.numerics == "exact"
     assert plan.verification.pairs == 3
     assert (plan.verification.validation_ran, plan.verification.checkpoint_saved) == (True, True)
-    assert plan.notes[0] == "accumulation 1: shown faster than the baseline in 3 pairs of clean processes"
+    assert plan.notes[0] == "accumulation 1: shown to be faster than the baseline in 3 pairs of clean processes"
     assert result.written_to == tmp_path / "plan.yaml"
     assert file.read(result.written_to).config == plan.config
     assert not result.interrupted
@@ -158,7 +158,8 @@ def test_simulated_devices_are_called_so_and_each_number_of_them_is_measured(tun
     scaling = next(note for note in plan.notes if note.startswith("devices and efficiency"))
     rate = 256 / micro_step_seconds(config(256))
     assert scaling == (
-        f"devices and efficiency (measured, simulated devices): 1: {rate:,.0f} samples/s (100%); "
+        f"throughput and efficiency by number of devices (measured, simulated devices): 1: "
+        f"{rate:,.0f} samples/s (100%); "
         f"2: {rate:,.0f} samples/s (50%); 4: {rate:,.0f} samples/s (25%)"
     )
 

@@ -249,7 +249,7 @@ def plain_plan(**changes: Any) -> dict[str, Any]:
 
 
 def rescued_plan(**changes: Any) -> dict[str, Any]:
-    """A plan whose baseline, batch 512, runs out of 1 GiB: it is accumulation 4, the least change that runs."""
+    """A plan whose baseline, batch 512, runs out of 1 GiB: it is accumulation 4, the smallest change that runs."""
     own, least, less = config(batch=(512, 1)), config(batch=(128, 4)), config(batch=(256, 2))
     failure = {"kind": "oom", "message": "held 1.02 GiB of 1.00 GiB in phase compile", "held_bytes": 1096 * MIB}
     failed = {"measured": None, "failure": failure}

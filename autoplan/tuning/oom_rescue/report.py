@@ -1,4 +1,4 @@
-"""The result of a rescue, as values of a plan and in words: the least change that runs, and why no smaller one.
+"""The result of a rescue, as values of a plan and in words: the smallest change that runs, and why no smaller one.
 
 `search` decides what is tried.
 """
@@ -25,7 +25,7 @@ def rescue(
     usable_bytes: int | None,
     batch_norm: bool,
 ) -> Rescue | None:
-    """Return the least change that runs and why, as a plan records it; None when nothing ran."""
+    """Return the smallest change that runs and why, as a plan records it; None when nothing ran."""
     least = search.least
     if least is None:
         return None

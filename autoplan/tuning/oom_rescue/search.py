@@ -82,7 +82,7 @@ def cannot_run(config: TrainConfig, failed: TrainConfig, needed: Mapping[TrainCo
 
 
 class RescueSearch:
-    """Names the configuration to try next, until the least change that runs is found or nothing is left.
+    """Names the configuration to try next, until the smallest change that runs is found or nothing is left.
 
     `least` is the least change that has run so far; None while nothing has run. `order` has all candidates, the least
     change first.

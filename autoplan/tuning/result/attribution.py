@@ -1,4 +1,4 @@
-"""Why a plan is what it is: what each change brings alone, and how the training scales over devices."""
+"""Explain a plan: what each change brings alone, and how the training scales over devices."""
 
 from __future__ import annotations
 
@@ -14,43 +14,43 @@ from cost_models.config import TrainConfig
 
 _FIXED = {"communication": "communication", "overhead": "launch overhead"}
 """Parts of a micro-step that do not grow with its batch."""
-_SPREADS = ", which a larger batch spreads over more samples (--effective-batch LO..HI)"
+_SPREADS = "; a larger batch spreads this cost over more samples (--effective-batch LO..HI)"
 _NONE_LARGER = (
-    "none of the configurations that may be tried uses more, for the global batch has to divide over the devices, and "
-    "--fix and --only hold the mesh"
+    "no configuration that may be tried uses more, because the global batch must divide by the devices or because "
+    "--fix or --only keep the mesh"
 )
 _ATTRIBUTED = (Tuning.CHOSEN_BEFORE, Tuning.FREE)
-"""Knobs of which an explanation says what each brings alone."""
+"""Kinds of knobs whose separate effect is explained."""
 _AS_LONG = 1.01
-"""Below this many times another's time, two are as long."""
+"""Ratio of two times below which they count as equal."""
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Seconds a sample of configurations, steady state, all of one tier."""
+    """Steady-state seconds a sample of configurations, all from one evidence tier."""
 
     evidence: Evidence
     seconds_per_sample: Mapping[TrainConfig, float]
 
     def ratio(self, slow: TrainConfig, fast: TrainConfig) -> float | None:
-        """How many times as fast; None where one of them is not known."""
+        """Return how many times as fast `fast` is as `slow`; None where one of them is not known."""
         known = self.seconds_per_sample
         return known[slow] / known[fast] if slow in known and fast in known else None
 
 
 def measured_rates(records: Iterable[TrialRecord]) -> Rates:
-    """What trials measured."""
+    """Return the rates that trials measured."""
     measured = ((r.config, r.measurement) for r in records)
     return Rates(Evidence.MEASURED, {c: 1 / m.samples_per_second for c, m in measured if m})
 
 
 def predicted_rates(findings: Findings) -> Rates:
-    """What arithmetic says."""
+    """Return the rates of the analytic estimates."""
     return Rates(Evidence.ANALYTIC, {c: one.seconds_per_sample for c, one in findings.estimates.items()})
 
 
 def contributions(baseline: TrainConfig, config: TrainConfig, tiers: Sequence[Rates]) -> list[str]:
-    """What each change brings if it is made alone, from the best tier that knows it; [] for fewer than two changes."""
+    """Return what each change brings alone, from the best tier that has it; [] for fewer than two changes."""
     singles = _single_changes(baseline, config)
     if len(singles) < 2:
         return []
@@ -64,9 +64,9 @@ def contributions(baseline: TrainConfig, config: TrainConfig, tiers: Sequence[Ra
 
 
 def scaling(findings: Findings, tiers: Sequence[Rates]) -> str | None:
-    """Samples a second and efficiency of the best configuration on each number of devices, all from one tier.
+    """Return samples a second and efficiency of the best configuration on each number of devices, all from one tier.
 
-    Efficiency is the rate over what that many times one device would give. None with a single number of devices.
+    Efficiency is the rate divided by that of perfect scaling. None with a single number of devices.
     """
     sizes = sorted({config.mesh.devices for config in findings.space.configs})
     if len(sizes) < 2:
@@ -82,46 +82,47 @@ def scaling(findings: Findings, tiers: Sequence[Rates]) -> str | None:
             for size, rate in known.items()
         ]
         simulated = ", simulated devices" if findings.cluster.simulated else ""
-        return f"devices and efficiency ({rates.evidence}{simulated}): {'; '.join(parts)}"
+        return f"throughput and efficiency by number of devices ({rates.evidence}{simulated}): {'; '.join(parts)}"
     return None
 
 
 def idle_devices(findings: Findings, config: TrainConfig, tiers: Sequence[Rates]) -> str | None:
-    """Why a plan leaves devices idle, from the best tier that knows it; None where it leaves none."""
-    used, there = config.mesh.devices, findings.cluster.devices
-    if used >= there:
+    """Return why a plan leaves devices idle, from the best tier that has figures; None where it leaves none."""
+    used, devices = config.mesh.devices, findings.cluster.devices
+    if used >= devices:
         return None
-    used_devices = f"the plan uses {used} of {there} devices"
+    uses = f"the plan uses {used} of {devices} devices"
     larger = [one for one in findings.space.configs if one.mesh.devices > used]
     if not larger:
-        return f"{used_devices}: {_NONE_LARGER}"
+        return f"{uses}: {_NONE_LARGER}"
     for rates in tiers:
         known = [one for one in larger if one in rates.seconds_per_sample and _may_fit(findings, one)]
         if known and config in rates.seconds_per_sample:
             best = min(known, key=lambda one: rates.seconds_per_sample[one])
-            return f"{used_devices}: {_against(findings, config, best, rates)}"
-    return f"{used_devices}: no configuration on more devices is known to fit"
+            return f"{uses}: {_against(findings, config, best, rates)}"
+    return f"{uses}: no configuration on more devices is known to fit"
 
 
 def _against(findings: Findings, config: TrainConfig, best: TrainConfig, rates: Rates) -> str:
-    """What the best on more devices takes, and where its time goes."""
+    """Return the time of the best configuration on more devices, and its largest part."""
     ratio = rates.ratio(best, config) or 1.0
     samples = formatting.counted(best.batch.local, "sample")
-    on = f"the best on {best.mesh.devices}, with {samples} each, takes {_times(ratio)} ({rates.evidence})"
+    named = f"the best configuration on {best.mesh.devices}, with {samples} per device"
+    on = f"{named}, takes {_times(ratio)} ({rates.evidence})"
     estimate = findings.estimates.get(best)
     if estimate is None or estimate.analytic.time.bound not in _FIXED:
         return on
     time = estimate.analytic.time
     share = formatting.percent(getattr(time.parts, time.bound) / time.micro_step_seconds)
-    share = f"{share} of it {_FIXED[time.bound]} (analytic)"
-    kept = len({one.batch.effective for one in findings.space.configs}) == 1
-    return f"{on}, {share}{_SPREADS if kept else ''}"
+    share = f"{share} of it is {_FIXED[time.bound]} (analytic)"
+    one_batch = len({one.batch.effective for one in findings.space.configs}) == 1
+    return f"{on}; {share}{_SPREADS if one_batch else ''}"
 
 
 def _times(ratio: float) -> str:
     if ratio < 1:
-        return f"{ratio:.2f} times as long, which is too close to separate"
-    return f"{ratio:.2f} times as long" if ratio >= _AS_LONG else "as long"
+        return f"{ratio:.2f} times as long per sample, which is too small a difference"
+    return f"{ratio:.2f} times as long per sample" if ratio >= _AS_LONG else "as long per sample"
 
 
 def _may_fit(findings: Findings, config: TrainConfig) -> bool:

@@ -1,4 +1,4 @@
-"""What was found -> the Plan: which configuration is the answer, on which evidence, and why."""
+"""Build the Plan from the findings: which configuration is the answer, on which evidence, and why."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ from cost_models.config import TrainConfig
 
 
 def analytic_plan(request: TuneRequest, findings: Findings) -> Plan:
-    """The best by arithmetic alone: nothing was measured, and the plan says so.
+    """Return the best plan by analytic estimates; a note of the plan says that nothing was measured.
 
-    NoFeasibleConfiguration where it may not fit: only a compiler or a run could show it.
+    Raises NoFeasibleConfiguration where the best may not fit: only a compiler or a run could show it.
     """
     best = findings.shortlist[0]
     if not findings.estimates[best].fits:
         raise NoFeasibleConfiguration(nothing_fits(list(findings.estimates.values())))
     best = _least_change(findings, best)
-    why = f"best of {len(findings.estimates)} configurations by estimate; nothing was measured"
+    why = f"best of {len(findings.estimates)} configurations by analytic estimate; nothing was measured"
     untried = [*_untried(findings.space.baseline, best), *_idle(findings, best)]
     return _plan(
         request,
@@ -71,9 +71,9 @@ def _least_change(findings: Findings, best: TrainConfig) -> TrainConfig:
 
 
 def compiled_plan(request: TuneRequest, findings: Findings, checked: CheckedByCompiler) -> Plan:
-    """The best that the target's compiler found to fit; where it found none, the best that it has not refused.
+    """Return the best plan that the target's compiler found to fit; without one, the best that was not refused.
 
-    NoFeasibleConfiguration where it found everything too large.
+    Raises NoFeasibleConfiguration where the compiler found every configuration too large.
     """
     winner = checked.winner
     best = checked.instead if winner is None else winner.config
@@ -81,16 +81,16 @@ def compiled_plan(request: TuneRequest, findings: Findings, checked: CheckedByCo
         raise NoFeasibleConfiguration(_all_too_large(checked))
     compiled = [record for record in checked.records if record.compiled is not None]
     if winner is None:
-        found = "none that was compiled was found to fit" if checked.records else "none was compiled"
+        found = "no compiled configuration fits" if checked.records else "no configuration was compiled"
         why = (
-            f"best of {len(findings.estimates)} configurations by estimate; {found} ({checked.ended}), so the "
+            f"best of {len(findings.estimates)} configurations by analytic estimate; {found} ({checked.ended}), so the "
             "plan was not compiled"
         )
-        why += "" if findings.estimates[best].fits else "; whether it fits is not sure"
+        why += "" if findings.estimates[best].fits else "; it may not fit"
     else:
         why = (
-            f"best of {len(findings.estimates)} configurations by estimate, corrected by compiling "
-            f"{len(compiled)} of them; this one was compiled"
+            f"best of {len(findings.estimates)} configurations by analytic estimate, corrected by compiling "
+            f"{len(compiled)} of them; the plan's configuration was compiled"
         )
     return _plan(
         request,
@@ -113,34 +113,35 @@ def compiled_plan(request: TuneRequest, findings: Findings, checked: CheckedByCo
 
 
 def _baseline_too_large(findings: Findings) -> list[str]:
-    """Figures of a baseline stand beside the plan's, though on this hardware it may not run at all."""
+    """Return a note that the baseline may not run on this hardware, because its figures are shown beside the plan's."""
     own = findings.estimates.get(findings.space.baseline)
     if own is None or own.fits:
         return []
     hope = "may not fit" if own.may_fit else "does not fit"
-    needs, there = formatting.size(own.needed_bytes), formatting.size(own.usable_bytes)
+    needs, usable = formatting.size(own.needed_bytes), formatting.size(own.usable_bytes)
     where = findings.cluster.name
-    return [f"your own configuration {hope} on {where}: it needs up to {needs} of {there} a device (analytic)"]
+    return [f"your own configuration {hope} on {where}: it needs up to {needs} of {usable} per device (analytic)"]
 
 
 def _all_too_large(checked: CheckedByCompiler) -> str:
-    """Return a note on the smallest memory that the compiler reported for rejected configurations."""
+    """Return the message where the compiler found every configuration too large, with the smallest need."""
     known = [one for one in checked.rejected if one.figures["needed_bytes"] is not None]
     least = min(known, key=lambda one: int(one.figures["needed_bytes"] or 0), default=None)
-    what = "" if least is None else f", the least {least.config.describe()}: {least.reason}"
+    smallest = "" if least is None else f"; the smallest is {least.config.describe()}: {least.reason}"
     return (
-        f"none of the configurations that the compiler was asked about fits ({len(checked.rejected)} are too large"
-        f"{what}), and nothing else may. What would fit: larger devices or more of them, a smaller --effective-batch, "
-        "or fewer restrictions (--fix, --only)"
+        f"none of the compiled configurations fits ({len(checked.rejected)} are too large{smallest}), and by their "
+        "estimates no other configuration can fit. These may help: larger or more devices, a smaller "
+        "--effective-batch, or fewer restrictions (--fix, --only)"
     )
 
 
 def _untried(baseline: TrainConfig, best: TrainConfig) -> list[str]:
-    """What only a run can show of a plan that nobody ran."""
+    """Return a note on the precision of a plan that was not run: only a run can compare training results."""
     if best.precision is baseline.precision:
         return []
-    training = f"training in {best.precision.value} was not compared with {baseline.precision.value}"
-    return [f"{training}: compare a few updates before a long training, or pin the precision with --fix"]
+    pair = f"{best.precision.value} and {baseline.precision.value}"
+    advice = "compare a few updates before a long training, or pin the precision with --fix"
+    return [f"training results of {pair} were not compared: {advice}"]
 
 
 def measured_plan(
@@ -151,17 +152,17 @@ def measured_plan(
     ranked: Sequence[TrialRecord],
     repeats: Sequence[Timed] = (),
 ) -> Plan:
-    """The verified winner; else the baseline; else, where the baseline is ruled out or fails, the best that is left.
+    """Return the plan for the verified winner; else for the baseline; else, if that is excluded, for the best trial.
 
-    `repeats` are runs of configurations that ran more than once: every interval is stated so that it holds for other
-    processes too, as far as repeats show it. `verified` is None where verification was interrupted, and empty where
-    nothing was worth it.
+    verified  None where verification was interrupted; empty where no trial was worth it
+    repeats   runs of configurations that ran more than once; from them every interval is widened to hold for other
+              processes too
     """
     between = spread([*repeats, *trial_runs(tried, repeats)])
     tried, ranked = of_clean_runs(tried, repeats), [with_clean_run(record, repeats) for record in ranked]
     tried, ranked = restated_trials(tried, between), [with_interval(record, between) for record in ranked]
     choice = choose(findings, tried, verified, ranked)
-    setup = None if request.source.kind == "instance" else _setup_note(tried)  # what is before fit is autoplan's own
+    setup = None if request.source.kind == "instance" else _setup_note(tried)  # the code before fit is autoplan's own
     runs = [run.measurement.others_busy_processors for one in verified or () for run in one.runs]
     tried_beside = [one.measurement.others_busy_processors for one in tried.records if one.measurement is not None]
     busy = busy_note(runs or tried_beside, os.cpu_count() or 1, compared=bool(runs))
@@ -190,7 +191,7 @@ def measured_plan(
 
 
 def _whole_fit(findings: Findings, tried: Tried, choice: Choice) -> WholeFit | None:
-    """What the script's own fit takes under the plan and as it is; None where its length is not known."""
+    """Return the time of the script's whole fit with and without the plan; None where its length is not known."""
     planned, own, chosen = PlannedFit.of(findings.observation), tried.baseline.measurement, choice.measurement
     if chosen is None:
         return None
@@ -215,7 +216,7 @@ def _with_whole_fit(record: TrialRecord, findings: Findings, records: Sequence[T
 
 
 def _setup_note(tried: Tried) -> str | None:
-    """Of the trials' medians: what the script takes to get to its fit, against the whole."""
+    """Return a note on the time before fit, by the medians of the trials."""
     measured = [record.measurement for record in tried.records if record.measurement]
     if not measured:
         return None
@@ -223,21 +224,21 @@ def _setup_note(tried: Tried) -> str | None:
 
 
 def _explained(findings: Findings, tried: Tried, config: TrainConfig) -> list[str]:
-    """What each change brings alone, and how the training scales: measured where trials say it, else analytic."""
+    """Return what each change brings alone, and how training scales: measured where there are trials, else analytic."""
     tiers = (measured_rates(tried.records), predicted_rates(findings))
     lines = scaling(findings, tiers), idle_devices(findings, config, tiers)
     return [*contributions(findings.space.baseline, config, tiers), *(one for one in lines if one)]
 
 
 def _idle(findings: Findings, config: TrainConfig) -> list[str]:
-    """What the baseline uses of hardware that is not here, and why the plan leaves devices idle."""
-    own, there = findings.space.baseline.mesh.devices, findings.cluster.devices
+    """Return notes on devices that baseline and plan leave idle on hardware that is not here."""
+    own, devices = findings.space.baseline.mesh.devices, findings.cluster.devices
     used = (
-        f"your own configuration uses {own} of the {there} devices, as the script is; `estimate` takes all of them "
-        "unless --mesh says otherwise"
+        f"your own configuration uses {own} of the {devices} devices, because the script does; `estimate` uses all "
+        "devices unless --mesh is given"
     )
     idle = idle_devices(findings, config, (predicted_rates(findings),))
-    return [*([used] if own < there else []), *([idle] if idle else [])]
+    return [*([used] if own < devices else []), *([idle] if idle else [])]
 
 
 def _notes(findings: Findings, config: TrainConfig) -> list[str]:

@@ -27,15 +27,15 @@ class Choice:
 def choose(
     findings: Findings, tried: Tried, verified: Sequence[Verified] | None, ranked: Sequence[TrialRecord]
 ) -> Choice:
-    """Return the configuration of the plan, on which evidence it rests, and why."""
+    """Return the configuration of the plan, its evidence, and why it was chosen."""
     reference = tried.reference.config
     baseline_runs = tried.baseline.measurement is not None
-    named = "the baseline" if baseline_runs else "the least change that runs"
+    named = "the baseline" if baseline_runs else "the smallest change that runs"
     last = verified[-1] if verified else None
     if last is not None and last.holds:
         verification = last.verification if baseline_runs else _without_speedup(last.verification, reference)
         words = ", ".join(changes(findings.space.baseline, last.config)) or "no change"
-        why = f"{words}: shown faster than {named} in {last.verification.pairs} pairs of clean processes"
+        why = f"{words}: shown to be faster than {named} in {last.verification.pairs} pairs of clean processes"
         return Choice(last.config, _of_its_trial(last.config, ranked), verification, why)
     others = any(one.config != reference for one in ranked)
     why = _why_not(last, named, interrupted=verified is None, others=others)
@@ -51,7 +51,7 @@ def choose(
 
 
 def _of_its_trial(config: TrainConfig, ranked: Sequence[TrialRecord]) -> Measurement | None:
-    """The trial's figures, taken like the baseline's: nothing compiled before. Verification runs found a warm cache."""
+    """Return the trial's measurement, which began without a compilation cache, as the baseline's did."""
     return next((record.measurement for record in ranked if record.config == config), None)
 
 
@@ -59,24 +59,24 @@ def _why_not(last: Verified | None, named: str, *, interrupted: bool, others: bo
     if last is None and interrupted:
         return "interrupted before a winner was verified"
     if last is None:
-        return f"no trial was faster than {named}" if others else f"nothing was measured besides {named}"
+        return f"no trial was faster than {named}" if others else f"only {named} was measured"
     if last.out_of_time:
-        return "the budget ended before the best trial was verified; a larger --budget leaves time for that"
+        return "the time budget ended before the best trial was verified; a larger --budget leaves time for that"
     verified = last.verification
     if verified.numerics == "outside":
-        return f"the best trial does not train the same ({verified.numerics_detail})"
+        return f"the best trial gives different training results ({verified.numerics_detail})"
     if verified.speedup is None:
         return f"the best trial failed verification ({verified.numerics_detail})"
     low, high = verified.speedup_low or 0.0, verified.speedup_high or 0.0
-    interval = formatting.spread(low, high, f"95% interval {low:.2f} to {high:.2f}")
+    interval = formatting.spread(low, high, f"95% confidence interval {low:.2f} to {high:.2f}")
     return f"the best trial was not shown to be faster in clean processes (speed-up {verified.speedup:.2f}, {interval})"
 
 
 def _without_speedup(verification: Verification, reference: TrainConfig) -> Verification:
-    """Where the baseline does not run there is no speed-up over it; what was compared is kept in words."""
+    """Return a verification without a speed-up over a baseline that does not run; its detail names the comparison."""
     detail = (
         f"{verification.numerics_detail}; {verification.speedup:.2f} times as fast as {reference.describe()}, "
-        "the least change that runs"
+        "the smallest change that runs"
     )
     return verification.model_copy(
         update={"speedup": None, "speedup_low": None, "speedup_high": None, "numerics_detail": detail}

@@ -1,4 +1,4 @@
-"""The last step of tuning: the plan is written, and returned with what was considered."""
+"""The last step of tuning: write the plan and return it with the candidates."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def source_record(request: TuneRequest, observation: Observation) -> SourceRecor
 
 
 def _named(spec: SourceSpec) -> str:
-    """The source as `autoplan train` reads it back: a file, a file with its function, or a module."""
+    """Return the source as `autoplan train` reads it: a file, a file with its function, or a module."""
     if spec.kind == "script" and spec.module:
         return f"-m {spec.module}"
     if spec.kind == "builder" and spec.module:

@@ -145,13 +145,13 @@ def compare_losses(
     """
     same_seed = list(baseline_seeds[0]) if baseline_seeds else []
     if not winner or len(same_seed) != len(winner):
-        return Numerics("not_compared", f"{len(same_seed)} losses of the baseline against {len(winner)} of the plan")
+        return Numerics("not_compared", f"the baseline has {len(same_seed)} losses and the plan has {len(winner)}")
     if not all(map(math.isfinite, winner)):
         return Numerics("outside", "a loss of the plan is not a finite number")
     if exact:
         return _compare_exactly(same_seed, winner, tolerance)
     if len(baseline_seeds) != SEEDS:
-        return Numerics("not_compared", f"{len(baseline_seeds)} of the {SEEDS} baseline seeds ended with losses")
+        return Numerics("not_compared", f"only {len(baseline_seeds)} of the {SEEDS} baseline seeds gave losses")
     return _compare_with_band(baseline_seeds, winner, compute_dtype, other_statistics=other_statistics)
 
 
@@ -170,13 +170,15 @@ def _compare_with_band(
     half = max(student_t(len(finals) - 1) * spread * math.sqrt(1 + 1 / len(finals)), rounding)
     ours = _later_mean(winner)
     detail = (
-        f"mean loss over the later updates {ours:.6g}; {len(finals)} seeds of the baseline span "
+        f"mean loss of the later updates {ours:.6g}; 95% interval over {len(finals)} seeds of the baseline "
         f"{centre - half:.6g} to {centre + half:.6g}"
     )
     if abs(ours - centre) <= half:
         return Numerics("within_seed_band", detail)
     if other_statistics and ours < centre:
-        return Numerics("not_compared", f"{detail}; BatchNormalization sees other micro-batches, and the loss is lower")
+        return Numerics(
+            "not_compared", f"BatchNormalization sees other micro-batches, and the loss is lower ({detail})"
+        )
     return Numerics("outside", detail)
 
 

@@ -158,7 +158,7 @@ class Verifier:
     def _numerics(self, reference: TrainConfig, winner: TrainConfig) -> Numerics:
         """Compare losses of both under one seed, and of the reference under four more where they need not be equal."""
         if reference.batch.effective != winner.batch.effective:
-            return Numerics("not_compared", "the effective batch differs, so no update is the same")
+            return Numerics("not_compared", "the effective batches differ, so no update is the same")
         facts = self.observation
         exact = exactness_expected(reference, winner, random_layers=facts.random_layers, batch_norm=facts.batch_norm)
         seeds = range(FIRST_SEED, FIRST_SEED + (1 if exact else SEEDS))
@@ -173,7 +173,9 @@ class Verifier:
             options = self._initial_weights(seed, given=config == winner) if moved else {}
             losses = self.jobs.numerics(config, seed=seed, updates=updates, options=options)
             if isinstance(losses, Failure):
-                return Numerics("not_compared", f"the {whose} losses: {losses.kind.value}: {losses.message}")
+                return Numerics(
+                    "not_compared", f"the run for the {whose} losses failed ({losses.kind.value}: {losses.message})"
+                )
             ours, theirs = (losses, theirs) if config == winner else (ours, [*theirs, losses])
         return compare_losses(
             theirs,

@@ -43,7 +43,7 @@ def asked(monkeypatch):
 
     def tune(request, watch):
         requests.append(request)
-        watch(Event("stage", "observing the training up to its fit"))
+        watch(Event("stage", "inspecting the training up to its fit"))
         return TuneResult(plans.plan(), (), (), None, None, request.output)
 
     monkeypatch.setattr(planner, "tune", tune)
@@ -173,7 +173,7 @@ def test_a_missing_script_is_named(folder):
 def test_tune_ends_with_the_table_and_the_next_command(folder, asked):
     done = run("tune", "train.py")
     lines = done.stdout.splitlines()
-    assert lines[0].endswith("observing the training up to its fit")
+    assert lines[0].endswith("inspecting the training up to its fit")
     assert any(line.startswith("update ") and line.endswith("measured") for line in lines)
     assert lines[-1] == "  autoplan train train.py --plan plan.yaml -- --learning-rate 1e-4"
     assert done.stderr == ""
@@ -182,7 +182,7 @@ def test_tune_ends_with_the_table_and_the_next_command(folder, asked):
 def test_tune_in_json_prints_the_plan_alone_on_stdout(folder, asked):
     done = run("tune", "train.py", "--format", "json")
     assert Plan.model_validate(json.loads(done.stdout)) == plans.plan()
-    assert "observing the training" in done.stderr
+    assert "inspecting the training up to its fit" in done.stderr
 
 
 def test_an_interrupted_study_answers_and_exits_with_130(folder, monkeypatch):
@@ -208,7 +208,7 @@ def test_a_dry_run_lists_candidates_and_writes_nothing(folder, monkeypatch):
     done = run("tune", "train.py", "--dry-run", "--output", "/nowhere/plan.yaml")
     assert done.exit_code == 0
     assert (asked[0].dry_run, asked[0].output) == (True, None)
-    assert done.stdout.startswith("Nothing was measured: a dry run lists what tuning would try, ")
+    assert done.stdout.startswith("Nothing was measured. Tuning would try these configurations, ")
     assert "needs 19.4 GiB of 12.0" not in done.stdout
     assert "needs 19.4 GiB of 12.0" in run("tune", "train.py", "--dry-run", "--all").stdout
     assert done.stdout.splitlines()[-1] == "Tuning would take about 3 min 20 s (analytic)."
@@ -219,7 +219,7 @@ def test_a_dry_run_lists_candidates_and_writes_nothing(folder, monkeypatch):
     ]
     alone = run("tune", "train.py", "--all")
     assert alone.exit_code == 2
-    assert "--all prints the whole of a dry run; give it together with --dry-run" in alone.stderr
+    assert "--all needs --dry-run, because it prints all candidates of a dry run" in alone.stderr
 
 
 # Errors
@@ -250,7 +250,7 @@ def test_ctrl_c_without_an_answer_exits_with_130(folder, monkeypatch):
 
     monkeypatch.setattr(planner, "tune", tune)
     done = run("tune", "train.py")
-    assert (done.exit_code, done.stderr) == (130, "error: interrupted before there was an answer\n")
+    assert (done.exit_code, done.stderr) == (130, "error: interrupted before there was a result\n")
 
 
 def test_a_fault_of_autoplan_is_kept_in_a_file(folder, monkeypatch, capsys):
@@ -261,8 +261,8 @@ def test_a_fault_of_autoplan_is_kept_in_a_file(folder, monkeypatch, capsys):
     told = capsys.readouterr().err
     kept = next(Path(".autoplan").glob("crash-*.txt"))
     assert told == (
-        "error: autoplan itself failed (KeyError: 'missing'). This is a fault of autoplan, not of your input: "
-        f"please report it with the file {kept}.\n"
+        "error: autoplan itself failed (KeyError: 'missing'). This is a bug in autoplan, not a fault of your input. "
+        f"Please report it with the file {kept}.\n"
     )
     assert "Traceback" in kept.read_text()
 
@@ -307,7 +307,7 @@ def test_estimate_in_text_and_with_explanations(folder, monkeypatch):
     monkeypatch.setattr(planner, "estimate", lambda request, watch: ANSWER)
     short = run("estimate", "train.py", "--hardware", "tpu-v4-8")
     assert short.stdout.splitlines()[0] == (
-        "float32, batch 128 on tpu-v4-8. Every figure is analytic: nothing was run or measured."
+        "float32, batch 128 on tpu-v4-8. Nothing was run or measured: every figure is analytic."
     )
     long = run("estimate", "train.py", "--hardware", "tpu-v4-8", "--explain")
     assert len(long.stdout) > len(short.stdout)
@@ -350,7 +350,7 @@ def test_compare_asks_with_the_documented_defaults_and_prints_a_table(folder, co
     done = run("compare", "train.py")
     assert done.exit_code == 0
     assert compared_with == [CompareRequest(source=compared_with[0].source)]
-    assert "It fits on 2 of 2 kinds of hardware." in done.stdout
+    assert "The training fits on 2 of 2 kinds of hardware." in done.stdout
     assert "estimating" in done.stderr
     assert "estimating" not in done.stdout
 
@@ -388,7 +388,7 @@ def test_every_option_of_compare_reaches_the_planner(folder, compared_with):
         (["--hardware", "tpu-v99-8"], "unknown hardware 'tpu-v99-8'"),
         (["--family", "tpus"], "unknown family 'tpus'; expected tpu, gpu, nvidia, amd, cpu or all"),
         (["--family", "tpu", "--hardware", "gpu-t4"], "--hardware and --family are both given"),
-        (["--family", "tpu", "--evidence", "compiled"], "--evidence compiled asks the compiler of each hardware"),
+        (["--family", "tpu", "--evidence", "compiled"], "--evidence compiled compiles for each kind of hardware"),
     ],
 )
 def test_bad_words_of_compare_are_one_message(folder, words, message):
@@ -417,7 +417,7 @@ def test_train_tells_what_the_plan_was_tuned_for_and_goes_on(folder, monkeypatch
     monkeypatch.setattr(os, "execv", lambda path, words: became.append(path))
     done = run("train", "train.py", "--plan", "plan.yaml")
     assert (done.exit_code, became) == (0, [sys.executable])
-    assert "note: plan.yaml was tuned for another environment, and its figures may not hold (hardware" in done.stderr
+    assert "note: plan.yaml was tuned for a different setup, so its figures may not apply (hardware" in done.stderr
 
 
 def test_train_refuses_a_damaged_plan_before_anything_starts(folder, monkeypatch):
@@ -447,7 +447,7 @@ def test_export_prints_a_module(folder):
     assert done.exit_code == 0
     compile(done.stdout, "exported.py", "exec")
     assert run("export", "plan.yaml", "--to", "rust").stderr == (
-        "error: --to rust: cannot export to that; choose from python\n"
+        "error: --to rust: unknown export target; choose from python\n"
     )
 
 
@@ -461,9 +461,7 @@ def test_check_answers_with_its_exit_code(folder):
     file.write(plans.plan(), "plan.yaml")
     done = run("check", "plan.yaml")
     assert done.exit_code == 2
-    assert done.stdout.splitlines()[0] == (
-        "plan.yaml is not valid here; tune again, or use the environment that it was made for"
-    )
+    assert done.stdout.splitlines()[0] == ("plan.yaml is not valid here. Tune again, or restore the differing values:")
     as_json = run("check", "plan.yaml", "--format", "json")
     assert as_json.exit_code == 2
     assert json.loads(as_json.stdout)["valid"] is False

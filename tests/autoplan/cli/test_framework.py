@@ -81,8 +81,8 @@ def test_a_crash_that_can_be_kept_nowhere_is_told_whole(monkeypatch, tmp_path, c
     (tmp_path / ".autoplan").write_text("a file, not a folder")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing" / "deeper"))
-    assert framework.tell_crash(KeyError("x")) == 1
-    assert capsys.readouterr().err.endswith("please report it with this:\nKeyError: 'x'\n.\n")
+    assert framework.report_crash(KeyError("x")) == 1
+    assert capsys.readouterr().err.endswith("Please report it with this traceback:\nKeyError: 'x'\n.\n")
 
 
 def test_a_crash_goes_to_the_temporary_folder_where_the_working_one_is_closed(monkeypatch, tmp_path, capsys):
@@ -90,7 +90,7 @@ def test_a_crash_goes_to_the_temporary_folder_where_the_working_one_is_closed(mo
     (tmp_path / "temporary").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
-    framework.tell_crash(KeyError("x"))
+    framework.report_crash(KeyError("x"))
     (kept,) = Path(tmp_path / "temporary").iterdir()
     assert f"the file {kept}" in capsys.readouterr().err
     assert "KeyError: 'x'" in kept.read_text()
@@ -98,7 +98,7 @@ def test_a_crash_goes_to_the_temporary_folder_where_the_working_one_is_closed(mo
 
 def test_json_is_strict():
     with pytest.raises(ValueError, match="not JSON compliant"):
-        framework.tell_json({"x": float("nan")})
+        framework.print_json({"x": float("nan")})
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
@@ -140,7 +140,7 @@ def test_an_answer_that_cannot_be_printed_says_where_the_plan_is():
         framework.answering(Path("plan.yaml")),
     ):
         raise OSError(errno.ENOSPC, "No space left on device")
-    assert str(caught.value) == "the answer could not be printed: no space left on device; the plan is in plan.yaml"
+    assert str(caught.value) == "the result could not be printed: no space left on device; the plan is in plan.yaml"
     with pytest.raises(BrokenPipeError), framework.answering():
         raise BrokenPipeError(errno.EPIPE, "Broken pipe")
 
@@ -148,7 +148,7 @@ def test_an_answer_that_cannot_be_printed_says_where_the_plan_is():
 def test_an_option_of_the_scripts_own_is_told_where_it_goes(app):
     done = CliRunner().invoke(app, ["echo", "train.py", "--batch-size", "16"])
     assert done.exit_code == 2
-    assert "If it is the script's own, it goes behind --, as in: -- --batch-size …" in done.output
+    assert "If it is an option of the script, put it after --, as in: -- --batch-size …" in done.output
     mistyped = CliRunner().invoke(app, ["echo", "train.py", "--lout"])
     assert "--loud" in mistyped.output
     assert "the script's own" not in mistyped.output

@@ -136,7 +136,7 @@ def test_a_name_stands_as_it_is_and_says_what_would_help(compare):
     assert row.would_help.startswith("devices with ")
     assert row.to_dict()["trains"] is False
     row = compare(training(wide(200), rebatchable=False), "gpu-t4").rows[0]
-    assert row.would_help.endswith(", or a smaller batch in the script, whose data come in batches of one size")
+    assert row.would_help.endswith(", or a smaller batch in the script (autoplan cannot rebatch its data)")
 
 
 def test_between_the_ends_of_its_interval_nobody_knows(compare):
@@ -154,7 +154,7 @@ def test_a_precision_is_proposed_where_somebody_says_how_fast_it_is(compare):
     precisions = {row.chip: row.config.precision for row in found.rows}
     assert precisions["gpu-t4"] is not Precision.MIXED_BFLOAT16
     assert precisions["tpu-v4"] is not Precision.MIXED_FLOAT16
-    assert any("was not compared; --fix precision=float32 keeps the precision" in note for note in found.notes)
+    assert any("were not compared; --fix precision=float32 keeps the precision" in note for note in found.notes)
     pinned = compare(
         training(4096, config(8192), samples=65536), "gpu-t4", "tpu-v4-8", fix={"precision": "mixed_bfloat16"}
     )
@@ -177,7 +177,7 @@ def test_names_are_told_apart_before_anything_runs(compare):
     with pytest.raises(ConfigError, match="--hardware and --family are both given"):
         compare(client, "gpu-t4", families=("tpu",))
     for names in ((), tuple(f"gpu-t4-x{n}" for n in range(1, MOST_COMPILED + 2))):
-        with pytest.raises(ConfigError, match=f"name 1 to {MOST_COMPILED} of them with --hardware"):
+        with pytest.raises(ConfigError, match=f"name 1 to {MOST_COMPILED} kinds with --hardware"):
             compare(client, *names, compile=True)
     assert client.jobs == []
 
@@ -283,7 +283,9 @@ def test_a_compiled_program_that_nobody_can_price_keeps_its_estimate_and_says_so
     row = checked(answer)
     assert row.evidence is Evidence.COMPILED
     assert row.samples_per_second == estimates[row.config].analytic.time.samples_per_second
-    assert row.notes == ("its memory is compiled, its rate is analytic: the program could not be priced",)
+    assert row.notes == (
+        "memory is compiled but the rate is analytic, because the compiled program has no time estimate",
+    )
 
 
 @pytest.mark.parametrize(
@@ -317,9 +319,9 @@ def test_where_no_compiler_can_be_asked_the_estimate_stays_and_says_so(checked):
 
     row = checked(refuse)
     assert (row.verdict, row.evidence) == (FitVerdict.TRAINS, Evidence.ANALYTIC)
-    assert row.notes == ("no compiler was asked: XLA:TPU is not installed here",)
+    assert row.notes == ("nothing was compiled: XLA:TPU is not installed here",)
     row = checked(refuse, training(wide(200)))
-    assert row.notes == ("no compiler was asked: nothing may fit",)
+    assert row.notes == ("nothing was compiled: no configuration can fit",)
 
 
 def test_ctrl_c_while_compiling_is_ctrl_c(checked):

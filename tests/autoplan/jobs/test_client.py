@@ -371,7 +371,7 @@ def test_a_machine_that_runs_out_of_memory_ends_the_job_and_says_who_took_it(
     monkeypatch.setattr("autoplan.machine.processes.free_bytes", lambda: 2**20 if marker.exists() else free_at_start)
     failed = run(client, spec).failure
     assert (failed.kind, failed.outside) == (kind, outside)
-    assert ("other processes took the rest" in failed.message) == outside
+    assert ("other processes used the rest" in failed.message) == outside
     wait_for(lambda: gone(int(marker.read_text())))
 
 

@@ -43,12 +43,17 @@ SHORT = SCARCE_BYTES // 2
 @pytest.mark.parametrize(
     ("kills", "seen", "kind", "outside", "words"),
     [
-        pytest.param(0, watched(held=GIB), FailureKind.CRASH, True, "the signal came from outside", id="somebody"),
+        pytest.param(0, watched(held=GIB), FailureKind.CRASH, True, "another process sent the signal", id="somebody"),
         pytest.param(
-            1, watched(free=SHORT, held=7 * GIB), FailureKind.OOM, False, "it held 7.00 GiB, and 64.0 MiB", id="its own"
+            1, watched(free=SHORT, held=7 * GIB), FailureKind.OOM, False, "it used 7.00 GiB, and 64.0 MiB", id="its own"
         ),
         pytest.param(
-            1, watched(free=SHORT, held=GIB), FailureKind.CRASH, True, "because of other processes", id="others"
+            1,
+            watched(free=SHORT, held=GIB),
+            FailureKind.CRASH,
+            True,
+            "because other processes used the memory",
+            id="others",
         ),
         pytest.param(
             1, watched(held=GIB), FailureKind.OOM, False, "the kernel's out-of-memory killer", id="faster than looks"
@@ -63,7 +68,7 @@ def test_a_kill_is_told_apart_by_memory(counted, kills, seen, kind, outside, wor
     counted(kills)
     found = exit_status.of_status(status_of(signal.SIGKILL), seen, "measure")
     assert (found.kind, found.outside) == (kind, outside)
-    assert found.message.startswith("ended by SIGKILL in phase measure; it held ")
+    assert found.message.startswith("ended by SIGKILL in phase measure; it used ")
     assert words in found.message
 
 
@@ -92,13 +97,13 @@ def test_a_server_that_is_gone_says_nothing_of_its_job(counted):
 
 def test_an_exit_code_is_the_jobs_own():
     found = exit_status.of_status(7 << 8, watched(), "setup")
-    assert (found.message, found.outside) == ("left with exit code 7 in phase setup, without a result", False)
+    assert (found.message, found.outside) == ("exited with code 7 in phase setup, without a result", False)
 
 
 def test_the_limit_of_a_job_comes_first():
     assert exit_status.over_limit(watched(held=GIB), GIB, "measure") is None
     found = exit_status.over_limit(watched(held=GIB + 2**20, free=SHORT), GIB, "measure")
-    assert (found.kind, found.message) == (FailureKind.OOM, "held 1.00 GiB of 1.00 GiB in phase measure")
+    assert (found.kind, found.message) == (FailureKind.OOM, "used 1.00 GiB of the allowed 1.00 GiB in phase measure")
 
 
 def test_a_machine_without_memory_ends_a_job_before_the_kernel_ends_somebody():
@@ -107,8 +112,8 @@ def test_a_machine_without_memory_ends_a_job_before_the_kernel_ends_somebody():
     others = exit_status.over_limit(watched(free=SHORT, held=GIB), 64 * GIB, "measure")
     assert (others.kind, others.outside) == (FailureKind.CRASH, True)
     assert others.message == (
-        "ended in phase measure before the kernel's out-of-memory killer acted: it held 1.00 GiB, and 64.0 MiB of this "
-        "machine's memory were left; other processes took the rest"
+        "stopped in phase measure because the machine was out of memory: it used 1.00 GiB, and 64.0 MiB of this "
+        "machine's memory were free; other processes used the rest"
     )
 
 

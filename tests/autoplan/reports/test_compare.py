@@ -24,7 +24,8 @@ SHARDED = config(64, 2, mesh={"data": 8}, layout={"shard_state": True}, precisio
 def test_the_first_lines_say_what_was_asked_where_it_fits_and_on_which_evidence():
     told = one_line(comparison(row("a"), row("b", verdict=FitVerdict.TOO_LARGE)))
     assert told.startswith(
-        "train.py: 1,000 parameters, as written float32, batch 64. It fits on 1 of 2 kinds of hardware. "
+        "train.py: 1,000 parameters; the script's own configuration is float32, batch 64. The "
+        "training fits on 1 of 2 kinds of hardware. "
         "Every figure is analytic: nothing was run, measured or compiled."
     )
 
@@ -35,17 +36,17 @@ def test_a_row_says_devices_configuration_memory_margin_rate_efficiency_and_evid
         "gpu-made-x16 8 of 16 devices: mixed_bfloat16, batch 64x2, sharded state 4.00 of 16.0 75% 1,000 25% analytic"
         in told
     )
-    assert "Sorted: the fastest first, all devices together." in told
-    assert "8% at least are kept free" in told
+    assert "Sorted fastest first, all devices together." in told
+    assert "at least 8% stays free" in told
 
 
 def test_costs_are_a_column_with_their_prices_and_the_dates_of_their_sources():
     told = one_line(comparison(row("a", chips=2), row("b", offers=()), by_cost=True))
-    assert "Sorted: the cheapest first, by the first price below; what has no price last." in told
+    assert "Sorted cheapest first, by the first price below; hardware without a price is last." in told
     assert "a 1 device: float32, batch 64 4.00 of 16.0 75% 1,000 25% 2.00 analytic" in told
     assert "b 1 device: float32, batch 64 4.00 of 16.0 75% 1,000 25% no price analytic" in told
-    assert "a 3.6 2 on demand, somewhere From a list (read 2026-11-29)." in told
-    assert "The catalogue has none for this hardware." in one_line(comparison(row(offers=()), by_cost=True))
+    assert "a 3.6 2 on demand, somewhere Sources: a list (read 2026-11-29)." in told
+    assert "The catalogue has no prices for this hardware." in one_line(comparison(row(offers=()), by_cost=True))
     assert "price" not in one_line(comparison(row()))
 
 
@@ -54,28 +55,31 @@ def test_what_does_not_fit_says_what_it_needs_and_what_would_do():
     perhaps = row("c", verdict=FitVerdict.UNCERTAIN, needed_bytes=17 * GIB, least_bytes=15 * GIB)
     unknown = row("d", verdict=FitVerdict.NOT_KNOWN, reason="no figure is known for the link")
     told = one_line(comparison(row("a"), large, perhaps, unknown))
-    assert "Where it does not fit, or not surely" in told
+    assert "Hardware on which it does not fit, or may not fit" in told
     assert "b 20.0 of 16.0 1 device: float32, batch 64 b-x2 (sharded) analytic" in told
     assert "c 15.0 to 17.0 of 16.0" in told
-    assert "Where it is not known hardware why ─" in told
+    assert "Hardware without an estimate hardware reason ─" in told
     assert "d no figure is known for the link" in told
 
 
 def test_evidence_stands_in_every_row_where_it_differs():
     compiled = row("a", evidence=Evidence.COMPILED)
-    told = one_line(comparison(compiled, row("b", samples_per_second=1.0, notes=("no compiler was asked: none here",))))
+    told = one_line(comparison(compiled, row("b", samples_per_second=1.0, notes=("nothing was compiled: none here",))))
     assert "Every figure is analytic" not in told
-    assert "Nothing was run or measured. Where it says compiled, rates are those of the compiled program" in told
+    assert (
+        "Nothing was run or measured. Rows marked compiled show the compiled program, with times by a roofline model"
+        in told
+    )
     assert "1,000 25% compiled b" in told
-    assert "- b: no compiler was asked: none here" in told
+    assert "- b: nothing was compiled: none here" in told
 
 
 def test_sizes_that_were_passed_over_are_told():
     smallest = row("tpu-made-8", looked_at=("tpu-made-1", "tpu-made-4", "tpu-made-8"))
     large = row("gpu-made-x8", verdict=FitVerdict.TOO_LARGE, looked_at=("gpu-made", "gpu-made-x8"))
     told = one_line(comparison(smallest, large))
-    assert "smaller sizes on which it does not surely fit: tpu-made-1, tpu-made-4" in told
-    assert "sizes on none of which it surely fits: gpu-made to gpu-made-x8" in told
+    assert "smaller sizes on which it does not or may not fit: tpu-made-1, tpu-made-4" in told
+    assert "it does not or may not fit on any size of: gpu-made to gpu-made-x8" in told
 
 
 @pytest.mark.parametrize("by_cost", [False, True])

@@ -36,7 +36,7 @@ def text(estimate, **options) -> str:
 
 def test_the_first_line_says_what_where_and_that_nothing_was_measured():
     assert lines(estimate())[0] == [
-        "float32, batch 128 on tpu-v4-8. Every figure is analytic: nothing was run or measured."
+        "float32, batch 128 on tpu-v4-8. Nothing was run or measured: every figure is analytic."
     ]
 
 
@@ -63,15 +63,15 @@ def test_time_by_part_with_shares_of_the_micro_step():
 
 def test_the_mfu_of_this_machine_says_that_its_peak_was_probed():
     here = estimate(hardware="local")
-    assert ["MFU, of the probed peak", "21%"] in lines(here)
-    assert "model FLOPs over the devices' peak that was probed, no data sheet's" in text(here, explain=True)
+    assert ["MFU (of probed peak)", "21%"] in lines(here)
+    assert "model FLOPs divided by the devices' measured peak, not a data sheet's" in text(here, explain=True)
 
 
 def test_time_has_a_band_where_a_study_has_measured_such_hardware():
     """3.5 ms, and nine of ten rows took 0.5 to 2 times what was predicted."""
     accuracy = Accuracy(low=0.5, high=2.0, rows=800, of="rows", source="studies/rows")
     assert (
-        "The micro-step probably takes 1.75 to 7.00 ms: 90% of 800 rows took 0.5 to 2 times the estimate "
+        "The micro-step probably takes 1.75 to 7.00 ms: 90% of 800 rows took 0.5 to 2 times as long as estimated "
         "(studies/rows)."
     ) in text(estimate(accuracy=accuracy))
     unknown = "The accuracy of this time is not known: no study has enough measurements of such hardware."
@@ -86,14 +86,14 @@ def test_what_was_taken_for_granted_is_told():
 
 def test_fitting_and_not_fitting_give_both_sides():
     fits = estimate()
-    assert "It fits: it may need 320 MiB, and may use 27.6 GiB of a device's 30.0 GiB (8% is kept free)." in text(fits)
+    assert "It fits: it needs up to 320 MiB and may use 27.6 GiB of a device's 30.0 GiB (8% stays free)." in text(fits)
     small = estimate(capacity=Capacity(256 * plans.MIB, 0.0))
-    assert "It does not fit: it may need 320 MiB, and may use 256 MiB of a device's 256 MiB." in text(small)
+    assert "It does not fit: it needs up to 320 MiB and may use 256 MiB of a device's 256 MiB." in text(small)
 
 
 def test_where_the_interval_spans_the_limit_the_answer_is_open():
     open_answer = estimate(capacity=Capacity(300 * plans.MIB, 0.0))
-    told = "It may fit: it needs 280 MiB to 320 MiB, and may use 300 MiB of a device's 300 MiB; --evidence compiled"
+    told = "It may fit: it needs 280 MiB to 320 MiB and may use 300 MiB of a device's 300 MiB. --evidence compiled"
     assert told in " ".join(text(open_answer).split())
 
 
@@ -103,7 +103,7 @@ def test_an_unknown_mfu_stays_unknown():
 
 def test_operations_without_a_rule_are_named():
     unknown = estimate(unknown_ops=(UnknownOp(primitive="eigh", count=3, reason=""),))
-    assert "These operations have no cost rule and are counted by their bytes: eigh (3 times)." in text(unknown)
+    assert "Operations that no rule covers, so only their memory traffic is counted: eigh (3 times)." in text(unknown)
 
 
 def test_explanations_name_every_part_and_the_largest_temporaries():
@@ -112,7 +112,7 @@ def test_explanations_name_every_part_and_the_largest_temporaries():
     assert ["block/dense", "activation", "float32 128x512", "256 KiB"] in told
     assert ["accumulators", "0 B", "summed gradients between updates"] in told
     assert ["total", "300 MiB", "interval: 280 MiB to 320 MiB"] in told
-    assert ["Every operation of the training program has a cost rule."] in told
+    assert ["The cost model covers every operation of the training program."] in told
 
 
 @pytest.mark.parametrize(("named", "cost"), [("MEMORY_PARTS", MemoryCost), ("TIME_PARTS", TimeCost)])

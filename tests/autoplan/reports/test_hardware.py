@@ -83,7 +83,7 @@ def test_a_catalogue_name_has_figures_with_sources_and_sizes():
     assert told.startswith("tpu-v4-8: 4 devices (2x2x1 chips) of tpu-v4, 30.75 GiB usable each\n")
     assert "Google Cloud documentation" in told
     assert "tpu-v4-16" in told
-    assert "USD a chip and hour" in told
+    assert "USD per chip-hour" in told
 
 
 def test_what_was_not_verified_says_so():
@@ -114,14 +114,14 @@ def test_a_probe_shows_rates_and_where_they_are_kept(own_cache, tmp_path):
     peak = next(row for row in rows(shown) if row[0] == "peak_flops_per_second.float32")
     assert peak[1] == "1.25e+11"
     assert peak[2].startswith("best of square products, achieved here")
-    kept = Path(text(shown).splitlines()[-1].removeprefix("Kept in ").removesuffix("."))
+    kept = Path(text(shown).splitlines()[-1].removeprefix("Stored in ").removesuffix("."))
     assert kept.is_relative_to(tmp_path)
     assert kept.exists()
 
 
 def test_a_probe_that_could_not_be_kept_says_so(own_cache):
     assert text(hardware.probed(PROFILE, "jax")).splitlines()[-1] == (
-        "It could not be kept, so it is measured anew each time."
+        "It could not be stored, so it is measured again each time."
     )
 
 

@@ -31,8 +31,8 @@ def simulated():
 
 def test_explain_shows_how_the_least_change_was_found():
     shown = text(plan_table.explained(Plan.model_validate(plans.rescued_plan()), PATH))
-    lines = shown[shown.index("How the least change was found") :].splitlines()
-    assert re.split(r" {2,}", lines[1]) == ["change", "outcome", "needs at least", "evidence", "why"]
+    lines = shown[shown.index("How the smallest change was found") :].splitlines()
+    assert re.split(r" {2,}", lines[1]) == ["change", "outcome", "needs at least", "evidence", "reason"]
     assert re.split(r" {2,}", lines[3]) == ["accumulation 4", "runs", "not known", "measured", "—"]
     assert re.split(r" {2,}", lines[4]) == [
         *("accumulation 2", "out of memory", "1.01 GiB", "measured", "held 1.01 GiB of 1.00 GiB in phase warm-up")
@@ -45,11 +45,9 @@ def test_explain_shows_how_the_least_change_was_found():
 
 def test_tune_ends_with_table_reasons_and_the_next_command():
     assert text(plan_table.tuned(result())).splitlines() == [
-        (
-            "Once compiled, 62.5 times as fast as your own configuration (95% interval 60.2 to 64.0), "
-            "measured in 5 alternating pairs of clean processes."
-        ),
-        "The script's whole fit, compilation included: about 3.81 s instead of 2 min 41 s, 42.3 times as fast.",
+        "Once compiled, 62.5 times as fast as your own configuration (95% confidence interval 60.2 to 64.0).",
+        "Measured in 5 alternating pairs of clean processes.",
+        "The script's whole fit, including compilation, takes about 3.81 s instead of 2 min 41 s: 42.3 times as fast.",
         "",
         "                       baseline                 plan                        evidence",
         "─" * 117,
@@ -63,15 +61,15 @@ def test_tune_ends_with_table_reasons_and_the_next_command():
             "from measured times, compilation included"
         ),
         (
-            "Each figure comes from one process; brackets show the 95% interval for other processes. "
-            "The speed-up comes from the pairs."
+            "Each figure comes from one process; brackets show where 95% of separate runs lie. The "
+            "speed-up comes from the pairs of runs."
         ),
         "The whole-fit time uses the median compile time of the trials and excludes validation.",
         "",
-        "It changes batch.global 32 → 128; batch.accumulation 4 → 1; jit_compile off → on.",
-        "The largest part of a micro-step is still arithmetic (50%), analytic.",
+        "The plan changes batch.global 32 → 128; batch.accumulation 4 → 1; jit_compile off → on.",
+        "The largest part of a micro-step is still arithmetic (50%); this figure is analytic.",
         (
-            "Training is the same: the losses of baseline and plan are equal within 1e-5 "
+            "Training gives the same results: the losses of baseline and plan are equal within 1e-5 "
             "(losses of 20 updates agree within 3.1e-07)."
         ),
         "",
@@ -87,7 +85,7 @@ def test_an_analytic_plan_says_first_that_nothing_was_measured():
     plain = plans.plain_plan(evidence="analytic", measured=None, verification=None, whole_fit=None, trials=[])
     plain["baseline"] = plain["baseline"] | {"measured": None}
     told = text(plan_table.tuned(result(plan=plans.plan(**plain)))).splitlines()
-    assert told[0] == "Nothing was measured: every figure here is analytic."
+    assert told[0] == "Nothing was measured: every figure is analytic."
     assert told[1] == "Estimated: 14.3 times as fast as your own configuration (analytic)."
     assert not any("measured" in line for line in told[1:])
 
@@ -97,10 +95,10 @@ def test_simulated_devices_are_named_wherever_their_figures_stand():
     figures = [line for line in told if line.startswith(("samples/s", "update ", "MFU"))]
     assert len(figures) == 3
     assert all("simulated devices" in line for line in figures)
-    assert "measured on simulated devices" in told[0]
+    assert told[1].startswith("Measured on simulated devices")
     story = text(plan_table.explained(simulated(), PATH))
     assert "measured on cpu (8 simulated devices)" in story
-    assert "the rest measured on simulated devices" in story
+    assert "other figures: measured on simulated devices" in story
 
 
 def test_the_next_step_says_where_and_in_what_it_is_taken():
@@ -114,7 +112,7 @@ def test_the_next_step_says_where_and_in_what_it_is_taken():
     assert "The plan is in plan.yaml. Next:" in text(plan_table.tuned(result(plan=plans.plan(**plain)))).splitlines()
     plain["source"] = plain["source"] | {"kind": "callable", "path": "build_model"}
     told = text(plan_table.tuned(result(plan=plans.plan(**plain)))).splitlines()
-    at = told.index("The plan is in plan.yaml. Next, in Python, with x and y as fit takes them:")
+    at = told.index("The plan is in plan.yaml. Next, in Python, where x and y are the arguments of fit:")
     assert told[at + 1 :] == [
         "  import autoplan",
         "  plan = autoplan.load_plan('plan.yaml')",
@@ -175,7 +173,7 @@ def test_explain_goes_through_the_whole_story():
         "What it changes",
         "What that brings",
         "How it was verified",
-        "What was tried: 3 trials, estimates are analytic, the rest measured",
+        "What was tried: 3 trials (estimated update: analytic; other figures: measured)",
         "Not tried, not enough memory (analytic): 1 configuration",
         "Notes",
     ]
@@ -184,7 +182,7 @@ def test_explain_goes_through_the_whole_story():
     assert places == sorted(places)
     assert lines[:3] == [
         "An autoplan plan, measured on cpu (1 device).",
-        "It is for fit 1 of train.py: 8,192 samples an epoch, 10 epochs, 640 updates of the weights.",
+        "It is for call 1 of fit() in train.py: 8,192 samples per epoch, 10 epochs, 640 updates of the weights.",
         "Made with autoplan 0.1.0, Keras 3.15.1, jax 0.10.2, Python 3.11.7 on Linux x86_64.",
     ]
 
@@ -226,11 +224,11 @@ def test_a_narrow_terminal_keeps_the_words_of_a_trial_whole(monkeypatch):
     assert any(row[:1] == ["2"] and row[1].startswith("mixed_float16,") for row in rows)
 
 
-def test_explain_tells_how_the_whole_fit_is_reckoned_where_it_shows_one():
+def test_explain_says_how_the_whole_fit_time_is_calculated_where_it_shows_one():
     plain = plans.plain_plan(whole_fit=None)
     assert "The whole-fit time uses" in text(plan_table.explained(plans.plan(**plain), PATH))
     trials = [trial | {"whole_fit_seconds": None} for trial in plain["trials"]]
-    assert "whole fit is reckoned" not in text(plan_table.explained(plans.plan(**plain | {"trials": trials}), PATH))
+    assert "whole-fit time uses" not in text(plan_table.explained(plans.plan(**plain | {"trials": trials}), PATH))
 
 
 def test_explain_groups_what_was_not_tried():
@@ -260,20 +258,20 @@ def test_explain_says_what_verification_did_not_cover():
     checked = plans.plain_plan()["verification"] | {"checkpoint_saved": False, "remainder_ran": False}
     told = text(plan_table.explained(plans.plan(verification=checked), PATH))
     assert (
-        "5 pairs of clean processes, baseline and plan alternating. "
-        "The plan's run included training and validation, but not a checkpoint nor a remainder."
-    ) in " ".join(told.split())
+        "Baseline and plan ran in turn in 5 pairs of clean processes.\n"
+        "The plan's run included training and validation, but not a checkpoint or a partial last batch."
+    ) in told
     none = checked | {"validation_ran": False}
     told = text(plan_table.explained(plans.plan(verification=none), PATH))
-    assert "run included training, but not validation, a checkpoint nor a remainder." in " ".join(told.split())
-    assert "It was not." in text(plan_table.explained(plans.plan(verification=None), PATH)).splitlines()
+    assert "The plan's run included training, but not validation, a checkpoint or a partial last batch." in told
+    assert "It was not verified." in text(plan_table.explained(plans.plan(verification=None), PATH)).splitlines()
 
 
 def test_without_a_pair_nothing_is_said_of_other_processes():
     told = text(plan_table.explained(plans.plan(verification=plans.plain_plan()["verification"] | {"pairs": 0}), PATH))
-    assert "No pair of clean processes was complete; figures come from the trials." in told
-    assert "The plan's own run" not in told
-    assert "in brackets where 95% of others lie" not in told
+    assert "No pair of runs in clean processes was completed, so the figures come from trials." in told
+    assert "The plan's run included" not in told
+    assert "brackets show where 95% of separate runs lie" not in told
     assert "brackets show the spread of its micro-steps. Separate runs vary more." in told
 
 
@@ -297,15 +295,15 @@ def dry():
 def test_a_dry_run_shows_candidates_with_tier_and_reason(dry):
     lines = text(plan_table.tuned(dry)).splitlines()
     assert lines[0] == (
-        "Nothing was measured: a dry run lists what tuning would try, the most promising first; figures are analytic."
+        "Nothing was measured. Tuning would try these configurations, the most promising first. Figures are analytic."
     )
     assert re.split(r"\s{2,}", lines[1].strip()) == ["configuration", "samples/s", "memory a device", "why"]
     assert re.split(r"\s{2,}", lines[3]) == ["0", "float32, batch 128", "36,600", "300 MiB", "the best by estimate"]
     assert re.split(r"\s{2,}", lines[4])[2:4] == ["not known", "not known"]
     assert lines[5:] == [
         (
-            "Configurations that would not be tried: 1 (not enough memory) and 20 (estimated to be slower); "
-            "--all lists the reasons."
+            "Configurations that are not tried: 1 (not enough memory) and 20 (estimated to be slower). "
+            "--all lists them with the reasons."
         ),
         "",
         "Tuning would take about 3 min 20 s (analytic).",

@@ -35,7 +35,7 @@ def clock():
 
 
 STORY = [
-    (0.0, Event("stage", "observing the training up to its fit")),
+    (0.0, Event("stage", "inspecting the training up to its fit")),
     (4.0, Event("note", "the script's set_dtype_policy is overridden")),
     (5.0, Event("trial_started", "", number=0, config=plans.train_config(jit_compile=False), seconds_left=595.0)),
     (6.0, Event("trial_phase", "compiling", number=0, seconds_left=594.0)),
@@ -75,9 +75,9 @@ def test_a_pipe_gets_an_event_a_line(clock):
     with progress.watching(stream, clock) as watch:
         for clock.now, event in STORY:
             watch(event)
-    best = "best so far over the whole fit: trial 0"
+    best = "best so far by whole-fit time: trial 0"
     assert stream.getvalue().splitlines() == [
-        "[0 s]  observing the training up to its fit",
+        "[0 s]  inspecting the training up to its fit",
         "[4 s]  the script's set_dtype_policy is overridden",
         "[5 s]  trial 0 starts: float32, batch 128, jit_compile off",
         (
@@ -85,7 +85,7 @@ def test_a_pipe_gets_an_event_a_line(clock):
             f"peak memory 512 MiB  ({best})"
         ),
         "[10 s]  trial 1 starts: float32, batch 4096",
-        f"[1 min 15 s]  trial 1 failed, out of memory: killed at 12.1 GiB  ({best})  8 min 45 s left",
+        f"[1 min 15 s]  trial 1 failed (out of memory): killed at 12.1 GiB  ({best})  8 min 45 s left",
         "[1 min 20 s]  pair 1 of 5",
         "[1 min 39 s]  the plan is written",
     ]
@@ -101,14 +101,14 @@ def test_a_whole_fit_of_unknown_length_is_not_spoken_of(clock):
         "(best so far: trial 0)\n"
     )
     board = progress.Board(clock)
-    board.take(event, plan_table.open_console(io.StringIO()))
+    board.show(event, plan_table.open_console(io.StringIO()))
     assert "best so far: trial 0, 32,000 samples/s" in drawn(board)
 
 
 def test_each_line_is_there_as_soon_as_it_happened(tmp_path, clock):
     with (tmp_path / "log").open("w") as stream, progress.watching(stream, clock) as watch:
         watch(STORY[0][1])
-        assert (tmp_path / "log").read_text() == "[0 s]  observing the training up to its fit\n"
+        assert (tmp_path / "log").read_text() == "[0 s]  inspecting the training up to its fit\n"
 
 
 def test_a_reader_that_leaves_does_not_end_the_study(clock):
@@ -123,7 +123,7 @@ def test_a_reader_that_leaves_does_not_end_the_study(clock):
         watch(STORY[2][1])
     with contextlib.suppress(BrokenPipeError):
         stream.close()
-    assert told == [b"[0 s]  observing the training up to its fit\n"]
+    assert told == [b"[0 s]  inspecting the training up to its fit\n"]
 
 
 def test_a_terminal_that_cannot_move_its_cursor_gets_lines(clock, monkeypatch):
@@ -131,7 +131,7 @@ def test_a_terminal_that_cannot_move_its_cursor_gets_lines(clock, monkeypatch):
     stream = Terminal()
     with progress.watching(stream, clock) as watch:
         watch(STORY[0][1])
-    assert stream.getvalue() == "[0 s]  observing the training up to its fit\n"
+    assert stream.getvalue() == "[0 s]  inspecting the training up to its fit\n"
 
 
 def test_long_lines_are_not_broken_in_a_pipe(clock):
@@ -148,7 +148,7 @@ def test_simulated_devices_are_named(clock):
         watch(event)
     assert stream.getvalue().startswith("[0 s]  trial 3 measured on simulated devices: 32,000 samples/s")
     board = progress.Board(clock)
-    board.take(event, plan_table.open_console(io.StringIO()))
+    board.show(event, plan_table.open_console(io.StringIO()))
     assert "measured, simulated devices" in drawn(board)
 
 
@@ -166,12 +166,12 @@ def test_the_board_shows_trials_phase_time_left_and_the_best(clock):
     console = plan_table.open_console(io.StringIO())
     board = progress.Board(clock)
     for clock.now, event in STORY[:4]:
-        board.take(event, console)
+        board.show(event, console)
     clock.now = 8.0
     assert ["0", "float32, batch 128, jit_compile off", *["—"] * 5, "compiling, 3 s"] in rows(board)
     assert "9 min 52 s left" in drawn(board)
     for clock.now, event in STORY[4:7]:
-        board.take(event, console)
+        board.show(event, console)
     clock.now = 85.0
     finished = rows(board)
     assert [
@@ -186,7 +186,7 @@ def test_the_board_shows_trials_phase_time_left_and_the_best(clock):
     ] in finished
     assert ["1", "float32, batch 4096", *["—"] * 5, "out of memory"] in finished
     assert "8 min 35 s left" in drawn(board)
-    assert "best so far over the whole fit: trial 0, 32,000 samples/s" in drawn(board)
+    assert "best so far by whole-fit time: trial 0, 32,000 samples/s" in drawn(board)
 
 
 def test_a_narrow_terminal_is_shown_what_matters_most(clock):
@@ -194,7 +194,7 @@ def test_a_narrow_terminal_is_shown_what_matters_most(clock):
     board = progress.Board(clock)
     console = plan_table.open_console(io.StringIO(), 80)
     for event in (event for _, event in STORY[2:5]):
-        board.take(event, console)
+        board.show(event, console)
     console.print(board.render())
     shown = [re.split(r"\s{2,}", line.strip()) for line in console.file.getvalue().splitlines()]
     assert shown[1] == ["trial", "configuration", "samples/s", "fit", "memory", "state"]
@@ -205,7 +205,7 @@ def test_the_board_keeps_to_the_screen(clock):
     console = plan_table.open_console(io.StringIO())
     board = progress.Board(clock)
     for number in range(40):
-        board.take(Event("trial_started", "", number=number, config=plans.train_config()), console)
+        board.show(Event("trial_started", "", number=number, config=plans.train_config()), console)
     numbers = [row[0] for row in rows(board) if row[0].isdecimal()]
     assert numbers == [str(number) for number in range(25, 40)]
 

@@ -68,7 +68,7 @@ def test_train_on_batch_is_measured_with_several_arguments():
     assert found.micro_step_seconds == pytest.approx(16 / found.samples_per_second)
     assert found.backend == "jax"
     text = str(found)
-    assert "per micro-step (95% interval " in text
+    assert "per micro-step (95% confidence interval " in text
     assert "samples/s; first call" in text
     assert "\n" not in text
 

@@ -145,7 +145,8 @@ def test_a_baseline_that_runs_out_of_memory_gives_way_to_the_least_change_that_r
     assert plan.config == config(64, 4)
     assert plan.verification.speedup is None
     assert (
-        plan.notes[0] == "no trial was faster than the least change that runs: the plan is the least change that runs"
+        plan.notes[0]
+        == "no trial was faster than the smallest change that runs: the plan is the smallest change that runs"
     )
     assert file.read(tmp_path / "plan.yaml").rescue == plan.rescue
     assert [record.config.batch.global_size for record in plan.trials if record.failure] == [256, 128]
@@ -158,8 +159,8 @@ def test_a_faster_one_than_the_least_change_is_verified_without_a_speed_up_over_
     assert plan.config == config(32, 8)
     assert plan.rescue.config == config(128, 2)
     assert (plan.verification.speedup, plan.verification.faster) == (None, True)
-    assert "times as fast as float32, batch 128x2, the least change that runs" in plan.verification.numerics_detail
-    assert "shown faster than the least change that runs" in plan.notes[0]
+    assert "times as fast as float32, batch 128x2, the smallest change that runs" in plan.verification.numerics_detail
+    assert "shown to be faster than the smallest change that runs" in plan.notes[0]
 
 
 def test_when_nothing_runs_for_want_of_memory_that_is_the_answer(tune):
@@ -172,7 +173,9 @@ def test_a_limit_on_memory_is_the_hardwares_and_makes_another_study(tune):
     client = FakeClient()
     plan = tune(client, memory_limit_bytes=limit, study="one", trials=2)
     assert (plan.hardware.capacity_bytes, plan.hardware.memory_limit_bytes) == (limit, limit)
-    assert "memory was limited to 1.00 GiB (--memory-limit): a trial whose processes held more was ended" in plan.notes
+    assert (
+        "memory was limited to 1.00 GiB (--memory-limit): a trial whose processes used more was stopped" in plan.notes
+    )
     with pytest.raises(StudyError, match=r"memory: 1\.00 GiB -> 8\.00 GiB"):
         tune(client, study="one", trials=2)
 

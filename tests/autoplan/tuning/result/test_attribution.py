@@ -50,14 +50,16 @@ def test_idle_devices_are_explained_by_what_more_of_them_take():
     time = {"bound": "communication", "communication_seconds": 0.9}
     facts = found([WON, two, eight], {WON: (1.0, {}), two: (1.5, time), eight: (3.0, {})})
     assert idle_devices(facts, WON, [predicted_rates(facts)]) == (
-        "the plan uses 1 of 8 devices: the best on 2, with 128 samples each, takes 1.50 times as long (analytic), "
-        "60% of it communication (analytic), which a larger batch spreads over more samples (--effective-batch LO..HI)"
+        "the plan uses 1 of 8 devices: the best configuration on 2, with 128 samples per device, "
+        "takes 1.50 times as long "
+        "per sample (analytic); 60% of it is communication (analytic); a larger batch spreads this "
+        "cost over more samples (--effective-batch LO..HI)"
     )
     freed = found([WON, two, on(2, 512)], {WON: (1.0, {}), two: (1.5, time)})
-    assert idle_devices(freed, WON, [predicted_rates(freed)]).endswith("60% of it communication (analytic)")
+    assert idle_devices(freed, WON, [predicted_rates(freed)]).endswith("60% of it is communication (analytic)")
     measured = Rates(Evidence.MEASURED, {WON: 1.0, eight: 0.995, two: 1.002})
     assert (
-        "the best on 8, with 32 samples each, takes 0.99 times as long, which is too close to separate (measured)"
+        "with 32 samples per device, takes 0.99 times as long per sample, which is too small a difference (measured)"
         in (idle_devices(facts, WON, [measured]))
     )
 
@@ -67,7 +69,7 @@ def test_no_device_is_idle_or_none_can_be_used():
     assert idle_devices(every, on(8), []) is None
     alone = found([WON], {WON: (1.0, {})})
     assert idle_devices(alone, WON, [predicted_rates(alone)]).startswith(
-        "the plan uses 1 of 8 devices: none of the configurations that may be tried uses more, "
+        "the plan uses 1 of 8 devices: no configuration that may be tried uses more, "
     )
     unknown = found([WON, on(2)], {WON: (1.0, {})})
     told = "the plan uses 1 of 8 devices: no configuration on more devices is known to fit"

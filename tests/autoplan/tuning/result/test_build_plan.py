@@ -20,7 +20,7 @@ def test_a_winner_that_holds_is_the_plan_with_the_figures_of_its_trial():
     assert plan.verification.speedup == 1.5
     assert plan.evidence is Evidence.MEASURED
     assert plan.predicted.config == WINNER
-    assert plan.notes[0] == "accumulation 1: shown faster than the baseline in 3 pairs of clean processes"
+    assert plan.notes[0] == "accumulation 1: shown to be faster than the baseline in 3 pairs of clean processes"
 
 
 def test_the_whole_fit_is_compilation_and_every_micro_step_of_the_script():
@@ -45,8 +45,8 @@ def test_pairs_beside_other_work_are_told():
         return (Timed(WINNER, Measurement.model_validate(figures)),)
 
     quiet, busy = replace(verified(WINNER), runs=runs(0.0)), replace(verified(WINNER), runs=runs(1000.0))
-    assert not any("other processes" in note for note in decide([quiet]).notes)
-    assert decide([busy]).notes[1].startswith("other processes used 1,000 of ")
+    assert not any("Other processes" in note for note in decide([quiet]).notes)
+    assert decide([busy]).notes[1].startswith("Other processes used 1000.0 of ")
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [(0.1015, OTHER), (0.103, WINNER)])
@@ -62,12 +62,13 @@ def test_a_plan_for_several_devices_says_how_many_its_baseline_uses():
     facts = replace(findings(), cluster=cluster(8, kind="gpu", local=False))
     assert analytic_plan(REQUEST, facts).notes[1:3] == [
         (
-            "your own configuration uses 1 of the 8 devices, as the script is; `estimate` takes all of them unless "
-            "--mesh says otherwise"
+            "your own configuration uses 1 of the 8 devices, because the script does; `estimate` "
+            "uses all devices unless "
+            "--mesh is given"
         ),
         (
-            "the plan uses 1 of 8 devices: none of the configurations that may be tried uses more, for the global "
-            "batch has to divide over the devices, and --fix and --only hold the mesh"
+            "the plan uses 1 of 8 devices: no configuration that may be tried uses more, because the global "
+            "batch must divide by the devices or because --fix or --only keep the mesh"
         ),
     ]
 
@@ -76,4 +77,4 @@ def test_an_analytic_plan_is_the_best_prediction_and_measures_nothing():
     plan = analytic_plan(REQUEST, findings())
     assert plan.config == WINNER
     assert (plan.evidence, plan.measured, plan.verification, plan.trials) == (Evidence.ANALYTIC, None, None, [])
-    assert plan.notes[0] == "best of 1 configurations by estimate; nothing was measured"
+    assert plan.notes[0] == "best of 1 configurations by analytic estimate; nothing was measured"

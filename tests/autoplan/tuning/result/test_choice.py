@@ -18,14 +18,17 @@ from tests.builders.plan_decisions import OTHER, OWN, REQUEST, WINNER, decide, f
             [verified(WINNER, faster=False, speedup=1.02)],
             (
                 "the best trial was not shown to be faster in clean processes "
-                "(speed-up 1.02, 95% interval 0.92 to 1.12): the plan is the baseline"
+                "(speed-up 1.02, 95% confidence interval 0.92 to 1.12): the plan is the baseline"
             ),
         ),
-        ([verified(WINNER, numerics="outside")], "the best trial does not train the same (): the plan is the baseline"),
+        (
+            [verified(WINNER, numerics="outside")],
+            "the best trial gives different training results (): the plan is the baseline",
+        ),
         (
             [Verified(WINNER, Verification(pairs=0, speedup=None, faster=False, numerics="exact"), out_of_time=True)],
             (
-                "the budget ended before the best trial was verified; a larger --budget leaves time for that: "
+                "the time budget ended before the best trial was verified; a larger --budget leaves time for that: "
                 "the plan is the baseline"
             ),
         ),
@@ -44,7 +47,7 @@ def test_a_baseline_alone_was_compared_with_nothing():
     alone = record(0, OWN, 0.01)
     tried = Tried(alone, alone, (alone,), "the budget is spent")
     plan = measured_plan(REQUEST, findings(), tried, [], [alone])
-    assert plan.notes[0] == "nothing was measured besides the baseline: the plan is the baseline"
+    assert plan.notes[0] == "only the baseline was measured: the plan is the baseline"
 
 
 def test_the_last_verified_counts():

@@ -45,23 +45,25 @@ def test_no_rule_where_nothing_changes_or_none_is_established():
     assert learning_rate_rule("SGD", 64, 64) is None
     assert learning_rate_rule("Muon", 64, 128) is None
     assert notes(config(64), config(128), optimizer="Muon") == [
-        "the effective batch goes from 64 to 128: another training; no learning-rate rule is established for Muon"
+        "the effective batch changes from 64 to 128, so results differ; no learning-rate rule is established for Muon"
     ]
 
 
 def test_batch_norm_sees_other_micro_steps():
-    told = "BatchNormalization takes its statistics over the 16 samples of a micro-step, and over 64 in the script; "
-    assert notes(config(64), config(16, 4), batch_norm=True) == [told + "no setting avoids that"]
+    told = (
+        "BatchNormalization takes its statistics over the 16 samples of a micro-step instead of 64 as in the script; "
+    )
+    assert notes(config(64), config(16, 4), batch_norm=True) == [told + "this cannot be avoided"]
     assert notes(config(64), config(64, mesh={"data": 4}), cluster(4, kind="gpu"), batch_norm=True) == []
 
 
 def test_what_counts_micro_steps_is_stretched():
-    told = "Keras counts micro-steps in the schedule; the plan stretches that to 4 an update"
+    told = "Keras counts micro-steps in the schedule; the plan stretches it to 4 an update"
     assert notes(config(64), config(16, 4), schedule=True) == [told]
 
 
 def test_a_moving_average_keeps_the_batch():
-    told = "the batch stays as it is: Keras averages the weights at every micro-step, so a split changes the average"
+    told = "the batch is not changed: Keras averages weights after every micro-step, so a split changes the average"
     assert notes(config(64), config(64), ema=True) == [told]
 
 
@@ -75,17 +77,17 @@ def test_an_update_that_goes_on_in_the_next_epoch_is_told():
     ("samples", "facts", "told"),
     [
         (64 * 5, {}, None),
-        (64 * 5 + 8, {}, "the last 8 samples of an epoch are an update of 4 smaller micro-steps"),
-        (64 * 5 + 6, {}, "the last 6 samples of an epoch are filled up with rows of weight zero, which is exact here"),
+        (64 * 5 + 8, {}, "the last 8 samples of an epoch form an update of 4 smaller micro-steps"),
+        (64 * 5 + 6, {}, "the last 6 samples of an epoch are padded with samples of weight zero, which is exact here"),
         (
             64 * 5 + 6,
             {"unweighted_metrics": True},
-            "2 of the 326 samples of an epoch are left out: they do not divide over the micro-steps",
+            "2 of the 326 samples of an epoch are left out: they do not divide by the micro-steps",
         ),
         (
             64 * 5 + 6,
             {"added_losses": True},
-            "2 of the 326 samples of an epoch are left out: they do not divide over the micro-steps",
+            "2 of the 326 samples of an epoch are left out: they do not divide by the micro-steps",
         ),
     ],
 )
@@ -94,7 +96,7 @@ def test_the_end_of_an_epoch_is_told(samples, facts, told):
 
 
 def test_the_end_of_an_epoch_on_a_mesh_is_told():
-    told = "the last 6 samples of an epoch do not divide over the mesh: every device computes all of them"
+    told = "the last 6 samples of an epoch do not divide by the devices: every device computes all of them"
     assert notes(config(64), config(64, mesh={"data": 4}), cluster(4, kind="gpu"), samples=70) == [told]
 
 
@@ -105,7 +107,7 @@ def test_an_epoch_of_unknown_or_counted_length_has_no_known_end():
 
 def test_simulated_devices_are_told():
     assert notes(config(64), config(64), cluster(4)) == [
-        "simulated: the 4 devices share one CPU; their figures do not apply to real devices",
+        "simulated: the 4 devices share one CPU, so the figures do not apply to real devices",
     ]
 
 
@@ -119,10 +121,10 @@ def test_what_was_done_to_the_script_is_told():
         notes=["a note of the worker"],
     )
     assert told == [
-        "callbacks that write were left out of trials: ModelCheckpoint, CSVLogger",
+        "callbacks that write files were left out of trials: ModelCheckpoint, CSVLogger",
         "calls of the script that the plan overrides: clear_session",
-        "the data are synthetic batches of the model's inputs and targets: the input path was not measured",
-        "training takes data: add a train_data() with what fit takes, or call autoplan.fit(plan, model, x, y)",
+        "the data are synthetic, so the input pipeline was not measured",
+        "to train, add a train_data() that returns the arguments of fit, or call autoplan.fit(plan, model, x, y)",
         "a note of the worker",
     ]
 
@@ -139,7 +141,9 @@ def test_a_pinned_knob_that_gains_nothing_is_no_note():
 
 def test_known_issues_of_the_baseline_are_told():
     (told,) = baseline_notes(config(64, jit_compile=False), observation(), VERSIONS)
-    assert told.startswith("the script's own configuration: without compilation every operation is dispatched alone")
+    assert told.startswith(
+        "known issue of your own configuration: without compilation every operation is dispatched alone"
+    )
 
 
 @pytest.mark.parametrize(("setup_seconds", "suggested"), [(1.9, False), (2.1, True)])
@@ -147,28 +151,28 @@ def test_a_builder_is_suggested_above_a_fifth_of_a_trial(setup_seconds, suggeste
     told = setup_note(setup_seconds, trial_seconds=10.0)
     assert bool(told) is suggested
     if suggested:
-        assert told.startswith("what the script does before fit takes 2.1 s, 21% of a trial, and every trial pays it")
+        assert told.startswith("the script's code before fit takes 2.1 s, 21% of a trial, and runs in every trial")
 
 
 def test_a_machine_that_others_use_is_told_beside_a_speed_up():
     assert busy_note([], 4) is None
     assert busy_note([None, 0.2, 0.99], 4) is None
     assert busy_note([None, 0.2, 1.26], 4) == (
-        "other processes used 1.26 of 4 CPU cores while baseline and plan were compared, so the timings are noisy; "
-        "measure again on an idle machine before you rely on the speed-up"
+        "Other processes used 1.3 of 4 CPU cores while baseline and plan were compared, so the timings are noisy. "
+        "Run again on an idle machine before you rely on the speed-up."
     )
 
 
 def test_trials_beside_other_work_are_told_where_nothing_was_compared():
     assert busy_note([0.2], 4, compared=False) is None
     told = busy_note([1.26], 4, compared=False)
-    assert told.startswith("other processes used 1.26 of 4 CPU cores during the trials, so the timings are noisy")
+    assert told.startswith("Other processes used 1.3 of 4 CPU cores during the trials")
 
 
 def test_a_limit_on_memory_is_told_with_what_it_was_held_against():
     assert limit_note(None, cluster()) is None
     told = "memory was limited to 2.00 GiB (--memory-limit)"
-    assert limit_note(2**31, cluster()) == f"{told}: a trial whose processes held more was ended"
+    assert limit_note(2**31, cluster()) == f"{told}: a trial whose processes used more was stopped"
     elsewhere = f"{told} in estimates; the device itself was not limited"
     assert limit_note(2**31, cluster(kind="gpu")) == elsewhere
     assert limit_note(2**31, cluster(local=False)) == elsewhere
@@ -177,8 +181,8 @@ def test_a_limit_on_memory_is_told_with_what_it_was_held_against():
 @pytest.mark.parametrize(
     ("facts", "told"),
     [
-        ({}, "should a partial batch come, rows of weight zero fill it up, which is exact here"),
-        ({"batch_norm": True}, "those of its samples that do not divide over 4 are left out"),
+        ({}, "a partial batch, if there is one, is padded with samples of weight zero, which is exact here"),
+        ({"batch_norm": True}, "are left out if they do not divide by 4"),
     ],
 )
 def test_a_partial_batch_that_only_the_run_will_show(facts, told):
@@ -188,5 +192,5 @@ def test_a_partial_batch_that_only_the_run_will_show(facts, told):
 
 def test_a_mask_makes_another_split_weigh_differently():
     found = notes(config(64), config(16, 4), masks=True)
-    assert any("averaged over the unmasked positions of a micro-step" in note for note in found)
+    assert any("averaged over the unmasked positions of each micro-step" in note for note in found)
     assert notes(config(64), config(64), masks=True) == []
