@@ -305,7 +305,7 @@ class Plan(Value):
     measured: Measurement | None = None
     verification: Verification | None = None
     whole_fit: WholeFit | None = Field(None, description="where the script's own fit is of known length")
-    rescue: Rescue | None = Field(None, description="where the baseline runs out of memory: the smallest change that runs")
+    rescue: Rescue | None = Field(None, description="the smallest change that runs, if the baseline does not")
     trials: list[TrialRecord] = []
     rejected: list[Rejection] = []
     notes: list[str] = []

@@ -112,7 +112,8 @@ class Runner:
         """Try changes until the least one that runs is found. Ctrl-C ends the search."""
         baseline = failed.config
         search = RescueSearch(baseline, self.legal, self._needs(baseline))
-        self._tell(Event("stage", "your own configuration runs out of memory; searching for the smallest change that runs"))
+        stage = "your own configuration runs out of memory; searching for the smallest change that runs"
+        self._tell(Event("stage", stage))
         interrupted = False
         try:
             self._climb(search)
