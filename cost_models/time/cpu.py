@@ -26,8 +26,6 @@ _CACHE_BYTES = 2**25
 """Last-level cache of a CPU whose description has none."""
 _FEW, _SOME, _MANY = 16, 24, 32  # features
 _COLOURS = 3
-_BYTES_PER_CORE = 2**18
-"""XLA:CPU splits a loop over memory in parts that move so much (`parallel_task_assignment.cc`)."""
 _VOLUME = 3  # dimensions besides batch and channels
 _TIMED = "kernels timed one by one on x86-64"
 
@@ -48,8 +46,7 @@ def cpu_seconds(
     """
     applies, flops = software.applies, table.flops_at(batch)
     scalar, each = chip.peak_flops_per_second["float32"], moved / table.runs
-    cores = loop_cores(each, chip) if applies("cpu-loops-by-core") else np.full(len(each), float(_cores(chip)))
-    rates = scalar * efficiency.vector_share * cores / _cores(chip)
+    rates = np.full(len(flops), scalar * efficiency.vector_share)
     peaks = peaks * efficiency.gemm_share
     rates = np.where(table.gemm.is_gemm, peaks * _gemm_share(table, batch, chip, efficiency, software), rates)
     rates = np.where(table.convolution.is_convolution, peaks * _conv_share(table, efficiency, software), rates)
@@ -70,12 +67,6 @@ def cpu_seconds(
 
 def _cores(chip: Chip) -> int:
     return chip.processors or 1
-
-
-@rule("cpu-loops-by-core", "XLA:CPU parallel_task_assignment.cc")
-def loop_cores(each: Floats, chip: Chip) -> Floats:
-    """Return the cores on which a loop over memory runs, by the bytes that it moves."""
-    return np.asarray(np.clip(np.floor(each / _BYTES_PER_CORE), 1, _cores(chip)), np.float64)
 
 
 def _gemm_share(table: KernelTable, batch: int, chip: Chip, efficiency: Efficiency, software: Software) -> Floats:
