@@ -1,4 +1,4 @@
-"""`python -m autoplan`: the same as the `autoplan` command."""
+"""Runs the `autoplan` command for `python -m autoplan`."""
 
 from autoplan.cli.commands import main
 

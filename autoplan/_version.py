@@ -1,3 +1,3 @@
-"""The version of this distribution, below every module that writes it into a plan or a study."""
+"""Defines the version number of this distribution, which plans and studies record."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""The exception classes. Every message says what happened, what was expected, and what to do.
+"""Defines autoplan's exception classes and the exit code of each.
 
 AutoplanError                     (cost_models.errors) exit code 2, unless a subclass has another one
 ├── HardwareError, ConfigError, WorkloadError   (cost_models.errors)

@@ -1,4 +1,4 @@
-"""Export a plan as plain Keras calls, for a script that must not depend on autoplan."""
+"""Exports a plan as Python source of plain Keras calls, for a script that must not depend on autoplan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures as people read them: three significant digits, a unit, and words where there is no figure."""
+"""Formats numbers as text for people: three significant digits with a unit, for bytes, times, rates and percentages."""
 
 from __future__ import annotations
 

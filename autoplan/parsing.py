@@ -1,4 +1,4 @@
-"""Words of the command line -> values: times, sizes, shares, ranges, meshes, settings. ConfigError for other words."""
+"""Parses texts of the command line to values: times, sizes, percentages, ranges, meshes and `KEY=VALUE` settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Check whether a plan is still valid here: compare its versions, hardware and source with the present ones."""
+"""Checks whether a plan is still valid here: compares its versions, hardware and source with the present ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The API of planning: tune a training, estimate one configuration of it, compare hardware for it.
+"""Implements `tune`, `estimate` and `compare` for the CLI and the Python API: the entry point to all planning.
 
 Tuning goes source -> observe -> trace -> space -> prune -> trials or a compiler -> verification -> Plan. The training's
 code runs in worker processes; this process imports no framework.

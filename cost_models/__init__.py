@@ -1,4 +1,4 @@
-"""Cost models: memory and time of a training configuration, as plain arithmetic with no framework and no device."""
+"""Estimates memory and time of a training configuration by plain arithmetic, with no framework and no device."""
 
 from cost_models.candidates import Candidates, Table, price
 from cost_models.config import Batch, Layout, Mesh, Precision, Remat, RematMode, TrainConfig

@@ -1,4 +1,4 @@
-"""How far measured times were from estimates, on hardware of which studies have measurements."""
+"""Returns the error band of estimated times on some hardware, from the studies that measured it."""
 
 from __future__ import annotations
 

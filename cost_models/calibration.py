@@ -1,4 +1,4 @@
-"""Correction factors from observations: how many times as much each part of an estimate takes on this machine.
+"""Fits correction factors for the parts of an estimate to observed times and bytes of one machine.
 
 An estimate is a sum of parts (arithmetic, memory traffic, the host's work; state and temporaries), and an observation
 is one number. Factors are estimated in the logarithm, each from a prior around 1 that says how far the analytic tier

@@ -1,4 +1,4 @@
-"""Memory and time of a whole table of candidates at once: columns in, columns out.
+"""Estimates memory and time of many configurations at once, as columns of arrays.
 
 Fusion, liveness and the seconds of every kernel are slow to compute. They depend on a traced structure, on when
 gradients become new weights, and on the local batch: `memory` and `device_time` are called once for each such point,

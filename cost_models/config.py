@@ -1,4 +1,4 @@
-"""TrainConfig: everything that can be tuned, as one frozen value.
+"""`TrainConfig`: one complete configuration of a training; a new knob starts as a field here.
 
 The keys of `TrainConfig.to_dict()` are the keys of plans, of `--format json`, of `--fix` and of code alike. A field is
 written and read by its type, so a new setting is one new field; `affecting` says what changes with it.

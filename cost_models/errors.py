@@ -1,4 +1,4 @@
-"""The root of the error tree.
+"""Defines `AutoplanError` and the exception classes that cost models raise.
 
 AutoplanError                  anything a user can cause; the message is for them, the exit code for their shell
 ├── HardwareError              an unknown chip, a slice that does not exist, an unusable hardware file

@@ -1,4 +1,4 @@
-"""Estimate: memory and time of one configuration, and how far to trust them."""
+"""Estimates memory and time of one configuration on one cluster, with an interval for each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The part of a configuration that a compiled program depends on: its origin, its executor, its layout, its updates."""
+"""Derives from a configuration what its compiled program depends on: trace, compiler profile and order of updates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bytes on one device while a micro-step runs, by component.
+"""Estimates the peak memory of a micro-step on one device by component, and defines whether it fits.
 
 State (parameters, optimizer slots, accumulators ...) is live all the time. Temporaries are those of the kernel at
 which most bytes are live, so that the components add up to the total.

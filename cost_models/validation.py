@@ -1,4 +1,4 @@
-"""Validation of plain values from files and messages. Errors name the path of the value and what was expected."""
+"""Validates plain values from files and messages; an error names the path of the value and what was expected."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""The `autoplan` command line: its commands, and their shared options and errors."""

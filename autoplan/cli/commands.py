@@ -1,4 +1,4 @@
-"""The commands of the command line. Heavy modules are imported only when a command needs them."""
+"""Defines the commands of the `autoplan` CLI: each parses its options, calls the planner and prints the result."""
 
 from __future__ import annotations
 

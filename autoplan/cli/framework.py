@@ -1,4 +1,4 @@
-"""Shared parts of all commands: arguments after `--`, errors as messages and exit codes, and output formats.
+"""Shared base of all CLI commands: splits off arguments after `--`, turns errors into exit codes, and prints JSON.
 
 Nothing heavy is imported here: `autoplan --help` answers at once.
 """

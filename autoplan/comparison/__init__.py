@@ -1,0 +1,1 @@
+"""Compares kinds of hardware for one training (`autoplan compare`)."""

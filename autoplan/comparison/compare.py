@@ -1,4 +1,4 @@
-"""Compare one training on many kinds of hardware: whether it fits, and the best configuration and its speed.
+"""Compares kinds of hardware for one training by estimates: whether it fits, its best configuration, and its speed.
 
 The source is run up to its fit once, and each structure of its training step is traced once; the rest is arithmetic for
 each kind of hardware. Of a chip with several sizes, the smallest on which the training fits is compared.

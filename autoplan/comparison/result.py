@@ -1,4 +1,4 @@
-"""The result of `compare`: a row for each kind of hardware, in order, as values and as one document."""
+"""`Comparison` and `HardwareRow`: the result types of `autoplan compare`, with their sort order and JSON form."""
 
 from __future__ import annotations
 

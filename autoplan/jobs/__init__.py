@@ -1,0 +1,1 @@
+"""Runs jobs in worker processes: the planner's side of the connection."""

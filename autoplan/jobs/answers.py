@@ -1,4 +1,4 @@
-"""Answers of workers as values, or as errors for the user."""
+"""Converts the results of jobs to values, or raises them as errors that the user can act on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The time budget of one tuning."""
+"""Tracks the time budget of one tuning: seconds elapsed, seconds left, and whether a step still fits."""
 
 from __future__ import annotations
 

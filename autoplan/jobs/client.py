@@ -1,4 +1,4 @@
-"""The client of worker processes: starts them, limits them and ends them.
+"""Starts worker servers, sends jobs to them, enforces time and memory limits, and ends their processes.
 
 A client starts one server a backend (`python -m autoplan.worker serve`), which has imported Keras and the backend and
 forks a process a job. Each job has a channel of its own, a Unix socket that carries one JSON object a line:

@@ -1,4 +1,4 @@
-"""Classify how a job without a result ended: by its own fault, or by an external cause.
+"""Classifies how a job's process ended without a result: its own failure, out of memory, or a signal from outside.
 
 A killed process cannot report its memory. So the job is watched while it runs, together with the machine's free memory
 and the kernel's count of out-of-memory kills.

@@ -1,4 +1,4 @@
-"""Messages between the planner and its worker processes: a job, what it observes, and what became of it."""
+"""`Job`, `Observation`, `JobResult`: the messages that the planner and its worker processes exchange."""
 
 from __future__ import annotations
 

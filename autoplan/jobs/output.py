@@ -1,4 +1,4 @@
-"""Read the output of a job from a pipe and store it in a file of bounded size.
+"""Reads the stdout and stderr of a job from a pipe and stores them in a log file of bounded size.
 
 The job writes into a pipe that always has a reader, so a slow or full disk neither delays the job nor makes it fail.
 """

@@ -1,4 +1,4 @@
-"""Runs jobs: every question to a worker process about one source on one cluster.
+"""Runs jobs (observe, trace, measure, compile ...) for one source on one cluster, each in its own worker process.
 
 Each job runs in a process of its own with a time limit and a memory limit. Answers are values.
 """

@@ -1,4 +1,4 @@
-"""Worker processes by backend, and the hardware that they are asked about."""
+"""Manages one worker client per Keras backend, and asks workers for the hardware and the rates of this machine."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""Reads and controls this machine: hardware, processes, control groups, temporary folders."""

@@ -1,4 +1,4 @@
-"""Linux control groups (versions 1 and 2): memory limits of this process, and out-of-memory kills.
+"""Reads Linux control groups (versions 1 and 2): memory limits of this process, and counts of out-of-memory kills.
 
 The argument `root` is the folder that contains `proc` and `sys`.
 """

@@ -1,4 +1,4 @@
-"""The hardware profile: rates of this machine that a worker process measured, cached in the user's cache directory.
+"""`HardwareProfile`: measured rates of this machine; loads and saves them in the user's cache directory.
 
 The cache key covers everything that may change the rates: backend, devices, processor, memory limit, accelerators,
 environment settings and package versions.

@@ -1,4 +1,4 @@
-"""Resolves hardware names to clusters: names of the catalogue, YAML files, and this machine.
+"""Resolves a hardware name to a `Cluster`: a name of the catalogue, a YAML file, or `local` for this machine.
 
 The rates of this machine come from a hardware profile that a worker process has measured.
 """

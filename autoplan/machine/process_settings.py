@@ -1,4 +1,4 @@
-"""Settings of a whole process: knobs that must be set before a backend starts its threads.
+"""Applies knobs of a whole process (`Affects.PROCESS`): one `ProcessSetting` for each such knob.
 
 Each knob with `Affects.PROCESS` has one `ProcessSetting`, which the worker, `autoplan train`, the Python API, `autoplan
 check` and `autoplan export` share.

@@ -1,4 +1,4 @@
-"""Processes: memory settings and memory use, CPU contention, and the end of process trees."""
+"""Measures the memory and CPU contention of processes, sets their allocator, and ends process trees."""
 
 from __future__ import annotations
 

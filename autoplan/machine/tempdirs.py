@@ -1,4 +1,4 @@
-"""Temporary folders that are locked while their process lives, so that folders of killed processes can be removed.
+"""Creates locked temporary folders, and removes the folders of processes that have ended.
 
 A killed process cannot remove its folders, which may be large: data sets that workers map, compiled programs.
 """

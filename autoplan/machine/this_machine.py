@@ -1,4 +1,4 @@
-"""Facts about this machine: processor, memory, accelerators, and environment variables that change its speed."""
+"""Reads facts about this machine: CPU cores, memory, accelerators, and environment variables that change its speed."""
 
 from __future__ import annotations
 

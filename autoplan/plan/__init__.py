@@ -1,0 +1,1 @@
+"""Defines plans, the table of knobs, and the plan file."""

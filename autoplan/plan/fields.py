@@ -1,4 +1,4 @@
-"""Pydantic field types whose values are those of `cost_models`: typed in the program, plain in files and pipes."""
+"""Defines Pydantic field types for the values of `cost_models`, so that plans and messages can contain them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plan files: written whole or not at all, read with every fault named by line, key and what was expected."""
+"""Reads and writes plan files (YAML), and checks that a plan can be applied."""
 
 from __future__ import annotations
 

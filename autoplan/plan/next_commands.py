@@ -1,4 +1,4 @@
-"""What to paste next: the whole training under a plan, as a command, or as Python where no command has the data."""
+"""Writes the command, or the Python lines, with which a user trains under a plan after tuning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plan, Measurement, Failure: the values that a study produces. Knows no Keras.
+"""`Plan`, `Measurement`, `Failure` and the other records that tuning produces and that a plan file contains.
 
 Every figure names its unit, every group of figures its evidence tier. `None` is "not known", never zero.
 """

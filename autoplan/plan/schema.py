@@ -1,4 +1,4 @@
-"""The schema of plan files, and messages for everything that a file gets wrong.
+"""Validates the values of a plan file against its schema, and returns a `Plan` or a message for every fault.
 
 The shape of configurations follows from the table of knobs.
 """

@@ -1,4 +1,4 @@
-"""YAML in and out for plan files: values with the line each stands on, and text that a person likes to read.
+"""Parses the YAML of plan files with the line number of each value, and writes values as readable YAML.
 
 Reading follows YAML 1.2's core schema rather than PyYAML's 1.1: `no` is a word, `1e-5` is a number, and a date is text.
 Tags, anchors and repeated keys are refused, because no plan has them and each can mislead or harm.

@@ -1,0 +1,1 @@
+"""Formats results as text for the terminal: one module per command or table."""

@@ -1,4 +1,4 @@
-"""Compare baseline and plan: the figures of both as rows, each cell with its evidence tier. Values, no layout."""
+"""Compares baseline and plan figure by figure: builds rows of values with evidence tiers, which reports then print."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Print the result of `compare` as text: where the training fits, where it does not, and where it is not known."""
+"""Formats the result of `autoplan compare` as text: where the training fits, at which speed and price."""
 
 from __future__ import annotations
 

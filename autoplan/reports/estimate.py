@@ -1,4 +1,4 @@
-"""Print the result of `estimate` as text: memory and time by component, the bottleneck, and whether it fits."""
+"""Formats the result of `autoplan estimate` as text: memory and time by component, bottleneck, whether it fits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Print `hardware list`, `show` and `probe` as tables and as plain values."""
+"""Formats the results of `autoplan hardware list`, `show` and `probe` as tables and as values for JSON."""
 
 from __future__ import annotations
 

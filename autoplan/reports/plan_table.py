@@ -1,4 +1,4 @@
-"""Print plans and shortlists as text for a terminal or a pipe. Every figure has its evidence tier beside it."""
+"""Formats plans and shortlists as text (`tune`, `explain`, dry runs); has the tables that other reports share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Show the progress of tuning: a live table in a terminal, plain lines everywhere else."""
+"""Shows the progress of tuning: a live table in a terminal, plain lines everywhere else."""
 
 from __future__ import annotations
 

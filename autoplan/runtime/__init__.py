@@ -1,1 +1,1 @@
-"""Applies a TrainConfig to Keras, in workers and in the user's own process. Imports Keras."""
+"""Applies configurations to Keras and runs the user's training, in workers and in the user's own process."""

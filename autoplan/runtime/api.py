@@ -1,4 +1,4 @@
-"""The Python API for training under a plan: `scope`, `compile`, `fit`. `autoplan` imports it lazily."""
+"""Implements `autoplan.scope`, `autoplan.compile` and `autoplan.fit`: training under a plan from Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Applies a TrainConfig to Keras: settings of the process (dtype policy, remat, distribution) and of one model.
+"""Applies a TrainConfig to Keras: dtype policy, remat and distribution of the process, then settings of the model.
 
 Only knobs that differ from the script's own configuration are changed, so a candidate that changes one knob leaves
 everything else as the script has it.

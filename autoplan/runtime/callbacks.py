@@ -1,4 +1,4 @@
-"""Callbacks of a script: which of them write files, which run in trials, and which count micro-steps."""
+"""Classifies Keras callbacks (which write files, which run in trials), and adapts those that count micro-steps."""
 
 from __future__ import annotations
 

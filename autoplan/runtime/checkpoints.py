@@ -1,4 +1,4 @@
-"""Loading of checkpoints that an earlier fit did not write, because a trial skips its ModelCheckpoint callbacks.
+"""Replaces the loading of checkpoints that do not exist because a trial skips ModelCheckpoint callbacks.
 
 Scripts load them afterwards: the best weights, or the best model. The values of the weights do not affect the time of
 a micro-step, so if the file is missing the model continues with its present weights.

@@ -1,4 +1,4 @@
-"""A fit that a script starts: the script's own configuration, and the arguments of `fit` under another one."""
+"""Reads the script's own TrainConfig from a live fit, and returns the arguments of that fit under another one."""
 
 from __future__ import annotations
 

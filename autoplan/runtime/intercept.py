@@ -1,4 +1,4 @@
-"""Interception of a script's calls: `fit`, `set_dtype_policy`, `set_distribution`, `clear_session`, `RematScope`.
+"""Intercepts the calls of a script to Keras: `fit`, `set_dtype_policy`, `set_distribution`, `RematScope` ...
 
 Scripts import these functions under many names (`from keras.config import set_dtype_policy`,
 `keras.mixed_precision...`), so the replacement is set in every module of Keras before the script's first line.

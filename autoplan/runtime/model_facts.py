@@ -1,4 +1,4 @@
-"""Facts about a compiled model that decide which configurations are legal and exact."""
+"""Reads facts from a compiled Keras model that decide which configurations are legal: BatchNorm, dropout, losses ..."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of one compiled model: knobs that are set after `compile` and hold from the next `fit` on.
+"""Reads and sets knobs of a compiled model, such as jit_compile: a new knob of this kind registers a function here.
 
 One registered function sets a knob. `read` returns the script's own value of it; without `read` the script's own value
 is the default of the knob.

@@ -1,4 +1,4 @@
-"""Gradient accumulation, and everything in an optimizer that counts micro-steps.
+"""Sets gradient accumulation on an optimizer, and converts its learning-rate schedule and averages to the new steps.
 
 In Keras, learning-rate schedules and the exponential moving average of weights count micro-steps, not updates. A plan
 that changes accumulation changes the number of micro-steps per update. This module converts schedules exactly, and

@@ -1,4 +1,4 @@
-"""Rebuilds a live model under a plan that changes settings of the build, and copies the weights."""
+"""Implements `autoplan.rebuild`: rebuilds a live model under a plan, and copies its weights and optimizer state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs a source in this process: a script as `__main__`, or a builder. Exceptions pass through unchanged."""
+"""Runs a source in this process: a script as `__main__`, or a function that builds a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pickles functions and data by value, for other processes.
+"""Pickles the user's functions and data by value, so that worker processes can load them.
 
 Functions are pickled by value, because a worker cannot import `__main__`, a notebook, or a module beside the user's
 script. A model is sent as the function that builds it, because a pickled Keras model loses its custom classes.

@@ -1,4 +1,4 @@
-"""Resolves the source of a model, a script or a builder, to a value from which another process can rebuild the model.
+"""Resolves the user's script, builder or function to a `SourceSpec`, from which a worker can rebuild the model.
 
 Files are read and parsed, but never imported or run: only workers do that, so that the planner's process imports no
 framework. Only `from_callable` handles live objects.

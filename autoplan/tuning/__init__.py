@@ -1,0 +1,1 @@
+"""The tuning procedure: surveys a training, runs trials or compilers, and builds a plan."""

@@ -1,4 +1,4 @@
-"""`--backend auto`: the backend as a knob. What the other backends offer, beside what was found on the script's own.
+"""Implements `--backend auto`: surveys the training on every other installed backend too, and adds their candidates.
 
 Whether a training is backend-neutral is not guessed: each other backend runs it up to its fit, and one on which that
 fails is left out with its reason.

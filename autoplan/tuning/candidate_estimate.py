@@ -1,4 +1,4 @@
-"""The estimate of one configuration as tuning ranks it: over an epoch, beside what the process holds besides."""
+"""`CandidateEstimate`: estimated memory and time of one configuration over an epoch, by which tuning ranks it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compilation of the best candidates for absent hardware, until the best one has been compiled.
+"""Compiles the best candidates for absent hardware, and corrects estimates, until the best one has been compiled.
 
 The compiler's figures of one configuration correct the estimates of similar ones, and the corrected ranking decides
 which is compiled next. Each compilation is a trial of the study, kept there and never done twice.

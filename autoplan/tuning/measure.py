@@ -1,4 +1,4 @@
-"""Tuning on hardware that is here: trials, verification, and a plan with what was measured."""
+"""Tunes on this machine: runs trials, verifies the winner, and returns a measured plan."""
 
 from __future__ import annotations
 

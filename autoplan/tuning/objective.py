@@ -1,4 +1,4 @@
-"""What is minimised: seconds a sample of the planned fit, compilation included."""
+"""Computes the objective of tuning: seconds per sample of the whole planned fit, compilation included."""
 
 from __future__ import annotations
 

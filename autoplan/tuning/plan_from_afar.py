@@ -1,4 +1,4 @@
-"""Tuning for hardware that is not here: its compiler is asked where it is installed, else arithmetic decides alone."""
+"""Plans for hardware that is not present: by its compiler where that is installed, else by estimates alone."""
 
 from __future__ import annotations
 

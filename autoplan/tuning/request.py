@@ -1,4 +1,4 @@
-"""What the planner is asked, what it answers, and what it says on the way: values."""
+"""`TuneRequest`, `EstimateRequest`, `CompareRequest`, `TuneResult`, `Event`: inputs and outputs of the planner."""
 
 from __future__ import annotations
 

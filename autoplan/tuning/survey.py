@@ -1,4 +1,4 @@
-"""Everything that is known before a trial: the fit that was observed, its legal configurations, and their estimates."""
+"""Runs all steps before the first trial: observes the fit, estimates its legal configurations and prunes them."""
 
 from __future__ import annotations
 

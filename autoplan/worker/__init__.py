@@ -1,0 +1,1 @@
+"""Runs jobs: the worker's side, in processes that import Keras."""

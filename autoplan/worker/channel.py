@@ -1,4 +1,4 @@
-"""A job's end of its channel: it sends events to the client, and ends the process after the answer."""
+"""Sends the events and the result of a job to the planner's client, and then ends the job's process."""
 
 from __future__ import annotations
 

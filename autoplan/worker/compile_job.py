@@ -1,4 +1,4 @@
-"""The job that compiles a training step for a target, and returns the compiler's evidence as plain values."""
+"""Runs a `compile` job: compiles the step of a fit, prices the compiled program, and returns `CompilerEvidence`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Observes a fit before its first micro-step: its configuration, its model and its data."""
+"""Describes an intercepted fit as an `Observation`: its configuration, model, data, devices and versions."""
 
 from __future__ import annotations
 

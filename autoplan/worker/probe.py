@@ -1,4 +1,4 @@
-"""Measures the rates of this machine in a few seconds: a hardware profile.
+"""Measures the rates of this machine in a few seconds, and returns them as a `HardwareProfile`.
 
 Each rate is achieved by a backend with operations as Keras runs them. It is not a peak of a data sheet, because it
 includes the efficiency. A machine therefore has one profile per backend.

@@ -1,4 +1,4 @@
-"""Synthetic batches for a model without data, with shapes, dtypes and values that its layers and losses accept."""
+"""Generates a synthetic batch for a model without data: shapes, dtypes and values that its layers and losses accept."""
 
 from __future__ import annotations
 

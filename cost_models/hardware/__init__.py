@@ -1,0 +1,1 @@
+"""Describes hardware: the catalogue (`devices/*.yaml`), clusters, prices and compile targets."""

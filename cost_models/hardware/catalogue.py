@@ -1,4 +1,4 @@
-"""The catalogue of published hardware: chips of `devices/*.yaml`, their names, and errors for unknown names.
+"""Reads the catalogue of published chips from `devices/*.yaml`, where a new chip is a row; parses hardware names.
 
 A row describes what the vendor sells (a chip, a package); a JAX device may be half of it. `lookup.py` turns rows into
 the values that cost models compute with.

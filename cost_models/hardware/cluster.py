@@ -1,4 +1,4 @@
-"""Chip, Link and Cluster: the hardware values that cost models compute with.
+"""`Chip`, `Link` and `Cluster`: the hardware values that cost models compute with.
 
 `lookup.py` makes them of catalogue names, and `description.py` of hardware files.
 """

@@ -1,4 +1,4 @@
-"""Compile targets: the compiler and its target description for a cluster, to compile with no device present.
+"""Returns the compile target of a cluster; a new GPU is a row in `devices/xla_gpu.yaml`, a TPU follows by itself.
 
 XLA:TPU takes the name of a topology. XLA:GPU takes a description of the chip (`devices/xla_gpu.yaml`). A CPU compiles
 for itself.

@@ -1,4 +1,4 @@
-"""Reads a cluster from plain values: a hardware file, or a message between processes."""
+"""Reads a `Cluster` from plain values: a user's hardware file, or a message between processes."""
 
 from __future__ import annotations
 

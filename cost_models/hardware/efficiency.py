@@ -1,4 +1,4 @@
-"""Kernel efficiency: the share of its published rates that a chip reaches, read from `devices/efficiency.yaml`."""
+"""Reads `devices/efficiency.yaml`: the share of its published rates that a chip reaches, by kind of kernel."""
 
 from __future__ import annotations
 

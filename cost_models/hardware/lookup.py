@@ -1,4 +1,4 @@
-"""Looks up catalogue names: the cluster that a name means, and what the catalogue publishes about it."""
+"""Converts a catalogue name to a `Cluster`, and lists what the catalogue publishes about it."""
 
 from __future__ import annotations
 

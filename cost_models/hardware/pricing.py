@@ -1,4 +1,4 @@
-"""Listed rental prices of catalogue hardware."""
+"""Returns the listed rental prices of catalogue hardware, and converts them to cost per sample."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sizes in which a chip is rented or sold, from the smallest up."""
+"""Lists the sizes in which a chip is rented or sold (TPU slices, GPU hosts), the smallest first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Collectives of a compiled program: payload, mesh axis, and which instructions are counted.
+"""Finds the collectives of a compiled program, with the payload and the mesh axis of each.
 
 Plain and `-start` forms count, `-done` and `-update` do not. XLA:TPU also runs collectives inside fusions:
 

@@ -1,4 +1,4 @@
-"""FLOPs of HLO instructions, and the GEMM sizes of dots, convolutions and library calls.
+"""Computes the FLOPs of HLO instructions, and the GEMM sizes of dots, convolutions and library calls.
 
 The convention is that of traces: a multiply-add counts two, an elementwise operation one per output element, a
 reduction one per input element. Window positions on padding count, holes of a dilated input do not. XLA:TPU writes

@@ -1,4 +1,4 @@
-"""Cost of one instruction of a compiled program: kind, FLOPs, GEMM and memory traffic."""
+"""Computes the cost of one HLO instruction of a compiled program: kind, FLOPs, GEMM and memory traffic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parser of compiled HLO text, as `compile().as_text()` prints it for TPUs, GPUs and CPUs.
+"""Parses compiled HLO text, as `compile().as_text()` prints it for TPUs, GPUs and CPUs, into instructions.
 
 It knows only the syntax; `instruction_cost.py` prices instructions. Sources: the printer and the
 parser of openxla/xla (`hlo/ir/hlo_instruction.cc`, `hlo/parser/hlo_parser.cc`), and texts of jax 0.10.2.

@@ -1,4 +1,4 @@
-"""Conversion of a compiled program: every executed instruction becomes an operation on numbered tensors."""
+"""Converts a parsed HLO program to operations on numbered tensors, with those of called computations and loops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reader of compiled HLO text: returns a Workload, so that one roofline prices both tiers.
+"""Reads compiled HLO text into a Workload, so that the same roofline prices traced and compiled programs.
 
 Every executed instruction is an operation, in the order of the schedule; fusion is already done. Its cost is in
 `Op.compiled` and in its FLOPs. An instruction or library call without a rule is priced by its bytes and listed in

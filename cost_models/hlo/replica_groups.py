@@ -1,4 +1,4 @@
-"""Replica groups of collectives in HLO text, and the mesh axes along which they run.
+"""Parses the replica groups of HLO collectives, and finds the mesh axes along which they run.
 
 Devices are numbered row-major over the mesh's axes in the order given, as `jax.sharding.Mesh` and XLA number them.
 Forms, from openxla/xla `hlo/ir/replica_group.cc` and `hlo/ir/mesh_and_axis.cc`:

@@ -1,4 +1,4 @@
-"""Shapes in HLO text: element types, dimensions, layouts with tiles and memory spaces.
+"""Parses shapes in HLO text: element types, dimensions, layouts with tiles and memory spaces.
 
 Source: openxla/xla `shape_util.cc` and `layout.cc`, and texts of jax 0.10.2.
 """

@@ -1,4 +1,4 @@
-"""Bytes of main memory that a kernel of a compiled program reads and writes.
+"""Counts the bytes of main memory that each kernel of a compiled program reads and writes.
 
 A kernel moves its operands and results once, padding included, with these exceptions:
 

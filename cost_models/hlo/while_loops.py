@@ -1,4 +1,4 @@
-"""Trip counts of the loops of a compiled program.
+"""Determines the trip counts of the while loops of a compiled program.
 
 On GPUs and CPUs XLA writes a known trip count into the loop's backend_config. On TPUs it follows from the text: the
 condition compares a counter with a bound, the counter starts at a constant and the body adds a constant to it.

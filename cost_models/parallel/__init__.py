@@ -1,0 +1,1 @@
+"""Models communication between devices: data parallelism and collectives."""

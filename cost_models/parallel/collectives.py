@@ -1,4 +1,4 @@
-"""Cost of collectives on rings, tori, switches and shared memory: seconds, and bytes sent per device.
+"""Computes time and bytes of collectives (all-reduce, all-gather ...) on rings, tori, switches and shared memory.
 
 Payloads are bytes of the FULL array: the result of an all-gather, and each device's operand of an all-reduce or a
 reduce-scatter. An all-to-all re-splits an array that is already split over the group.

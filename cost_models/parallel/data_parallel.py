@@ -1,4 +1,4 @@
-"""Communication of data parallelism in a micro-step.
+"""Lists the all-reduces that data parallelism needs in a micro-step, with the bytes of each.
 
 Each device runs the whole step on its share of the batch. Every contraction or sum over the batch gives a partial
 result on each device, and an all-reduce adds them: gradients, and the statistics of a BatchNorm over the global batch.

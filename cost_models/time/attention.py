@@ -1,4 +1,4 @@
-"""Finds the kernels of attention, so that they can be priced as one fused kernel whose scores never reach memory.
+"""Finds attention among the kernels of a step, so that it can be priced as one fused kernel.
 
 Attention is found by its structure, in any code: two products with the batch among their groups (queries by keys,
 weights by values), and between them only operations that keep the number of elements.

@@ -1,4 +1,4 @@
-"""Seconds of a micro-step whose compiled text was read (`cost_models.hlo`): the roofline without rules of fusion.
+"""Estimates the time of a compiled program from its HLO: a roofline per kernel, and a timeline of collectives.
 
 Rates, efficiencies, launches and the host's work are those of `step_time`. The compiled text decides the rest: kernels,
 the bytes that each moves, the collectives, and the kernels behind which an asynchronous collective may hide.

@@ -1,4 +1,4 @@
-"""Properties of convolutions that decide how libraries compute them: windows, dimensions, minimal filtering."""
+"""Tabulates properties of convolutions that decide their speed in libraries: windows, dimensions, strides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Seconds of a micro-step as values that add, and the only assembler of the figures that follow from them."""
+"""`TimeCost` and `TimeParts`: seconds of a micro-step by cause as values that add, and the rates derived from them."""
 
 from __future__ import annotations
 

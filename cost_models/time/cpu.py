@@ -1,4 +1,4 @@
-"""Seconds of kernels on a CPU: library GEMMs, convolutions, and loops over memory.
+"""Estimates the seconds of kernels on a CPU: library GEMMs, convolutions, and loops over memory.
 
 Observed with XLA:CPU of jax 0.10.2, kernel by kernel, on two x86-64 server cores. Every figure is a share of what the
 machine at hand was measured to reach (`kinds.cpu` in `devices/efficiency.yaml`). Eigen's library takes convolutions

@@ -1,4 +1,4 @@
-"""A training step as a library runs it that has a kernel for each layer and pass: PyTorch without a compiler.
+"""Models eager PyTorch: replaces the operations of each layer by one library kernel per layer and pass.
 
 A layer without a product (activation, dropout, softmax, normalisation, pooling, sum) is one kernel a pass. It reads
 what other layers made and writes what other layers read. An autograd keeps a layer's operands, results, masks and

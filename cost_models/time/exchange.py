@@ -1,4 +1,4 @@
-"""Seconds in which a device waits for gradients and weights that it exchanges with others."""
+"""Estimates the seconds in which a device waits for the exchange of gradients and weights with other devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rates of GEMMs by their shape: filled blocks, waves over the cores, and the bandwidth of the shared cache.
+"""Estimates the share of peak FLOP/s that a GEMM reaches by its shape: tile and wave quantization, cache bandwidth.
 
 A product of (groups, m, n, k) is cut into blocks of `tiles`, each a core's work; a library picks the cutting that ends
 first. Three things make a small or odd product slow:

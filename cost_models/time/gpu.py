@@ -1,4 +1,4 @@
-"""Rules of GPUs beyond the plain roofline: TF32, minimal filtering, transposed images, fused attention."""
+"""Time rules of GPUs beyond the plain roofline: TF32, Winograd convolutions, layout transposes, fused attention."""
 
 from __future__ import annotations
 

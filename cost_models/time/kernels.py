@@ -1,4 +1,4 @@
-"""Every kernel of a micro-step as a row of numbers, so that pricing all of them takes a few array operations."""
+"""Tabulates every kernel of a micro-step as a row of numbers, so that array operations price all kernels at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Seconds of arithmetic and of memory traffic of each kernel.
+"""Estimates the seconds of arithmetic and of memory traffic of each kernel (the roofline model).
 
 Roofline: Williams, Waterman, Patterson 2009. The profile of a kind of device says how its kernels reach their rates.
 """

@@ -1,4 +1,4 @@
-"""The software between a model and a device: which kernels it runs, and the work of the host.
+"""`Software`: a stack (JAX, TensorFlow, PyTorch, others) with its kernels and the host overhead that it adds.
 
 Keras on the configuration's backend is the default. Other stacks differ in ways that `Software` names, so that their
 published times can be compared with what `step_time` says.

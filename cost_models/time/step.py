@@ -1,4 +1,4 @@
-"""Seconds of a micro-step: kernels on the device, what they wait for, and the host's work."""
+"""Estimates the time of a micro-step: kernels on the device, waits for other devices, and host overhead."""
 
 from __future__ import annotations
 

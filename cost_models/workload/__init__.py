@@ -1,0 +1,1 @@
+"""Defines `Workload`: one training step as operations on tensors."""

@@ -1,4 +1,4 @@
-"""Affine: a size or a count that is linear in the local batch."""
+"""`Affine`: a size or a count that is linear in the local batch."""
 
 from __future__ import annotations
 

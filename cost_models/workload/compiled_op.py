@@ -1,4 +1,4 @@
-"""Compiler decisions about an operation, in workloads that were read from a compiled program's text."""
+"""`Compiled`: what a compiler decided about one operation, in workloads that were read from HLO."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Serialization of workloads: plain values, as JSON has them, to and from `Workload`.
+"""Serializes a `Workload` to plain JSON values and back, and computes its digest.
 
 msgspec checks plain values (types, required and unknown keys, counts) and converts them to the records below. The other
 checks are those that types cannot express. Cost models index values by position, so a workload that no trace writes (an

@@ -1,4 +1,4 @@
-"""Workload: one training micro-step as plain values, with no framework in it.
+"""`Workload`, `Op`, `Tensor`: one training micro-step as plain values, with no framework in it.
 
 A micro-step is what Keras's `fit` runs for one batch: forward, loss, backward, optimizer, metrics. It is a list of
 `Op`s in program order over numbered `Tensor`s; sizes and FLOPs are `Affine` in the local batch.

@@ -1,4 +1,4 @@
-"""Dataflow of a body of operations as a compiler sees it: who makes and who reads each tensor, with views resolved."""
+"""Builds the dataflow graph of a body of operations: maker and readers of each tensor, with views resolved."""
 
 from __future__ import annotations
 

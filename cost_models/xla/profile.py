@@ -1,4 +1,4 @@
-"""Profile: what a compiler does for a kind of device, as lists of rules and a few numbers.
+"""`Profile`: the rules and numbers by which one compiler turns workloads into kernels and buffers.
 
 The pipeline, fusion, scheduling and buffer assignment walk these lists. `profiles/` has one profile a kind of device.
 """

@@ -1,4 +1,4 @@
-"""Rule: one thing that a compiler does, registered by name together with the source that it was read from.
+"""Registers compiler rules by name and source; each has a row in `studies/memory_vs_compiler/ledger.csv`.
 
 A profile (`profile.py`) lists the rules of one kind of device. A rule that is not listed is off, which is how the
 ledger in `studies/memory_vs_compiler` measures what each rule is worth.

@@ -1,4 +1,4 @@
-"""Tiling: the bytes that tensors take in memory, with padding to tiles where a device has them.
+"""Computes the bytes that tensors take in device memory, with padding to tiles on TPUs.
 
 A TPU stores two dimensions of an array in tiles of 8 x 128 elements and rounds both up. Narrower elements share a
 32-bit word with those of the rows below, so a tile of fewer rows holds a power of two of rows that fills whole words.

@@ -1,4 +1,4 @@
-"""The interface to Keras backends: everything that differs between them. Importing this module imports no backend."""
+"""`Backend`: the interface to Keras backends, with everything that differs between JAX, TensorFlow and PyTorch."""
 
 from __future__ import annotations
 

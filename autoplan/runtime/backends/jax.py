@@ -1,4 +1,4 @@
-"""Keras on JAX."""
+"""Implements the `Backend` interface for Keras on JAX."""
 
 from __future__ import annotations
 

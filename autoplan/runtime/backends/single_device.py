@@ -1,4 +1,4 @@
-"""Methods that TensorFlow and PyTorch share as Keras backends: one device, and a step that returns its logs."""
+"""Implements the `Backend` methods that TensorFlow and PyTorch share, because both run on one device."""
 
 from __future__ import annotations
 

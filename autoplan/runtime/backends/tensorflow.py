@@ -1,4 +1,4 @@
-"""Keras on TensorFlow: each micro-step is a graph, compiled with XLA if the model has jit_compile."""
+"""Implements the `Backend` interface for Keras on TensorFlow."""
 
 from __future__ import annotations
 

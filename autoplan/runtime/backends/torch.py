@@ -1,4 +1,4 @@
-"""Keras on PyTorch: eager execution, or `torch.compile` if the model has jit_compile=True."""
+"""Implements the `Backend` interface for Keras on PyTorch."""
 
 from __future__ import annotations
 

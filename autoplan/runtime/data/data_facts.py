@@ -1,4 +1,4 @@
-"""Facts about the data of a `fit`: form, number of samples, batch size; and one real batch of it."""
+"""Describes the data of a `fit` as `DataFacts` (form, number of samples, batch size), and returns a sample batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A torch `DataLoader` as the data of a fit, on any backend: its batches, and the loader under another batch.
+"""Counts the rows of a torch `DataLoader`, reads its first batch, and rebuilds it with another batch size.
 
 Under another batch the script's own sampler draws the rows from the same random numbers, in the same order. If an
 update is one batch of the script, that batch is collated as the script collates it and then split into micro-steps, so

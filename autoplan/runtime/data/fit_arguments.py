@@ -1,4 +1,4 @@
-"""The arguments of `keras.Model.fit`, bound to their names."""
+"""`FitArguments`: the type of the arguments of `keras.Model.fit` by name, and functions that drop or transform some."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looks ahead at data that run the script's own code, without losing a batch or advancing random number generators."""
+"""Reads the first batches of generators and `PyDataset`s without losing a batch or advancing random numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches as nested structures of arrays: their rows counted, taken, padded, and functions applied to every leaf."""
+"""Functions on batches that are nested structures of arrays: count, take and pad rows, and map over all leaves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arguments of a `fit` under another batch, with the same samples in the same order.
+"""Converts the arguments of a `fit` to another batch size, with the same samples in the same order.
 
 If an update takes several micro-steps, the partial last effective batch of an epoch needs special treatment: otherwise
 its r rows would wait in the gradient accumulators for the next epoch, and every later update would differ from the

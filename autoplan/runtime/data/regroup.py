@@ -1,4 +1,4 @@
-"""Regroups the batches of PyDatasets and generators into the micro-steps of each update.
+"""Regroups the batches of `PyDataset`s and generators into the micro-steps of each update.
 
 Keras's own adapters still read the script's data, so order, shuffling, class weights, threads, processes and callbacks
 between epochs are Keras's. Their batches are concatenated to the rows of one update and split into its micro-steps.

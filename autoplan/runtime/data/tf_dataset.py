@@ -1,4 +1,4 @@
-"""Splits the updates of a tf.data pipeline into micro-steps. TensorFlow is imported only when a function is called."""
+"""Splits each update of a tf.data pipeline into its micro-steps."""
 
 from __future__ import annotations
 

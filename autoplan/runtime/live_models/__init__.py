@@ -1,0 +1,1 @@
+"""Packs, rebuilds and copies Keras models that exist only in memory."""

@@ -1,4 +1,4 @@
-"""Blueprints: a live model's config, custom classes and compile arguments, from which it can be rebuilt.
+"""Records a live model as a `Blueprint` (config, custom classes, compile arguments), and builds a model from it.
 
 Keras's configs contain the resolved dtype policy of each layer, and only the names of custom classes. In a blueprint,
 a layer with the policy of most layers has the global policy instead, and every class and function that is not part of

@@ -1,4 +1,4 @@
-"""Global Keras settings under which a live model was built: read from it, and set again where it is rebuilt."""
+"""Reads the global Keras settings under which a live model was built, and sets them again for a rebuild."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Serializes a live model with its custom classes and functions beside its config, so that none is looked up by name.
+"""Serializes a live model with its custom classes and functions by value, so that none is looked up by name.
 
 While a `Recorder` is active, Keras's serialization asks it for the names of classes and functions that are not part of
 Keras. Functions and stateless objects (losses, schedules, initializers, regularizers, constraints) are stored as they

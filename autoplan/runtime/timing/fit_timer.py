@@ -1,4 +1,4 @@
-"""Times the micro-steps of a fit in groups that each wait for the device, and stops the fit after enough groups."""
+"""Times the micro-steps of a `fit` in groups, and stops the fit after enough groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A series of timed groups of calls: the size of the next group, which groups count, when the series is complete."""
+"""Decides the sizes of timed groups of calls, which of them count, and when they suffice for a median with interval."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measures one step of a custom training loop; implements `autoplan.measure`."""
+"""Implements `autoplan.measure`: measures the time and memory of one step of a custom training loop."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""Estimates configurations before trials, and corrects the estimates by trials."""

@@ -1,4 +1,4 @@
-"""Corrections of estimates by trials: the ratio of measured to estimated time, for each kind of execution.
+"""Corrects estimated times of configurations by trials that were measured, and reorders the shortlist by them.
 
 A training step is traced on JAX and priced as XLA would fuse it. Another backend dispatches at another cost and fuses
 less, and without a compiler nothing is fused at all; arithmetic knows that roughly, and the first trials know better.

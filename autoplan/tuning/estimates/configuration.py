@@ -1,4 +1,4 @@
-"""What is known of one configuration on one kind of hardware without running it: the answer of `autoplan estimate`."""
+"""`ConfigurationEstimate`: the result of `autoplan estimate`, with the compiler's figures where it was run."""
 
 from __future__ import annotations
 

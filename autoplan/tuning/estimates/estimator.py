@@ -1,4 +1,4 @@
-"""Everything that is known before a trial: what is legal, what arithmetic says of it, what is worth measuring.
+"""Estimates every legal configuration from traces of the training step, and prunes the space to a shortlist.
 
 One trace for each structure of the training step, then arithmetic for the whole space, then pruning.
 """

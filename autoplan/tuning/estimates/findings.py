@@ -1,4 +1,4 @@
-"""What is known of a training before a trial, as one value that the steps of tuning fill and read."""
+"""`Findings`: the record of a training before trials: its source, cluster, legal space, estimates and shortlist."""
 
 from __future__ import annotations
 

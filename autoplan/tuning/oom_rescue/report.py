@@ -1,4 +1,4 @@
-"""The result of a rescue, as values of a plan and in words: the smallest change that runs, and why no smaller one.
+"""Describes the outcome of an out-of-memory rescue: the smallest change that runs, or a message that nothing runs.
 
 `search` decides what is tried.
 """

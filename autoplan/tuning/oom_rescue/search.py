@@ -1,4 +1,4 @@
-"""The search for the least change to a baseline that runs out of memory: which configuration to try next.
+"""Searches for the least change to an out-of-memory baseline that runs: chooses the configuration to try next.
 
 Nothing is run here. A `RescueSearch` names the configuration to try next and takes the record of its trial. It skips
 configurations that cannot run: those estimated to need more than there is, and those estimated to need no less than

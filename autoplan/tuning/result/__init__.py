@@ -1,0 +1,1 @@
+"""Builds the plan from the results of tuning."""

@@ -1,4 +1,4 @@
-"""Explain a plan: what each change brings alone, and how the training scales over devices."""
+"""Attributes a plan's speed-up to its changes, and computes how the training scales over devices."""
 
 from __future__ import annotations
 

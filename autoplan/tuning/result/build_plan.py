@@ -1,4 +1,4 @@
-"""Build the Plan from the findings: which configuration is the answer, on which evidence, and why."""
+"""Builds the `Plan` record from findings and trials: one function for analytic, compiled and measured evidence each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The choice of a measured plan: the verified winner, else the baseline, else the best that is left."""
+"""Chooses the configuration of a measured plan: the verified winner, else the baseline, else the best other trial."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures of trials as verification runs state them: medians of clean runs, and intervals for other processes."""
+"""Replaces the figures of trials by medians of their verification runs, and widens intervals by process spread."""
 
 from __future__ import annotations
 

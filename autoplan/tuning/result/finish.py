@@ -1,4 +1,4 @@
-"""The last step of tuning: write the plan and return it with the candidates."""
+"""Writes the plan file at the end of tuning, and returns the plan with the shortlist as a `TuneResult`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Notes of a plan: changes in the training that figures do not show, and how the script was run."""
+"""Writes the notes of a plan: changes in training that figures do not show, and circumstances of the measurements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The source and the hardware of a plan as records."""
+"""Builds the records of a plan that identify its source and its hardware."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""Defines the search space: legal values, legal configurations, and pruning."""

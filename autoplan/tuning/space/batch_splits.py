@@ -1,4 +1,4 @@
-"""Legal batches on legal meshes: every split of an effective batch into accumulation x data axis x local batch."""
+"""Enumerates all legal splits of an effective batch into accumulation x data axis x local batch, on legal meshes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Known issues: settings that Keras or a backend rejects, computes wrongly, or does not gain from.
+"""Reads `known_issues.yaml` (settings that Keras rejects or computes wrongly), and matches it to configurations.
 
 The issues are data in `known_issues.yaml`, each with its citation. This module reads them, checks them and matches them
 against a configuration.

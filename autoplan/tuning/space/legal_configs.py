@@ -1,4 +1,4 @@
-"""The search space: every legal TrainConfig of a training on a cluster, and what was left out with its reason.
+"""Builds the search space: every legal TrainConfig of a training on a cluster, and the reason for each exclusion.
 
 A legal configuration trains like the script (the same effective batch unless it is freed, whole micro-steps an epoch
 where the script counts them), divides over the mesh, and is free of known issues. Memory and speed are checked later.

@@ -1,4 +1,4 @@
-"""Legal values: one function for each knob that can be chosen independently says which values it may take, and when.
+"""Lists the legal values of each knob: a new knob registers one function here that says which values and when.
 
 The batch, the mesh and the layout depend on each other; `batch_splits` has them.
 """

@@ -1,4 +1,4 @@
-"""`--fix KEY=VALUE` and `--only KEY,KEY`: text -> values of knobs, under their flat names.
+"""Parses `--fix KEY=VALUE` and `--only KEY,KEY` to values and names of knobs.
 
 A key is a key of `TrainConfig.to_dict()`. A part of a mapping follows a dot or is written inside the value:
 `--fix mesh.data=8` and `--fix mesh=data=8` mean the same.

@@ -1,4 +1,4 @@
-"""Pruning in two visible steps: configurations that fit (`feasible`), then those that may win (`rank`).
+"""Prunes estimated configurations to a shortlist: first those that fit, then those that may win.
 
 Both work on estimates of configurations. Each rejection has a reason and figures.
 Nothing is run here.

@@ -1,0 +1,1 @@
+"""Runs trials, and stores them in a study that can be resumed."""

@@ -1,4 +1,4 @@
-"""What the figures of a study are of: with another source, hardware, version or space they are other figures."""
+"""Computes the identity of a study from source, hardware, versions and space; only an equal identity shares trials."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trials: the baseline first, then what the study asks for, until the count, the budget or the user ends it.
+"""Runs the trials of a tuning: the baseline first, then what the study proposes, until count or budget is used up.
 
 A failure ends a trial, never the study.
 """

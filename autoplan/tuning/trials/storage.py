@@ -1,4 +1,4 @@
-"""Where a study lives, who has it, and whether it is of the same thing: known without opening its database."""
+"""Locates and locks the database of a study, and compares identities of studies, without opening the database."""
 
 from __future__ import annotations
 

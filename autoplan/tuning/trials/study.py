@@ -1,4 +1,4 @@
-"""Which configuration to measure next: the only file that imports Optuna.
+"""Chooses the configuration to measure next with Optuna, and stores every trial in a database.
 
 A study lies in a database and can be resumed. Constraints are soft in Optuna, so what it suggests is only a wish: what
 is run is always a shortlisted configuration that nobody has measured yet.

@@ -1,0 +1,1 @@
+"""Verifies in clean processes that a winner is faster and trains the same."""

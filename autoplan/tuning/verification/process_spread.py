@@ -1,4 +1,4 @@
-"""How far processes differ: what an interval must cover to hold for the next run, not only within this one.
+"""Estimates how much step times vary between processes, and widens the intervals of measurements by it.
 
 Groups of one process have its memory layout, its neighbours and its minute in common, so a bootstrap over them is too
 narrow for another process. Repeats of the same configuration, which verification needs anyway, show by how much.

@@ -1,4 +1,4 @@
-"""The statistics of verification: is the winner faster, and does it train the same?
+"""Computes the speed-up of winner over baseline with its interval, and compares the losses of both.
 
 Speed comes from pairs of clean processes, baseline and winner alternating. Numerics come from the first losses.
 """

@@ -1,4 +1,4 @@
-"""Verification: clean processes, baseline and winner in turn, and their losses. Only then is a plan called faster."""
+"""Verifies the winner: runs baseline and winner alternately in clean processes, and compares times and losses."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""Measures a fit: times, losses, and events of an epoch."""

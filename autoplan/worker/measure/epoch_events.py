@@ -1,4 +1,4 @@
-"""Events of an epoch besides its full updates: the partial last update, a validation, a checkpoint.
+"""Runs the other events of an epoch once in a trial: the partial last update, a validation, a checkpoint.
 
 A verification runs each of them once, because a configuration may train well and run out of memory in one of these.
 """

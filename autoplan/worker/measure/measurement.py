@@ -1,4 +1,4 @@
-"""Measures a fit: the real `fit` with its real input pipeline, then the same micro-step on one batch without input."""
+"""Measures a fit: times the real `fit` with its input pipeline, then the same micro-step on one batch without input."""
 
 from __future__ import annotations
 

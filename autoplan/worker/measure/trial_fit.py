@@ -1,4 +1,4 @@
-"""The fit of a trial: one call of `fit`, the configuration it runs under, and the options of the job."""
+"""`TrialFit`: the fit that a job runs, as a value: the script's call of `fit`, the configuration, the job's options."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""Starts the processes of jobs, and runs a job in each."""

@@ -1,4 +1,4 @@
-"""The worker server: a process that has imported Keras and the backend, and starts one process per job.
+"""Serves jobs: a process that has imported Keras and the backend, and starts one process per job.
 
 It must stay single-threaded and never use a device, because neither a JAX backend nor a thread that holds a lock
 survives a fork (`start_methods.why_not_fork`). It waits for two kinds of events: jobs on its control socket, whose end

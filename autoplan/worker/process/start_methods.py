@@ -1,4 +1,4 @@
-"""Start methods of a job's process: fork from the server if that is safe, else spawn of a new interpreter.
+"""Starts the process of a job: by fork from the server if that is safe, else by spawn of a new interpreter.
 
 A fork copies only one thread. Locks of other threads, and the state of drivers for the process that opened them, are
 unusable in the child. Backends and their versions differ in what their import starts, so the server checks its own

@@ -1,0 +1,1 @@
+"""Traces a Keras training step to a Workload."""

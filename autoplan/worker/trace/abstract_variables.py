@@ -1,4 +1,4 @@
-"""Abstract Keras variables: they have a shape and a dtype, but no value."""
+"""Creates abstract Keras variables, with a shape and a dtype but no value, while a model is traced."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cost rules for JAX primitives, registered by name: kind, FLOPs, and the matrix product of a product.
+"""Registers a cost rule for each JAX primitive: its kind, FLOPs and GEMM sizes.
 
 FLOPs follow XLA's convention (HloCostAnalysis): a multiply-add counts as two, an elementwise operation as one per
 output element, a reduction as one per input element.

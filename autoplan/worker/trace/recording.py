@@ -1,4 +1,4 @@
-"""A recorded training step at one batch size: its tensors and operations as plain values."""
+"""`Recording`: a traced training step at one batch size: its tensors and operations as plain values."""
 
 from __future__ import annotations
 

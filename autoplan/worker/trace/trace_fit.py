@@ -1,4 +1,4 @@
-"""Traces the training step of a fit to a Workload, with a real batch or a synthetic one."""
+"""Traces the training step of an intercepted fit to a Workload, with a real batch or a synthetic one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traces Keras's training step on JAX to a Workload."""
+"""Traces the training step of a compiled Keras model on JAX to a Workload."""
 
 from __future__ import annotations
 

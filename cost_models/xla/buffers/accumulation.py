@@ -1,4 +1,4 @@
-"""Gradient accumulation: sets of gradients beside those that an update chooses from."""
+"""Adds the memory of gradient accumulation: an update holds averaged gradients and copies of their sums."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Temporaries in buffers of state that wait for a new value.
+"""Places temporaries in the buffers of variables and optimizer state while these buffers are free.
 
 XLA writes a new value of a variable into the buffer of the old value. Where a kernel reads the old value that need not
 be over when the new value is written, the old value is copied when the step begins, and its buffer is free from then

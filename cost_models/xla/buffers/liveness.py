@@ -1,4 +1,4 @@
-"""Liveness: from which kernel to which each tensor of a micro-step is in memory."""
+"""Computes the lifetime of each tensor of a micro-step, from its first kernel to its last, and builds the Schedule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrays into which loops write an element an iteration: zeros first, which wait for nothing."""
+"""Extends the lifetimes of arrays that loops fill: XLA:CPU allocates them when the program starts."""
 
 from __future__ import annotations
 

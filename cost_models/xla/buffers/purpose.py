@@ -1,4 +1,4 @@
-"""Purposes of temporaries: the components of a memory breakdown."""
+"""Assigns each temporary of a workload to a component of the memory breakdown: gradients, activations, workspace ..."""
 
 from __future__ import annotations
 

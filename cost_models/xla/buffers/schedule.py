@@ -1,4 +1,4 @@
-"""Schedule: the kernels of a micro-step in order, and the bytes in memory at each, for every batch size at once.
+"""`Schedule`: kernels of a micro-step in order, and the bytes in memory at each kernel, for every batch size.
 
 Sizes are lines in the batch, so the bytes alive at a kernel are a line too, and the peak over kernels is the maximum of
 lines: computed once for a structure, evaluated for any number of batch sizes.

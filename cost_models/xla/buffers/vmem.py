@@ -1,4 +1,4 @@
-"""VMEM: values that XLA:TPU leaves in the memory on the chip, so that they take none of the device's memory.
+"""Decides which values XLA:TPU leaves in on-chip memory (VMEM), so that they take none of the device's memory.
 
 Memory-space assignment places a value on the chip if there is room for all of its life, and if that life is short
 compared with the time of a copy from the device's memory. Time is counted in bytes that the kernels meanwhile move.

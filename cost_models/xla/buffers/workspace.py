@@ -1,4 +1,4 @@
-"""Scratch of library kernels."""
+"""Adds the scratch memory that library kernels (matrix products) need."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""Models XLA's fusion: which operations share a kernel, and which values are written to memory."""

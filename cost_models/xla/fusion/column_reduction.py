@@ -1,4 +1,4 @@
-"""Reductions over columns that leave a GPU idle, and the values that XLA writes before them.
+"""Decides which values XLA:GPU writes before column reductions that run on too few blocks to fill the device.
 
 XLA gives a block 32 columns, and splits a reduction of more than 4,096 elements in two, each about the square root
 long (its tree reduction). If a reduction runs on too few blocks to fill the device, its operands are computed before

@@ -1,4 +1,4 @@
-"""Fusion on CPUs: readers compute cheap values again, and a library takes reductions.
+"""Models fusion on XLA:CPU: decides which values are written to memory, and returns the kernels that compute them.
 
 - A reduction and the elementwise operations around it are one call of a library (`ynnpack.py`). The call reads operands
   that it cannot compute from memory, broadcasts included.

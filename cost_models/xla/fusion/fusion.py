@@ -1,4 +1,4 @@
-"""Priority fusion: the values of a micro-step that exist in memory, and the kernels that compute them.
+"""Models XLA's priority fusion on GPUs and TPUs: decides which values are written to memory, and returns kernels.
 
 XLA runs many elementwise operations as one kernel that reads its inputs once and writes its result once. A value
 inside a kernel never reaches memory. The rules here follow the behaviour of XLA, not its code:

@@ -1,4 +1,4 @@
-"""Epilogues: elementwise operations on a product's result that XLA:TPU computes in the product's kernel.
+"""Fuses elementwise operations on the result of a product into the product's kernel (epilogues), as XLA:TPU does.
 
 A chain of such operations ends where another operation reads it.
 """

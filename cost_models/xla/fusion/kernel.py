@@ -1,4 +1,4 @@
-"""Kernel: one launch with everything that is fused into it."""
+"""`Kernel`: one launch and the operations fused into it; joins the optimizer's kernels of each variable into one."""
 
 from __future__ import annotations
 

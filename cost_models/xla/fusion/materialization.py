@@ -1,4 +1,4 @@
-"""Values that XLA:GPU writes because they take long to compute, though each reader could compute them again."""
+"""Decides which costly values XLA:GPU writes to memory rather than recomputing them in each reader."""
 
 from __future__ import annotations
 

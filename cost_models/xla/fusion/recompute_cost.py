@@ -1,4 +1,4 @@
-"""Cost of computing a value again, in bytes: traffic, and arithmetic as the bytes that could be moved meanwhile."""
+"""Computes the cost of recomputing a value in each reader, in equivalent bytes of memory traffic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""YNNPACK: operations that become one call of a library, which takes reductions and the operations around them.
+"""Groups reductions and the operations around them into library calls, as XLA:CPU does for YNNPACK.
 
 From the last reduction to the first, each call takes the makers of its operands as long as nothing else reads their
 results, then the only reader of its result, and the makers of that reader's operands. Products and convolutions join in

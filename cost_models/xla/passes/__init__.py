@@ -1,0 +1,1 @@
+"""Models XLA's passes before fusion: each rewrites a Workload."""

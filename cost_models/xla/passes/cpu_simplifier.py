@@ -1,4 +1,4 @@
-"""Simplifications of single operations on CPUs, before fusion."""
+"""Rewrites single operations as XLA:CPU does before fusion: random numbers, erfc, products with masks ..."""
 
 from __future__ import annotations
 

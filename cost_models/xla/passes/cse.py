@@ -1,4 +1,4 @@
-"""Common subexpression elimination: equal operations on the same values run once.
+"""Merges equal operations on the same values (common subexpression elimination).
 
 Operations do not hold their constants and axes. So only operations are merged that have none, or hardly ever different
 ones for the same result: reductions and broadcasts of one value to one shape, transposes and paddings. Conversions are

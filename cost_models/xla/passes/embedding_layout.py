@@ -1,4 +1,4 @@
-"""Embedding layout: tables whose rows are narrower than a memory tile are read and written in whole rows.
+"""Adds the copies that XLA:TPU makes of embedding tables with narrow rows, for gathers and their gradients.
 
 XLA:TPU gathers and scatters whole rows, which lie across the lanes of a tile. A table of narrow rows is an argument
 with its rows down the tiles, which wastes nothing. So it is copied before rows are gathered, in the dtype that is

@@ -1,4 +1,4 @@
-"""Explicit broadcasts: operands of fewer elements than the result are broadcast by operations of their own.
+"""Makes broadcasts explicit: adds an operation for each operand that is smaller than the result.
 
 XLA broadcasts operands first, and the broadcast of a value to a shape is one value for the whole step, bounds of values
 included. This matters where not every reader can compute the broadcast itself.

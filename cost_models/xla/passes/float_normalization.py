@@ -1,4 +1,4 @@
-"""Float normalization: arithmetic in a narrow float that a device has no units for runs in float32.
+"""Converts arithmetic in a narrow float that a device lacks (bfloat16, float16) to float32, with conversions.
 
 XLA converts the operands of an unsupported operation up and its result down, and then drops every conversion down that
 is followed by a conversion up (`xla_allow_excess_precision`, its default). So a chain of elementwise operations carries

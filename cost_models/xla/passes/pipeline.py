@@ -1,4 +1,4 @@
-"""The pass pipeline: operations that a compiler replaces by others before it fuses any."""
+"""Runs the passes of a profile: rewrites a Workload as a compiler does before fusion."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operands of products are rounded where they are written, if products alone read them."""
+"""Rounds tensors that only matrix products read to the products' dtype where they are written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gradient of max-pooling (select-and-scatter) as XLA on GPUs and CPUs expands it.
+"""Expands the gradient of max-pooling (select-and-scatter) as XLA does on GPUs and CPUs.
 
 There is no kernel for it. XLA finds the position of every maximum anew (a window operation with one index a dimension
 as further results) and scatters the incoming gradient into zeros. Zeros of one shape are one array for the whole step,

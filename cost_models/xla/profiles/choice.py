@@ -1,4 +1,4 @@
-"""The choice of a profile for a device."""
+"""Selects the compiler profile of a device from its kind and generation."""
 
 from __future__ import annotations
 

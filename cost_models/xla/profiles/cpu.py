@@ -1,4 +1,4 @@
-"""XLA:CPU."""
+"""Lists the rules and numbers of the XLA:CPU profile; a new rule for CPUs is listed here."""
 
 from __future__ import annotations
 

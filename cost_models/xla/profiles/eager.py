@@ -1,4 +1,4 @@
-"""Eager execution: operations run one by one, and nothing is fused, moved or computed again."""
+"""Defines the profile of eager execution: operations run one by one, and nothing is fused or recomputed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""XLA:GPU: one profile for Ampere and Ada, one for Hopper and newer, one for Volta and Turing."""
+"""Lists the rules and numbers of the XLA:GPU profiles by generation; a new rule for GPUs is listed here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""XLA:TPU: one profile for v5e, which v2 and v3 share, and profiles of chips whose compiler differs."""
+"""Lists the rules and numbers of the XLA:TPU profiles by generation; a new rule for TPUs is listed here."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""Models the order in which XLA runs kernels."""

@@ -1,4 +1,4 @@
-"""Memory scheduler: the three orders of kernels that XLA:GPU tries. It takes the order that needs least memory.
+"""Orders kernels as XLA:GPU's memory scheduler does: tries three orders and takes the one with the least memory.
 
 All three start from the results of the program, because XLA has no order of its own before it schedules:
 

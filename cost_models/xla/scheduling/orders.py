@@ -1,4 +1,4 @@
-"""Orders of kernels.
+"""Orders kernels as XLA:TPU (program order or greedy by memory) and XLA:CPU (breadth first) do.
 
 - Program order: each update runs as soon as its gradient exists and its variable is no longer read.
 - Breadth first: each kernel runs as soon as it can, in the order in which kernels become ready.
