@@ -1,4 +1,4 @@
-"""Estimates memory and time of one configuration on one cluster, with an interval for each."""
+"""Estimates memory and time of one configuration on one cluster, with capacity, headroom and error band."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Selects the compiler profile of a device from its kind and generation."""
+"""Selects the compiler profile of a device by its chip, the backend, and whether the step is compiled."""
 
 from __future__ import annotations
 
