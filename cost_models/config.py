@@ -257,6 +257,10 @@ class TrainConfig:
         """Return plain values under the keys of a plan."""
         return {name: _plain(getattr(self, name)) for name in self.settings()}
 
+    def __getitem__(self, key: str) -> Any:
+        """Return the plain value under a key of a plan, for programs that read `plan.config["precision"]`."""
+        return self.to_dict()[key]
+
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> TrainConfig:
         """Read what `to_dict` wrote. ConfigError names a missing or contradicting key."""

@@ -88,6 +88,10 @@ class Estimate:
         """Whether the lower end of the interval is at most the capacity: where it is not, the step does not fit."""
         return self.capacity.may_fit(self.memory.total_low)
 
+    def __getitem__(self, key: str) -> Any:
+        """Return the plain value under a key of `to_dict`, for programs that read `plan.predicted["time"]`."""
+        return self.to_dict()[key]
+
     def to_dict(self) -> dict[str, Any]:
         """Return what `estimate --format json` prints."""
         return {

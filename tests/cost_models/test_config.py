@@ -34,6 +34,7 @@ WRITTEN = {
 
 def test_a_configuration_is_written_under_the_keys_of_a_plan_in_their_order():
     written = FULL.to_dict()
+    assert {key: FULL[key] for key in written} == written
     assert written == WRITTEN
     assert list(written) == list(WRITTEN)
     assert list(written["batch"]) == list(WRITTEN["batch"])

@@ -41,6 +41,7 @@ def test_the_json_has_the_keys_that_were_decided():
     ]
     assert answer["coverage"] == {"unknown_ops": []}
     assert answer["config"] == config(64).to_dict()
+    assert estimate(dense(K, N), config(64), GPU)["memory"] == answer["memory"]
     assert json.loads(json.dumps(answer)) == answer
 
 
