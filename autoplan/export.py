@@ -190,7 +190,7 @@ def _batch_notes(plan: Plan, config: TrainConfig, baseline: TrainConfig) -> Iter
         yield "Wrap a learning-rate schedule for the old batch size: learning_rate=Stretched(your_schedule)."
     if batch.global_size != old.global_size:
         yield "Multiply steps_per_epoch and other counts of micro-steps by OLD_GLOBAL_BATCH / GLOBAL_BATCH."
-        yield "If you use EMA, set ema_momentum ** (GLOBAL_BATCH / OLD_GLOBAL_BATCH): Keras averages every micro-step."
+        yield "With EMA, use ema_momentum ** (GLOBAL_BATCH / OLD_GLOBAL_BATCH): Keras averages after every micro-step."
         yield "Rebatch data that is already batched, such as a tf.data.Dataset: dataset.unbatch().batch(GLOBAL_BATCH)."
     if batch.effective != old.effective:
         ratio = batch.effective / old.effective

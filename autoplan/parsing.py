@@ -71,7 +71,7 @@ def batch_range(text: str) -> tuple[int, int] | None:
     low, high = (int(part) for part in match.groups()) if match else (0, 0)
     if not 1 <= low <= high:
         raise refused(
-            f"--effective-batch {text}: expected `keep`, samples an update such as 256, or from..to such as 64..4096"
+            f"--effective-batch {text}: expected keep, samples per update such as 256, or a range such as 64..4096"
         )
     return low, high
 

@@ -202,15 +202,18 @@ def estimate(
     ] = None,
     accumulation: Annotated[int | None, typer.Option(min=1, metavar="N", help="Micro-steps per update.")] = None,
     precision: Annotated[str | None, typer.Option(metavar="P", help="A dtype policy, such as mixed_bfloat16.")] = None,
-    remat: Annotated[str | None, typer.Option(metavar="MODE", help="none, activations or full.")] = None,
+    remat: Annotated[
+        str | None, typer.Option(metavar="MODE", help="Rematerialization: none, activations or full.")
+    ] = None,
     steps_per_execution: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Micro-steps per call of the compiled program.")
     ] = None,
     mesh: Annotated[
-        str | None, typer.Option(metavar="AXES", help="Devices by axis, such as data=4,model=2. Default: all on data.")
+        str | None,
+        typer.Option(metavar="AXES", help="Devices by axis, such as data=4,model=2. Default: data=<all devices>."),
     ] = None,
     shard_state: Annotated[
-        bool, typer.Option("--shard-state", help="Split weights, gradients and optimizer state over data.")
+        bool, typer.Option("--shard-state", help="Split weights, gradients and optimizer state over the data axis.")
     ] = False,
     evidence: Annotated[
         str, typer.Option(metavar="TIER", help="analytic, or compiled: use the hardware's own compiler.")
@@ -278,9 +281,10 @@ def compare(
     headroom: Headroom = "8%",
     format_: Output = Format.TEXT,
 ) -> None:
-    """Compare hardware: where the training fits, with which configuration, at which speed and cost. Runs nothing.
+    """Compare hardware: where the training fits, with which configuration, at which speed and cost.
 
-    Without --hardware, each chip is shown in the smallest size, of at most 64 chips, on which the training fits.
+    Does not run the training. Without --hardware, each chip is shown in the smallest size on which the training fits,
+    of at most 64 chips.
     """
     from autoplan import planner
     from autoplan.reports import compare as compare_report

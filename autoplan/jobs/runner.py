@@ -167,7 +167,7 @@ class JobRunner:
             size = formatting.size(parameters * FLOAT32_BYTES)
             return f"; it gets there without values for its {parameters:,} parameters, which are {size} (analytic)"
         if result.failure is not None and result.failure.out_of_memory:
-            return "; it does so without values for its weights too, so it is what the source makes besides them"
+            return "; the weights alone do not cause it, because it also happens while they have no values"
         return ""
 
     def trace(self, config: TrainConfig | None) -> tuple[Observation, Workload] | Failure:

@@ -68,7 +68,7 @@ def ensure_writable(path: Path | str) -> None:
     folder = path.resolve().parent
     if not folder.is_dir():
         missing = folder if path.is_symlink() else path.parent
-        raise OutputError(f"there is no folder {missing} for {path.name}; make it, or choose another --output")
+        raise OutputError(f"there is no folder {missing} for {path.name}; create it, or choose another --output")
     try:
         if path.exists():
             path.open("r+b").close()

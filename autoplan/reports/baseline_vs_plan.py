@@ -65,7 +65,7 @@ class Row:
         known = {side: tier for side, tier in tiers.items() if tier}
         if len(set(known.values())) <= 1:
             return next(iter(known.values()), "")
-        return "; ".join(f"{side} {tier}" for side, tier in known.items())
+        return "; ".join(f"{side}: {tier}" for side, tier in known.items())
 
 
 @dataclass(frozen=True)
@@ -257,7 +257,7 @@ def _column(side: _Side) -> dict[str, Cell]:
         "samples/s": _samples_per_second(side),
         "update": _seconds(side, side.config.batch.accumulation),
         "micro-step": _seconds(side, 1),
-        "peak memory a device": _memory(side),
+        "peak memory per device": _memory(side),
         "MFU": _mfu(side),
         "compile time": _compile_time(side),
     }
@@ -265,7 +265,7 @@ def _column(side: _Side) -> dict[str, Cell]:
 
 def _failed_column(baseline: BaselineRecord) -> dict[str, Cell]:
     kind = baseline.failure.kind if baseline.failure else "crash"
-    names = ("update", "micro-step", "peak memory a device", "MFU", "compile time")
+    names = ("update", "micro-step", "peak memory per device", "MFU", "compile time")
     return {"samples/s": Cell(FAILURES[kind], "measured")} | {name: Cell("—") for name in names}
 
 
@@ -366,7 +366,7 @@ def _where_time_goes(plan: Plan) -> str:
     elif before == after:
         line = f"The largest part of a micro-step is still {after}; this figure is analytic."
     elif before.partition(" (")[0] == after.partition(" (")[0]:
-        line = f"The largest part of a micro-step was {before} and still is {after}; both figures are analytic."
+        line = f"The largest part of a micro-step was {before} and is still {after}; both figures are analytic."
     else:
         line = f"The largest part of a micro-step was {before} and is now {after}; both figures are analytic."
     if plan.measured is not None and plan.measured.input_bound and plan.source.fit.data != SYNTHETIC:

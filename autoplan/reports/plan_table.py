@@ -78,9 +78,9 @@ def explained(plan: Plan, path: Path) -> RenderableType:
     return Group(
         file.first_line(plan),
         _origin(plan),
-        heading("What it changes"),
+        heading("Changes"),
         _differences(plan),
-        heading("What that brings"),
+        heading("Result"),
         baseline_vs_plan.headline(plan),
         _compared(plan),
         *_why(plan),
@@ -96,7 +96,7 @@ def explained(plan: Plan, path: Path) -> RenderableType:
 def shortlist(result: TuneResult, *, everything: bool = False) -> RenderableType:
     """Return the report of a dry run: the first candidates, or all with `everything`, and the time of tuning."""
     shown, left = (list(enumerate(result.shortlist)), 0) if everything else _first(result.shortlist)
-    table = open_table("", "configuration", "samples/s", "memory a device", "why")
+    table = open_table("", "configuration", "samples/s", "memory per device", "reason")
     for number, candidate in shown:
         table.add_row(str(number), candidate.config.describe(), *_estimate(candidate), candidate.reason)
     parts: list[RenderableType] = [

@@ -76,7 +76,9 @@ class EstimateRequest:
         axes = self.mesh or {"data": cluster.devices}
         mesh = Mesh(axes.get("data", 1), axes.get("model", 1))
         if mesh.devices > cluster.devices:
-            raise ConfigError(f"a mesh of {mesh.devices} devices is more than the {cluster.devices} of {cluster.name}")
+            raise ConfigError(
+                f"a mesh of {mesh.devices} devices is larger than {cluster.name}, which has {cluster.devices}"
+            )
         own = baseline.batch
         batch = Batch.from_global(
             self.settings.get("global", own.global_size),

@@ -54,7 +54,7 @@ def test_what_is_no_range(text):
     with pytest.raises(ConfigError) as caught:
         parsing.batch_range(text)
     assert str(caught.value) == (
-        f"--effective-batch {text}: expected `keep`, samples an update such as 256, or from..to such as 64..4096"
+        f"--effective-batch {text}: expected keep, samples per update such as 256, or a range such as 64..4096"
     )
 
 

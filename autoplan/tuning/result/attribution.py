@@ -121,7 +121,7 @@ def _against(findings: Findings, config: TrainConfig, best: TrainConfig, rates: 
 
 def _times(ratio: float) -> str:
     if ratio < 1:
-        return f"{ratio:.2f} times as long per sample, which is too small a difference"
+        return f"{ratio:.2f} times as long per sample, too small a difference to prefer it"
     return f"{ratio:.2f} times as long per sample" if ratio >= _AS_LONG else "as long per sample"
 
 

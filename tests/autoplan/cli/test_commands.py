@@ -117,7 +117,7 @@ def test_words_of_the_script_need_the_two_dashes(folder, asked):
         (["--budget", "10"], "--budget 10: expected a time with units, such as 90s, 10m or 1h30m"),
         (
             ["--effective-batch", "9..3"],
-            "--effective-batch 9..3: expected `keep`, samples an update such as 256, or from..to such as 64..4096",
+            "--effective-batch 9..3: expected keep, samples per update such as 256, or a range such as 64..4096",
         ),
         (["--fix", "precision"], "--fix precision: expected KEY=VALUE, such as precision=float32 or mesh=data=8"),
         (
@@ -125,7 +125,7 @@ def test_words_of_the_script_need_the_two_dashes(folder, asked):
             "--headroom 2: expected a percentage of the device's memory below 100%, such as 8%",
         ),
         (["--memory-limit", "2"], "--memory-limit 2: expected a size with a unit, such as 2GiB or 1500MB"),
-        (["--output", "no/plan.yaml"], "there is no folder no for plan.yaml; make it, or choose another --output"),
+        (["--output", "no/plan.yaml"], "there is no folder no for plan.yaml; create it, or choose another --output"),
     ],
 )
 def test_wrong_words_are_one_message_and_exit_code_2(folder, asked, words, message):

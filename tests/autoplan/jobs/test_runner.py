@@ -144,7 +144,7 @@ def test_what_runs_out_of_memory_before_its_fit_cannot_be_rescued_and_that_is_to
 @pytest.mark.parametrize(
     ("bare", "told"),
     [
-        (failure(FailureKind.OOM), "; it does so without values for its weights too, so it is what the source makes"),
+        (failure(FailureKind.OOM), "; the weights alone do not cause it, because it also happens while"),
         (failure(FailureKind.TIMEOUT), "(held 2.10 GiB). Accumulation"),
     ],
 )

@@ -208,12 +208,12 @@ def test_ensure_writable_leaves_no_trace(folder):
 def test_ensure_writable_names_a_missing_folder(folder):
     with pytest.raises(OutputError) as caught:
         file.ensure_writable("out/plan.yaml")
-    assert str(caught.value) == "there is no folder out for plan.yaml; make it, or choose another --output"
+    assert str(caught.value) == "there is no folder out for plan.yaml; create it, or choose another --output"
 
 
 def test_ensure_writable_names_the_folder_that_a_link_leads_to(folder):
     Path("plan.yaml").symlink_to(folder / "gone" / "plan.yaml")
-    with pytest.raises(OutputError, match=f"^there is no folder {folder.resolve() / 'gone'} for plan.yaml; make it"):
+    with pytest.raises(OutputError, match=f"^there is no folder {folder.resolve() / 'gone'} for plan.yaml; create it"):
         file.ensure_writable("plan.yaml")
 
 

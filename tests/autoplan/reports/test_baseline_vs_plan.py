@@ -7,7 +7,7 @@ from autoplan.reports import baseline_vs_plan
 from autoplan.reports.baseline_vs_plan import Cell, KnobDifference
 from tests.builders import plans
 
-NAMES = ["samples/s", "update", "peak memory a device", "MFU", "compile time", "whole fit"]
+NAMES = ["samples/s", "update", "peak memory per device", "MFU", "compile time", "whole fit"]
 
 
 def row(plan, name):
@@ -71,14 +71,14 @@ def test_updates_of_other_effective_batches_are_told_apart():
 )
 def test_memory_says_where_it_comes_from(source, tier):
     measured = plans.measurement(peak_bytes=3 * plans.GIB, peak_bytes_source=source)
-    assert row(plans.plan(measured=measured), "peak memory a device").plan == Cell("3.00 GiB", tier)
+    assert row(plans.plan(measured=measured), "peak memory per device").plan == Cell("3.00 GiB", tier)
 
 
 def test_memory_that_was_not_measured_is_the_estimates():
     measured = plans.measurement(peak_bytes=None, peak_bytes_source=None)
-    found = row(plans.plan(measured=measured), "peak memory a device")
+    found = row(plans.plan(measured=measured), "peak memory per device")
     assert found.plan == Cell("300 MiB", "analytic", "280 MiB to 320 MiB")
-    assert found.evidence == "baseline measured as resident size; plan analytic"
+    assert found.evidence == "baseline: measured as resident size; plan: analytic"
 
 
 def test_mfu_takes_the_measured_time_over_the_predicted_one():
@@ -96,7 +96,7 @@ def test_the_mfu_of_this_machine_is_of_a_probed_peak():
 
 def test_what_is_not_known_stays_unknown():
     plan = plans.plan(predicted=None, measured=plans.measurement(compile_seconds=None, peak_bytes=None))
-    for name in ("MFU", "compile time", "peak memory a device"):
+    for name in ("MFU", "compile time", "peak memory per device"):
         assert row(plan, name).plan == Cell("not known")
 
 
@@ -111,7 +111,7 @@ def test_an_analytic_plan_has_analytic_cells_alone():
 
 def test_simulated_devices_are_named_beside_every_figure():
     plan = simulated()
-    assert row(plan, "peak memory a device").plan.tier == "measured as resident size, simulated devices"
+    assert row(plan, "peak memory per device").plan.tier == "measured as resident size, simulated devices"
     for name in ("update", "samples/s", "compile time"):
         assert row(plan, name).plan.tier == "measured, simulated devices"
     assert row(plan, "MFU").plan.tier == "measured time, simulated devices, analytic FLOPs"
@@ -290,7 +290,7 @@ def test_the_same_part_before_and_after_is_said_to_be_so():
     before = plans.estimate(0.05, bound="compute", compute_seconds=0.041)
     plan = plans.plan(baseline=plain["baseline"] | {"predicted": before})
     told = (
-        "The largest part of a micro-step was arithmetic (82%) and still is arithmetic (50%); both "
+        "The largest part of a micro-step was arithmetic (82%) and is still arithmetic (50%); both "
         "figures are analytic."
     )
     assert baseline_vs_plan.reasons(plan)[1] == told

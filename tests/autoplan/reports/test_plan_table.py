@@ -49,15 +49,15 @@ def test_tune_ends_with_table_reasons_and_the_next_command():
         "Measured in 5 alternating pairs of clean processes.",
         "The script's whole fit, including compilation, takes about 3.81 s instead of 2 min 41 s: 42.3 times as fast.",
         "",
-        "                       baseline                 plan                        evidence",
-        "─" * 117,
-        "samples/s              512 (482 to 529)         32,000 (30,100 to 33,000)   measured",
-        "update                 250 ms (242 to 266 ms)   4.00 ms (3.88 to 4.25 ms)   measured",
-        "peak memory a device   512 MiB                  512 MiB                     measured as resident size",
-        "MFU                    17%                      18%                         measured time, analytic FLOPs",
-        "compile time           not known                1.25 s                      measured",
+        "                         baseline                 plan                        evidence",
+        "─" * 119,
+        "samples/s                512 (482 to 529)         32,000 (30,100 to 33,000)   measured",
+        "update                   250 ms (242 to 266 ms)   4.00 ms (3.88 to 4.25 ms)   measured",
+        "peak memory per device   512 MiB                  512 MiB                     measured as resident size",
+        "MFU                      17%                      18%                         measured time, analytic FLOPs",
+        "compile time             not known                1.25 s                      measured",
         (
-            "whole fit              2 min 41 s               3.81 s                      "
+            "whole fit                2 min 41 s               3.81 s                      "
             "from measured times, compilation included"
         ),
         (
@@ -170,8 +170,8 @@ def test_a_bare_step_is_never_printed():
 def test_explain_goes_through_the_whole_story():
     told = text(plan_table.explained(plans.plan(), PATH))
     headings = [
-        "What it changes",
-        "What that brings",
+        "Changes",
+        "Result",
         "How it was verified",
         "What was tried: 3 trials (estimated update: analytic; other figures: measured)",
         "Not tried, not enough memory (analytic): 1 configuration",
@@ -297,7 +297,7 @@ def test_a_dry_run_shows_candidates_with_tier_and_reason(dry):
     assert lines[0] == (
         "Nothing was measured. Tuning would try these configurations, the most promising first. Figures are analytic."
     )
-    assert re.split(r"\s{2,}", lines[1].strip()) == ["configuration", "samples/s", "memory a device", "why"]
+    assert re.split(r"\s{2,}", lines[1].strip()) == ["configuration", "samples/s", "memory per device", "reason"]
     assert re.split(r"\s{2,}", lines[3]) == ["0", "float32, batch 128", "36,600", "300 MiB", "the best by estimate"]
     assert re.split(r"\s{2,}", lines[4])[2:4] == ["not known", "not known"]
     assert lines[5:] == [

@@ -36,7 +36,7 @@ def test_settings_replace_the_scripts_own_values():
 
 def test_a_mesh_is_at_most_the_hardwares():
     assert asked(mesh={"data": 2}).config(OWN, cluster(4)).mesh.data == 2
-    with pytest.raises(ConfigError, match="a mesh of 8 devices is more than the 4 of a machine"):
+    with pytest.raises(ConfigError, match="a mesh of 8 devices is larger than a machine, which has 4"):
         asked(mesh={"data": 4, "model": 2}).config(OWN, cluster(4))
 
 

@@ -149,7 +149,7 @@ def test_rematerialization_is_estimated_where_something_does_not_fit_without():
     needed = sorted(one.analytic.memory.total_high for one in plenty)
     found = surveyed(FakeClient(facts), cluster(usable_bytes=math.ceil(needed[len(needed) // 2] / 0.92)))
     assert {one.remat.mode.value for one in found.estimates} == {"none", "activations"}
-    spared = [one for one in found.rejected if "these fit without it" in one.reason]
+    spared = [one for one in found.rejected if "the configuration fits without it" in one.reason]
     assert len(spared) == 1
 
 

@@ -59,9 +59,9 @@ def test_idle_devices_are_explained_by_what_more_of_them_take():
     assert idle_devices(freed, WON, [predicted_rates(freed)]).endswith("60% of it is communication (analytic)")
     measured = Rates(Evidence.MEASURED, {WON: 1.0, eight: 0.995, two: 1.002})
     assert (
-        "with 32 samples per device, takes 0.99 times as long per sample, which is too small a difference (measured)"
-        in (idle_devices(facts, WON, [measured]))
-    )
+        "with 32 samples per device, takes 0.99 times as long per sample, too small a difference to "
+        "prefer it (measured)"
+    ) in (idle_devices(facts, WON, [measured]))
 
 
 def test_no_device_is_idle_or_none_can_be_used():
