@@ -155,7 +155,7 @@ def test_simulated_devices_are_called_so_and_each_number_of_them_is_measured(tun
     assert {one.mesh.data for one in client.of_kind(JobKind.MEASURE)} == {1, 2, 4}
     assert all(job.devices == 4 for job in client.jobs)
     assert any(note.startswith("simulated: the 4 devices share one CPU") for note in plan.notes)
-    scaling = next(note for note in plan.notes if note.startswith("devices and efficiency"))
+    scaling = next(note for note in plan.notes if note.startswith("throughput and efficiency"))
     rate = 256 / micro_step_seconds(config(256))
     assert scaling == (
         f"throughput and efficiency by number of devices (measured, simulated devices): 1: "

@@ -186,7 +186,7 @@ def test_an_earlier_fit_runs_one_micro_step(client, script):
         ("x[:] = np.nan\n", FailureKind.NAN, "loss is nan"),
         ("import ctypes; ctypes.string_at(0)\n", FailureKind.CRASH, "SIGSEGV"),
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)\n", FailureKind.CRASH, "SIGKILL in phase setup; it"),
-        ("import os; os._exit(7)\n", FailureKind.CRASH, "exit code 7"),
+        ("import os; os._exit(7)\n", FailureKind.CRASH, "exited with code 7"),
         ("import time; time.sleep(600)\n", FailureKind.TIMEOUT, "not done after 6 s"),
     ],
 )
@@ -201,7 +201,7 @@ def test_a_trial_that_takes_too_much_memory_is_ended(client, script):
     hungry = "hoard = []\nimport time\nwhile True:\n    hoard.append(np.ones(2**22)); time.sleep(0.01)\n"
     result = run(client, script(after=hungry), memory_limit_bytes=2**30)
     assert result.failure.kind is FailureKind.OOM
-    assert "of 1.00" in result.failure.message
+    assert "of the allowed 1.00" in result.failure.message
     assert 2**30 < result.peak_bytes < 3 * 2**30
 
 
@@ -228,8 +228,8 @@ LEAVE = "import sys\nsys.exit(3)\n"
 @pytest.mark.parametrize(
     ("where", "what", "kind", "words"),
     [
-        ("compiling", HOARD, FailureKind.COMPILE_OOM, "of 1.00 GiB in phase compile"),
-        ("stepping", HOARD, FailureKind.OOM, "of 1.00 GiB in phase "),
+        ("compiling", HOARD, FailureKind.COMPILE_OOM, "of the allowed 1.00 GiB in phase compile"),
+        ("stepping", HOARD, FailureKind.OOM, "of the allowed 1.00 GiB in phase "),
         ("compiling", WAIT, FailureKind.TIMEOUT, "it was in phase compile"),
         ("stepping", WAIT, FailureKind.TIMEOUT, "it was in phase "),
         ("stepping", LEAVE, FailureKind.CRASH, "the training called sys.exit(3) before it was measured"),

@@ -145,7 +145,7 @@ def test_losses_that_cannot_be_had_are_not_compared():
     client = FakeClient(observation(OWN), plant=lambda job: failure() if job.kind is JobKind.NUMERICS else None)
     found = verify(client)
     assert found.verification.numerics == "not_compared"
-    assert found.verification.numerics_detail == "the plan's losses: oom: too large"
+    assert found.verification.numerics_detail == "the run for the plan's losses failed (oom: too large)"
     assert found.verification.faster
 
 
