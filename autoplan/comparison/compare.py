@@ -27,9 +27,9 @@ from autoplan.tuning.space.legal_configs import Space, legal_configs
 from autoplan.tuning.space.prune import KEEP_AT_MOST
 from cost_models.config import Precision, Remat, RematMode, TrainConfig
 from cost_models.estimate import estimate as analytic_estimate
+from cost_models.hardware.chip_sizes import canonical, chips, chips_of_group, larger, sizes
 from cost_models.hardware.cluster import Cluster
 from cost_models.hardware.pricing import offers
-from cost_models.hardware.slices import canonical, chips, chips_of_group, larger, sizes
 from cost_models.memory import MemoryCost, capacity_bytes, memory
 from cost_models.workload.workload import Workload
 

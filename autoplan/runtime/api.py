@@ -18,7 +18,7 @@ from autoplan.runtime import backends, callbacks, model_facts
 from autoplan.runtime.apply import Change, ProcessSettings, apply_to_model
 from autoplan.runtime.data import data_facts, lookahead
 from autoplan.runtime.data.fit_arguments import FitArguments
-from autoplan.runtime.fit import ensure_built, fit_arguments
+from autoplan.runtime.fit import arguments_under, ensure_built
 from cost_models.config import Precision, RematMode, TrainConfig
 
 
@@ -78,7 +78,7 @@ def fit(plan: Plan, model: Any, data: Any = None, /, *more: Any, **arguments: An
     distribution = _settings(plan, change).distribution()
     callbacks.adapt_callbacks(bound.get("callbacks"), change.script.batch, change.wanted.batch)
     with distribution.scope() if distribution is not None else nullcontext():
-        return model.fit(**fit_arguments(model, bound, _facts(bound), change))
+        return model.fit(**arguments_under(model, bound, _facts(bound), change))
 
 
 def _facts(bound: FitArguments) -> data_facts.DataFacts:

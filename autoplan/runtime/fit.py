@@ -32,7 +32,7 @@ def script_config(model: Any, facts: DataFacts, seen: SeenCalls, backend: Backen
     )
 
 
-def fit_arguments(model: Any, arguments: FitArguments, facts: DataFacts, change: Change) -> FitArguments:
+def arguments_under(model: Any, arguments: FitArguments, facts: DataFacts, change: Change) -> FitArguments:
     """Return the arguments of `fit` under the wanted batch; unchanged arguments if it is the script's own batch."""
     script, wanted = change.script.batch, change.wanted.batch
     return rebatch.rebatched(arguments, facts, script, wanted, can_pad=padding_is_exact(model))

@@ -13,7 +13,7 @@ from autoplan.runtime.apply import Change, ProcessSettings, apply_to_model, rest
 from autoplan.runtime.data import data_facts, lookahead, rebatch
 from autoplan.runtime.data.data_facts import DataFacts
 from autoplan.runtime.data.fit_arguments import FitArguments
-from autoplan.runtime.fit import ensure_built, fit_arguments, padding_is_exact
+from autoplan.runtime.fit import arguments_under, ensure_built, padding_is_exact
 from autoplan.runtime.intercept import FitCall, Interception
 from autoplan.sources.source import SourceSpec
 
@@ -121,7 +121,7 @@ class Training:
             for line in callbacks.adapt_callbacks(call.arguments.get("callbacks"), script, wanted):
                 log(line)
             self._log_dropped(call, facts)
-        return fit_arguments(call.model, call.arguments, facts, self.change), self.change.wanted.describe()
+        return arguments_under(call.model, call.arguments, facts, self.change), self.change.wanted.describe()
 
     def _why_own_batch(self, model: Any, facts: DataFacts) -> str:
         tuned = self.change.script.batch

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from autoplan.runtime.data import dataloader, lookahead, nested_arrays
+from autoplan.runtime.data import lookahead, nested_arrays, torch_dataloader
 from autoplan.runtime.data.fit_arguments import FitArguments
 
 _DEFAULT_BATCH = 32  # the default of `fit` for arrays
@@ -77,7 +77,7 @@ def describe(arguments: FitArguments, *, batch: int | None = None) -> DataFacts:
         return _describe_py_dataset(x, steps)
     if isinstance(x, GeneratorType):
         return _describe_generator(x, steps)
-    if dataloader.is_loader(x):
+    if torch_dataloader.is_loader(x):
         return _describe_loader(x, steps)
     return _describe_other(x, steps)
 
@@ -161,9 +161,9 @@ def _describe_generator(generator: Any, steps: int | None) -> DataFacts:
 
 def _describe_loader(loader: Any, steps: int | None) -> DataFacts:
     batch, samples, micro_steps = (
-        dataloader.batch_of(loader),
-        dataloader.samples_of(loader),
-        dataloader.micro_steps_of(loader),
+        torch_dataloader.batch_of(loader),
+        torch_dataloader.samples_of(loader),
+        torch_dataloader.micro_steps_of(loader),
     )
     return DataFacts(
         "DataLoader",
@@ -171,7 +171,7 @@ def _describe_loader(loader: Any, steps: int | None) -> DataFacts:
         batch,
         steps or micro_steps,
         steps is not None,
-        why_fixed=dataloader.why_fixed(loader),
+        why_fixed=torch_dataloader.why_fixed(loader),
         last_rows=samples and (samples % batch or batch),
     )
 
@@ -227,7 +227,7 @@ def _one_batch(arguments: FitArguments, facts: DataFacts) -> Any:
     if facts.kind == "PyDataset":
         return next(iter(lookahead.first_middle_last(x, 1)))
     if facts.kind == "DataLoader":
-        return nested_arrays.as_tuple(dataloader.first_batch(x))
+        return nested_arrays.as_tuple(torch_dataloader.first_batch(x))
     return lookahead.buffered_batch(x)
 
 

@@ -9,7 +9,7 @@ pad    micro-batches have full size; the real rows get the weight (effective bat
        This is exact if rows of weight zero do not change an update (`fit.padding_is_exact`)
 drop   the r mod accumulation rows that do not divide are dropped in this epoch, and the others are split
 
-Arrays are shuffled and split here. `regroup` handles PyDatasets and generators, `dataloader` DataLoaders, and
+Arrays are shuffled and split here. `regroup` handles PyDatasets and generators, `torch_dataloader` DataLoaders, and
 `tf_dataset` splits updates within a tf.data pipeline.
 """
 
@@ -24,10 +24,10 @@ from keras.src.trainers.data_adapters.tf_dataset_adapter import make_class_weigh
 
 from autoplan.runtime.data import (
     data_facts,
-    dataloader,
     nested_arrays,
     regroup,
     tf_dataset,
+    torch_dataloader,
 )
 from autoplan.runtime.data.data_facts import DataFacts
 from autoplan.runtime.data.fit_arguments import FitArguments
@@ -82,7 +82,7 @@ def _regrouped(
         can_pad and _has_targets(data_facts.sample_batch(arguments, facts, 1)) and _may_not_divide(facts, regrouping)
     )
     if facts.kind == "DataLoader":
-        return {"x": dataloader.rebatched(arguments["x"], regrouping)}
+        return {"x": torch_dataloader.rebatched(arguments["x"], regrouping)}
     class_weight = arguments.get("class_weight")
     x = regroup.regroup_batches(
         arguments["x"], regrouping, last_rows=facts.last_rows, shuffle=shuffle, class_weight=class_weight

@@ -10,7 +10,7 @@ from autoplan.runtime.apply import Change
 from autoplan.runtime.backends import Backend
 from autoplan.runtime.data.data_facts import DataFacts
 from autoplan.runtime.data.fit_arguments import FitArguments
-from autoplan.runtime.fit import fit_arguments
+from autoplan.runtime.fit import arguments_under
 from autoplan.runtime.intercept import FitCall
 
 NOTHING_BUT_MICRO_STEPS: FitArguments = {
@@ -85,4 +85,4 @@ class TrialFit:
         arguments: FitArguments = {**self.call.arguments, **(instead or {})}
         if self.change is None:
             return arguments
-        return fit_arguments(self.model, arguments, facts or self.facts, self.change)
+        return arguments_under(self.model, arguments, facts or self.facts, self.change)

@@ -19,7 +19,7 @@ from autoplan.machine import process_settings, processes
 from autoplan.plan.records import FailureKind
 from autoplan.runtime import backends
 from autoplan.runtime.apply import Change, ProcessSettings, apply_to_model
-from autoplan.runtime.data import data_facts, dataloader, lookahead, rebatch, regroup
+from autoplan.runtime.data import data_facts, lookahead, rebatch, regroup, torch_dataloader
 from autoplan.runtime.data.data_facts import DataFacts
 from autoplan.runtime.data.fit_arguments import FitArguments
 from autoplan.runtime.fit import ensure_built
@@ -41,7 +41,7 @@ _TRAINS_NOTHING = (*_OBSERVES_ONLY, JobKind.LOWER)
 _LONGEST_FOLDER = 64
 Answer = Mapping[str, object]
 """The plain values that answer a job."""
-_INPUT_MODULES = frozenset(module.__file__ for module in (rebatch, regroup, dataloader, lookahead))
+_INPUT_MODULES = frozenset(module.__file__ for module in (rebatch, regroup, torch_dataloader, lookahead))
 """Files of the modules that read batches: an exception with a frame in one of them was raised by the data."""
 
 

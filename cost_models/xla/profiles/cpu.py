@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from cost_models.workload.workload import UNEVEN_PAD, Kind
-from cost_models.xla.buffers.accumulation import gradient_averages
 from cost_models.xla.buffers.buffer_reuse import lent_state_buffers
+from cost_models.xla.buffers.gradient_accumulation import gradient_averages
 from cost_models.xla.buffers.heap import heap_packing
 from cost_models.xla.buffers.loop_stacks import early_loop_stacks
 from cost_models.xla.fusion.cpu_fusion import cpu_fusion

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cost_models.xla.buffers.workspace import dot_workspace
-from cost_models.xla.fusion.fusion import priority_fusion
+from cost_models.xla.fusion.priority_fusion import priority_fusion
 from cost_models.xla.passes.embedding_layout import embedding_layout
 from cost_models.xla.passes.select_and_scatter import select_and_scatter
 from cost_models.xla.profile import Profile

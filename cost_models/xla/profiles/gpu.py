@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cost_models.workload.workload import Kind
-from cost_models.xla.buffers.accumulation import gradient_averages
 from cost_models.xla.buffers.buffer_reuse import output_buffers
+from cost_models.xla.buffers.gradient_accumulation import gradient_averages
 from cost_models.xla.buffers.heap import heap_packing
 from cost_models.xla.buffers.workspace import dot_workspace
 from cost_models.xla.fusion.column_reduction import (
@@ -15,9 +15,9 @@ from cost_models.xla.fusion.column_reduction import (
     column_reduction,
     grouped_column_reduction,
 )
-from cost_models.xla.fusion.fusion import long_chains, priority_fusion
 from cost_models.xla.fusion.materialization import costly_pooling_operands, gated_products
-from cost_models.xla.fusion.softmax_rows import elementwise_in_place, normalised_rows
+from cost_models.xla.fusion.priority_fusion import long_chains, priority_fusion
+from cost_models.xla.fusion.row_normalization import elementwise_in_place, normalised_rows
 from cost_models.xla.passes.float_normalization import float_normalization
 from cost_models.xla.passes.select_and_scatter import select_and_scatter
 from cost_models.xla.profile import Profile, Uncertainty

@@ -8,8 +8,8 @@ from dataclasses import replace
 from cost_models.workload.workload import UNEVEN_PAD, Kind
 from cost_models.xla.buffers.heap import heap_packing
 from cost_models.xla.buffers.vmem import vmem
-from cost_models.xla.fusion.fusion import priority_fusion
 from cost_models.xla.fusion.gemm_epilogue import gemm_epilogue
+from cost_models.xla.fusion.priority_fusion import priority_fusion
 from cost_models.xla.fusion.recompute_cost import recompute_cost
 from cost_models.xla.passes.embedding_layout import embedding_layout
 from cost_models.xla.passes.product_rounding import product_operand_rounding

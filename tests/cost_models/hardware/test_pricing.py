@@ -3,8 +3,8 @@
 import pytest
 
 from cost_models.hardware.catalogue import rows
+from cost_models.hardware.chip_sizes import sizes
 from cost_models.hardware.pricing import Offer, offers
-from cost_models.hardware.slices import sizes
 
 
 def test_prices_are_of_the_size_that_they_are_listed_for():

@@ -16,7 +16,7 @@ import numpy as np
 from autoplan.runtime import backends
 from autoplan.runtime.apply import Change, ProcessSettings, apply_to_model
 from autoplan.runtime.data import data_facts, lookahead
-from autoplan.runtime.fit import fit_arguments, script_config
+from autoplan.runtime.fit import arguments_under, script_config
 from autoplan.runtime.intercept import SeenCalls
 from autoplan.runtime.timing.fit_timer import FitTimer
 from autoplan.runtime.timing.timed_groups import TimedGroups
@@ -223,7 +223,7 @@ def trained(make_optimizer, wanted, rows, script=None, *, shuffle=False, **knobs
     x, y = arrays(rows)
     arguments = {"x": x, "y": y, "batch_size": script.global_size, "epochs": 2, "shuffle": shuffle, "verbose": 0}
     apply_to_model(model, change)
-    model.fit(**fit_arguments(model, arguments, data_facts.describe(arguments), change))
+    model.fit(**arguments_under(model, arguments, data_facts.describe(arguments), change))
     return model
 
 
@@ -277,7 +277,7 @@ def streams():
             model = of_a_dictionary()
             change = Change(config(), config(wanted))
             apply_to_model(model, change)
-            model.fit(**fit_arguments(model, arguments, data_facts.describe(arguments), change))
+            model.fit(**arguments_under(model, arguments, data_facts.describe(arguments), change))
             ended.append((weights(model), updates(model)))
         (one, own), (two, changed) = ended
         found[f"{kind}, {rows} rows"] = {"updates": [own, changed], "difference": float(np.abs(one - two).max())}
@@ -373,7 +373,7 @@ def pipelines():
             model = built(OPTIMIZERS["sgd"]())
             apply_to_model(model, change)
             arguments = {"x": dataset, "epochs": 2, "verbose": 0}
-            model.fit(**fit_arguments(model, arguments, data_facts.describe(arguments), change))
+            model.fit(**arguments_under(model, arguments, data_facts.describe(arguments), change))
             models.append(model)
         difference = float(np.abs(weights(models[0]) - weights(models[1])).max())
         found[name] = {"updates": [updates(model) for model in models], "difference": difference}

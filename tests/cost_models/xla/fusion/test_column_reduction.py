@@ -4,7 +4,7 @@ import pytest
 
 from cost_models.workload.workload import Kind
 from cost_models.xla.fusion.column_reduction import leaves_idle
-from cost_models.xla.fusion.fusion import priority_fusion
+from cost_models.xla.fusion.priority_fusion import priority_fusion
 from cost_models.xla.profile import structure_batch
 from cost_models.xla.profiles.choice import compiler_profile
 from tests.builders.workloads import B, Step

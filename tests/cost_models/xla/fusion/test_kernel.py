@@ -1,8 +1,8 @@
 """Kernels, and the updates of one variable as one launch."""
 
 from cost_models.workload.workload import Kind, Phase
-from cost_models.xla.fusion.fusion import priority_fusion
 from cost_models.xla.fusion.kernel import in_update
+from cost_models.xla.fusion.priority_fusion import priority_fusion
 from cost_models.xla.profiles.choice import compiler_profile
 from tests.builders.workloads import Step
 

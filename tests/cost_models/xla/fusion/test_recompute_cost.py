@@ -4,7 +4,7 @@ import pytest
 
 from cost_models.workload.workload import CONVERT, Kind
 from cost_models.xla.dataflow import Graph
-from cost_models.xla.fusion.fusion import priority_fusion
+from cost_models.xla.fusion.priority_fusion import priority_fusion
 from cost_models.xla.fusion.recompute_cost import as_computed
 from cost_models.xla.profiles.choice import compiler_profile
 from tests.builders.workloads import B, Step

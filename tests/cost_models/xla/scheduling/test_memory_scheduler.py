@@ -3,7 +3,7 @@
 import pytest
 
 from cost_models.workload.workload import Kind, Op, Phase, Role
-from cost_models.xla.fusion.fusion import priority_fusion
+from cost_models.xla.fusion.priority_fusion import priority_fusion
 from cost_models.xla.profiles.choice import compiler_profile
 from cost_models.xla.scheduling.memory_scheduler import orders
 from tests.builders.workloads import B, Step, named, two_layers

@@ -1,7 +1,7 @@
 """Orders of kernels: what moves, and what may not."""
 
 from cost_models.workload.workload import Kind, Phase
-from cost_models.xla.fusion.fusion import priority_fusion
+from cost_models.xla.fusion.priority_fusion import priority_fusion
 from cost_models.xla.profiles.choice import compiler_profile
 from cost_models.xla.scheduling.orders import breadth_first_order, greedy_order, program_order
 from tests.builders.workloads import B, Step, named, two_layers

@@ -4,7 +4,7 @@ import pytest
 
 from cost_models.workload.affine import Affine
 from cost_models.workload.workload import UNEVEN_PAD, Kind, Op, Phase
-from cost_models.xla.fusion.fusion import priority_fusion
+from cost_models.xla.fusion.priority_fusion import priority_fusion
 from cost_models.xla.profiles.choice import compiler_profile
 from tests.builders.workloads import B, Step
 

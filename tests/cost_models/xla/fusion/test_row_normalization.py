@@ -4,8 +4,8 @@ import pytest
 
 from cost_models.workload.workload import Kind
 from cost_models.xla.dataflow import Graph
-from cost_models.xla.fusion.fusion import priority_fusion
-from cost_models.xla.fusion.softmax_rows import Rows
+from cost_models.xla.fusion.priority_fusion import priority_fusion
+from cost_models.xla.fusion.row_normalization import Rows
 from cost_models.xla.profiles.choice import compiler_profile
 from tests.builders.workloads import B, Step
 

@@ -4,9 +4,9 @@ import pytest
 
 from cost_models.errors import HardwareError
 from cost_models.hardware.catalogue import rows
+from cost_models.hardware.chip_sizes import chips, chips_of_group, larger, sizes
 from cost_models.hardware.lookup import cluster
 from cost_models.hardware.pricing import offers
-from cost_models.hardware.slices import chips, chips_of_group, larger, sizes
 
 
 def test_families_are_those_of_the_catalogue():

@@ -15,7 +15,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from autoplan.runtime.data import data_facts, dataloader, rebatch
+from autoplan.runtime.data import data_facts, rebatch, torch_dataloader
 from autoplan.runtime.data.regroup import Regrouping
 from autoplan.runtime.optimizers import adapt_optimizer
 from cost_models.config import Batch
@@ -64,10 +64,10 @@ def test_the_reason_why_a_loader_cannot_be_rebatched_is_given():
             yield from super().__iter__()
             yield from super().__iter__()
 
-    assert dataloader.why_fixed(DataLoader(rows(6))) == ""
-    assert "batch_sampler (Pairs)" in dataloader.why_fixed(DataLoader(rows(6), batch_sampler=Pairs()))
-    assert "returns whole batches" in dataloader.why_fixed(DataLoader([rows(9)[:3]] * 3, batch_size=None))
-    assert "Twice has an iterator of its own" in dataloader.why_fixed(Twice(rows(6), batch_size=2))
+    assert torch_dataloader.why_fixed(DataLoader(rows(6))) == ""
+    assert "batch_sampler (Pairs)" in torch_dataloader.why_fixed(DataLoader(rows(6), batch_sampler=Pairs()))
+    assert "returns whole batches" in torch_dataloader.why_fixed(DataLoader([rows(9)[:3]] * 3, batch_size=None))
+    assert "Twice has an iterator of its own" in torch_dataloader.why_fixed(Twice(rows(6), batch_size=2))
 
 
 @pytest.mark.parametrize("generator", [False, True])
@@ -93,7 +93,7 @@ def test_a_look_draws_no_random_number(generator):
 
 
 def rebatched(loader, script, wanted, *, padded=False):
-    return dataloader.rebatched(loader, Regrouping(script, wanted, padded))
+    return torch_dataloader.rebatched(loader, Regrouping(script, wanted, padded))
 
 
 def served(loader):
