@@ -231,17 +231,9 @@ def estimate(
     from autoplan import planner
     from autoplan.reports import progress
     from autoplan.tuning.request import EstimateRequest
-    from cost_models.config import Precision, RematMode
 
-    precisions = [known.value for known in Precision if known is not Precision.OTHER]
-    settings = {
-        "global": batch_size,
-        "accumulation": accumulation,
-        "precision": None if precision is None else parsing.choice("--precision", precision, precisions),
-        "remat": None if remat is None else parsing.choice("--remat", remat, list(RematMode)),
-        "steps_per_execution": steps_per_execution,
-        "shard_state": shard_state or None,
-    }
+    counts = {"global": batch_size, "accumulation": accumulation, "steps_per_execution": steps_per_execution}
+    settings = {**counts, **_known_modes(precision, remat), "shard_state": shard_state or None}
     request = EstimateRequest(
         source=_resolve(source, source_arguments(context), fit),
         hardware=hardware,
@@ -256,6 +248,17 @@ def estimate(
     from autoplan.reports import estimate as estimate_report
 
     _answer(format_, answer.to_dict, lambda: estimate_report.estimated(answer, explain=explain))
+
+
+def _known_modes(precision: str | None, remat: str | None) -> dict[str, str | None]:
+    """Return the values of `--precision` and `--remat`. ConfigError for a value that is not one of the known ones."""
+    from cost_models.config import Precision, RematMode
+
+    precisions = [known.value for known in Precision if known is not Precision.OTHER]
+    return {
+        "precision": None if precision is None else parsing.choice("--precision", precision, precisions),
+        "remat": None if remat is None else parsing.choice("--remat", remat, list(RematMode)),
+    }
 
 
 @app.command(cls=SourceCommand, short_help="Compare hardware: where a training fits, its speed and its cost.")
