@@ -22,7 +22,7 @@ def before_compiling(result: JobResult) -> bool:
 def compiler_answer(result: JobResult) -> CompilerEvidence | Failure:
     """Return the compiler's figures, or a Failure: the program is too large, it was refused, or the job failed."""
     if result.value is None:
-        failure = result.failure or Failure(kind=FailureKind.CRASH, message="it left without an answer")
+        failure = result.failure or Failure(kind=FailureKind.CRASH, message="it ended without a result")
         return _of_this_machine(failure) if failure.out_of_memory else failure
     refused, too_large = result.value.get("refused"), result.value.get("too_large")
     if refused is not None:
@@ -31,7 +31,7 @@ def compiler_answer(result: JobResult) -> CompilerEvidence | Failure:
         return CompilerEvidence.model_validate(result.value["evidence"])
     return Failure(
         kind=FailureKind.COMPILE_OOM,
-        message=f"the compiler says that it does not fit: {too_large['message']}",
+        message=f"the compiler reports that the program does not fit: {too_large['message']}",
         wall_seconds=result.wall_seconds,
         needed_bytes=too_large["needed_bytes"],
         available_bytes=too_large["available_bytes"],
@@ -48,21 +48,22 @@ def value_of(result: JobResult) -> Answer:
     """Return the answer of a job. SourceError where its process ended without an answer, with the end of its output."""
     if result.value is not None:
         return result.value
-    failure = result.failure or Failure(kind=FailureKind.CRASH, message="it left without an answer")
+    failure = result.failure or Failure(kind=FailureKind.CRASH, message="it ended without a result")
     log = Path(failure.log) if failure.log else None
     said = [line for line in log_tail(log).splitlines() if line.strip()][-LINES_SHOWN:]
-    output = "\n  ".join(["; the last of its output:", *said]) if said else ""
-    raise SourceError(f"the source did not get to its fit ({failure.kind.value}: {failure.message}){output}")
+    output = "\n  ".join(["; the end of its output:", *said]) if said else ""
+    raise SourceError(f"the source did not reach its fit ({failure.kind.value}: {failure.message}){output}")
 
 
 def too_large_to_start(failure: Failure, cause: str) -> str:
     """Return the message where memory runs out before the first micro-step: no setting changes that."""
     held = "" if failure.held_bytes is None else f"more than {formatting.size(failure.held_bytes)} of memory, "
     return (
-        f"the training runs out of memory before its first micro-step, while it makes its data and builds its model "
-        f"({failure.message}){cause}. Accumulation, another precision and rematerialization change what a micro-step "
-        f"takes, and a mesh copies the weights to every device, so none of them helps here. What would fit: {held}a "
-        "smaller model, or data that are read as they are needed (np.load with mmap_mode, tf.data, PyDataset)"
+        f"the training runs out of memory before its first micro-step, while it creates its data and its model "
+        f"({failure.message}){cause}. Accumulation, precision and rematerialization only change the memory of a "
+        f"micro-step, and a mesh copies the weights to every device, so these do not help here. What "
+        f"would fit: {held}a "
+        "smaller model, or data that are read when they are needed (np.load with mmap_mode, tf.data, PyDataset)"
     )
 
 
@@ -73,8 +74,8 @@ def explain_failure(failure: Failure) -> AutoplanError:
     """
     if SCRIPT_RAISED in failure.message:
         return ScriptFailed(
-            f"{failure.message}\nIt got to its fit when it was first looked at, so what that run left behind may stop "
-            "it now: every trial runs the source again, and --scratch gives each an empty working directory"
+            f"{failure.message}\nIt reached its fit in the first run, so files that this run left behind may be the "
+            "cause: every trial runs the source again, and --scratch gives each an empty working directory"
         )
     where = f"; its output is in {failure.log}" if failure.log else ""
     if failure.outside:

@@ -37,7 +37,7 @@ from autoplan.sources.source import SourceSpec as SourceSpec  # what a job is ab
 
 PRELOADABLE = ("tensorflow", "torch", "scipy", "pandas", "sklearn", "h5py")
 """What a source may import that takes seconds and starts no thread: once one job did, the server imports it for all."""
-SEE_OUTPUT = "; the last of its output:"
+SEE_OUTPUT = "; the end of its output:"
 """Ends a message of a worker that the client completes from the job's log."""
 _WATCH_SECONDS = 0.2
 _LINES_SHOWN = 8

@@ -165,7 +165,7 @@ class JobRunner:
         if result.value is not None:
             parameters = Observation.model_validate(result.value).parameters
             size = formatting.size(parameters * FLOAT32_BYTES)
-            return f"; it gets there without values for its {parameters:,} parameters, which are {size} (analytic)"
+            return f"; without values for its {parameters:,} parameters, which take {size} (analytic), it does not"
         if result.failure is not None and result.failure.out_of_memory:
             return "; the weights alone do not cause it, because it also happens while they have no values"
         return ""

@@ -224,8 +224,8 @@ def _rescue(text: str) -> str:
     except OSError as error:
         if kept is not None:
             kept.unlink(missing_ok=True)
-        return f"neither could it be kept in {folder} ({_why(error)}); here it is:\n\n{text}"
-    return f"it is kept in {kept}"
+        return f"it could not be stored in {folder} either ({_why(error)}); this is the plan:\n\n{text}"
+    return f"it is stored in {kept}"
 
 
 def _why(error: OSError) -> str:

@@ -101,7 +101,7 @@ class CompiledMemory(Value):
     peak_bytes: int | None = None
     host_bytes: int | None = None
     code_bytes: int | None = None
-    held_by: Literal["total", "peak"] = Field("total", description="which of the two is held against the device")
+    held_by: Literal["total", "peak"] = Field("total", description="which of the two must fit on the device")
 
     @property
     def must_fit_bytes(self) -> int:
@@ -270,12 +270,12 @@ class Rung(Value):
     """One change that was considered while a baseline that runs out of memory was rescued."""
 
     config: Config
-    changed: list[str] = Field(description="what it changes of the baseline, in words")
+    changed: list[str] = Field(description="changes to the baseline, in words")
     outcome: Literal["runs", "out_of_memory", "failed", "passed_over"]
     evidence: Evidence = Field(description="measured where it was tried, analytic where an estimate ruled it out")
     reason: str = ""
     needed_bytes: int | None = Field(
-        None, description="it needs at least so much: held when it was ended, or estimated"
+        None, description="lower bound of its need: memory in use when it was stopped, or the estimate"
     )
 
 
@@ -283,11 +283,13 @@ class Rescue(Value):
     """The least change to a baseline that runs out of memory with which it runs, and what was not enough."""
 
     config: Config
-    changed: list[str] = Field(description="what it changes of the baseline, in words")
-    because: str = Field(description="why this change and no smaller one")
-    baseline_bytes: int | None = Field(None, description="the baseline needs at least so much: what it held at its end")
-    usable_bytes: int | None = Field(None, description="what there is for it")
-    tried: list[Rung] = Field([], description="what was tried, in order, then what was passed over though it is less")
+    changed: list[str] = Field(description="changes to the baseline, in words")
+    because: str = Field(description="why no smaller change is enough")
+    baseline_bytes: int | None = Field(None, description="lower bound of the baseline's need: memory in use at its end")
+    usable_bytes: int | None = Field(None, description="available memory")
+    tried: list[Rung] = Field(
+        [], description="changes that were tried, in order, then smaller changes that were skipped"
+    )
 
 
 class Plan(Value):

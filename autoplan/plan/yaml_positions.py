@@ -103,7 +103,7 @@ class _Builder:
             here = (*path, str(key_node.value))
             line = key_node.start_mark.line + 1
             if here in self._lines:
-                raise YamlProblem(f"this key stands already on line {self._lines[here]}; keep one", line, here)
+                raise YamlProblem(f"this key is already on line {self._lines[here]}; keep only one", line, here)
             self._lines[here] = line
             yield str(key_node.value), self.build(value_node, here)
 

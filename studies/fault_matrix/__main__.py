@@ -272,7 +272,7 @@ CASES = {
     ),
     "full disk": Case(
         BAD_INPUT, r"(?s)trials end here, and the plan is made of what was measured.*error: the plan could not be "
-        r"written.*here it is:\n\n# An autoplan plan", plan=False, within=on_a_small_disk,
+        r"written.*this is the plan:\n\n# An autoplan plan", plan=False, within=on_a_small_disk,
     ),
     "study in use": Case(
         BAD_INPUT, r"error: the study at .*study\.db is in use by another process \(\d+\)", plan=False, within=in_use

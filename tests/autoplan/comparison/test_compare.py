@@ -214,7 +214,7 @@ def test_what_cannot_be_traced_is_asked_once_and_what_is_wrong_everywhere_is_an_
     assert {row.verdict for row in found.rows} == {FitVerdict.TRAINS}
     with pytest.raises(WorkloadError, match=r"cannot be traced as it is \(crash: odd\)"):
         compare(training(plant=lambda job: failure(FailureKind.CRASH, "odd") if job.kind is JobKind.TRACE else None))
-    with pytest.raises(SourceError, match="the source did not get to its fit"):
+    with pytest.raises(SourceError, match="the source did not reach its fit"):
         compare(training(plant=lambda job: failure(FailureKind.CRASH, "odd")))
     with pytest.raises(ConfigError, match=r"batch\.global=7"):
         compare(training(), fix={"batch.global": "7"})

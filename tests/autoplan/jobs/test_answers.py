@@ -15,7 +15,7 @@ def test_a_training_that_fails_by_itself_is_told_with_where_its_output_is():
 def test_a_source_that_can_run_only_once_in_a_folder_is_told_of_scratch():
     error = "train.py failed by itself:\nFileExistsError: [Errno 17] File exists: 'data'"
     told = str(explain_failure(Failure(kind=FailureKind.CRASH, message=error)))
-    assert told.startswith(f"{error}\nIt got to its fit when it was first looked at")
+    assert told.startswith(f"{error}\nIt reached its fit in the first run")
     assert told.endswith("--scratch gives each an empty working directory")
 
 

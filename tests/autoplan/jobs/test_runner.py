@@ -110,7 +110,7 @@ def test_a_source_that_dies_before_its_fit_is_told_with_the_last_of_its_output(t
         jobs(FakeClient(plant=lambda job: JobResult(None, planted, 1.0))).observe()
     lines = str(caught.value).splitlines()
     assert lines[0] == (
-        "the source did not get to its fit (crash: ended by SIGSEGV in phase setup); the last of its output:"
+        "the source did not reach its fit (crash: ended by SIGSEGV in phase setup); the end of its output:"
     )
     assert lines[-1] == "  Fatal Python error: Segmentation fault"
     assert len(lines) == 11
@@ -134,7 +134,7 @@ def test_what_runs_out_of_memory_before_its_fit_cannot_be_rescued_and_that_is_to
         jobs(client).observe()
     message = str(caught.value)
     assert "runs out of memory before its first micro-step" in message
-    assert "(held 2.10 GiB); it gets there without values for its 1,000 parameters, which are 3.91 KiB (analytic)" in (
+    assert "(held 2.10 GiB); without values for its 1,000 parameters, which take 3.91 KiB (analytic), it does not" in (
         message
     )
     assert "What would fit: more than 2.10 GiB of memory, a smaller model" in message

@@ -156,10 +156,10 @@ def test_an_older_plan_stays_until_the_new_one_is_whole(folder):
         text=True,
         check=True,
     )
-    told, text = done.stdout.split("; here it is:\n\n")
+    told, text = done.stdout.split("; this is the plan:\n\n")
     assert told == (
         "the plan could not be written to plan.yaml: file too large; "
-        f"neither could it be kept in {folder} (file too large)"
+        f"it could not be stored in {folder} either (file too large)"
     )
     assert not list(folder.glob("plan-*"))
     Path("pasted.yaml").write_text(text)
@@ -172,7 +172,7 @@ def test_a_plan_that_cannot_go_where_it_should_is_kept(folder, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(folder))
     with pytest.raises(OutputError) as caught:
         file.write(plans.plan(), "missing/plan.yaml")
-    head, kept = str(caught.value).split("; it is kept in ")
+    head, kept = str(caught.value).split("; it is stored in ")
     assert head == "the plan could not be written to missing/plan.yaml: no such file or directory"
     assert file.read(kept) == plans.plan()
 
@@ -344,7 +344,7 @@ def test_a_repeated_key(folder):
     text = written({"  precision: float32\n": "  precision: float32\n  precision: mixed_bfloat16\n"})
     line = line_with(text, "  precision: float32")
     assert message_of(text) == (
-        f"plan.yaml:{line + 1}: config.precision: this key stands already on line {line}; keep one"
+        f"plan.yaml:{line + 1}: config.precision: this key is already on line {line}; keep only one"
     )
 
 

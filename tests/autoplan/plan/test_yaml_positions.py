@@ -106,7 +106,7 @@ def test_every_key_and_item_has_its_line():
 @pytest.mark.parametrize(
     ("text", "line", "message"),
     [
-        ("a: 1\nb: 2\na: 3", 3, "this key stands already on line 1; keep one"),
+        ("a: 1\nb: 2\na: 3", 3, "this key is already on line 1; keep only one"),
         ("a: &x [1]\nb: *x", 1, "an alias (*name); expected the values themselves"),
         ("a: 1\nb: !!python/object/apply:os.system [x]", 2, "tag:yaml.org,2002:python/object/apply:os.system"),
         ("a: 1\nb: !!python/name:os.system x", 2, "tag:yaml.org,2002:python/name:os.system"),
