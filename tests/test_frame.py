@@ -4,8 +4,10 @@ import ast
 import re
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
+import grimp
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -162,6 +164,13 @@ def test_no_class_name_occurs_twice():
             if isinstance(node, ast.ClassDef):
                 found.setdefault(node.name, []).append(name(path))
     assert not {class_name: paths for class_name, paths in found.items() if len(paths) > 1}
+
+
+@pytest.mark.parametrize("package", ["autoplan", "cost_models"])
+def test_no_module_imports_itself_through_others(package):
+    graph = grimp.build_graph(package, exclude_type_checking_imports=True)
+    imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    TopologicalSorter(imports).prepare()  # CycleError names the modules of a circle
 
 
 def test_no_string_names_a_source_file():
