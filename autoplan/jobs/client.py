@@ -269,7 +269,7 @@ class Client:
             running.watched.look(running.pid)
             ending = exit_status.over_limit(running.watched, memory_limit_bytes, running.phase)
         if ending is None and running.wall_seconds() > time_limit_seconds:
-            message = f"not done after {time_limit_seconds:.0f} s; it was in phase {running.phase}"
+            message = f"not finished after {time_limit_seconds:.0f} s; it was in phase {running.phase}"
             ending = Ending(FailureKind.TIMEOUT, message)
         if ending is not None:
             running.failure = _failure(ending, running)

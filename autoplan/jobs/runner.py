@@ -275,8 +275,8 @@ class JobRunner:
         result = self._ask(kind, config, options, kind.value, LOOK_SECONDS)
         if result.failure is not None and self.cut_short(result.failure):
             raise ConfigError(
-                f"the budget of {self.clock.budget_seconds:.0f} s was spent while the training was looked at, before "
-                "anything could be planned; give more with --budget"
+                f"the budget of {self.clock.budget_seconds:.0f} s ended while the training was inspected, before "
+                "tuning began; give a larger --budget"
             )
         return result
 

@@ -262,7 +262,7 @@ class CompilerCheck:
     def _without_study(self, error: StudyError) -> None:
         """Stop compiling where the study cannot be stored. The plan uses what is known."""
         self._storage_failed = True
-        self.watch(Event("note", f"{error}; compiling ends here, and the plan is made of what is known"))
+        self.watch(Event("note", f"{error}; compiling ends here, and the plan uses the results so far"))
 
     def _ask(self, config: TrainConfig, number: int) -> CompilerEvidence | Failure:
         return self.jobs.compile(

@@ -243,26 +243,29 @@ def with_a_clock_that_jumps(lab: harness.Lab, case: Case) -> Iterator[Place]:
 
 
 CASES = {
-    "memory at build": Case(PLAN, r"trial \d failed, out of memory: held 1\.\d+ GiB", faults("build", "memory"), SMALL),
-    "memory at compilation": Case(
-        PLAN, r"trial \d failed, out of memory.*phase compile", faults("compile", "memory"), SMALL
+    "memory at build": Case(
+        PLAN, r"trial \d failed \(out of memory\): used 1\.\d+ GiB", faults("build", "memory"), SMALL
     ),
-    "memory in a micro-step": Case(PLAN, r"trial \d failed, out of memory", faults("step", "memory"), SMALL),
+    "memory at compilation": Case(
+        PLAN, r"trial \d failed \(out of memory.*phase compile", faults("compile", "memory"), SMALL
+    ),
+    "memory in a micro-step": Case(PLAN, r"trial \d failed \(out of memory", faults("step", "memory"), SMALL),
     "memory in every configuration": Case(
         3, r"error: .*memory", faults("step", "memory", "always"), SMALL, plan=False
     ),
     "hang in the script": Case(
-        BAD_INPUT, r"error: the budget of .* was spent while the training was looked at",
+        BAD_INPUT, r"error: the budget of .* ended while the training was inspected",
         faults("script", "hang", "always"), SHORT, plan=False,
     ),
-    "hang in compilation": Case(PLAN, r"trial \d failed, .*it was in phase compile", faults("compile", "hang")),
-    "hang in a micro-step": Case(PLAN, r"trial \d failed, .*it was in phase (warm-up|measure)", faults("step", "hang")),
-    "NaN": Case(PLAN, r"trial \d failed, .*loss is nan", faults("script", "nan")),
+    "hang in compilation": Case(PLAN, r"trial \d failed \(.*it was in phase compile", faults("compile", "hang")),
+    "hang in a micro-step": Case(PLAN, r"trial \d failed \(.*it was in phase (warm-up|measure)",
+        faults("step", "hang")),
+    "NaN": Case(PLAN, r"trial \d failed \(.*loss is nan", faults("script", "nan")),
     "NaN in the script itself": Case(
         BAD_INPUT, r"error: the training fails as it is \(nan: loss is nan\)", faults("script", "nan", "always"),
         plan=False,
     ),
-    "native crash": Case(PLAN, r"trial \d failed, .*ended by SIGSEGV in phase", faults("step", "crash")),
+    "native crash": Case(PLAN, r"trial \d failed \(.*ended by SIGSEGV in phase", faults("step", "crash")),
     "native crash of the script itself": Case(
         BAD_INPUT, r"error: the training fails as it is \(crash: ended by SIGSEGV",
         faults("step", "crash", "always"), plan=False,
@@ -271,7 +274,7 @@ CASES = {
         PLAN, r"a disk is full.*it is tried once more", faults("step", "disk")
     ),
     "full disk": Case(
-        BAD_INPUT, r"(?s)trials end here, and the plan is made of what was measured.*error: the plan could not be "
+        BAD_INPUT, r"(?s)trials end here, and the plan uses the measurements so far.*error: the plan could not be "
         r"written.*this is the plan:\n\n# An autoplan plan", plan=False, within=on_a_small_disk,
     ),
     "study in use": Case(
@@ -279,11 +282,12 @@ CASES = {
     ),
     "damaged study": Case(BAD_INPUT, r"error: the study at .*study\.db is damaged", plan=False, prepare=damaged),
     "study of another version": Case(
-        BAD_INPUT, r"error: the study at .* is of something else: keras: 3\.0\.0 -> 3\.", plan=False,
+        BAD_INPUT, r"error: the study at .* was made under other conditions: keras: 3\.0\.0 -> 3\.", plan=False,
         prepare=of_another_version,
     ),
     "study of another source": Case(
-        BAD_INPUT, r"error: the study at .* is of something else: source: sha256 \w+ -> sha256 \w+", plan=False,
+        BAD_INPUT, r"error: the study at .* was made under other conditions: source: sha256 \w+ -> sha256 \w+",
+        plan=False,
         prepare=of_another_source,
     ),
     "Ctrl-C": Case(INTERRUPTED, r"Interrupted: this is the best plan so far", act=sent(signal.SIGINT)),
@@ -314,7 +318,7 @@ CASES = {
     "script that calls sys.exit(0)": Case(
         BAD_INPUT, r"error: .*ended without calling model\.fit", faults("script", "leave_well", "always"), plan=False
     ),
-    "callback that calls sys.exit": Case(PLAN, r"trial \d failed, .*called sys\.exit\(3\)", faults("step", "leave")),
+    "callback that calls sys.exit": Case(PLAN, r"trial \d failed \(.*called sys\.exit\(3\)", faults("step", "leave")),
     "script that prints a gigabyte": Case(PLAN, r"The plan is in", faults("script", "print_much", "always")),
     "clock that jumps": Case(PLAN, r"The plan is in", within=with_a_clock_that_jumps),
 }  # fmt: skip

@@ -321,7 +321,7 @@ class Runner:
     def _without_study(self, error: StudyError) -> None:
         """Stop trials where the study cannot be stored. The plan uses what is in memory."""
         if not self._storage_failed:
-            self._tell(Event("note", f"{error}; trials end here, and the plan is made of what was measured"))
+            self._tell(Event("note", f"{error}; trials end here, and the plan uses the measurements so far"))
         self._storage_failed = True
 
     def _phase(self, number: int, phase: str) -> None:

@@ -161,7 +161,7 @@ class Study:
             number=self.next_number,
             config=config,
             predicted_update_seconds=predicted_update_seconds,
-            outcome=_spoken(outcome),
+            outcome=_outcome_name(outcome),
             measurement=outcome if isinstance(outcome, Measurement) else None,
             compiled=outcome if isinstance(outcome, CompilerEvidence) else None,
             failure=outcome if isinstance(outcome, Failure) else None,
@@ -262,12 +262,12 @@ def _refuse_differing(known: StudyIdentity, wanted: StudyIdentity, place: StudyP
     found = differences(known, wanted)
     if found:
         raise StudyError(
-            f"the study at {place} is of something else: {'; '.join(found)}. "
-            "Give --study another place, or remove this one"
+            f"the study at {place} was made under other conditions: {'; '.join(found)}. "
+            "Give another --study, or remove this study"
         )
 
 
-def _spoken(outcome: Measurement | CompilerEvidence | Failure) -> Literal["measured", "compiled", "failed"]:
+def _outcome_name(outcome: Measurement | CompilerEvidence | Failure) -> Literal["measured", "compiled", "failed"]:
     if isinstance(outcome, Failure):
         return "failed"
     return "measured" if isinstance(outcome, Measurement) else "compiled"

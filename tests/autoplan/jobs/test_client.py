@@ -187,7 +187,7 @@ def test_an_earlier_fit_runs_one_micro_step(client, script):
         ("import ctypes; ctypes.string_at(0)\n", FailureKind.CRASH, "SIGSEGV"),
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)\n", FailureKind.CRASH, "SIGKILL in phase setup; it"),
         ("import os; os._exit(7)\n", FailureKind.CRASH, "exited with code 7"),
-        ("import time; time.sleep(600)\n", FailureKind.TIMEOUT, "not done after 6 s"),
+        ("import time; time.sleep(600)\n", FailureKind.TIMEOUT, "not finished after 6 s"),
     ],
 )
 def test_what_ends_a_trial_is_a_value(client, script, breakage, kind, words):

@@ -213,8 +213,8 @@ def test_what_ended_by_itself_is_not_tried_again():
 
 
 def test_a_source_that_hangs_is_waited_for_once():
-    client = in_turn(failure(FailureKind.TIMEOUT, "not done after 600 s"))
-    with pytest.raises(SourceError, match="timeout: not done after 600 s"):
+    client = in_turn(failure(FailureKind.TIMEOUT, "not finished after 600 s"))
+    with pytest.raises(SourceError, match="timeout: not finished after 600 s"):
         jobs(client).observe(abstract=True)
     assert len(client.jobs) == 1
 

@@ -212,7 +212,7 @@ def test_a_compilation_that_the_budget_cut_short_may_be_asked_for_again(plan_for
         if job.kind is not JobKind.LOWER:
             return None
         monkeypatch.setattr(Clock, "allows", lambda clock, seconds: False)
-        return failure(FailureKind.TIMEOUT, "not done after 3 s")
+        return failure(FailureKind.TIMEOUT, "not finished after 3 s")
 
     allows = Clock.allows
     plan = plan_for(fake(own=OWN, plant=cut_short), study=study).plan
@@ -336,9 +336,9 @@ def test_the_command_ends_with_a_plan_that_the_real_compiler_stands_behind(tmp_p
 
 def test_a_budget_that_ends_while_the_training_is_looked_at_is_told_as_such(plan_for):
     def slow(job):
-        return failure(FailureKind.TIMEOUT, "not done after 1 s") if job.kind is JobKind.TRACE else None
+        return failure(FailureKind.TIMEOUT, "not finished after 1 s") if job.kind is JobKind.TRACE else None
 
-    with pytest.raises(ConfigError, match="was spent while the training was looked at"):
+    with pytest.raises(ConfigError, match="ended while the training was inspected"):
         plan_for(fake(own=OWN, plant=slow), budget_seconds=0.5)
 
 

@@ -134,7 +134,7 @@ def test_where_nothing_has_the_memory_to_run_that_is_the_answer(runner):
 
 def test_a_baseline_that_takes_too_long_gives_way_to_the_first_that_runs(runner):
     fails = {OWN, config(64, precision="mixed_bfloat16"), config(32, 2)}
-    slow = failure(FailureKind.TIMEOUT, "not done after 60 s")
+    slow = failure(FailureKind.TIMEOUT, "not finished after 60 s")
     client = FakeClient(plant=lambda job: slow if job.config in fails else None)
     one = runner(client)
     found = one.run_reference(one.run_baseline(OWN))
@@ -142,7 +142,7 @@ def test_a_baseline_that_takes_too_long_gives_way_to_the_first_that_runs(runner)
 
 
 def test_a_timeout_of_the_baseline_leaves_room_for_others(runner):
-    client = FakeClient(plant=lambda job: failure(FailureKind.TIMEOUT, "not done after 60 s"))
+    client = FakeClient(plant=lambda job: failure(FailureKind.TIMEOUT, "not finished after 60 s"))
     assert runner(client).run_baseline(OWN).failure.kind is FailureKind.TIMEOUT
 
 
@@ -233,7 +233,7 @@ def test_a_study_that_can_no_longer_be_read_ends_the_trials_with_what_there_is(r
     assert configs(one.ranked()) == [OWN]
     notes = [event.text for event in events if event.kind == "note"]
     assert notes == [
-        "the study cannot be written: the disk is full; trials end here, and the plan is made of what was measured"
+        "the study cannot be written: the disk is full; trials end here, and the plan uses the measurements so far"
     ]
 
 

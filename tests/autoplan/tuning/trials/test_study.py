@@ -236,7 +236,9 @@ def test_a_study_is_refused_before_anything_runs(place):
     started(place).close()
     refuse_unusable(place, {"hardware": "cpu"})
     refuse_unusable(place, IDENTITY)
-    with pytest.raises(StudyError, match=r"is of something else: source: sha256 aaaaaaaaaaaa -> sha256 bbbbbbbbbbbb\."):
+    with pytest.raises(
+        StudyError, match=r"was made under other conditions: source: sha256 aaaaaaaaaaaa -> sha256 bbbbbbbbbbbb\."
+    ):
         refuse_unusable(place, {"source": "b" * 64, "hardware": "cpu"})
     with study(place), pytest.raises(StudyError, match="is in use by another process"):
         refuse_unusable(place, IDENTITY)
@@ -289,8 +291,8 @@ def test_a_study_of_something_else_is_refused_with_what_differs(place):
     with pytest.raises(StudyError) as caught:
         study(place, identity=IDENTITY | {"hardware": "gpu-h100-80gb"})
     assert str(caught.value) == (
-        f"the study at {place} is of something else: hardware: cpu -> gpu-h100-80gb. "
-        "Give --study another place, or remove this one"
+        f"the study at {place} was made under other conditions: hardware: cpu -> gpu-h100-80gb. "
+        "Give another --study, or remove this study"
     )
 
 
@@ -366,17 +368,21 @@ def test_choices_are_in_a_fixed_order():
 
 def test_a_study_of_another_source_is_refused(tune):
     tune(tune_requests.fake(), study="one", trials=2)
-    with pytest.raises(StudyError, match="is of something else: structure: sha256 000000000000 -> sha256 ffffffffffff"):
+    with pytest.raises(
+        StudyError, match="was made under other conditions: structure: sha256 000000000000 -> sha256 ffffffffffff"
+    ):
         tune(tune_requests.fake(facts={"structure": "f" * 64}), study="one")
 
 
 def test_a_study_of_another_script_or_hardware_is_refused_before_anything_runs(tune, tmp_path):
     tune(tune_requests.fake(), study="one", trials=2)
     client = tune_requests.fake()
-    with pytest.raises(StudyError, match=r"is of something else: memory: 8.* GiB -> 4.* GiB\. Give --study another"):
+    with pytest.raises(
+        StudyError, match=r"was made under other conditions: memory: 8.* GiB -> 4.* GiB\. Give another --study"
+    ):
         tune(client, study="one", here=cluster(usable_bytes=4 * GIB))
     (tmp_path / "train.py").write_text("import keras\nkeras.Model().fit()  # changed\n")
-    with pytest.raises(StudyError, match="is of something else: source: sha256 "):
+    with pytest.raises(StudyError, match="was made under other conditions: source: sha256 "):
         tune(client, study="one")
     assert client.jobs == []
 
