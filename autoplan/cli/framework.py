@@ -1,4 +1,4 @@
-"""Shared base of all CLI commands: splits off arguments after `--`, turns errors into exit codes, and prints JSON.
+"""Provides the base of all CLI commands: arguments after `--`, errors as messages and exit codes, JSON output.
 
 Nothing heavy is imported here: `autoplan --help` answers at once.
 """

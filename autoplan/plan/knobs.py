@@ -1,4 +1,4 @@
-"""The table of knobs: a new knob needs a row here, from which parsing, schema, study, reports and export follow.
+"""`KNOBS`, the table of knobs: a new knob needs a row, from which parsing, schema, study, reports and export follow.
 
 Plan schema, `--fix` and `--only`, study, explanation, rescue, pruning, export, checks, known issues and the runtime
 read this table. A row says how a knob is read, written and named. The field of TrainConfig says what the knob affects

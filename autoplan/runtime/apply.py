@@ -1,4 +1,4 @@
-"""Applies a TrainConfig to Keras: dtype policy, remat and distribution of the process, then settings of the model.
+"""Applies a TrainConfig to Keras: knobs set before a model is built (dtype policy, remat, mesh), then those of a model.
 
 Only knobs that differ from the script's own configuration are changed, so a candidate that changes one knob leaves
 everything else as the script has it.

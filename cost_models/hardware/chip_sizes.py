@@ -1,4 +1,4 @@
-"""Lists the sizes in which a chip is rented or sold (TPU slices, GPU hosts), the smallest first."""
+"""Lists the sizes in which the chips of a family are rented or sold (TPU slices, GPU hosts), the smallest first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Converts a parsed HLO program to operations on numbered tensors, with those of called computations and loops."""
+"""Converts the instructions of a parsed HLO program, loops and calls included, to operations on numbered tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Time rules of GPUs beyond the plain roofline: TF32, Winograd convolutions, layout transposes, fused attention."""
+"""Adjusts rates and times of kernels on GPUs: TF32, Winograd convolutions, layout transposes, fused attention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Compiled`: what a compiler decided about one operation, in workloads that were read from HLO."""
+"""`Compiled`: a compiler's decisions about one operation, in workloads that were read from HLO text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions on batches that are nested structures of arrays: count, take and pad rows, and map over all leaves."""
+"""Counts, takes and pads the rows of batches that are nested structures of arrays, and maps functions over them."""
 
 from __future__ import annotations
 
