@@ -23,7 +23,7 @@ from autoplan.sources import keras_backend
 from autoplan.tuning.backend_choice import on_a_backend
 from autoplan.tuning.estimates.configuration import ConfigurationEstimate, answered
 from autoplan.tuning.measure import dry_run, measure, refuse_unusable_study
-from autoplan.tuning.plan_from_afar import plan_from_afar
+from autoplan.tuning.plan_for_absent_hardware import plan_for_absent_hardware
 from autoplan.tuning.request import (
     Candidate,
     CompareRequest,
@@ -93,7 +93,11 @@ def _tune(request: TuneRequest, chosen: keras_backend.BackendChoice, clock: Cloc
             findings = with_notes(findings, *chosen.notes, limit_note(request.memory_limit_bytes, cluster))
             if request.dry_run:
                 return dry_run(request, findings, here=here)
-            return measure(request, jobs, findings, watch) if here else plan_from_afar(request, jobs, findings, watch)
+            return (
+                measure(request, jobs, findings, watch)
+                if here
+                else plan_for_absent_hardware(request, jobs, findings, watch)
+            )
 
 
 def estimate(request: EstimateRequest, watch: Watch = silent) -> ConfigurationEstimate:

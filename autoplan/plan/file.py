@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from autoplan.errors import OutputError, PlanError
-from autoplan.plan import next_commands, schema, yaml_positions
+from autoplan.plan import next_commands, plan_yaml, schema
 from autoplan.plan.records import Evidence, Plan, to_plain
 from cost_models.config import BACKENDS_WITH_DISTRIBUTION, Precision
 
@@ -29,8 +29,8 @@ def read(path: Path | str) -> Plan:
     path = Path(path)
     text = _text(path)
     try:
-        document = yaml_positions.parse(text)
-    except yaml_positions.YamlProblem as problem:
+        document = plan_yaml.parse(text)
+    except plan_yaml.YamlProblem as problem:
         raise PlanError(_unreadable(path, problem)) from None
     if document.value is None:
         raise PlanError(f"{path} is empty; expected a plan as `autoplan tune` writes it")
@@ -85,7 +85,7 @@ def to_yaml(plan: Plan, path: Path | str = "plan.yaml") -> str:
         plain[section] = [_inlined(record) for record in plain[section]]
     if plain["rescue"] is not None:
         plain["rescue"] |= {"tried": [_inlined(rung) for rung in plain["rescue"]["tried"]]}
-    return _header(plan, path) + yaml_positions.render(plain)
+    return _header(plan, path) + plan_yaml.render(plain)
 
 
 def unsupported(plan: Plan) -> list[tuple[str, str, str]]:
@@ -129,9 +129,7 @@ def _header(plan: Plan, path: Path | str) -> str:
 
 
 def _inlined(record: dict[str, Any]) -> dict[str, Any]:
-    return {
-        key: yaml_positions.Inline(value) if key in {"config", "figures"} else value for key, value in record.items()
-    }
+    return {key: plan_yaml.Inline(value) if key in {"config", "figures"} else value for key, value in record.items()}
 
 
 def _text(path: Path) -> str:
@@ -155,7 +153,7 @@ def _text(path: Path) -> str:
         raise PlanError(f"{path} is not a text file (byte {error.start}); expected a plan in YAML") from None
 
 
-def _unreadable(path: Path, problem: yaml_positions.YamlProblem) -> str:
+def _unreadable(path: Path, problem: plan_yaml.YamlProblem) -> str:
     where = f"{path}:{problem.line}" if problem.line else str(path)
     key = schema.Fault(problem.path, "").key
     if key:
@@ -163,7 +161,7 @@ def _unreadable(path: Path, problem: yaml_positions.YamlProblem) -> str:
     return f"{where}: not readable as YAML: {problem}; the file may be damaged or cut off"
 
 
-def _faulty(path: Path, document: yaml_positions.Document, faults: list[schema.Fault]) -> str:
+def _faulty(path: Path, document: plan_yaml.Document, faults: list[schema.Fault]) -> str:
     located = sorted(faults, key=lambda fault: document.line_of(fault.path))
     lines = [
         f"{path}:{document.line_of(fault.path)}: " + (f"{fault.key}: " if fault.key else "") + fault.message

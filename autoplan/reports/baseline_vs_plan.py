@@ -10,7 +10,7 @@ from autoplan import formatting
 from autoplan.machine.local_hardware import LOCAL
 from autoplan.plan.next_commands import SYNTHETIC
 from autoplan.plan.records import BaselineRecord, CompilerEvidence, Evidence, Measurement, Plan, Rescue, WholeFit
-from autoplan.tuning.oom_rescue.report import described_changes
+from autoplan.tuning.oom_rescue.outcome import described_changes
 from cost_models.config import Batch, TrainConfig
 from cost_models.estimate import Estimate
 from cost_models.time.cost import TimeCost

@@ -23,9 +23,9 @@ from autoplan.tuning.estimates.findings import Findings
 from autoplan.tuning.request import COMPILED_AT_MOST, Event, Watch
 from autoplan.tuning.space.legal_configs import Space
 from autoplan.tuning.space.prune import distance, would_fit
-from autoplan.tuning.trials.identity import identity, stem
 from autoplan.tuning.trials.storage import StudyPlace, study_name
 from autoplan.tuning.trials.study import Study, knob_choices
+from autoplan.tuning.trials.study_identity import identity, stem
 from cost_models.config import Affects, TrainConfig
 from cost_models.execution import program_key
 from cost_models.hardware.compile_targets import compiler_target

@@ -10,10 +10,10 @@ from autoplan.tuning.estimates.findings import Findings
 from autoplan.tuning.request import Event, TuneRequest, TuneResult, Watch, silent
 from autoplan.tuning.result.build_plan import measured_plan
 from autoplan.tuning.result.finish import finish
-from autoplan.tuning.trials.identity import identity, known_at_once, stem
 from autoplan.tuning.trials.runner import Reference, Runner, Tried
 from autoplan.tuning.trials.storage import StudyPlace, study_name
 from autoplan.tuning.trials.study import PREDICTED_FIRST, Study, knob_choices, refuse_unusable
+from autoplan.tuning.trials.study_identity import identity, known_at_once, stem
 from autoplan.tuning.verification.statistics import Timed, exactness_expected
 from autoplan.tuning.verification.verifier import MOST_PAIRS, PAIRS, Verified, Verifier, verification_seconds
 

@@ -16,7 +16,7 @@ from autoplan.sources import keras_backend
 from autoplan.sources.source import SourceSpec
 from autoplan.tuning.backend_choice import OtherBackend, with_other_backends
 from autoplan.tuning.compiler_check import why_not_here
-from autoplan.tuning.estimates.estimator import survey, without_estimates
+from autoplan.tuning.estimates.estimator import estimate_space, without_estimates
 from autoplan.tuning.estimates.findings import Findings, versions_of
 from autoplan.tuning.request import Event, TuneRequest, Watch
 from autoplan.tuning.space.legal_configs import Space, legal_configs
@@ -141,7 +141,7 @@ def _survey(
     watch(Event("stage", f"estimating {formatting.counted(len(space.configs), 'configuration')}"))
     versions = versions_of(observation, jobs.cluster)
     try:
-        return survey(
+        return estimate_space(
             jobs,
             observation,
             space,

@@ -58,7 +58,7 @@ class Structure:
         return cls(config.key(Affects.OPERATIONS), local_batch)
 
 
-def survey(
+def estimate_space(
     jobs: JobRunner,
     observation: Observation,
     space: Space,

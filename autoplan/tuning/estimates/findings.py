@@ -24,9 +24,9 @@ class Findings:
     cluster       the hardware, with the memory limit of the request (`survey.named_cluster`)
     versions      versions that decide which known issues apply (`versions_of`)
     space         the baseline and the legal configurations (`space.legal_configs`)
-    estimates     of every configuration that could be traced (`estimator.survey`); empty where none could, and then
-                  `notes` say why
-    shortlist     what is worth a trial, in order (`space.prune`, `estimator.survey`)
+    estimates     of every configuration that could be traced (`estimator.estimate_space`); empty where none could, and
+                  then `notes` say why
+    shortlist     what is worth a trial, in order (`space.prune`, `estimator.estimate_space`)
     rejected      what is not, with the reasons of each step
     notes         what the plan should mention (`survey.with_notes`, `backend_choice`)
     elsewhere     findings on other backends by backend, where the backend itself is tuned

@@ -18,7 +18,7 @@ from autoplan.plan.records import Evidence, Failure, FailureKind, Measurement, O
 from autoplan.tuning.candidate_estimate import CandidateEstimate
 from autoplan.tuning.estimates.calibration import contenders, reordered
 from autoplan.tuning.objective import PlannedFit, settled_compile_seconds
-from autoplan.tuning.oom_rescue.report import nothing_runs, rescue
+from autoplan.tuning.oom_rescue.outcome import nothing_runs, rescue
 from autoplan.tuning.oom_rescue.search import Need, RescueSearch, cannot_run, needs
 from autoplan.tuning.request import Event, Watch
 from autoplan.tuning.space.prune import distance

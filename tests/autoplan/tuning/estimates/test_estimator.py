@@ -10,7 +10,13 @@ from autoplan.jobs.budget import Clock
 from autoplan.jobs.messages import JobKind, JobResult
 from autoplan.jobs.runner import JobRunner
 from autoplan.plan.records import FailureKind
-from autoplan.tuning.estimates.estimator import LOCAL_BATCHES_TRACED, LONGEST_REASON, Tracer, survey, without_estimates
+from autoplan.tuning.estimates.estimator import (
+    LOCAL_BATCHES_TRACED,
+    LONGEST_REASON,
+    Tracer,
+    estimate_space,
+    without_estimates,
+)
 from autoplan.tuning.space.legal_configs import legal_configs
 from cost_models.estimate import estimate
 from cost_models.workload.serialization import workload_from_dict, workload_to_dict
@@ -23,7 +29,7 @@ def surveyed(client, here=None, *, remat_asked=False, **wishes):
     here = here or cluster()
     space = legal_configs(client.facts, here, VERSIONS, **wishes)
     jobs = JobRunner(client, SOURCE, "jax", here, Clock.start(None), baseline=space.baseline)
-    return survey(jobs, client.facts, space, VERSIONS, headroom=0.08, remat_asked=remat_asked)
+    return estimate_space(jobs, client.facts, space, VERSIONS, headroom=0.08, remat_asked=remat_asked)
 
 
 def answering(change):

@@ -10,7 +10,7 @@ from autoplan.jobs.messages import Job, JobKind
 from autoplan.plan import file
 from autoplan.plan.records import Evidence, FailureKind
 from autoplan.sources import source
-from autoplan.tuning.oom_rescue.report import described_changes, nothing_runs, rescue
+from autoplan.tuning.oom_rescue.outcome import described_changes, nothing_runs, rescue
 from autoplan.tuning.oom_rescue.search import RescueSearch, needs
 from autoplan.tuning.request import TuneRequest
 from tests.builders.fake_client import FakeClient, failure, micro_step_seconds

@@ -5,10 +5,10 @@ import pytest
 from autoplan.jobs.budget import Clock
 from autoplan.jobs.runner import JobRunner
 from autoplan.sources.source import SourceSpec
-from autoplan.tuning.estimates.estimator import survey
+from autoplan.tuning.estimates.estimator import estimate_space
 from autoplan.tuning.space.legal_configs import legal_configs
-from autoplan.tuning.trials.identity import identity, known_at_once, stem
 from autoplan.tuning.trials.storage import differences
+from autoplan.tuning.trials.study_identity import identity, known_at_once, stem
 from tests.builders.fake_client import FakeClient
 from tests.builders.observations import VERSIONS, cluster, observation
 
@@ -19,7 +19,7 @@ def made(source=SOURCE, here=None, only=("batch",), **facts):
     client, here = FakeClient(observation(**facts)), here or cluster()
     space = legal_configs(client.facts, here, VERSIONS, only=only)
     jobs = JobRunner(client, source, "jax", here, Clock.start(None), baseline=space.baseline)
-    return jobs, survey(jobs, client.facts, space, VERSIONS, headroom=0.08, remat_asked=False)
+    return jobs, estimate_space(jobs, client.facts, space, VERSIONS, headroom=0.08, remat_asked=False)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from autoplan.plan.yaml_positions import Inline, YamlProblem, parse, render
+from autoplan.plan.plan_yaml import Inline, YamlProblem, parse, render
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from autoplan.tuning.result.build_plan import analytic_plan, compiled_plan
 from autoplan.tuning.result.finish import finish
 
 
-def plan_from_afar(request: TuneRequest, jobs: JobRunner, findings: Findings, watch: Watch) -> TuneResult:
+def plan_for_absent_hardware(request: TuneRequest, jobs: JobRunner, findings: Findings, watch: Watch) -> TuneResult:
     """Return the plan by the compiler of the hardware where it can be asked, else by arithmetic alone.
 
     HardwareError where the user asked for compilations and there is no compiler.

@@ -15,7 +15,7 @@ from autoplan.tuning.trials.study import knob_choices
 
 
 def known_at_once(jobs: JobRunner) -> StudyIdentity:
-    """As far as it is known before the source has run."""
+    """Return the part of the identity that is known before the source has run."""
     source = jobs.source
     return {
         "source": source.sha256,
@@ -31,7 +31,7 @@ def known_at_once(jobs: JobRunner) -> StudyIdentity:
 
 
 def identity(jobs: JobRunner, findings: Findings) -> StudyIdentity:
-    """All of it: the key under which figures are kept."""
+    """Return the identity of a study: trials are reused only in a study of an equal identity."""
     environment = findings.observation.environment
     return {
         **known_at_once(jobs),
@@ -44,5 +44,5 @@ def identity(jobs: JobRunner, findings: Findings) -> StudyIdentity:
 
 
 def stem(source: SourceSpec) -> str:
-    """What a study's folder is named after."""
+    """Return the name of the source, with which the folder of its study begins."""
     return Path(source.path or source.module or source.function).stem
