@@ -93,11 +93,8 @@ def _tune(request: TuneRequest, chosen: keras_backend.BackendChoice, clock: Cloc
             findings = with_notes(findings, *chosen.notes, limit_note(request.memory_limit_bytes, cluster))
             if request.dry_run:
                 return dry_run(request, findings, here=here)
-            return (
-                measure(request, jobs, findings, watch)
-                if here
-                else plan_for_absent_hardware(request, jobs, findings, watch)
-            )
+            plan = measure if here else plan_for_absent_hardware
+            return plan(request, jobs, findings, watch)
 
 
 def estimate(request: EstimateRequest, watch: Watch = silent) -> ConfigurationEstimate:
