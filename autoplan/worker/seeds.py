@@ -1,4 +1,4 @@
-"""Offsets a script's fixed seed, so that several runs of the script are independent draws."""
+"""Offsets the fixed random seed of a script, so that repeated runs draw other weights, dropout and shuffles."""
 
 from __future__ import annotations
 

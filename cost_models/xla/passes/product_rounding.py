@@ -1,4 +1,4 @@
-"""Rounds tensors that only matrix products read to the products' dtype where they are written."""
+"""Stores tensors that only matrix products read in the dtype to which these products round them."""
 
 from __future__ import annotations
 
