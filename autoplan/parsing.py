@@ -18,7 +18,7 @@ _NAMED = {
     "--hardware": "names of hardware with commas between, such as tpu-v5e-4,gpu-h100-80gb",
     "--family": "families with commas between, such as tpu,nvidia",
 }
-"""What an option that takes several names expects."""
+"""The expected text of an option that takes several names."""
 
 
 def refused(message: str) -> Exception:
@@ -91,7 +91,7 @@ def mesh_axes(text: str) -> dict[str, int]:
 def settings(pairs: Iterable[str]) -> dict[str, str]:
     """`precision=float32`, `mesh=data=8` -> {"precision": "float32", "mesh": "data=8"}.
 
-    ConfigError where there is no `=`, no value, or the same key twice. What keys and values may be is not decided here.
+    ConfigError where there is no `=`, no value, or the same key twice. Keys and values are checked elsewhere.
     """
     found: dict[str, str] = {}
     for pair in pairs:
@@ -107,7 +107,7 @@ def settings(pairs: Iterable[str]) -> dict[str, str]:
 def names(texts: Iterable[str], option: str = "--only") -> tuple[str, ...]:
     """`a,b` and repetitions -> ("a", "b"), in order, each once; ConfigError for a text without any, such as `,`.
 
-    What names may be is not decided here.
+    The names are checked elsewhere.
     """
     found: list[str] = []
     for text in texts:

@@ -40,7 +40,7 @@ class Affects(Flag):
 
 NOTHING = Affects(0)
 UNDECLARED = Affects.PROGRAM | Affects.MEMORY
-"""What a field without `affecting` is assumed to affect."""
+"""The effects assumed for a field without `affecting`."""
 
 
 def affecting(affects: Affects, *, phrase: str = "", first: bool = False) -> dict[str, Any]:

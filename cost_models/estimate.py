@@ -70,7 +70,7 @@ class Estimate:
 
     @property
     def capacity_bytes(self) -> int:
-        """What one device leaves to programs (see `memory.capacity_bytes`)."""
+        """Bytes that one device leaves to programs (see `memory.capacity_bytes`)."""
         return self.capacity.device_bytes
 
     @property

@@ -157,6 +157,21 @@ def test_docstrings_and_names_use_the_words_of_the_field():
     assert sum(map(len, found.values())) < 10, found
 
 
+def test_docstrings_have_subjects():
+    """A sentence that begins with one of these words has no noun for the thing that it is about."""
+    found = []
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if (
+                isinstance(node, ast.Expr)
+                and isinstance(node.value, ast.Constant)
+                and isinstance(node.value.value, str)
+            ):
+                starts = re.findall(r"(?:^|[.:]\s+)(?:Of|What|Whoever|Such)\b.{0,40}", node.value.value)
+                found += [f"{name(path)}:{node.lineno}: {start}" for start in starts]
+    assert not found
+
+
 def test_no_class_name_occurs_twice():
     found: dict[str, list[str]] = {}
     for path in MODULES:

@@ -1,7 +1,7 @@
 """Compares kinds of hardware for one training by estimates: whether it fits, its best configuration, and its speed.
 
 The source is run up to its fit once, and each structure of its training step is traced once; the rest is arithmetic for
-each kind of hardware. Of a chip with several sizes, the smallest on which the training fits is compared.
+each kind of hardware. A chip with several sizes is compared in the smallest size on which the training fits.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ from autoplan.plan.records import Failure, FailureKind
 from autoplan.sources.source import SourceSpec as SourceSpec  # what a job is about; its home is below this module
 
 PRELOADABLE = ("tensorflow", "torch", "scipy", "pandas", "sklearn", "h5py")
-"""What a source may import that takes seconds and starts no thread: once one job did, the server imports it for all."""
+"""Packages that take seconds to import and start no thread. The server imports each after the first job that did."""
 SEE_OUTPUT = "; the end of its output:"
 """Ends a message of a worker that the client completes from the job's log."""
 _WATCH_SECONDS = 0.2

@@ -15,11 +15,11 @@ from autoplan.sources.source import SourceSpec
 Options = dict[str, Any]
 """Options of a job. Each kind of job has keys of its own."""
 Answer = dict[str, Any]
-"""What a job sends back, as plain values. `autoplan.jobs.runner` makes typed values of it."""
+"""The answer of a job as plain values. `autoplan.jobs.runner` makes typed values of it."""
 
 
 class JobKind(StrEnum):
-    """What a worker can be asked.
+    """The questions that a worker answers.
 
     observe   run the source up to the chosen fit; -> Observation
     trace     the same, then the training step -> {"observation": ..., "workload": ...}
@@ -57,7 +57,7 @@ class Job(Value):
 
 
 class Observation(Value):
-    """What the chosen `fit` said about itself, before a single micro-step."""
+    """The facts of the chosen `fit`, known before its first micro-step."""
 
     config: Config = Field(description="the script's own configuration")
     structure: str
@@ -96,9 +96,9 @@ class Observation(Value):
 
 @dataclass(frozen=True)
 class JobResult:
-    """What became of a job: exactly one of `value` and `failure` is set.
+    """The result of a job: exactly one of `value` and `failure` is set.
 
-    peak_bytes is the most memory that its processes were seen to take, in bytes (`endings.Watched`).
+    peak_bytes is the peak memory of its processes together, as it was sampled, in bytes.
     """
 
     value: Answer | None

@@ -152,7 +152,7 @@ class JobRunner:
         if result.failure is not None and result.failure.out_of_memory:
             raise NoFeasibleConfiguration(too_large_to_start(result.failure, self._what_is_too_large()))
         found = Observation.model_validate(value_of(result))
-        # What a live model does not let be turned, and what was assumed of it, is known without asking a worker.
+        # A live model's fixed knobs and assumptions are known without asking a worker.
         known = {"held": {**found.held, **self.source.held}, "notes": [*found.notes, *self.source.notes]}
         return found.model_copy(update=known)
 
@@ -344,7 +344,7 @@ class JobRunner:
     def _memory_limit(self, kind: JobKind) -> int | None:
         """Return the memory limit of a job. Only a CPU's memory is watched; other devices enforce their own limit.
 
-        What a training may take is no limit for its analysis, which is not part of it.
+        The limit of the training does not apply to a trace, which is no part of the training.
         """
         if kind is JobKind.LOWER:
             return int(this_machine.memory_bytes() * COMPILER_SHARE / compilers_at_once())

@@ -8,14 +8,14 @@ from pathlib import Path
 from autoplan.plan.records import DEFAULT_FUNCTION, Plan, SourceRecord
 
 SYNTHETIC = "synthetic"
-"""What an Observation calls the data of a source that has none."""
+"""The kind of data that an Observation states for a source without data."""
 
 
 def train_lines(plan: Plan, path: Path | str) -> list[str]:
     """Return the lines to paste: a shell command, or Python.
 
-    `autoplan train` runs scripts, and builders that bring data. Whoever gave a function, a live model or a builder
-    without data has the data, too: x and y are theirs.
+    `autoplan train` runs scripts, and builders that bring data. A function, a live model or a
+    builder without data needs the user's own x and y.
     """
     source = plan.source
     if source.kind == "script" or (source.kind == "builder" and source.fit.data != SYNTHETIC):
@@ -58,7 +58,7 @@ def _typed(source: str) -> str:
 
 
 def _builder(source: SourceRecord) -> tuple[list[str], str]:
-    """What to import, and the call that builds the model. A function that was handed over is there already."""
+    """Return the imports and the call that build the model. A function given as an object needs no import."""
     if source.kind == "callable":
         name = source.path.rpartition(".")[2]
         return [], f"{name if name.isidentifier() else DEFAULT_FUNCTION}()"

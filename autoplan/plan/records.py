@@ -86,11 +86,11 @@ class Measurement(Value):
 
 
 class CompiledMemory(Value):
-    """What the compiler says that its program needs on one device, in bytes. None: it does not say.
+    """The memory of a compiled program on one device, in bytes, as its compiler states it; None: it does not.
 
-    total_bytes is argument + output - alias + temporary. What must fit is that, or the compiler's own peak where it is
-    larger; XLA:TPU's temporaries count what is not there at once (stacks of loops, on-chip memory) and it refuses what
-    is too large by itself, so that there the peak alone is held against the device.
+    total_bytes is argument + output - alias + temporary. The total must fit the device, or the compiler's own peak where
+    that is larger. On TPUs only the peak must fit: XLA:TPU's temporaries count buffers that do not exist at the same
+    time (stacks of loops, on-chip memory), and the compiler itself refuses a program that is too large.
     """
 
     argument_bytes: int
@@ -112,7 +112,7 @@ class CompiledMemory(Value):
 
 
 class CompilerEvidence(Value):
-    """What the target's real compiler said of one configuration, with no device present. Evidence: compiled.
+    """The figures of one configuration from the target's real compiler, with no device present. Evidence: compiled.
 
     Seconds of `time` are this program under the roofline, not a run; `estimated_cycles` is the compiler's own guess.
     """

@@ -34,10 +34,10 @@ from cost_models.memory import MemoryCost
 NOTHING_LEFT = "nothing that may fit is left to compile"
 """Why compiling ends where the compiler finds everything too large."""
 TIE = 1.05
-"""Predictions this near to the best are taken to be as good."""
+"""Estimates this near to the best count as equally good."""
 CARRIED = 0.05
-"""What a corrected prediction may be off by: from one compiled batch to half, twice and four times it 31 of 33 were
-(held-out models of `studies/memory_vs_compiler`)."""
+"""Relative error allowed for a corrected estimate. From one compiled batch to half, twice and four times the batch,
+31 of 33 estimates were inside (held-out models of `studies/memory_vs_compiler`, by the rules of that time)."""
 _STATE = ("parameters", "non_trainable", "optimizer", "accumulators", "inputs")
 
 

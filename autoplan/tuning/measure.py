@@ -54,7 +54,7 @@ def measure(request: TuneRequest, jobs: JobRunner, findings: Findings, watch: Wa
             watch(Event("note", f"{kept}; to measure again, remove {place}, or use --study PATH"))
         tried = _try(runner, findings, watch)
         if tried.interrupted:
-            # Whoever interrupts may not let the verification end: what is known so far is written before it begins.
+            # The verification may be interrupted, too: the plan known so far is written before it begins.
             finish(request, measured_plan(request, findings, tried, None, runner.ranked()), findings, silent)
         verified, repeats, interrupted = _verify(runner, tried, watch)
         plan = measured_plan(request, findings, tried, verified, runner.ranked(), repeats)
@@ -114,7 +114,7 @@ def _verify(runner: Runner, tried: Tried, watch: Watch) -> tuple[list[Verified] 
 
 
 def dry_run(request: TuneRequest, findings: Findings, *, here: bool) -> TuneResult:
-    """What would be tried, and about how long it would take where that is trials."""
+    """Return the configurations that would be tried, and about how long the trials would take."""
     setup_seconds = findings.observation.setup_seconds
     trial_seconds = setup_seconds + TRIAL_SECONDS
     trials = min(request.trials, len(findings.shortlist) + 1)

@@ -21,9 +21,9 @@ COMPILED_AT_MOST = 5
 
 @dataclass(frozen=True)
 class TuneRequest:
-    """What `autoplan tune` was asked. Batch range in samples; budget in seconds; headroom a fraction of capacity.
+    """The request of `autoplan tune`. Batch range in samples; budget in seconds; headroom a fraction of capacity.
 
-    memory_limit_bytes   what the training may take at most: of all devices of a processor together, of each elsewhere
+    memory_limit_bytes   the most memory that the training may take: all devices of a CPU together, else each device
     compile_count        the largest number of configurations to compile for hardware that is not here; None: a few,
                          where a compiler is installed
     """
@@ -106,7 +106,7 @@ class EstimateRequest:
 
 @dataclass(frozen=True)
 class CompareRequest:
-    """What `autoplan compare` was asked: one training on many kinds of hardware.
+    """The request of `autoplan compare`: one training on many kinds of hardware.
 
     hardware, families   names, or families of the catalogue; neither: every TPU and GPU of it
     compile              ask the compilers of the named hardware, too

@@ -36,7 +36,7 @@ rounds for two): Salmon et al. 2011, section 4."""
 
 _Owner = tuple[str, Phase, int]
 _Reads = Mapping[int, tuple[int, ...]]
-"""What each operation reads, by the first tensor that it writes."""
+"""The tensors that each operation reads, by the first tensor that it writes."""
 
 
 @lru_cache(maxsize=64)
@@ -130,7 +130,7 @@ class _EagerRewriting:
         return replace(self.workload, ops=(*ops, fence))
 
     def _results(self) -> set[int]:
-        """What a layer makes and another one reads."""
+        """Return the tensors that one layer writes and another layer reads."""
         return {
             read
             for segment in self.segments
@@ -140,7 +140,7 @@ class _EagerRewriting:
         }
 
     def _crossing(self) -> dict[int, None]:
-        """What one segment makes and another one reads, in program order; updates read what is there anyway."""
+        """Return the tensors that cross segments, in program order. Updates read tensors that exist anyway."""
         found: dict[int, None] = {}
         for segment in self.segments:
             for op in segment.ops if segment.owner[1] is not Phase.UPDATE else ():
@@ -148,7 +148,7 @@ class _EagerRewriting:
         return found
 
     def _reads_of(self, segment: _Segment) -> _Reads:
-        """What each operation reads, as far as libraries keep it."""
+        """Return the tensors that each operation reads, as far as libraries store them."""
         if not segment.is_kernel:
             return {op.writes[0]: op.reads for op in segment.ops if op.writes}
         return {op.writes[0]: tuple(self._as_kept(segment, op.reads)) for op in segment.ops if op.writes}
@@ -164,7 +164,7 @@ class _EagerRewriting:
                 yield read
 
     def _kept_for(self, tensor: int, home: _Segment) -> dict[int, None]:
-        """What a forward pass keeps so that this can be made again: operands, results, masks, statistics."""
+        """Return the tensors that a forward pass stores to recompute this one: operands, results, masks, statistics."""
         found: dict[int, None] = {}
         small = _SMALL * home.largest(self.size)
         pending, looks = [tensor], 0

@@ -34,7 +34,7 @@ class CompileWatch(Protocol):
 
 
 class Backend(Protocol):
-    """What the runtime and the workers use of a backend."""
+    """The interface that the runtime and the workers need from a backend."""
 
     name: str
     unsupported_errors: tuple[type[Exception], ...]

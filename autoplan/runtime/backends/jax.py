@@ -116,7 +116,7 @@ class JaxBackend:
     def replicate_uneven_batches(self) -> None:
         """Patch Keras, which rejects a batch that does not divide over the mesh, such as the last batch of an epoch.
 
-        Such a batch is replicated: each device computes all of it, with the same result as on one device.
+        The uneven batch is replicated: each device computes all of it, with the same result as on one device.
         """
         original = distribution_lib.distribute_data_input
         if getattr(original, "replicates_uneven_batches", False):

@@ -86,7 +86,7 @@ class Runner:
     def run_baseline(self, config: TrainConfig) -> TrialRecord:
         """Trial 0. SourceError when the training is at fault by itself.
 
-        Such a fault of an earlier run is not taken over: it may have been mended where the source does not show it.
+        A fault of an earlier run is tried again: it may have been fixed outside the source file.
         """
         for kept in self.study.records:
             self._learn(kept)
@@ -183,7 +183,7 @@ class Runner:
         return self._seconds_per_sample(record.config, record.measurement)
 
     def _whole_fit_seconds(self, config: TrainConfig, outcome: Outcome) -> float | None:
-        """Of the script's own fit; None for a failure, or where its length is not known."""
+        """Return the seconds of the script's own fit; None for a failure, or where its length is not known."""
         if isinstance(outcome, Failure):
             return None
         compile_seconds = settled_compile_seconds(outcome, self.study.records)
@@ -248,7 +248,7 @@ class Runner:
         )
 
     def typical_seconds(self) -> float:
-        """What a trial takes, its process's start and end included: the median of this run; 0 before the first."""
+        """Return the median seconds of this run's trials, process start and end included; 0 before the first."""
         return median(self._trial_seconds) if self._trial_seconds else 0.0
 
     def _may_go_on(self) -> bool:

@@ -18,7 +18,7 @@ _LONGEST_SHOWN = 60
 _DIGEST_LENGTH = 64
 
 StudyIdentity = Mapping[str, Any]
-"""What determines the figures of a study, by name, as plain values: its source, hardware, versions and knobs."""
+"""The values that determine the figures of a study, by name: its source, hardware, versions and knobs."""
 
 
 @dataclass(frozen=True)

@@ -214,7 +214,7 @@ class Study:
 def refuse_unusable(place: StudyPlace, identity: StudyIdentity) -> None:
     """Raise StudyError before the source is run, for a study that is in use, damaged or of something else.
 
-    `identity` holds as much as is known so early. What is not there yet is no error.
+    `identity` holds the values that are known so early. A missing value is no error.
     """
     if place.file is None or not place.file.exists():
         return

@@ -111,7 +111,7 @@ def leaves_idle(
 ) -> bool:
     """Return whether an operation is a reduction of the forward pass that does not fill the device at a local batch.
 
-    What the backward pass computes before such a reduction is soon freed again. Arguments: see `column_reduction`.
+    Values that the backward pass computes before a reduction are soon freed. Arguments: see `column_reduction`.
     """
     if _sums_groups(workload, op):
         grouped = profile.rules.get("grouped-column-reduction")

@@ -18,10 +18,10 @@ from cost_models.xla.profiles.gpu import FUSIBLE
 from cost_models.xla.scheduling.orders import list_scheduler
 
 _V4_COSTS = (("div", 3.0), ("exp", 2.5), ("expm1", 2.5), ("logistic", 5.5), ("tanh", 5.5), ("erfc", 12.0))
-"""Between bounds that this compiler's choices give. It keeps attention's probabilities in bfloat16 (div: more than 2),
-silu (exp and div: more than 4), exp (more than 2) and the factor of exact GELU; it computes again a softmax in bfloat16
-(div: less than 4), elu (expm1: less than 4), softplus, and the gradients of logits (exp: less than 6) and of
-attention's scores (div: less than 6). Of the same steps v5e computes all but exp, tanh and logistic again."""
+"""Costs between the bounds that this compiler's choices give. It keeps attention's probabilities in bfloat16 (div: more
+than 2), silu (exp and div: more than 4), exp (more than 2) and the factor of exact GELU. It recomputes a softmax in
+bfloat16 (div: less than 4), elu (expm1: less than 4), softplus, and the gradients of logits (exp: less than 6) and of
+attention's scores (div: less than 6). In the same steps v5e recomputes all but exp, tanh and logistic."""
 _ERFC = (("erfc", 12.0),)
 """The factor of exact GELU is kept, as on v4; silu, elu, softplus and softmax are computed again, as on v5e."""
 

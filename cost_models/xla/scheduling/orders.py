@@ -67,7 +67,7 @@ def program_order(workload: Workload, kernels: Sequence[Kernel], *, together: bo
 def greedy_order(workload: Workload, kernels: Sequence[Kernel], batch: int) -> list[Kernel]:
     """Return the order of list scheduling by bytes freed less bytes allocated, at a local batch.
 
-    Of equal kernels the earlier in the program runs first.
+    Equal kernels run in program order.
     """
     return _Greedy(workload, kernels, batch).order()
 
