@@ -1,4 +1,4 @@
-"""Implements `tune`, `estimate` and `compare` for the CLI and the Python API: the entry point to all planning.
+"""Implements `tune`, `estimate`, `compare` and `probe` for the CLI and the Python API: the entry to all planning.
 
 Tuning goes source -> observe -> trace -> space -> prune -> trials or a compiler -> verification -> Plan. The training's
 code runs in worker processes; this process imports no framework.

@@ -1,4 +1,4 @@
-"""Returns the error band of estimated times on some hardware, from the studies that measured it."""
+"""Returns the error band of estimated times for a cluster, as a study measured it on hardware of that kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Derives from a configuration what determines its compiled program: trace, compiler profile, order of updates."""
+"""Derives from a configuration what its compiled program depends on: the trace, the compiler profile, the updates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Classifies how a job's process ended without a result: its own failure, out of memory, or a signal from outside.
+"""Samples the memory of a running job, and classifies why it ended without an answer: crash, out of memory, signal.
 
 A killed process cannot report its memory. So the job is watched while it runs, together with the machine's free memory
 and the kernel's count of out-of-memory kills.

@@ -1,4 +1,4 @@
-"""Manages one worker client per Keras backend, and asks workers for the hardware and the rates of this machine."""
+"""`Workers`: one worker client per Keras backend, started on first use, which also measure this machine's rates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measures the memory and CPU contention of processes, sets their allocator, and ends process trees."""
+"""Measures memory and CPU use of processes, sets malloc to keep freed memory, and ends process trees."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Defines Pydantic field types for the values of `cost_models`, so that plans and messages can contain them."""
+"""Defines Pydantic field types for the types of `cost_models` (TrainConfig, Estimate), for plans and messages."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ class Measurement(Value):
 class CompiledMemory(Value):
     """The memory of a compiled program on one device, in bytes, as its compiler states it; None: it does not.
 
-    total_bytes is argument + output - alias + temporary. The total must fit the device, or the compiler's own peak where
+    total_bytes is argument + output - alias + temporary. The total must fit the device, or the compiler's peak where
     that is larger. On TPUs only the peak must fit: XLA:TPU's temporaries count buffers that do not exist at the same
     time (stacks of loops, on-chip memory), and the compiler itself refuses a program that is too large.
     """

@@ -1,4 +1,4 @@
-"""Reads the script's own TrainConfig from a live fit, and returns the arguments of that fit under another one."""
+"""Reads the TrainConfig of a script's own `fit`, and converts the arguments of `fit` to another TrainConfig."""
 
 from __future__ import annotations
 

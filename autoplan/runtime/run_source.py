@@ -1,4 +1,4 @@
-"""Runs a source in this process: a script as `__main__`, or a function that builds a model."""
+"""Runs a source in this process: a script as `__main__`, or a builder or packed model given to a callback."""
 
 from __future__ import annotations
 

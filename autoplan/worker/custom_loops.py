@@ -1,4 +1,4 @@
-"""Detects custom training loops in the text of a script, so that a job does not wait for their end."""
+"""Detects in a script's text that it trains in a custom loop without `fit`, so that no job waits for that loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs a source in a worker up to its `fit`, and explains to its author why it does not get there."""
+"""Runs a source in a worker up to the awaited `fit`, or raises an error that says why the fit was not reached."""
 
 from __future__ import annotations
 

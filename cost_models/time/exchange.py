@@ -1,4 +1,4 @@
-"""Estimates the seconds in which a device waits for the exchange of gradients and weights with other devices."""
+"""Estimates the seconds that a device waits for collectives on gradients and weights, beyond hidden ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Estimates the time of page faults on CPUs, where malloc returns memory to the kernel after every micro-step.
+"""Estimates page-fault time on CPUs: malloc returns freed memory to the system after every micro-step.
 
 XLA:CPU allocates the temporaries of a program in one piece with `malloc`, each time that it runs. glibc maps a piece
 above 32 MiB by itself and unmaps it when it is freed (`mallopt(3)`: DEFAULT_MMAP_THRESHOLD_MAX), so the kernel fills

@@ -1,4 +1,4 @@
-"""Builds the dataflow graph of a body of operations: maker and readers of each tensor, with views resolved."""
+"""Builds the dataflow graph of operations: producer and readers of each tensor; has the graph helpers of rules."""
 
 from __future__ import annotations
 

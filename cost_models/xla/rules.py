@@ -1,4 +1,4 @@
-"""Registers compiler rules by name and source; each has a row in `studies/memory_vs_compiler/ledger.csv`.
+"""Registers rules of compilers and of times by name and source; each has a row in the `ledger.csv` of a study.
 
 A profile (`profile.py`) lists the rules of one kind of device. A rule that is not listed is off, which is how the
 ledger in `studies/memory_vs_compiler` measures what each rule is worth.

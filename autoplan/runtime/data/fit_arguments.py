@@ -1,4 +1,4 @@
-"""`FitArguments`: the type of the arguments of `keras.Model.fit` by name, and functions that drop or transform some."""
+"""`FitArguments`: the arguments of `keras.Model.fit` as a typed dictionary, and functions that change some of them."""
 
 from __future__ import annotations
 

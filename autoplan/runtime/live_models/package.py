@@ -1,4 +1,4 @@
-"""Packs a live, compiled `keras.Model` with its data for worker processes, and unpacks it there.
+"""Packs a live, compiled `keras.Model` and its data as a `SourceSpec` for worker processes, and unpacks it there.
 
 A Functional or Sequential model is packed as a blueprint with its weights, and rebuilt under each configuration. A
 subclassed model, or a model whose config does not give an equivalent model, is pickled as it is. Then the knobs that

@@ -1,4 +1,4 @@
-"""Decides the sizes of timed groups of calls, which of them count, and when they suffice for a median with interval."""
+"""Times calls in groups: chooses group sizes, discards warm-up, and stops when the median's interval is narrow."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Finds the least change with which a baseline that runs out of memory runs."""
+"""Searches for the smallest change that lets an out-of-memory baseline run."""

@@ -1,4 +1,4 @@
-"""Orders configurations by how much they change of a baseline that runs out of memory, the least change first.
+"""Orders configurations by how much they change an out-of-memory baseline, the smallest change first.
 
 A configuration with one kind of change comes before one with two, and two before three. Among as many kinds, the ranks
 of the kinds decide (`Tradeoff`), and within the same kinds the amounts: accumulation 2 before accumulation 4. Another

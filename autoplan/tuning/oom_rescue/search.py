@@ -1,4 +1,4 @@
-"""Searches for the least change to an out-of-memory baseline that runs: chooses the configuration to try next.
+"""Chooses the configuration to try next, in search of the smallest change that lets a baseline run in memory.
 
 Nothing is run here. A `RescueSearch` names the configuration to try next and takes the record of its trial. It skips
 configurations that cannot run: those estimated to need more than there is, and those estimated to need no less than

@@ -1,4 +1,4 @@
-"""Replaces the figures of trials by medians of their verification runs, and widens intervals by process spread."""
+"""Replaces figures of trials by medians of their verification runs, and widens intervals by the process spread."""
 
 from __future__ import annotations
 

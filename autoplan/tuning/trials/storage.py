@@ -1,4 +1,4 @@
-"""Locates and locks the database of a study, and compares identities of studies, without opening the database."""
+"""Locates and locks the database file of a study, and reports how the identities of two studies differ."""
 
 from __future__ import annotations
 

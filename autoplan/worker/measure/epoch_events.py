@@ -1,4 +1,4 @@
-"""Runs the other events of an epoch once in a trial: the partial last update, a validation, a checkpoint.
+"""Runs the events of an epoch that are no full updates, once each: partial last update, validation, checkpoint.
 
 A verification runs each of them once, because a configuration may train well and run out of memory in one of these.
 """

@@ -1,4 +1,4 @@
-"""`TrialFit`: the fit that a job runs, as a value: the script's call of `fit`, the configuration, the job's options."""
+"""`TrialFit`: a job's fit as one value: the script's call of `fit`, the configuration to apply, the job's options."""
 
 from __future__ import annotations
 

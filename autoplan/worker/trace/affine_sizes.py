@@ -1,4 +1,4 @@
-"""Fits the sizes of tensors and operations as affine functions of the batch, from recordings at batches b and 2b."""
+"""Fits sizes that are affine in the batch to recordings at batches b and 2b; sizes stay constant if these differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adds the memory of gradient accumulation: an update holds averaged gradients and copies of their sums."""
+"""Adds the memory of gradient accumulation: at an update, averaged gradients and, on CPUs, copies of the sums."""
 
 from __future__ import annotations
 

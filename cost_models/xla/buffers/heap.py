@@ -1,4 +1,4 @@
-"""Estimates heap fragmentation: packs buffers by best fit as XLA does, and returns heap size over bytes alive.
+"""Estimates heap fragmentation: packs buffers by best fit as XLA does, and returns heap size over live bytes.
 
 XLA places buffers largest first, each into the smallest gap that is free for all of its life (best fit). It does so
 twice, by size and by length of life, and takes the smaller heap (GlobalDecreasingSizeBestFitHeap).

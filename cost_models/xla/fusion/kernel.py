@@ -1,4 +1,4 @@
-"""`Kernel`: one launch and the operations fused into it; joins the optimizer's kernels of each variable into one."""
+"""`Kernel`: one launch and the operations fused into it; also merges the kernels that update one variable."""
 
 from __future__ import annotations
 

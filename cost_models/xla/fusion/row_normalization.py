@@ -1,4 +1,4 @@
-"""Models XLA:GPU kernels that compute a whole softmax or LayerNorm, and elementwise kernels that work in place.
+"""Models XLA:GPU kernels that compute a whole softmax or LayerNorm, and elementwise kernels that reuse a buffer.
 
 XLA:GPU makes one Triton kernel of a softmax or a normalisation over the last dimensions, sums included, as long as a
 row fits a block. The results of these kernels have buffers of their own. The result of any other elementwise kernel

@@ -1,4 +1,4 @@
-"""Runs the passes of a profile: rewrites a Workload as a compiler does before fusion."""
+"""Applies the passes of a compiler profile, which run before fusion, to a Workload in their order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Raises the FLOPs of operations that take a CPU many multiply-adds an element: exp, tanh, roundings, row sums ...
+"""Raises the FLOPs of operations that cost a CPU many multiply-adds per element: exp, tanh, rounding, row sums.
 
 Timed on two x86-64 server cores, which reach 200 billion elementwise multiply-adds a second. Plain loops where a
 vectorised loop is usual are counted in the same unit.

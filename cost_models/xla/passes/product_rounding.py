@@ -1,4 +1,4 @@
-"""Stores tensors that only matrix products read in the dtype to which these products round them."""
+"""Stores tensors that only matrix products read in the dtype in which XLA:TPU multiplies them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Orders kernels as XLA:GPU's memory scheduler does: tries three orders and takes the one with the least memory.
+"""Returns the three kernel orders that XLA:GPU's memory scheduler tries; buffer liveness takes the smallest of them.
 
 All three start from the results of the program, because XLA has no order of its own before it schedules:
 

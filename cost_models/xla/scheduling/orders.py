@@ -1,4 +1,4 @@
-"""Orders kernels as XLA:TPU (program order or greedy by memory) and XLA:CPU (breadth first) do.
+"""Returns the kernel orders a compiler may choose: program order or greedy by memory (TPU), breadth first (CPU).
 
 - Program order: each update runs as soon as its gradient exists and its variable is no longer read.
 - Breadth first: each kernel runs as soon as it can, in the order in which kernels become ready.
