@@ -16,7 +16,7 @@ TARGETS = ("python",)
 
 _ACCUMULATION = '''
 def accumulating(optimizer):
-    """Return the optimizer with ACCUMULATION micro-steps per update, which Keras reads from the innermost optimizer."""
+    """Set ACCUMULATION on the innermost optimizer, where Keras reads it, and return the optimizer."""
     inner = optimizer
     while isinstance(inner, keras.optimizers.LossScaleOptimizer):
         inner = inner.inner_optimizer
@@ -27,7 +27,7 @@ def accumulating(optimizer):
 _SCHEDULE = '''
 @keras.saving.register_keras_serializable()
 class Stretched(keras.optimizers.schedules.LearningRateSchedule):
-    """A learning-rate schedule for the old batch sizes, read at the step that has seen the same number of samples.
+    """Apply a schedule written for the old batch size: each step reads the old step after the same number of samples.
 
     Keras counts micro-steps, and the plan changes their size. Use learning_rate=Stretched(your_schedule).
     """

@@ -57,8 +57,8 @@ _READERS: Mapping[str, Reader] = {
     "source": text,
 }
 
-PUBLISHED = Accuracy(0.94, 1.59, 797, "published micro-steps on NVIDIA GPUs", "studies/time_vs_published")
-PROCESSOR = Accuracy(0.84, 1.28, 223, "configurations on a processor that was probed", "studies/time_vs_this_cpu")
+PUBLISHED = Accuracy(0.94, 1.59, 797, "published measurements on NVIDIA GPUs", "studies/time_vs_published")
+PROCESSOR = Accuracy(0.84, 1.28, 223, "configurations on one CPU", "studies/time_vs_this_cpu")
 """Quantiles of measured over predicted micro-steps in the `results.csv` of each study. A test recomputes them."""
 
 

@@ -125,10 +125,11 @@ def tune(
     everything: Annotated[bool, typer.Option("--all", help="With --dry-run: print all candidates.")] = False,
     format_: Output = Format.TEXT,
 ) -> None:
-    """Find the fastest configuration with the same training results, measure it here, and write it as a plan.
+    """Measure candidate configurations, choose the fastest with the same training results, and write it as a plan.
 
-    Ctrl-C, SIGTERM or closing the terminal ends the trials; a second signal also ends the verification. The best plan
-    so far is then written, and the exit code is 130. Run the same command again to continue the study.
+    Ctrl-C, SIGTERM or closing the terminal ends the trials and starts the verification; a second signal ends the
+    verification. Either way the best plan so far is written, and the exit code is 130. Run the same command again to
+    continue the study.
     """
     from autoplan.sources import keras_backend
     from autoplan.tuning.request import TuneRequest
@@ -198,7 +199,8 @@ def estimate(
         str, typer.Option(help="local, a name from `autoplan hardware list`, or a YAML file.")
     ] = "local",
     batch_size: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Global batch size, as fit's batch_size.")
+        int | None,
+        typer.Option(min=1, metavar="N", help="Samples per micro-step over all devices, as fit's batch_size."),
     ] = None,
     accumulation: Annotated[int | None, typer.Option(min=1, metavar="N", help="Micro-steps per update.")] = None,
     precision: Annotated[str | None, typer.Option(metavar="P", help="A dtype policy, such as mixed_bfloat16.")] = None,

@@ -278,7 +278,7 @@ KNOBS: tuple[Knob, ...] = (
         "the process keeps memory that a micro-step frees, for the next micro-step",
         slower_because={
             False: "they are estimated to be faster with keep_freed_memory, because no page is mapped again",
-            True: "the process keeps the memory that a micro-step frees anyway, so keep_freed_memory gains nothing",
+            True: "the process returns no freed memory to the system in any case, so keep_freed_memory has no effect",
         },
     ),
 )

@@ -81,13 +81,14 @@ def _keep_whole(table: Table, but: str) -> None:
 
 def _legend(found: Comparison) -> str:
     order = (
-        "cheapest first, by the first price below; hardware without a price is last"
+        "by cost, at the first price listed below, and hardware without a price is last"
         if found.by_cost
-        else "fastest first, all devices together"
+        else "by speed, all devices together"
     )
     return (
-        f"Sorted {order}. GiB needed and margin: memory of one device, by the upper end of the estimate; at least "
-        f"{formatting.percent(found.headroom)} stays free. MFU: of the devices in use."
+        f"Rows are sorted {order}. GiB needed is the upper end of the estimate for one device; margin is the share "
+        f"of its memory that stays free, at least {formatting.percent(found.headroom)}. MFU counts only the devices in "
+        "use." + (" USD per million is the price of a million samples." if found.by_cost else "")
     )
 
 

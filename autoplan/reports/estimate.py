@@ -97,7 +97,7 @@ def _compiled(
         f"{named} {compiler.target} compiled the training program in {took}; nothing was run.",
         heading("Memory per device (compiled)"),
         table,
-        f"{verdict}: it needs up to {formatting.size(needed)} and may use {_offered(analytic.capacity)}.",
+        f"{verdict}: it needs up to {formatting.size(needed)}, and {_offered(analytic.capacity)}.",
         *([f"{HELD} {formatting.size(needed)}."] if needed != total else []),
         f"The estimate was {formatting.size(analytic.memory.total)} (analytic).",
         *_compiled_time(compiler.time, explain),
@@ -140,7 +140,9 @@ def _memory(memory: MemoryCost, explain: bool) -> RenderableType:
         if not size and not explain:
             continue
         part = _share(size, memory.total) if size and name != "host" else ""
-        table.add_row(name.replace("_", " "), formatting.size(size), part, *([meaning] if explain else []))
+        table.add_row(
+            name.replace("non_", "non-").replace("_", " "), formatting.size(size), part, *([meaning] if explain else [])
+        )
     low, high = formatting.size(memory.total_low), formatting.size(memory.total_high)
     table.add_section()
     table.add_row("total", formatting.size(memory.total), "", *([f"interval: {low} to {high}"] if explain else []))
@@ -149,7 +151,8 @@ def _memory(memory: MemoryCost, explain: bool) -> RenderableType:
 
 def _offered(capacity: Capacity) -> str:
     free = f" ({formatting.percent(capacity.headroom)} stays free)" if capacity.headroom else ""
-    return f"{formatting.size(capacity.usable_bytes)} of a device's {formatting.size(capacity.device_bytes)}{free}"
+    usable, device = formatting.size(capacity.usable_bytes), formatting.size(capacity.device_bytes)
+    return f"{usable} of a device's {device} may be used{free}"
 
 
 def _fits(estimate: Estimate) -> str:
@@ -157,9 +160,9 @@ def _fits(estimate: Estimate) -> str:
     if not estimate.fits and estimate.may_fit:
         between = f"{formatting.size(estimate.memory.total_low)} to {upper}"
         ask = "--evidence compiled checks it with the compiler."
-        return f"It may fit: it needs {between} and may use {offered}. {ask}"
+        return f"It may fit: it needs {between}, and {offered}. {ask}"
     verdict = "It fits" if estimate.fits else "It does not fit"
-    return f"{verdict}: it needs up to {upper} and may use {offered}."
+    return f"{verdict}: it needs up to {upper}, and {offered}."
 
 
 def _time(time: TimeCost, explain: bool, *, probed: bool = False) -> RenderableType:
@@ -190,8 +193,8 @@ def _band(time: TimeCost, accuracy: Accuracy | None) -> str:
     low, high = accuracy.low, accuracy.high
     return (
         f"The micro-step probably takes {formatting.seconds_range(seconds * low, seconds * high)}: "
-        f"{formatting.percent(SHARE)} of {accuracy.rows} {accuracy.of} took {low:g} "
-        f"to {high:g} times as long as estimated ({accuracy.source})."
+        f"in a study of {accuracy.rows} {accuracy.of}, {formatting.percent(SHARE)} took {low:g} to {high:g} times the "
+        f"estimated time ({accuracy.source})."
     )
 
 

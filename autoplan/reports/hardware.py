@@ -46,9 +46,11 @@ def known_table() -> RenderableType:
     table.add_row(*_local_row())
     return Group(
         table,
-        "\nFigures are per device: published ones, and for local those measured here. GB/s is the bandwidth of main "
-        "memory.\nfloat32: matrix products at JAX's default precision, which is TF32 on NVIDIA GPUs from Ampere on and "
-        "bfloat16 on TPUs.\nnone: the chip has no units for it. not known: no rate is published.\n"
+        "\nFigures are per device. They are published, except in the row local, which is measured here.\n"
+        "GB/s is the bandwidth of main memory.\n"
+        "float32: matrix products at JAX's default precision, which is TF32 on NVIDIA GPUs from Ampere on and "
+        "bfloat16 on TPUs.\n"
+        "none: the chip has no hardware for this dtype. not known: no rate is published.\n"
         "GPUs: append -x<GPUs per host> and -n<hosts>, such as gpu-h100-80gb-x8-n2.\n"
         "TPUs: N is the number in Google's name, such as tpu-v4-8; `autoplan hardware show tpu-v4-8` lists the sizes.",
     )

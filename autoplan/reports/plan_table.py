@@ -33,8 +33,8 @@ _SHOWN_OF_A_GROUP = 8
 _SHOWN_FIRST = 5
 """Number of candidates that a dry run shows, besides the script's own configuration."""
 _CAPTION = (
-    "Each figure comes from one process; brackets show where 95% of separate runs lie. The speed-up comes from the "
-    "pairs of runs."
+    "Updates are those of the median paired run; brackets show where 95% of separate runs lie. The speed-up is "
+    "computed pair by pair."
 )
 _UNVERIFIED_CAPTION = (
     "Each figure comes from one process; brackets show the spread of its micro-steps. Separate runs vary more."
@@ -96,11 +96,11 @@ def explained(plan: Plan, path: Path) -> RenderableType:
 def shortlist(result: TuneResult, *, everything: bool = False) -> RenderableType:
     """Return the report of a dry run: the first candidates, or all with `everything`, and the time of tuning."""
     shown, left = (list(enumerate(result.shortlist)), 0) if everything else _first(result.shortlist)
-    table = open_table("", "configuration", "samples/s", "memory per device", "reason")
+    table = open_table("rank", "configuration", "samples/s", "memory per device", "reason")
     for number, candidate in shown:
         table.add_row(str(number), candidate.config.describe(), *_estimate(candidate), candidate.reason)
     parts: list[RenderableType] = [
-        "Nothing was measured. Tuning would try these configurations, the most promising first. Figures are analytic.",
+        "Nothing was measured: all figures are analytic. Tuning would run your own configuration, then these.",
         table,
         *([f"… and {left:,} more (--all)"] if left else []),
         *(_rejections(result.rejected) if everything else _rejections_in_short(result.rejected)),
@@ -223,7 +223,7 @@ def _origin(plan: Plan) -> RenderableType:
     epochs = formatting.counted(fit.epochs, "epoch")
     updates = "" if fit.updates is None else f", {formatting.counted(fit.updates, 'update')} of the weights"
     return (
-        f"It is for call {fit.index} of fit() in {source.path}: {samples} per epoch, {epochs}{updates}.\n"
+        f"The plan is for call {fit.index} of fit() in {source.path}: {samples} per epoch, {epochs}{updates}.\n"
         f"Made with autoplan {environment.autoplan}, Keras {environment.keras}, "
         f"{environment.backend} {environment.backend_version}, Python {environment.python} on {environment.platform}."
     )
@@ -257,7 +257,7 @@ def _verified(plan: Plan) -> list[RenderableType]:
     missing = formatting.listed([name for name, ran in done.items() if not ran], "or")
     return [
         heading("How it was verified"),
-        f"Baseline and plan ran in turn in {formatting.counted(checked.pairs, 'pair')} of clean processes.\n"
+        f"Baseline and plan ran alternately, in {formatting.counted(checked.pairs, 'pair')} of clean processes.\n"
         f"The plan's run included {included}" + (f", but not {missing}." if missing else "."),
     ]
 
@@ -276,8 +276,7 @@ def _rescued(rescue: Rescue | None) -> list[RenderableType]:
 def _tried(plan: Plan) -> list[RenderableType]:
     if not plan.trials:
         return []
-    trials = formatting.counted(len(plan.trials), "trial")
-    title = f"What was tried: {trials} (estimated update: analytic; other figures: {_tier(plan)})"
+    title = f"Trials: {len(plan.trials)} (estimated update: analytic; other figures: {_tier(plan)})"
     whole = any(trial.whole_fit_seconds is not None for trial in plan.trials)
     rows = ByWidth(lambda columns: _trials_table(plan.trials, columns))
     return [heading(title), rows, *([_WHOLE_FIT] if whole else [])]
@@ -352,7 +351,7 @@ def _rejections(rejected: Iterable[Rejection]) -> list[RenderableType]:
     parts: list[RenderableType] = []
     for stage, why in _STAGES.items():
         if groups[stage]:
-            count = formatting.counted(len(groups[stage]), "configuration")
+            count = formatting.counted(sum(map(_stands_for, groups[stage])), "configuration")
             parts += [heading(f"Not tried, {why}{_tiers(groups[stage])}: {count}"), *_rejection_group(groups[stage])]
     return parts
 
@@ -370,7 +369,7 @@ def _rejection_group(group: Sequence[Rejection]) -> list[RenderableType]:
     for rejection in group[:_SHOWN_OF_A_GROUP]:
         table.add_row(rejection.config.describe(), rejection.reason, rejection.nearest or "—")
     left = len(group) - _SHOWN_OF_A_GROUP
-    return [table, *([f"and {left:,} more; --format json lists all"] if left > 0 else [])]
+    return [table, *([f"and {formatting.counted(left, 'more row')}; --format json lists all"] if left > 0 else [])]
 
 
 def _estimate(candidate: Candidate) -> tuple[str, str]:

@@ -100,7 +100,9 @@ class EstimateRequest:
                 f"the script's own mesh (--mesh data={baseline.mesh.devices})"
             )
         if cluster.local and cluster.chip.kind == "cpu":
-            notes.append("the memory is that of the training alone, without the interpreter, libraries and data")
+            notes.append(
+                "the memory figures cover the training's state and buffers only; Python, libraries and data need more"
+            )
         return notes
 
 

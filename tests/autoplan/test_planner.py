@@ -107,7 +107,10 @@ def test_a_planted_fault_is_undone_and_the_plan_is_verified(tune, tmp_path):
     assert plan.verification.numerics == "exact"
     assert plan.verification.pairs == 3
     assert (plan.verification.validation_ran, plan.verification.checkpoint_saved) == (True, True)
-    assert plan.notes[0] == "accumulation 1: shown to be faster than the baseline in 3 pairs of clean processes"
+    assert (
+        plan.notes[0]
+        == "the plan (float32, batch 256) was shown to be faster than the baseline in 3 pairs of clean processes"
+    )
     assert result.written_to == tmp_path / "plan.yaml"
     assert file.read(result.written_to).config == plan.config
     assert not result.interrupted

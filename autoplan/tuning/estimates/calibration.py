@@ -122,7 +122,7 @@ def contenders(
 def correction_notes(records: Sequence[TrialRecord]) -> list[str]:
     """Return a line for each kind of execution whose trials were far from their estimates."""
     return [
-        f"on {execution} an update took {factor:.2g} times its estimate (measured over analytic, median)"
+        f"on {execution}, updates took {factor:.2g} times the estimated time (median of measured over analytic)"
         for execution, factor in sorted(factors(records).items())
         if not 1 / WORTH_TELLING <= factor <= WORTH_TELLING
     ]

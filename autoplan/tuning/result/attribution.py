@@ -14,7 +14,7 @@ from cost_models.config import TrainConfig
 
 _FIXED = {"communication": "communication", "overhead": "launch overhead"}
 """Parts of a micro-step that do not grow with its batch."""
-_SPREADS = "; a larger batch spreads this cost over more samples (--effective-batch LO..HI)"
+_SPREADS = ". A larger batch would reduce this share: --effective-batch LO..HI allows it"
 _NONE_LARGER = (
     "no configuration that may be tried uses more, because the global batch must divide by the devices or because "
     "--fix or --only keep the mesh"
@@ -107,16 +107,16 @@ def _against(findings: Findings, config: TrainConfig, best: TrainConfig, rates: 
     """Return the time of the best configuration on more devices, and its largest part."""
     ratio = rates.ratio(best, config) or 1.0
     samples = formatting.counted(best.batch.local, "sample")
-    named = f"the best configuration on {best.mesh.devices}, with {samples} per device"
-    on = f"{named}, takes {_times(ratio)} ({rates.evidence})"
+    named = f"the best configuration on {best.mesh.devices} devices ({samples} per device)"
+    on = f"{named} takes {_times(ratio)} ({rates.evidence})"
     estimate = findings.estimates.get(best)
     if estimate is None or estimate.analytic.time.bound not in _FIXED:
         return on
     time = estimate.analytic.time
     share = formatting.percent(getattr(time.parts, time.bound) / time.micro_step_seconds)
-    share = f"{share} of it is {_FIXED[time.bound]} (analytic)"
+    share = f"{share} of its time is {_FIXED[time.bound]} (analytic)"
     one_batch = len({one.batch.effective for one in findings.space.configs}) == 1
-    return f"{on}; {share}{_SPREADS if one_batch else ''}"
+    return f"{on}. {share}{_SPREADS if one_batch else ''}"
 
 
 def _times(ratio: float) -> str:

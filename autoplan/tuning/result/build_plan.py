@@ -234,8 +234,8 @@ def _idle(findings: Findings, config: TrainConfig) -> list[str]:
     """Return notes on devices that baseline and plan leave idle on hardware that is not here."""
     own, devices = findings.space.baseline.mesh.devices, findings.cluster.devices
     used = (
-        f"your own configuration uses {own} of the {devices} devices, because the script does; `estimate` uses all "
-        "devices unless --mesh is given"
+        f"your own configuration uses {own} of the {devices} devices, as the script does; `estimate` differs: it uses "
+        "all devices unless --mesh is given"
     )
     idle = idle_devices(findings, config, (predicted_rates(findings),))
     return [*([used] if own < devices else []), *([idle] if idle else [])]

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autoplan import formatting
-from autoplan.plan.knobs import changes
 from autoplan.plan.records import Measurement, TrialRecord, Verification
 from autoplan.tuning.estimates.findings import Findings
 from autoplan.tuning.trials.runner import Tried
@@ -34,8 +33,8 @@ def choose(
     last = verified[-1] if verified else None
     if last is not None and last.holds:
         verification = last.verification if baseline_runs else _without_speedup(last.verification, reference)
-        words = ", ".join(changes(findings.space.baseline, last.config)) or "no change"
-        why = f"{words}: shown to be faster than {named} in {last.verification.pairs} pairs of clean processes"
+        pairs = f"{last.verification.pairs} pairs of clean processes"
+        why = f"the plan ({last.config.describe()}) was shown to be faster than {named} in {pairs}"
         return Choice(last.config, _of_its_trial(last.config, ranked), verification, why)
     others = any(one.config != reference for one in ranked)
     why = _why_not(last, named, interrupted=verified is None, others=others)

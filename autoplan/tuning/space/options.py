@@ -43,7 +43,9 @@ def free_fields(only: Iterable[str]) -> frozenset[str]:
     for name in names:
         if name not in tunable:
             meant = did_you_mean(name, tunable)
-            raise ConfigError(f"--only {name}: not a knob that can be tuned{meant}; choose from {', '.join(tunable)}")
+            raise ConfigError(
+                f"--only {name}: no setting of this name can be tuned{meant}; choose from {', '.join(tunable)}"
+            )
     return frozenset(names or tunable)
 
 
@@ -63,7 +65,7 @@ def _parts(key: str, text: str) -> list[tuple[Knob, str]]:
 def _knob(key: str) -> Knob:
     known = _spellings()
     if key not in known:
-        raise ConfigError(f"--fix {key}: no such key{did_you_mean(key, known)}; choose from {', '.join(known)}")
+        raise ConfigError(f"--fix {key}: unknown setting{did_you_mean(key, known)}; choose from {', '.join(known)}")
     return known[key]
 
 

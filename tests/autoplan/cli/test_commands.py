@@ -137,9 +137,9 @@ def test_wrong_words_are_one_message_and_exit_code_2(folder, asked, words, messa
 @pytest.mark.parametrize(
     ("words", "start"),
     [
-        (["--fix", "precison=float32"], "error: --fix precison: no such key; did you mean precision?"),
+        (["--fix", "precison=float32"], "error: --fix precison: unknown setting; did you mean precision?"),
         (["--fix", "precision=bf16"], "error: --fix precision: precision cannot be 'bf16'; expected one of float32"),
-        (["--only", "batch,learning_rate"], "error: --only learning_rate: not a knob that can be tuned"),
+        (["--only", "batch,learning_rate"], "error: --only learning_rate: no setting of this name can be tuned"),
     ],
 )
 def test_unknown_settings_are_told_before_anything_runs(folder, asked, words, start):
@@ -208,7 +208,7 @@ def test_a_dry_run_lists_candidates_and_writes_nothing(folder, monkeypatch):
     done = run("tune", "train.py", "--dry-run", "--output", "/nowhere/plan.yaml")
     assert done.exit_code == 0
     assert (asked[0].dry_run, asked[0].output) == (True, None)
-    assert done.stdout.startswith("Nothing was measured. Tuning would try these configurations, ")
+    assert done.stdout.startswith("Nothing was measured: all figures are analytic. Tuning would run ")
     assert "needs 19.4 GiB of 12.0" not in done.stdout
     assert "needs 19.4 GiB of 12.0" in run("tune", "train.py", "--dry-run", "--all").stdout
     assert done.stdout.splitlines()[-1] == "Tuning would take about 3 min 20 s (analytic)."
@@ -384,7 +384,7 @@ def test_every_option_of_compare_reaches_the_planner(folder, compared_with):
     [
         (["--evidence", "measured"], "--evidence measured: expected one of analytic, compiled"),
         (["--hardware", ","], "--hardware ',': expected names of hardware with commas between"),
-        (["--fix", "precison=float32"], "--fix precison: no such key; did you mean precision?"),
+        (["--fix", "precison=float32"], "--fix precison: unknown setting; did you mean precision?"),
         (["--hardware", "tpu-v99-8"], "unknown hardware 'tpu-v99-8'"),
         (["--family", "tpus"], "unknown family 'tpus'; expected tpu, gpu, nvidia, amd, cpu or all"),
         (["--family", "tpu", "--hardware", "gpu-t4"], "--hardware and --family are both given"),

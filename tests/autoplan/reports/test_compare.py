@@ -36,13 +36,13 @@ def test_a_row_says_devices_configuration_memory_margin_rate_efficiency_and_evid
         "gpu-made-x16 8 of 16 devices: mixed_bfloat16, batch 64x2, sharded state 4.00 of 16.0 75% 1,000 25% analytic"
         in told
     )
-    assert "Sorted fastest first, all devices together." in told
-    assert "at least 8% stays free" in told
+    assert "Rows are sorted by speed, all devices together." in told
+    assert "margin is the share of its memory that stays free, at least 8%." in told
 
 
 def test_costs_are_a_column_with_their_prices_and_the_dates_of_their_sources():
     told = one_line(comparison(row("a", chips=2), row("b", offers=()), by_cost=True))
-    assert "Sorted cheapest first, by the first price below; hardware without a price is last." in told
+    assert "Rows are sorted by cost, at the first price listed below, and hardware without a price is last." in told
     assert "a 1 device: float32, batch 64 4.00 of 16.0 75% 1,000 25% 2.00 analytic" in told
     assert "b 1 device: float32, batch 64 4.00 of 16.0 75% 1,000 25% no price analytic" in told
     assert "a 3.6 2 on demand, somewhere Sources: a list (read 2026-11-29)." in told

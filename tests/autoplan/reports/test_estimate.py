@@ -71,8 +71,8 @@ def test_time_has_a_band_where_a_study_has_measured_such_hardware():
     """3.5 ms, and nine of ten rows took 0.5 to 2 times what was predicted."""
     accuracy = Accuracy(low=0.5, high=2.0, rows=800, of="rows", source="studies/rows")
     assert (
-        "The micro-step probably takes 1.75 to 7.00 ms: 90% of 800 rows took 0.5 to 2 times as long as estimated "
-        "(studies/rows)."
+        "The micro-step probably takes 1.75 to 7.00 ms: in a study of 800 rows, 90% took 0.5 to 2 times the "
+        "estimated time (studies/rows)."
     ) in text(estimate(accuracy=accuracy))
     unknown = "The accuracy of this time is not known: no study has enough measurements of such hardware."
     assert unknown in text(estimate())
@@ -86,14 +86,16 @@ def test_what_was_taken_for_granted_is_told():
 
 def test_fitting_and_not_fitting_give_both_sides():
     fits = estimate()
-    assert "It fits: it needs up to 320 MiB and may use 27.6 GiB of a device's 30.0 GiB (8% stays free)." in text(fits)
+    assert "It fits: it needs up to 320 MiB, and 27.6 GiB of a device's 30.0 GiB may be used (8% stays free)." in text(
+        fits
+    )
     small = estimate(capacity=Capacity(256 * plans.MIB, 0.0))
-    assert "It does not fit: it needs up to 320 MiB and may use 256 MiB of a device's 256 MiB." in text(small)
+    assert "It does not fit: it needs up to 320 MiB, and 256 MiB of a device's 256 MiB may be used." in text(small)
 
 
 def test_where_the_interval_spans_the_limit_the_answer_is_open():
     open_answer = estimate(capacity=Capacity(300 * plans.MIB, 0.0))
-    told = "It may fit: it needs 280 MiB to 320 MiB and may use 300 MiB of a device's 300 MiB. --evidence compiled"
+    told = "It may fit: it needs 280 MiB to 320 MiB, and 300 MiB of a device's 300 MiB may be used. --evidence compiled"
     assert told in " ".join(text(open_answer).split())
 
 

@@ -61,8 +61,8 @@ def test_tune_ends_with_table_reasons_and_the_next_command():
             "from measured times, compilation included"
         ),
         (
-            "Each figure comes from one process; brackets show where 95% of separate runs lie. The "
-            "speed-up comes from the pairs of runs."
+            "Updates are those of the median paired run; brackets show where 95% of separate runs lie. "
+            "The speed-up is computed pair by pair."
         ),
         "The whole-fit time uses the median compile time of the trials and excludes validation.",
         "",
@@ -173,7 +173,7 @@ def test_explain_goes_through_the_whole_story():
         "Changes",
         "Result",
         "How it was verified",
-        "What was tried: 3 trials (estimated update: analytic; other figures: measured)",
+        "Trials: 3 (estimated update: analytic; other figures: measured)",
         "Not tried, not enough memory (analytic): 1 configuration",
         "Notes",
     ]
@@ -182,7 +182,7 @@ def test_explain_goes_through_the_whole_story():
     assert places == sorted(places)
     assert lines[:3] == [
         "An autoplan plan, measured on cpu (1 device).",
-        "It is for call 1 of fit() in train.py: 8,192 samples per epoch, 10 epochs, 640 updates of the weights.",
+        "The plan is for call 1 of fit() in train.py: 8,192 samples per epoch, 10 epochs, 640 updates of the weights.",
         "Made with autoplan 0.1.0, Keras 3.15.1, jax 0.10.2, Python 3.11.7 on Linux x86_64.",
     ]
 
@@ -241,7 +241,10 @@ def test_explain_groups_what_was_not_tried():
         }
         for n in range(1, 12)
     ]
-    rejected.append({"config": plans.config(precision="float16"), "stage": "known_issue", "reason": "keras#18456"})
+    rejected.append(
+        {"config": plans.config(precision="float16"), "stage": "known_issue", "reason": "keras#18456"}
+        | {"figures": {"configurations": 54}}
+    )
     rejected.append(
         {"config": plans.config(batch=(8, 16)), "stage": "slower", "reason": "predicted 2.4 times the best"}
     )
@@ -249,8 +252,8 @@ def test_explain_groups_what_was_not_tried():
     assert "Not tried, not enough memory (analytic): 11 configurations" in told
     assert "needs 8 GiB" in told
     assert "needs 9 GiB" not in told
-    assert "and 3 more; --format json lists all" in told
-    assert "Not tried, ruled out: 1 configuration" in told
+    assert "and 3 more rows; --format json lists all" in told
+    assert "Not tried, ruled out: 54 configurations" in told
     assert "Not tried, estimated to be slower (analytic): 1 configuration" in told
 
 
@@ -258,7 +261,7 @@ def test_explain_says_what_verification_did_not_cover():
     checked = plans.plain_plan()["verification"] | {"checkpoint_saved": False, "remainder_ran": False}
     told = text(plan_table.explained(plans.plan(verification=checked), PATH))
     assert (
-        "Baseline and plan ran in turn in 5 pairs of clean processes.\n"
+        "Baseline and plan ran alternately, in 5 pairs of clean processes.\n"
         "The plan's run included training and validation, but not a checkpoint or a partial last batch."
     ) in told
     none = checked | {"validation_ran": False}
@@ -295,9 +298,15 @@ def dry():
 def test_a_dry_run_shows_candidates_with_tier_and_reason(dry):
     lines = text(plan_table.tuned(dry)).splitlines()
     assert lines[0] == (
-        "Nothing was measured. Tuning would try these configurations, the most promising first. Figures are analytic."
+        "Nothing was measured: all figures are analytic. Tuning would run your own configuration, then these."
     )
-    assert re.split(r"\s{2,}", lines[1].strip()) == ["configuration", "samples/s", "memory per device", "reason"]
+    assert re.split(r"\s{2,}", lines[1].strip()) == [
+        "rank",
+        "configuration",
+        "samples/s",
+        "memory per device",
+        "reason",
+    ]
     assert re.split(r"\s{2,}", lines[3]) == ["0", "float32, batch 128", "36,600", "300 MiB", "the best by estimate"]
     assert re.split(r"\s{2,}", lines[4])[2:4] == ["not known", "not known"]
     assert lines[5:] == [

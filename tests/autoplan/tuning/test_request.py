@@ -46,4 +46,4 @@ def test_assumptions_name_the_mesh_and_the_memory_of_a_local_cpu():
     assert mesh.startswith("no --mesh was given, so the batch is split over all 4 devices; `tune` starts from the ")
     assert asked(mesh={"data": 2}).assumptions(OWN, remote) == []
     (memory,) = asked().assumptions(OWN, cluster(1))
-    assert memory.startswith("the memory is that of the training alone")
+    assert memory.startswith("the memory figures cover the training's state and buffers only")

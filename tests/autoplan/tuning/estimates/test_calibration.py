@@ -130,4 +130,4 @@ def test_large_corrections_are_told(seconds, said):
     lines = correction_notes([record(ON_TORCH, seconds, 1.0)])
     assert len(lines) == said
     if said:
-        assert lines[0].startswith(f"on torch without jit_compile an update took {seconds:.2g} times its estimate")
+        assert lines[0].startswith(f"on torch without jit_compile, updates took {seconds:.2g} times the estimated time")

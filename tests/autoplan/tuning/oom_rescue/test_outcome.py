@@ -160,7 +160,7 @@ def test_a_faster_one_than_the_least_change_is_verified_without_a_speed_up_over_
     assert plan.rescue.config == config(128, 2)
     assert (plan.verification.speedup, plan.verification.faster) == (None, True)
     assert "times as fast as float32, batch 128x2, the smallest change that runs" in plan.verification.numerics_detail
-    assert "shown to be faster than the smallest change that runs" in plan.notes[0]
+    assert "was shown to be faster than the smallest change that runs" in plan.notes[0]
 
 
 def test_when_nothing_runs_for_want_of_memory_that_is_the_answer(tune):

@@ -50,16 +50,16 @@ def test_idle_devices_are_explained_by_what_more_of_them_take():
     time = {"bound": "communication", "communication_seconds": 0.9}
     facts = found([WON, two, eight], {WON: (1.0, {}), two: (1.5, time), eight: (3.0, {})})
     assert idle_devices(facts, WON, [predicted_rates(facts)]) == (
-        "the plan uses 1 of 8 devices: the best configuration on 2, with 128 samples per device, "
+        "the plan uses 1 of 8 devices: the best configuration on 2 devices (128 samples per device) "
         "takes 1.50 times as long "
-        "per sample (analytic); 60% of it is communication (analytic); a larger batch spreads this "
-        "cost over more samples (--effective-batch LO..HI)"
+        "per sample (analytic). 60% of its time is communication (analytic). A larger batch would reduce this "
+        "share: --effective-batch LO..HI allows it"
     )
     freed = found([WON, two, on(2, 512)], {WON: (1.0, {}), two: (1.5, time)})
-    assert idle_devices(freed, WON, [predicted_rates(freed)]).endswith("60% of it is communication (analytic)")
+    assert idle_devices(freed, WON, [predicted_rates(freed)]).endswith("60% of its time is communication (analytic)")
     measured = Rates(Evidence.MEASURED, {WON: 1.0, eight: 0.995, two: 1.002})
     assert (
-        "with 32 samples per device, takes 0.99 times as long per sample, too small a difference to "
+        "devices (32 samples per device) takes 0.99 times as long per sample, too small a difference to "
         "prefer it (measured)"
     ) in (idle_devices(facts, WON, [measured]))
 

@@ -20,7 +20,10 @@ def test_a_winner_that_holds_is_the_plan_with_the_figures_of_its_trial():
     assert plan.verification.speedup == 1.5
     assert plan.evidence is Evidence.MEASURED
     assert plan.predicted.config == WINNER
-    assert plan.notes[0] == "accumulation 1: shown to be faster than the baseline in 3 pairs of clean processes"
+    assert (
+        plan.notes[0]
+        == "the plan (float32, batch 256) was shown to be faster than the baseline in 3 pairs of clean processes"
+    )
 
 
 def test_the_whole_fit_is_compilation_and_every_micro_step_of_the_script():
@@ -62,8 +65,8 @@ def test_a_plan_for_several_devices_says_how_many_its_baseline_uses():
     facts = replace(findings(), cluster=cluster(8, kind="gpu", local=False))
     assert analytic_plan(REQUEST, facts).notes[1:3] == [
         (
-            "your own configuration uses 1 of the 8 devices, because the script does; `estimate` "
-            "uses all devices unless "
+            "your own configuration uses 1 of the 8 devices, as the script does; `estimate` "
+            "differs: it uses all devices unless "
             "--mesh is given"
         ),
         (

@@ -34,9 +34,12 @@ def test_a_pin_is_read_in_every_spelling(fix, expected):
 @pytest.mark.parametrize(
     ("fix", "told"),
     [
-        ({"precison": "float32"}, "--fix precison: no such key; did you mean precision?; choose from accumulation, "),
+        (
+            {"precison": "float32"},
+            "--fix precison: unknown setting; did you mean precision?; choose from accumulation, ",
+        ),
         ({"mesh": "8"}, "--fix mesh=8: expected parts with values, for example --fix mesh=data=8"),
-        ({"mesh": "rows=8"}, "--fix mesh.rows: no such key"),
+        ({"mesh": "rows=8"}, "--fix mesh.rows: unknown setting"),
         ({"precision": "float8"}, "precision cannot be 'float8'; expected one of float32, mixed_bfloat16"),
         ({"precision": "other"}, "precision cannot be 'other'; expected one of float32"),
         ({"batch": "0"}, "batch.global cannot be '0'; expected a whole number of at least 1"),
@@ -67,7 +70,7 @@ def test_only_refuses_words_that_name_nothing():
 
 def test_only_refuses_what_cannot_be_tuned():
     with pytest.raises(
-        ConfigError, match=r"--only backend: not a knob that can be tuned.*; choose from precision, batch"
+        ConfigError, match=r"--only backend: no setting of this name can be tuned.*; choose from precision, batch"
     ):
         free_fields(["backend"])
     with pytest.raises(ConfigError, match=r"did you mean batch\?"):
