@@ -45,7 +45,7 @@ def test_asking_for_a_plan_imports_no_framework():
         ({"builder": 3}, "the builder is a int"),
         ({"builder": "no-such-script.py"}, "there is no file no-such-script.py"),
         ({"builder": dict, "budget": "soon"}, "soon: expected a time with units"),
-        ({"builder": dict, "effective_batch": "big"}, "big: expected `keep`"),
+        ({"builder": dict, "effective_batch": "big"}, "big: expected keep"),
         ({"builder": dict, "hardware": "tpu-v99-8"}, "tpu-v99"),
         ({"builder": dict, "memory_limit": "2"}, "2: expected a size with a unit"),
         ({"builder": dict, "hardware": [1, 2]}, r"the hardware is a list; .* optimize\(model, \(x, y\)\)"),

@@ -47,8 +47,8 @@ class StepMeasurement:
         interval = formatting.seconds_range(self.micro_step_seconds_low, self.micro_step_seconds_high)
         samples = "" if self.samples_per_second is None else f", {formatting.rate(self.samples_per_second)} samples/s"
         return (
-            f"{formatting.seconds(self.micro_step_seconds)} per micro-step (95% interval {interval}){samples}; "
-            f"first call {formatting.seconds(self.first_call_seconds)}; measured on {self.backend} in "
+            f"{formatting.seconds(self.micro_step_seconds)} per micro-step (95% confidence interval {interval})"
+            f"{samples}; first call {formatting.seconds(self.first_call_seconds)}; measured on {self.backend} in "
             f"{formatting.counted(self.groups, 'group')} with {formatting.counted(self.micro_steps, 'micro-step')}"
         )
 

@@ -266,7 +266,7 @@ def test_an_unsupported_candidate_fails_without_ending_the_study(ask):
     model = keras.Model(inputs, layers.Dense(4)(x))
     model.compile("sgd", "mse")
     spec = package.pack(model, live.samples())
-    baseline = ask(JobKind.OBSERVE, spec).value["config"]
+    baseline = Observation.model_validate(ask(JobKind.OBSERVE, spec).value).config
     failure = ask(JobKind.MEASURE, spec, baseline=baseline, changes={"precision": "mixed_bfloat16"}, **QUICK).failure
     assert failure.kind is FailureKind.UNSUPPORTED
     assert "float32 only" in failure.message

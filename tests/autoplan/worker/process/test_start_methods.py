@@ -65,7 +65,7 @@ def test_a_real_job_is_measured(client, method, script, tmp_path):
 def test_the_exit_of_a_process_is_reported(client, script):
     job = Job(kind=JobKind.MEASURE, source=script("os._exit(7)"), options=QUICK)
     failure = client.run(job, time_limit_seconds=120).failure
-    assert (failure.kind, "exit code 7 in phase setup" in failure.message) == (FailureKind.CRASH, True)
+    assert (failure.kind, "exited with code 7 in phase setup" in failure.message) == (FailureKind.CRASH, True)
 
 
 @pytest.mark.slow
