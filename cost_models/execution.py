@@ -1,4 +1,4 @@
-"""Derives from a configuration what its compiled program depends on: the trace, the compiler profile, the updates."""
+"""Derives what a configuration's compiled program depends on: its key, compiler profile, updates and schedule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Workers`: one worker client per Keras backend, started on first use, which also measure this machine's rates."""
+"""`Workers`: starts one worker client per Keras backend on first use, and measures this machine's rates with it."""
 
 from __future__ import annotations
 

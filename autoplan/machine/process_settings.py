@@ -1,4 +1,4 @@
-"""Applies knobs of a whole process (`Affects.PROCESS`): a new knob of this kind is an entry here.
+"""Sets, for a whole process, the knobs with `Affects.PROCESS`; a new knob of this kind needs an entry here.
 
 Each knob with `Affects.PROCESS` has one `ProcessSetting`, which the worker, `autoplan train`, the Python API, `autoplan
 check` and `autoplan export` share.

@@ -1,4 +1,4 @@
-"""Lets a script continue where it loads a checkpoint that a trial did not write, because trials skip ModelCheckpoint.
+"""Lets a script continue when it loads a checkpoint file that is missing because trials skip ModelCheckpoint.
 
 Scripts load them afterwards: the best weights, or the best model. The values of the weights do not affect the time of
 a micro-step, so if the file is missing the model continues with its present weights.

@@ -1,4 +1,4 @@
-"""Reads the TrainConfig of a script's own `fit`, and converts the arguments of `fit` to another TrainConfig."""
+"""Reads the TrainConfig of a script's `fit`, and converts `fit`'s arguments to another; knobs of these go here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiles candidates for absent hardware, best first, and corrects the others, until the best one is compiled.
+"""Compiles the best candidates for absent hardware in turn, and ranks the rest again by the compiler's figures.
 
 The compiler's figures of one configuration correct the estimates of similar ones, and the corrected ranking decides
 which is compiled next. Each compilation is a trial of the study, kept there and never done twice.

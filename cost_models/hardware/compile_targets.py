@@ -1,4 +1,4 @@
-"""Returns the compile target of a cluster; a new GPU is a row in `devices/xla_gpu.yaml`, a TPU follows by itself.
+"""Returns the compile target of a cluster; a new GPU needs a row in `devices/xla_gpu.yaml`, a new TPU nothing.
 
 XLA:TPU takes the name of a topology. XLA:GPU takes a description of the chip (`devices/xla_gpu.yaml`). A CPU compiles
 for itself.

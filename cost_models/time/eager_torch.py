@@ -1,4 +1,4 @@
-"""Models eager PyTorch: replaces the operations of each layer by one library kernel per layer and pass.
+"""Models stacks with one library kernel per layer and pass, as eager PyTorch: replaces each layer's operations.
 
 A layer without a product (activation, dropout, softmax, normalisation, pooling, sum) is one kernel a pass. It reads
 what other layers made and writes what other layers read. An autograd keeps a layer's operands, results, masks and

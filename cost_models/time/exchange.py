@@ -1,4 +1,4 @@
-"""Estimates the seconds that a device waits for collectives on gradients and weights, beyond hidden ones."""
+"""Estimates the seconds that a device waits for collectives on gradients and weights, overlapped time excluded."""
 
 from __future__ import annotations
 

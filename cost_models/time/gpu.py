@@ -1,4 +1,4 @@
-"""Adjusts rates and times of kernels on GPUs: TF32, Winograd convolutions, layout transposes, fused attention."""
+"""Adjusts kernel times for GPUs: TF32, Winograd and grouped convolutions, layout transposes, fused attention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Software`: a stack (JAX, TensorFlow, PyTorch, others) with its kernels and the host overhead that it adds.
+"""`Software`: how a software stack's kernels differ from those of Keras, the default, and the host's overhead.
 
 Keras on the configuration's backend is the default. Other stacks differ in ways that `Software` names, so that their
 published times can be compared with what `step_time` says.

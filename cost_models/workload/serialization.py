@@ -1,4 +1,4 @@
-"""Serializes a `Workload` to plain JSON values and back, and computes its digest.
+"""Serializes a `Workload` to plain JSON values, and validates and reads such values.
 
 msgspec checks plain values (types, required and unknown keys, counts) and converts them to the records below. The other
 checks are those that types cannot express. Cost models index values by position, so a workload that no trace writes (an

@@ -1,4 +1,4 @@
-"""Builds the dataflow graph of operations: producer and readers of each tensor; has the graph helpers of rules."""
+"""Builds the dataflow graph of operations (producer and readers of each tensor), with graph functions for rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Registers rules of compilers and of times by name and source; each has a row in the `ledger.csv` of a study.
+"""Registers rules of compilers and kernel times by name and source; each needs a row in a study's `ledger.csv`.
 
 A profile (`profile.py`) lists the rules of one kind of device. A rule that is not listed is off, which is how the
 ledger in `studies/memory_vs_compiler` measures what each rule is worth.

@@ -1,4 +1,4 @@
-"""Replaces figures of trials by medians of their verification runs, and widens intervals by the process spread."""
+"""Replaces trial figures by medians of verification runs, and widens intervals by the spread between processes."""
 
 from __future__ import annotations
 

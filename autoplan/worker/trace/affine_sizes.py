@@ -1,4 +1,4 @@
-"""Fits sizes that are affine in the batch to recordings at batches b and 2b; sizes stay constant if these differ."""
+"""Fits each size as affine in the batch, from recordings at b and 2b; constant if their structures differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records a jaxpr as a list of operations with concrete sizes. Calls are inlined; loops and branches have bodies."""
+"""Flattens a jaxpr to operations with concrete sizes: inlines calls, keeps loop bodies and the costliest branch."""
 
 from __future__ import annotations
 

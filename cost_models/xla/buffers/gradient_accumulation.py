@@ -1,4 +1,4 @@
-"""Adds the memory of gradient accumulation: at an update, averaged gradients and, on CPUs, copies of the sums."""
+"""Adds the memory of gradient accumulation at an update: averaged gradients and, on CPUs, accumulator copies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decides which operands of a column reduction XLA:GPU computes apart, because it has too few blocks for the device.
+"""Decides which operands of a column reduction XLA:GPU writes to memory first, because it has too few blocks.
 
 XLA gives a block 32 columns, and splits a reduction of more than 4,096 elements in two, each about the square root
 long (its tree reduction). If a reduction runs on too few blocks to fill the device, its operands are computed before

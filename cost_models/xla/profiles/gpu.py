@@ -1,4 +1,4 @@
-"""Lists the rules and numbers of the XLA:GPU profiles by generation; a new rule for GPUs is listed here."""
+"""Lists the rules and numbers of XLA:GPU by compute capability; a new rule for GPUs is listed here."""
 
 from __future__ import annotations
 
