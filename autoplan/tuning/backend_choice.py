@@ -1,4 +1,4 @@
-"""Implements `--backend auto`: surveys the training on every other installed backend too, and adds their candidates.
+"""Chooses the Keras backend of a training, and for `--backend auto` surveys the training on all installed backends.
 
 Whether a training is backend-neutral is not guessed: each other backend runs it up to its fit, and one on which that
 fails is left out with its reason.

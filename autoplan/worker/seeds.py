@@ -1,4 +1,4 @@
-"""Offsets the fixed random seed of a script, so that repeated runs draw other weights, dropout and shuffles."""
+"""Offsets a script's fixed seed, so that runs draw other weights and dropout; for live models shuffles the rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Builds the `Plan` record from findings and trials: one function for analytic, compiled and measured evidence each."""
+"""Builds the `Plan` record from findings and trials: one function per kind of plan (analytic, compiled, measured)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chooses the configuration of a measured plan: the verified winner, else the baseline, else the best other trial."""
+"""Chooses a measured plan's configuration: the verified winner, else the baseline if legal, else the best trial."""
 
 from __future__ import annotations
 

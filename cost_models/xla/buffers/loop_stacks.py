@@ -1,4 +1,4 @@
-"""Extends the lifetimes of arrays that loops fill: XLA:CPU allocates them when the program starts."""
+"""Extends the lifetimes of arrays that loops fill to the program's start, where XLA:CPU allocates them."""
 
 from __future__ import annotations
 
