@@ -17,7 +17,7 @@ from cost_models.calibration import Calibration, TimePair, calibrate
 from cost_models.config import TrainConfig
 from cost_models.execution import Executor
 
-WORTH_TELLING = 1.5
+WORTH_NOTING = 1.5
 """A correction of less than this, either way, is within what the analytic tier claims."""
 TELL_PARTS_APART = 3
 """Number of trials of one kind of execution that separate three parts of a micro-step."""
@@ -124,5 +124,5 @@ def correction_notes(records: Sequence[TrialRecord]) -> list[str]:
     return [
         f"on {execution}, updates took {factor:.2g} times the estimated time (median of measured over analytic)"
         for execution, factor in sorted(factors(records).items())
-        if not 1 / WORTH_TELLING <= factor <= WORTH_TELLING
+        if not 1 / WORTH_NOTING <= factor <= WORTH_NOTING
     ]

@@ -57,7 +57,7 @@ AMPERE = Profile(
     narrow=frozenset({"bfloat16"}),
     native=_NATIVE,
     unseen=0.0125,  # compiled steps hold 0.8% more on the mean of 82 (A100), 1.0% of 16 (H100), 0.0% on both medians
-    # Nine of ten of the 222 training steps that studies/memory_vs_compiler compiled for A100 and H100 are inside.
+    # 204 of the 226 training steps that studies/memory_vs_compiler compiled for A100 and H100 are inside.
     uncertainty=Uncertainty((0.06, 0.16), plain=(0.11, 0.13), loops=(0.1, 0.1)),
 )
 """The interval is widest around convolutions, where the rules know least about what stays in memory."""
