@@ -1,0 +1,1 @@
+"""Small trainings, each run through whole commands, and what a user must get from them."""

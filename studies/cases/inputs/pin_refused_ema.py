@@ -1,0 +1,11 @@
+import keras
+import numpy as np
+from keras import layers
+
+keras.utils.set_random_seed(0)
+rng = np.random.default_rng(0)
+x = rng.normal(size=(1024, 64)).astype("float32")
+y = rng.integers(0, 10, 1024)
+m = keras.Sequential([keras.Input((64,)), layers.Dense(64), layers.Dense(10)])
+m.compile(keras.optimizers.SGD(0.1, use_ema=True), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+m.fit(x, y, batch_size=64, epochs=2, verbose=2)

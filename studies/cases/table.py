@@ -1,0 +1,255 @@
+"""The table of cases: commands, and what a user must get from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from studies.cases.checking import (
+    Case,
+    Outcome,
+    batch_kept,
+    code,
+    either,
+    every,
+    no_plan,
+    planned,
+    same_number,
+    says,
+    silent_about,
+)
+
+MEANING = "the training's meaning"
+PROMISES = "own settings and pins"
+FILES = "the user's files"
+AS_IT_IS = "judged by what the script does"
+REASONS = "reasons"
+MESSAGES = "clear messages"
+
+CLAIMS_SAME = (
+    r"training gives the same|trains the same|same results|keeps the effective batch, and with it the training"
+)
+JAX = {"KERAS_BACKEND": "jax"}
+SAME_OR_HELD = "tune SCRIPT --trials 2 --budget 60s"
+TRAIN = "train SCRIPT --plan plan.yaml"
+OWN = "python SCRIPT"
+
+
+def _refused_or_kept() -> Any:
+    """A pin of the batch that would change the training is refused (2), fails (3), or the plan trains differently."""
+    return either(
+        code(2, 3, run=0),
+        every(code(0, run=0), says("different|differs|differently", run=0), silent_about(CLAIMS_SAME, run=0)),
+    )
+
+
+def _lines_kept(outcome: Outcome) -> str:
+    lines = len((outcome.folder / "trace.txt").read_text().splitlines())
+    return "" if lines == 32 else f"trace.txt has {lines} lines instead of 32"
+
+
+def _left_or_said(outcome: Outcome) -> str:
+    other_is_left = "of b: float32" in outcome.of(1)
+    honest = "unchanged by the plan" not in outcome.of(1) and "mixed_bfloat16" in outcome.of(0)
+    return (
+        "" if other_is_left or honest else "the second model is trained in another precision and said to be left alone"
+    )
+
+
+CASES: Mapping[str, Case] = {
+    "remainder of a normalised loss": Case(
+        MEANING,
+        "remainder_normalised_loss.py",
+        ("tune SCRIPT --fix batch.accumulation=4 --trials 2 --budget 60s", OWN, TRAIN),
+        either(code(2, 3, run=0), same_number("checksum", 1, 2), says("left out|dropped|differs|different", run=0)),
+    ),
+    "remainder with ignored classes": Case(
+        MEANING,
+        "remainder_normalised_loss.py",
+        ("tune SCRIPT --fix batch.accumulation=4 --trials 2 --budget 60s", OWN, TRAIN),
+        either(code(2, 3, run=0), same_number("checksum", 1, 2), says("left out|dropped|differs|different", run=0)),
+        {"KIND": "ignore_class"},
+    ),
+    "state that acts late": Case(
+        MEANING,
+        "late_state.py",
+        ("tune SCRIPT --fix batch.accumulation=4 --fix precision=float32 --trials 2 --budget 60s",),
+        every(_refused_or_kept(), says("calls")),
+    ),
+    "rescue of a summed loss": Case(
+        MEANING,
+        "rescue_of_a_summed_loss.py",
+        ("tune SCRIPT --memory-limit 1000MiB --trials 5 --budget 60s",),
+        every(silent_about(CLAIMS_SAME), either(code(2, 3), batch_kept(), says("different|differs"))),
+    ),
+    "rescue of a loss over the batch": Case(
+        MEANING,
+        "rescue_of_a_batch_loss.py",
+        ("tune SCRIPT --memory-limit 1050MiB --trials 5 --budget 60s",),
+        every(silent_about(CLAIMS_SAME), either(code(2, 3), batch_kept(), says("different|differs"))),
+    ),
+    "float16 that skips updates": Case(
+        MEANING,
+        "float16_skipped_updates.py",
+        ("tune SCRIPT --fix precision=mixed_float16 --trials 3 --budget 60s",),
+        every(says("0 of the 20"), silent_about(CLAIMS_SAME), silent_about("within what a change of the seed")),
+    ),
+    "callback that stops": Case(
+        MEANING,
+        "stop_after.py",
+        ("tune SCRIPT --trials 2 --budget 40s --fix accumulation=2", TRAIN),
+        every(code(0, run=0), says("MaxSteps", run=0)),
+        JAX,
+    ),
+    "slower pin that trains differently": Case(
+        MEANING,
+        "pinned_not_compared.py",
+        ("tune SCRIPT --trials 2 --budget 60s --fix accumulation=2",),
+        every(_refused_or_kept(), silent_about("was not compared")),
+        JAX,
+    ),
+    "two models": Case(
+        MEANING, "two_models.py", ("tune SCRIPT --no-measure --fix precision=mixed_bfloat16", TRAIN), _left_or_said, JAX
+    ),
+    "own steps_per_execution": Case(
+        PROMISES,
+        "own_steps_per_execution.py",
+        ("tune SCRIPT --trials 2 --budget 100s --only steps_per_execution,precision",),
+        every(
+            code(0),
+            silent_about("asked for leaves|options exclude"),
+            either(planned("config.steps_per_execution", 4), planned("verification.faster", True)),
+        ),
+        JAX,
+    ),
+    "pin that no trial survives": Case(
+        PROMISES,
+        "pin_not_kept.py",
+        ("tune SCRIPT --trials 2 --budget 60s --fix precision=mixed_bfloat16",),
+        every(code(2, 3), no_plan(), says("float32 only"), silent_about("failed by itself")),
+        JAX,
+    ),
+    "pin against EMA": Case(
+        PROMISES,
+        "pin_refused_ema.py",
+        ("tune SCRIPT --fix accumulation=2",),
+        every(code(2), says("ema|averages"), silent_about("--effective-batch")),
+        JAX,
+    ),
+    "pin against EMA, batch freed": Case(
+        PROMISES,
+        "pin_refused_ema.py",
+        ("tune SCRIPT --fix accumulation=2 --effective-batch 128",),
+        every(code(2), says("ema|averages"), silent_about("fix another mesh")),
+        JAX,
+    ),
+    "words of an out-of-memory error": Case(
+        PROMISES,
+        "out_of_memory_words.py",
+        ("tune SCRIPT --fix precision=mixed_bfloat16 --trials 3 --budget 60s",),
+        every(code(2, 3), says("has no bfloat16 column"), silent_about("(failed|ran|runs),? out of memory")),
+    ),
+    "hidden out-of-memory error": Case(
+        PROMISES,
+        "out_of_memory_words.py",
+        ("tune SCRIPT --fix precision=mixed_bfloat16 --trials 3 --budget 60s",),
+        every(code(2, 3), says("out of memory|MemoryError")),
+        {"KIND": "hidden"},
+    ),
+    "callback that writes": Case(
+        FILES,
+        "batch_writer.py",
+        (OWN, "tune SCRIPT --trials 1 --budget 40s"),
+        every(code(0), _lines_kept, says("Trace")),
+        JAX,
+    ),
+    "diverges after the fit": Case(
+        AS_IT_IS,
+        "trial_runs_past_the_fit.py",
+        ("tune SCRIPT --trials 2 --budget 60s",),
+        every(code(0), planned("evidence", "measured")),
+    ),
+    "hoards after the fit": Case(
+        AS_IT_IS,
+        "trial_runs_past_the_fit.py",
+        ("tune SCRIPT --trials 3 --budget 60s --memory-limit 4GiB",),
+        every(code(0), says("grows")),
+        {"KIND": "memory"},
+    ),
+    "validation memory": Case(
+        AS_IT_IS,
+        "validation_memory.py",
+        ("tune SCRIPT --memory-limit 1GiB --trials 2 --budget 50s --only batch",),
+        says("validation_batch_size"),
+    ),
+    "one long batch": Case(
+        AS_IT_IS,
+        "long_batch.py",
+        ("estimate SCRIPT", "tune SCRIPT --trials 2 --budget 60s"),
+        every(*(says("1,?024|free dimension", run=run) for run in (0, 1))),
+    ),
+    "buckets": Case(
+        AS_IT_IS,
+        "buckets.py",
+        ("tune SCRIPT --effective-batch 64..256 --trials 4 --budget 80s",),
+        either(code(2, 3), every(code(0), batch_kept(), says("differ in"), silent_about("MaybeMoveContiguousSlices"))),
+    ),
+    "seeds of an own layer": Case(
+        REASONS,
+        "seed_generator_in_own_layer.py",
+        ("tune SCRIPT --only batch,jit_compile --fix batch.accumulation=2 --trials 2 --budget 80s",),
+        every(code(0), silent_about("outside what a change of the seed"), silent_about("allowed 1e-05")),
+    ),
+    "frozen BatchNormalization": Case(
+        REASONS,
+        "frozen_batch_norm.py",
+        ("tune SCRIPT --no-measure --fix accumulation=2",),
+        every(code(0), silent_about("BatchNormalization takes"), silent_about("left out:")),
+        JAX,
+    ),
+    "consumed mask": Case(
+        REASONS,
+        "mask_consumed.py",
+        ("tune SCRIPT --no-measure --fix accumulation=2",),
+        every(code(0), silent_about("unmasked"), silent_about("left out:")),
+        JAX,
+    ),
+    "arrays": Case(
+        REASONS,
+        "arrays_slow_reading.py",
+        ("tune SCRIPT --trials 1 --budget 40s",),
+        every(code(0), silent_about("faster input|reading the data")),
+        JAX,
+    ),
+    "own optimizers": Case(
+        REASONS,
+        "own_optimizers_updates.py",
+        ("tune SCRIPT --trials 1 --budget 40s", TRAIN),
+        every(code(0), silent_about(r"\b0 updates")),
+    ),
+    "layer that is not compiled": Case(
+        REASONS,
+        "uncompiled_layer.py",
+        ("tune SCRIPT --trials 2 --budget 60s",),
+        every(code(0), says("RandomCrop"), silent_about("about 100 times")),
+        JAX,
+    ),
+    "calls of a callback": Case(
+        REASONS,
+        "callback_count.py",
+        (
+            "tune SCRIPT --no-measure --fix accumulation=1 --fix steps_per_execution=1 --fix precision=float32",
+            TRAIN,
+        ),
+        every(code(0), silent_about("0.25 times"), says("calls of on_train_batch_end: 32", run=1)),
+        JAX,
+    ),
+    "optimizer that is built": Case(
+        MESSAGES,
+        "built_optimizer.py",
+        ("tune SCRIPT --no-measure --fix accumulation=2", TRAIN),
+        either(every(code(0), says("iterations: 48", run=1)), code(2)),
+        JAX,
+    ),
+}
+"""Names of cases, and the cases."""
