@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -56,6 +56,28 @@ class Job(Value):
         return self
 
 
+Comparison = Literal["same", "differs", "not_known"]
+"""The result of a comparison of two ways to run an update."""
+
+
+class SplitProbe(Value):
+    """The findings of a few real micro-steps of a model: whether an update may be split and padded.
+
+    Random draws and batch statistics were replaced by fixed values, so `split` and `padding` are about the rest.
+    """
+
+    ran: bool = Field(True, description="False: no micro-step was run, and the reason is in split_reason")
+    random_draws: list[str] = Field([], description="layers that draw random numbers in a micro-step")
+    batch_statistics: list[str] = Field([], description="layers that take statistics over the rows of a micro-step")
+    split: Comparison = Field("not_known", description="an update in one micro-step against the same in several")
+    split_reason: str = Field("", description="what differs, or why it is not known")
+    padding: Comparison = Field("not_known", description="rows against the same rows padded with rows of weight zero")
+    padding_reason: str = Field("", description="what differs, or why it is not known")
+    compared: str = Field("", description="what was compared, and how much it differed at most")
+    seconds: float | None = Field(None, description="time that the micro-steps took, compilation included")
+    compilations: int | None = Field(None, description="compilations of the training step")
+
+
 class Observation(Value):
     """The facts of the chosen `fit`, known before its first micro-step."""
 
@@ -83,6 +105,8 @@ class Observation(Value):
     optimizer: str
     writers_left_out: list[str] = Field([], description="callbacks that write and are left out of trials")
     intercepted: list[str] = Field([], description="calls of the script that a candidate overrides")
+    why_fixed_batch: str = Field("", description="why the batch cannot be changed, where `rebatchable` is false")
+    probe: SplitProbe | None = Field(None, description="what micro-steps showed; None: the model was not probed")
     held: dict[str, str] = Field({}, description="knobs that this source does not let be turned, with the reason")
     layer_kinds: list[str] = Field([], description="class names of the model's layers, for known_issues")
     setup_seconds: float
@@ -92,6 +116,25 @@ class Observation(Value):
     process_bytes: int | None = Field(None, description="held before the first micro-step: libraries, data, weights")
     environment: dict[str, str]
     notes: list[str] = []
+
+    @property
+    def draws_random_numbers(self) -> bool:
+        """Whether a micro-step draws random numbers: as probed, else by the names of its layers."""
+        return bool(self.probe.random_draws) if self.probe is not None and self.probe.ran else self.random_layers
+
+    @property
+    def takes_batch_statistics(self) -> bool:
+        """Whether layers take statistics over a micro-step: as probed, else by the names of its layers."""
+        return bool(self.probe.batch_statistics) if self.probe is not None and self.probe.ran else self.batch_norm
+
+    @property
+    def can_pad(self) -> bool:
+        """Whether rows of weight zero leave an update as it is: as probed, else by the model's layers and losses."""
+        if self.probe is not None and self.probe.padding != "not_known":
+            return self.probe.padding == "same"
+        return not (
+            self.batch_norm or self.unweighted_metrics or self.added_losses or self.masks or self.custom_train_step
+        )
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ def observe_fit(call: FitCall, facts: DataFacts, seen: SeenCalls, backend: Backe
     model, arguments = call.model, call.arguments
     ensure_built(model, arguments, facts)
     devices, kind, memory_bytes = backend.devices()
+    why_fixed = _why_fixed_batch(call, facts)
     return Observation(
         config=script_config(model, facts, seen, backend),
         structure=model_facts.structure(model),
@@ -33,7 +34,8 @@ def observe_fit(call: FitCall, facts: DataFacts, seen: SeenCalls, backend: Backe
         explicit_steps_per_epoch=facts.explicit_steps,
         data=facts.kind,
         samples_exact=facts.exact,
-        rebatchable=facts.rebatchable and not model_facts.own_optimizers(model) and not model_facts.sums_loss(model),
+        rebatchable=not why_fixed,
+        why_fixed_batch=why_fixed,
         batch_norm=model_facts.has_batch_norm(model),
         random_layers=model_facts.has_random_layers(model),
         recurrent=model_facts.has_recurrent_layers(model),
@@ -61,6 +63,22 @@ def observe_fit(call: FitCall, facts: DataFacts, seen: SeenCalls, backend: Backe
     )
 
 
+def _why_fixed_batch(call: FitCall, facts: DataFacts) -> str:
+    """Return why the global batch cannot be changed; "" where it can."""
+    if not facts.rebatchable:
+        kind = type(call.arguments.get("x")).__name__
+        return f"the data ({kind}) cannot be re-batched" + (f" ({facts.why_fixed})" if facts.why_fixed else "")
+    own_optimizers = model_facts.own_optimizers(call.model)
+    if own_optimizers:
+        return (
+            f"the model's train_step applies its own optimizers ({', '.join(own_optimizers)}), to which gradient "
+            "accumulation does not apply"
+        )
+    if model_facts.sums_loss(call.model):
+        return "the loss is a sum over the batch, which another split of an update would change"
+    return ""
+
+
 def _fixed_knobs(model: Any) -> dict[str, str]:
     """Return the knobs that the model does not allow to change, with the reason: Keras cannot compile some layers."""
     kinds = sorted({type(layer).__name__ for layer in model._flatten_layers() if not layer.supports_jit})
@@ -81,24 +99,13 @@ def environment(backend: Backend) -> dict[str, str]:
 
 def _notes(call: FitCall, facts: DataFacts, seen: SeenCalls) -> list[str]:
     notes = []
-    if not facts.rebatchable:
-        kind = type(call.arguments.get("x")).__name__
-        why = f" ({facts.why_fixed})" if facts.why_fixed else ""
-        notes.append(f"the data ({kind}) cannot be re-batched{why}, so the global batch is not tuned")
+    why_fixed = _why_fixed_batch(call, facts)
+    if why_fixed:
+        notes.append(f"{why_fixed}, so the global batch is not tuned")
     if facts.samples is not None and facts.batch > facts.samples:
         notes.append(
             f"the global batch is {facts.batch:,}, but an epoch has only {facts.samples:,} samples; estimates assume "
             "full batches"
-        )
-    own_optimizers = model_facts.own_optimizers(call.model)
-    if own_optimizers:
-        notes.append(
-            f"the model's train_step applies its own optimizers ({', '.join(own_optimizers)}), to which gradient "
-            "accumulation does not apply, so the batch is not tuned"
-        )
-    if model_facts.sums_loss(call.model):
-        notes.append(
-            "the loss is a sum over the batch, which another split of an update would change, so the batch is not tuned"
         )
     if call.index > 1:
         notes.append(f"fit {call.index} of the script is tuned; trials run one micro-step of each earlier fit")

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from autoplan.jobs.messages import Job, JobKind
+from autoplan.jobs.messages import Job, JobKind, SplitProbe
 from cost_models.config import Batch, TrainConfig
+from tests.builders.observations import observation
 
 
 def test_a_configuration_without_what_it_changes_is_no_job():
@@ -11,3 +12,14 @@ def test_a_configuration_without_what_it_changes_is_no_job():
     with pytest.raises(ValueError, match="needs the script's own beside it"):
         Job(kind=JobKind.MEASURE, config=config)
     assert Job(kind=JobKind.MEASURE, config=config, baseline=config).config == config
+
+
+def test_facts_found_by_a_probe_replace_those_by_name():
+    named = observation(random_layers=True, batch_norm=True, masks=True)
+    assert (named.draws_random_numbers, named.takes_batch_statistics, named.can_pad) == (True, True, False)
+    probed = named.model_copy(update={"probe": SplitProbe(split="same", padding="same")})
+    assert (probed.draws_random_numbers, probed.takes_batch_statistics, probed.can_pad) == (False, False, True)
+    failed = named.model_copy(update={"probe": SplitProbe(ran=False)})
+    assert (failed.draws_random_numbers, failed.takes_batch_statistics, failed.can_pad) == (True, True, False)
+    found = observation(probe=SplitProbe(random_draws=["noise"], batch_statistics=["norm"], padding="differs"))
+    assert (found.draws_random_numbers, found.takes_batch_statistics, found.can_pad) == (True, True, False)
