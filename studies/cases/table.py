@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
 
 from studies.cases.checking import (
     Case,
@@ -46,6 +49,16 @@ def _refused_or_kept() -> Any:
 def _lines_kept(outcome: Outcome) -> str:
     lines = len((outcome.folder / "trace.txt").read_text().splitlines())
     return "" if lines == 32 else f"trace.txt has {lines} lines instead of 32"
+
+
+def _path_kept(outcome: Outcome) -> str:
+    rows = len(np.load(outcome.folder / "trajectory.npy"))
+    return "" if rows == 32 else f"trajectory.npy has {rows} rows instead of 32"
+
+
+def _status_kept(outcome: Outcome) -> str:
+    batches = json.loads((outcome.folder / "status.json").read_text(encoding="utf-8"))["batches"]
+    return "" if batches == 32 else f"status.json counts {batches} batches instead of 32"
 
 
 def _left_or_said(outcome: Outcome) -> str:
@@ -249,6 +262,91 @@ CASES: Mapping[str, Case] = {
         "built_optimizer.py",
         ("tune SCRIPT --no-measure --fix accumulation=2", TRAIN),
         either(every(code(0), says("iterations: 48", run=1)), code(2)),
+        JAX,
+    ),
+    "focal loss by positives": Case(
+        MEANING,
+        "positives_loss.py",
+        ("tune SCRIPT --trials 2 --budget 60s --fix accumulation=2",),
+        every(_refused_or_kept(), says("focal_by_positives")),
+        JAX,
+    ),
+    "curriculum in a train_step": Case(
+        MEANING,
+        "curriculum_step.py",
+        ("tune SCRIPT --trials 2 --budget 80s --fix accumulation=2",),
+        every(_refused_or_kept(), says("warmth")),
+    ),
+    "own compilation off": Case(
+        PROMISES,
+        "own_compilation_off.py",
+        ("tune SCRIPT --trials 3 --budget 80s --only precision",),
+        every(code(0), silent_about("options exclude"), planned("config.jit_compile", False)),
+        JAX,
+    ),
+    "batch that the model fixes": Case(
+        PROMISES,
+        "fixed_batch.py",
+        ("tune SCRIPT --trials 3 --budget 60s --fix accumulation=2",),
+        every(code(2, 3), no_plan(), says("32"), silent_about("failed by itself")),
+        JAX,
+    ),
+    "path of weights": Case(
+        FILES,
+        "weights_history.py",
+        (OWN, "tune SCRIPT --trials 1 --budget 40s"),
+        every(code(0), _path_kept, says("Trajectory")),
+        JAX,
+    ),
+    "status of a LambdaCallback": Case(
+        FILES,
+        "progress_file.py",
+        (OWN, "tune SCRIPT --trials 1 --budget 40s"),
+        every(code(0), _status_kept, says("LambdaCallback")),
+        JAX,
+    ),
+    "learning rates that grow": Case(
+        AS_IT_IS,
+        "range_test.py",
+        ("tune SCRIPT --trials 2 --budget 60s",),
+        every(code(0), planned("evidence", "measured")),
+        JAX,
+    ),
+    "ragged DataLoader": Case(
+        AS_IT_IS,
+        "ragged_loader.py",
+        ("tune SCRIPT --trials 3 --budget 100s --effective-batch 32..128",),
+        either(code(2, 3), every(code(0), batch_kept(), says("differ in"))),
+    ),
+    "image size left open": Case(
+        AS_IT_IS,
+        "open_image_size.py",
+        (
+            "estimate SCRIPT --hardware gpu-a100-40gb",
+            "estimate SCRIPT --hardware gpu-a100-40gb --input-shape 224,224,3",
+        ),
+        every(code(0, run=0), code(0, run=1), says("128", run=0), silent_about("assumed", run=1)),
+        JAX,
+    ),
+    "dropout of zero": Case(
+        REASONS,
+        "dropout_of_zero.py",
+        ("tune SCRIPT --only jit_compile,batch --fix accumulation=2 --trials 2 --budget 60s",),
+        every(code(0), says("same results"), silent_about("seed")),
+        JAX,
+    ),
+    "schedule of an own class": Case(
+        MESSAGES,
+        "schedule_of_own_class.py",
+        ("tune SCRIPT --no-measure --fix accumulation=2", TRAIN),
+        either(every(code(0), says("iterations: 48", run=1)), code(2)),
+        JAX,
+    ),
+    "data without samples": Case(
+        MESSAGES,
+        "fit_without_data.py",
+        ("tune SCRIPT --trials 2 --budget 30s",),
+        every(code(2), says("no samples"), no_plan()),
         JAX,
     ),
 }

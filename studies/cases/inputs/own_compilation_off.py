@@ -1,0 +1,9 @@
+import keras
+import numpy as np
+from keras import layers
+
+keras.utils.set_random_seed(0)
+x = np.random.default_rng(0).normal(size=(4096, 128)).astype("float32")
+model = keras.Sequential([keras.Input((128,)), layers.Dense(1024, "relu"), layers.Dense(1024, "relu"), layers.Dense(1)])
+model.compile("adam", "mse", jit_compile=False)
+model.fit(x, x[:, :1], batch_size=512, epochs=2, verbose=2)
