@@ -40,6 +40,18 @@ class FailureKind(StrEnum):
     CRASH = "crash"
 
 
+FAILURES = {
+    FailureKind.OOM: "out of memory",
+    FailureKind.COMPILE_OOM: "out of memory while compiling or in the first micro-step",
+    FailureKind.TIMEOUT: "took too long",
+    FailureKind.NAN: "the loss became NaN",
+    FailureKind.UNSUPPORTED: "not supported",
+    FailureKind.DATA: "could not read its data",
+    FailureKind.CRASH: "crashed",
+}
+"""Each kind of failure in words."""
+
+
 class Value(BaseModel):
     """A frozen record that refuses unknown keys."""
 
@@ -206,6 +218,9 @@ class BaselineRecord(Value):
     measured: Measurement | None = None
     predicted: AnalyticEstimate | None = None
     failure: Failure | None = None
+    excluded_by: str | None = Field(
+        None, description="options of the user that exclude it, such as --fix precision=..."
+    )
 
 
 class Verification(Value):

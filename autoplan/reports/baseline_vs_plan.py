@@ -9,21 +9,21 @@ from typing import Any
 from autoplan import formatting
 from autoplan.machine.local_hardware import LOCAL
 from autoplan.plan.next_commands import SYNTHETIC
-from autoplan.plan.records import BaselineRecord, CompilerEvidence, Evidence, Measurement, Plan, Rescue, WholeFit
+from autoplan.plan.records import (
+    FAILURES,
+    BaselineRecord,
+    CompilerEvidence,
+    Evidence,
+    Measurement,
+    Plan,
+    Rescue,
+    WholeFit,
+)
 from autoplan.tuning.oom_rescue.outcome import described_changes
 from cost_models.config import Batch, TrainConfig
 from cost_models.estimate import Estimate
 from cost_models.time.cost import TimeCost
 
-FAILURES = {
-    "oom": "out of memory",
-    "compile_oom": "out of memory while compiling or in the first micro-step",
-    "timeout": "took too long",
-    "nan": "the loss became NaN",
-    "unsupported": "not supported",
-    "data": "could not read its data",
-    "crash": "crashed",
-}
 _PARTS = {
     "compute": "arithmetic",
     "memory": "memory traffic",
@@ -135,12 +135,16 @@ def headline(plan: Plan) -> str:
     measured = f"{tier} in {pairs} of clean processes."
     if not verification.faster:
         return (
-            "The plan was not shown to be faster than your own configuration, which your options exclude: "
+            f"The plan was not shown to be faster than your own configuration, which {_excluded_by(plan)} excludes: "
             f"{ratio} times as fast{_interval(plan)}.\n{measured}"
         )
     whole = _whole_fit_line(plan, verification.speedup)
     once = f"Once compiled, {ratio}" if plan.whole_fit is None or whole else ratio
     return f"{once} times as fast as your own configuration{_interval(plan)}.\n{measured}{whole}"
+
+
+def _excluded_by(plan: Plan) -> str:
+    return plan.baseline.excluded_by or "your options"
 
 
 def _predicted(plan: Plan) -> str:

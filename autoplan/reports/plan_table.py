@@ -17,6 +17,7 @@ from autoplan import formatting
 from autoplan.machine.local_hardware import LOCAL
 from autoplan.plan import file, next_commands
 from autoplan.plan.records import (
+    FAILURES,
     CompilerEvidence,
     Evidence,
     Measurement,
@@ -331,7 +332,7 @@ def _outcome_figures(measured: Measurement | CompilerEvidence | None, whole_fit_
 def _outcome(trial: TrialRecord) -> str:
     if trial.failure is None:
         return trial.outcome
-    failure = baseline_vs_plan.FAILURES[trial.failure.kind]
+    failure = FAILURES[trial.failure.kind]
     first = formatting.first_line(trial.failure.message)
     log = f" (log: {trial.failure.log})" if trial.failure.log else ""
     return failure + (f": {first}" if first else "") + log

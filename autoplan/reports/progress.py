@@ -14,8 +14,7 @@ from rich.spinner import Spinner
 from rich.text import Text
 
 from autoplan import formatting
-from autoplan.plan.records import CompilerEvidence, Failure, Measurement
-from autoplan.reports.baseline_vs_plan import FAILURES
+from autoplan.plan.records import FAILURES, CompilerEvidence, Failure, Measurement
 from autoplan.reports.plan_table import ByWidth, open_console, open_table, outcome_cells, stacked
 from autoplan.tuning.request import Event, Watch
 from cost_models.config import TrainConfig

@@ -75,6 +75,7 @@ def _merged(own: Findings, found: Mapping[str, Findings], refused: Sequence[Reje
             own.space.baseline,
             tuple(config for findings in every for config in findings.space.configs),
             tuple(one for findings in every for one in findings.space.rejected),
+            own.space.excluded_by,
         ),
         estimates=estimates,
         shortlist=tuple(_in_turn(own, found)),
@@ -86,10 +87,10 @@ def _merged(own: Findings, found: Mapping[str, Findings], refused: Sequence[Reje
 
 def _in_turn(own: Findings, found: Mapping[str, Findings]) -> Iterable[TrainConfig]:
     """Alternate the backends, the best of each first: estimates of two backends do not compare well."""
-    baselines = [findings.space.baseline for findings in found.values()]
+    baselines = [findings.space.baseline for findings in (own, *found.values())]
     rounds = zip_longest(*(findings.shortlist for findings in (own, *found.values())))
     merged = [config for one_each in rounds for config in one_each if config is not None]
-    return list(dict.fromkeys((*merged[:KEEP_AT_MOST], own.space.baseline, *(b for b in baselines if b in merged))))
+    return list(dict.fromkeys((*merged[:KEEP_AT_MOST], *(one for one in baselines if one in merged))))
 
 
 def on_a_backend(

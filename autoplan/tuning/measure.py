@@ -10,6 +10,7 @@ from autoplan.tuning.estimates.findings import Findings
 from autoplan.tuning.request import Event, TuneRequest, TuneResult, Watch, silent
 from autoplan.tuning.result.build_plan import measured_plan
 from autoplan.tuning.result.finish import finish
+from autoplan.tuning.result.unmet_options import check_options_kept
 from autoplan.tuning.trials.runner import Reference, Runner, Tried
 from autoplan.tuning.trials.storage import StudyPlace, study_name
 from autoplan.tuning.trials.study import PREDICTED_FIRST, Study, knob_choices, refuse_unusable
@@ -53,6 +54,7 @@ def measure(request: TuneRequest, jobs: JobRunner, findings: Findings, watch: Wa
             kept = f"{len(study.records)} trials of an earlier run are kept"
             watch(Event("note", f"{kept}; to measure again, remove {place}, or use --study PATH"))
         tried = _try(runner, findings, watch)
+        check_options_kept(space, tried, runner.ranked(), trial_seconds=runner.reference_seconds)
         if tried.interrupted:
             # The verification may be interrupted, too: the plan known so far is written before it begins.
             finish(request, measured_plan(request, findings, tried, None, runner.ranked()), findings, silent)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from autoplan import formatting
 from autoplan.errors import ConfigError
 from autoplan.plan import knobs
 from autoplan.plan.records import CompilerEvidence, Failure, Measurement, Plan, Rejection
@@ -73,23 +74,41 @@ class EstimateRequest:
 
     def config(self, baseline: TrainConfig, cluster: Cluster) -> TrainConfig:
         """Return the configuration to estimate. ConfigError where mesh and hardware or batch do not match."""
+        mesh = self._mesh(baseline, cluster)
+        config = baseline.with_(batch=self._batch(baseline, cluster, mesh), mesh=mesh)
+        for knob in knobs.KNOBS:
+            if knob.name in self.settings and knob.field != "batch":
+                config = knob.set(config, self.settings[knob.name])
+        return config
+
+    def _mesh(self, baseline: TrainConfig, cluster: Cluster) -> Mesh:
+        """Return the mesh that was asked for, else all devices on the data axis."""
+        if self.mesh is None and baseline.mesh.model > 1:
+            raise ConfigError(
+                f"the script splits its weights over devices ({baseline.mesh.describe()}), which is not yet estimated; "
+                f"--mesh data={cluster.devices} estimates the same batch with the whole weights on every device"
+            )
         axes = self.mesh or {"data": cluster.devices}
         mesh = Mesh(axes.get("data", 1), axes.get("model", 1))
         if mesh.devices > cluster.devices:
             raise ConfigError(
                 f"a mesh of {mesh.devices} devices is larger than {cluster.name}, which has {cluster.devices}"
             )
+        return mesh
+
+    def _batch(self, baseline: TrainConfig, cluster: Cluster, mesh: Mesh) -> Batch:
+        """Return the batch on this mesh. ConfigError names the meshes and the batch that would go together."""
         own = baseline.batch
-        batch = Batch.from_global(
-            self.settings.get("global", own.global_size),
-            data=mesh.data,
-            accumulation=self.settings.get("accumulation", own.accumulation),
-        )
-        config = baseline.with_(batch=batch, mesh=mesh)
-        for knob in knobs.KNOBS:
-            if knob.name in self.settings and knob.field != "batch":
-                config = knob.set(config, self.settings[knob.name])
-        return config
+        size = self.settings.get("global", own.global_size)
+        if size % mesh.data:
+            fitting = [axis for axis in range(1, cluster.devices + 1) if cluster.devices % axis == 0 == size % axis]
+            meshes = formatting.listed([f"--mesh data={axis}" for axis in fitting], "or")
+            raise ConfigError(
+                f"a global batch of {size} does not divide over {mesh.data} devices on the data axis; what works "
+                f"here: {meshes}, or another batch, such as --batch-size {-(-size // mesh.data) * mesh.data}"
+            )
+        accumulation = self.settings.get("accumulation", own.accumulation)
+        return Batch.from_global(size, data=mesh.data, accumulation=accumulation)
 
     def assumptions(self, baseline: TrainConfig, cluster: Cluster) -> list[str]:
         """Return notes on what an estimate assumes that a reader would not guess."""

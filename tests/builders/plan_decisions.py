@@ -28,9 +28,13 @@ def record(number, own, seconds=None):
 
 
 def findings(legal=(OWN, WINNER, OTHER), **facts):
+    """Findings in which an option excludes the baseline where it is not in `legal`."""
+    excluded_by = None if OWN in legal else "--fix batch.accumulation=1"
     estimates = {WINNER: candidate(WINNER, update_seconds=0.1, headroom=0.08, samples=1024)}
     facts = observation(OWN, **facts)
-    return Findings(facts, cluster(), VERSIONS, Space(OWN, tuple(legal), ()), estimates, (WINNER, OTHER), ())
+    return Findings(
+        facts, cluster(), VERSIONS, Space(OWN, tuple(legal), (), excluded_by), estimates, (WINNER, OTHER), ()
+    )
 
 
 def verified(own, *, faster=True, numerics="exact", speedup=1.5):

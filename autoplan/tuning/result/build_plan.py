@@ -249,9 +249,16 @@ def _notes(findings: Findings, config: TrainConfig) -> list[str]:
                 *notes_for(config, findings.space.baseline, own.observation, own.cluster, own.versions),
                 *findings.notes,
                 *baseline_notes(findings.space.baseline, findings.observation, findings.versions),
+                *_excluded(findings),
             )
         )
     )
+
+
+def _excluded(findings: Findings) -> list[str]:
+    """Return a note that options exclude the baseline, which is then measured only to compare with."""
+    by = findings.space.excluded_by
+    return [] if by is None else [f"{by} excludes your own configuration, so it is no candidate for the plan"]
 
 
 def _baseline(findings: Findings, record: TrialRecord | None) -> BaselineRecord:
@@ -261,6 +268,7 @@ def _baseline(findings: Findings, record: TrialRecord | None) -> BaselineRecord:
         measured=record.measurement if record else None,
         failure=record.failure if record else None,
         predicted=estimate.analytic if estimate else None,
+        excluded_by=findings.space.excluded_by,
     )
 
 

@@ -1,4 +1,7 @@
-"""Chooses a measured plan's configuration: the verified winner, else the baseline if legal, else the best trial."""
+"""Chooses a measured plan's configuration: the verified winner, else the baseline if legal, else the best trial.
+
+Where options exclude the baseline, at least one other configuration was measured (`unmet_options`).
+"""
 
 from __future__ import annotations
 
@@ -38,14 +41,15 @@ def choose(
         return Choice(last.config, _of_its_trial(last.config, ranked), verification, why)
     others = any(one.config != reference for one in ranked)
     why = _why_not(last, named, interrupted=verified is None, others=others)
-    if reference in findings.space.configs or not ranked:
+    if reference in findings.space.configs:
         return Choice(reference, tried.reference.measurement, unverified(why), f"{why}: the plan is {named}")
     refused = {one.config.describe() for one in verified or () if one.verification.numerics == "outside"}
     sound = [one for one in ranked if one.config.describe() not in refused]
     best = (sound or ranked)[0]
     of_best = [one.verification for one in verified or () if one.config == best.config]
     verification = of_best[-1] if of_best and baseline_runs else unverified(why)
-    why = f"{why}; your options exclude {named}, so the plan is the best of the rest"
+    by = findings.space.excluded_by or "your options"
+    why = f"{why}; {by} excludes {named}, so the plan is the best of the rest"
     return Choice(best.config, best.measurement, verification, why)
 
 

@@ -3,36 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from autoplan.errors import ConfigError
 from autoplan.tuning.space.legal_values import Situation
+from autoplan.tuning.space.limits import Limits
+from autoplan.tuning.space.refusals import accumulation_is_held, no_batch
 from cost_models.config import Batch, Layout, Mesh, TrainConfig
-
-
-@dataclass(frozen=True)
-class Limits:
-    """The user's limits on a search.
-
-    fixed            values that `--fix` sets, under the flat names of knobs
-    free             fields that may change
-    effective_range  legal effective batches LO..HI in samples; None keeps the script's own
-    """
-
-    fixed: Mapping[str, Any]
-    free: frozenset[str]
-    effective_range: tuple[int, int] | None
-
-
-def checked_range(effective_batch: tuple[int, int] | None) -> tuple[int, int] | None:
-    """Return the range. ConfigError where it is empty or starts below 1."""
-    if effective_batch is None:
-        return None
-    low, high = effective_batch
-    if not 1 <= low <= high:
-        raise ConfigError(f"--effective-batch {low}..{high}: expected 1 <= LO <= HI, for example 64..4096")
-    return low, high
 
 
 def legal_splits(situation: Situation, limits: Limits, *, shard_state: bool) -> list[tuple[Batch, Mesh, Layout]]:
@@ -79,23 +56,36 @@ def on_all_devices(situation: Situation) -> list[TrainConfig]:
 
 def _batch_splits(situation: Situation, limits: Limits) -> list[tuple[Batch, Mesh]]:
     data_axes, model = _data_axes(situation, limits), situation.baseline.mesh.model
-    every = [
-        (Batch.from_global(effective // accumulation, data=data, accumulation=accumulation), Mesh(data, model))
+    every = [(batch, Mesh(batch.data, model)) for batch in _batches(situation, limits, data_axes)]
+    matching = [(batch, mesh) for batch, mesh in every if _matches(batch, limits.fixed)]
+    if not matching:
+        raise ConfigError(
+            no_batch(
+                [batch for batch, _ in every],
+                situation,
+                data_axes,
+                limits,
+                splits_over=lambda axis: bool(_batches(situation, limits, [axis])),
+            )
+        )
+    return matching
+
+
+def _batches(situation: Situation, limits: Limits, data_axes: Iterable[int]) -> list[Batch]:
+    """Return every legal batch on data axes of these sizes, but for the sizes that `--fix` sets."""
+    return [
+        Batch.from_global(effective // accumulation, data=data, accumulation=accumulation)
         for effective in _effective_batches(situation, limits)
         for accumulation in _accumulations(effective, situation, limits)
         for data in data_axes
         if (effective // accumulation) % data == 0
     ]
-    matching = [(batch, mesh) for batch, mesh in every if _matches(batch, limits.fixed)]
-    if not matching:
-        raise ConfigError(_no_split(every, situation.baseline, data_axes, limits))
-    return matching
 
 
 def _data_axes(situation: Situation, limits: Limits) -> list[int]:
-    cluster, baseline = situation.cluster, situation.baseline
-    available = max(1, cluster.devices // baseline.mesh.model)
-    sizes = [size for size in range(1, available + 1) if available % size == 0]
+    cluster, own = situation.cluster, situation.baseline.mesh
+    available = max(1, cluster.devices // own.model)
+    sizes = [size for size in range(1, available + 1) if available % size == 0 or size == own.data]
     if "data" in limits.fixed:
         if limits.fixed["data"] not in sizes:
             raise ConfigError(
@@ -103,7 +93,7 @@ def _data_axes(situation: Situation, limits: Limits) -> list[int]:
                 f"the data axis can be {_listed(sizes)}" + (" (see --devices)" if cluster.chip.kind == "cpu" else "")
             )
         return [int(limits.fixed["data"])]
-    return sizes if "mesh" in limits.free else [baseline.mesh.data]
+    return sizes if "mesh" in limits.free else [own.data]
 
 
 def _effective_batches(situation: Situation, limits: Limits) -> list[int]:
@@ -136,7 +126,7 @@ def _accumulations(effective: int, situation: Situation, limits: Limits) -> list
     if "batch" not in limits.free and fixed is None:
         return [own]
     legal = [a for a in _divisors(effective) if _data_can_give(effective // a, situation)]
-    if situation.observation.ema:
+    if accumulation_is_held(situation.observation):
         legal = [a for a in legal if a == own]
     if fixed is not None or limits.fixed.keys() & {"global", "local"}:
         return legal
@@ -175,20 +165,6 @@ def _divisors(number: int) -> list[int]:
 def _matches(batch: Batch, fixed: Mapping[str, Any]) -> bool:
     sizes = batch.to_dict()
     return all(sizes[name] == fixed[name] for name in sizes if name in fixed)
-
-
-def _no_split(every: list[tuple[Batch, Mesh]], baseline: TrainConfig, data_axes: list[int], limits: Limits) -> str:
-    """Why no batch is left, and the legal values of the sizes that are fixed."""
-    if not every:
-        return (
-            f"no global batch of this training divides over {_listed(data_axes)} device(s) on the data axis: the "
-            f"effective batch is {baseline.batch.effective}; fix another mesh, or free it with --effective-batch LO..HI"
-        )
-    names = [name for name in ("global", "local", "accumulation", "effective") if name in limits.fixed]
-    asked = " ".join(f"--fix batch.{name}={limits.fixed[name]}" for name in names)
-    legal = "; ".join(f"{name}: {_listed({batch.to_dict()[name] for batch, _ in every})}" for name in names)
-    same = f" with an effective batch of {baseline.batch.effective}" if limits.effective_range is None else ""
-    return f"{asked}: no batch of this training can be split like this{same}; legal values are {legal}"
 
 
 def _layouts(baseline: TrainConfig, mesh: Mesh, fixed: bool | None, *, shard_state: bool) -> list[Layout]:

@@ -16,9 +16,10 @@ from autoplan.jobs.messages import Observation
 from autoplan.plan import knobs
 from autoplan.plan.knobs import FLAG, Knob, Tuning, formatted
 from autoplan.plan.records import Rejection
-from autoplan.tuning.space.batch_splits import Limits, checked_range, legal_splits, on_all_devices, why_one_mesh
+from autoplan.tuning.space.batch_splits import legal_splits, on_all_devices, why_one_mesh
 from autoplan.tuning.space.known_issues import Effect, KnownIssue, Versions, applying
 from autoplan.tuning.space.legal_values import Legal, Situation, choices, independent_knobs, legal
+from autoplan.tuning.space.limits import Limits, check_range_is_searched, checked_range, excluding_options
 from autoplan.tuning.space.options import free_fields, parse_fix
 from cost_models.config import Affects, Batch, Layout, Mesh, TrainConfig
 from cost_models.hardware.cluster import Cluster
@@ -29,11 +30,16 @@ Drops = dict[str, tuple[KnownIssue, list[TrainConfig]]]
 
 @dataclass(frozen=True)
 class Space:
-    """The baseline, the legal configurations (the baseline first, where it is legal), what was left out and why."""
+    """The baseline, the legal configurations, what was left out and why.
+
+    configs       the baseline first, which no known issue leaves out
+    excluded_by   the options that exclude the baseline from `configs`, as the user wrote them; None where it is in them
+    """
 
     baseline: TrainConfig
     configs: tuple[TrainConfig, ...]
     rejected: tuple[Rejection, ...]
+    excluded_by: str | None = None
 
 
 def legal_configs(
@@ -57,21 +63,24 @@ def legal_configs(
     free = asked - observation.held.keys()
     limits = Limits(parse_fix(fix or {}), free, checked_range(effective_batch))
     _check_held(situation, limits.fixed)
+    check_range_is_searched(situation, limits)
     chosen = {knob: choices(knob, situation, limits.fixed, free) for knob in independent_knobs()}
     _check_unchangeable(baseline, limits.fixed)
     may_shard = shard_state and "layout" not in observation.held
     splits = legal_splits(situation, limits, shard_state=may_shard)
     drops: Drops = {}
-    held = _held_names(limits)
-    configs = [
+    held, excluded_by = _held_names(limits), excluding_options(situation, limits)
+    others = [
         config
         for config in _combinations(baseline, splits, chosen)
-        if not _drop(config, observation, versions, held, drops)
+        if config != baseline and not _drop(config, observation, versions, held, drops)
     ]
+    # The script runs as it is, whatever is known of its settings, so no known issue leaves it out.
+    configs = others if excluded_by else [baseline, *others]
     if not configs:
         raise ConfigError(_nothing_left(drops))
     left_out = (*_held_back(situation, asked), *_not_offered(situation, limits, named), *_rejections(drops))
-    return Space(baseline, tuple(sorted(configs, key=lambda config: config != baseline)), left_out)
+    return Space(baseline, tuple(configs), left_out, excluded_by)
 
 
 def _held_names(limits: Limits) -> frozenset[str]:

@@ -255,10 +255,10 @@ class Runner:
         """Whether another trial would leave time to verify.
 
         The first half of a budget is for trials in any case. So is what one other than the baseline takes: without it
-        there is nothing to verify.
+        there is nothing to verify. Where options exclude the baseline, the first legal measurement is the plan.
         """
         clock, trial_seconds, setup_seconds = self.jobs.clock, self.typical_seconds(), self.observation.setup_seconds
-        if len(self.study.records) == 1 and clock.allows(trial_seconds):
+        if (len(self.study.records) == 1 or not self.ranked()) and clock.allows(trial_seconds):
             return True
         if clock.budget_seconds is not None and clock.elapsed() + trial_seconds < clock.budget_seconds / 2:
             return True

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from autoplan.errors import ConfigError
+from autoplan.errors import ConfigError, NoFeasibleConfiguration
 from autoplan.jobs.messages import JobKind
 from autoplan.plan.records import FailureKind
-from tests.builders.fake_client import failure
-from tests.builders.observations import config
+from tests.builders.fake_client import FakeClient, failure
+from tests.builders.observations import config, observation
 from tests.builders.tune_requests import BEST, OWN, fake, tried
 
 
@@ -82,6 +82,84 @@ def test_a_budget_that_does_not_reach_the_first_measurement_is_an_error(tune, mo
 
     with pytest.raises(ConfigError, match="the budget of 60 s was spent before a configuration was measured"):
         tune(fake(plant=plant), budget_seconds=60.0)
+
+
+PINNED = {"precision": "mixed_bfloat16"}
+
+
+def refuses_bfloat16(job):
+    """Fail every trial with this precision, as a layer that takes float32 only."""
+    measuring = job.kind is JobKind.MEASURE and job.config.precision == "mixed_bfloat16"
+    return failure(FailureKind.UNSUPPORTED, "TypeError: float32 only") if measuring else None
+
+
+@pytest.mark.parametrize("wishes", [{"fix": PINNED}, {"fix": PINNED, "only": ()}, {"fix": PINNED, "trials": 2}])
+def test_a_pin_with_which_nothing_runs_is_an_error_that_names_it_and_the_cause(tune, tmp_path, wishes):
+    with pytest.raises(NoFeasibleConfiguration) as caught:
+        tune(fake(plant=refuses_bfloat16), **wishes)
+    message = str(caught.value)
+    assert message.startswith(
+        "no configuration with --fix precision=mixed_bfloat16 runs: trial 1, mixed_bfloat16, batch "
+    )
+    assert "(not supported: TypeError: float32 only)" in message
+    assert caught.value.exit_code == 3
+    assert not (tmp_path / "plan.yaml").exists()
+
+
+def test_a_pin_is_kept_where_one_configuration_with_it_runs(tune):
+    def plant(job):
+        return refuses_bfloat16(job) if job.config and job.config.batch.accumulation == 1 else None
+
+    plan = tune(fake(plant=plant), fix=PINNED).plan
+    assert plan.config.precision == "mixed_bfloat16"
+    assert plan.baseline.excluded_by == "--fix precision=mixed_bfloat16"
+    excluded = "--fix precision=mixed_bfloat16 excludes your own configuration, so it is no candidate for the plan"
+    assert excluded in plan.notes
+
+
+@pytest.mark.parametrize(
+    ("wishes", "ended"),
+    [
+        ({"trials": 1}, "trials ended because all 1 trials are done"),
+        ({"budget_seconds": 45.0}, "trials ended because the budget is spent"),
+        (
+            {"budget_seconds": 45.0, "only": (), "fix": {"accumulation": "1"}},
+            "trials ended because the budget is spent",
+        ),
+    ],
+)
+def test_trials_that_end_before_a_pin_was_tried_are_an_error_that_says_so(tune, monkeypatch, wishes, ended):
+    now = [0.0]
+    monkeypatch.setattr("autoplan.jobs.budget.time.monotonic", lambda: now[0])
+
+    def plant(job):
+        now[0] += 30.0 if job.kind is JobKind.MEASURE else 1.0
+
+    options = {"fix": PINNED} | wishes
+    with pytest.raises(NoFeasibleConfiguration) as caught:
+        tune(fake(plant=plant), **options)
+    assert str(caught.value).startswith("no configuration with --fix ")
+    assert ended in str(caught.value)
+    assert "give a larger --budget or more --trials" in str(caught.value)
+
+
+def test_ctrl_c_before_a_pin_was_measured_leaves_no_plan(tune, tmp_path):
+    def plant(job):
+        if job.kind is JobKind.MEASURE and job.config.precision == "mixed_bfloat16":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tune(fake(plant=plant), fix=PINNED)
+    assert not (tmp_path / "plan.yaml").exists()
+
+
+def test_own_settings_that_bring_no_gain_stay_where_nothing_is_shown_to_be_faster(tune):
+    """`steps_per_execution` brings nothing on JAX: it is no candidate, but the script may have it."""
+    own = config(64, steps_per_execution=4)
+    slow = lambda one: 0.01 * one.batch.global_size  # noqa: E731
+    plan = tune(FakeClient(facts=observation(own), seconds=slow), only=("steps_per_execution", "precision")).plan
+    assert plan.config == own
+    assert plan.baseline.excluded_by is None
 
 
 def test_a_dry_run_lists_and_measures_nothing(tune, tmp_path):

@@ -47,3 +47,23 @@ def test_assumptions_name_the_mesh_and_the_memory_of_a_local_cpu():
     assert asked(mesh={"data": 2}).assumptions(OWN, remote) == []
     (memory,) = asked().assumptions(OWN, cluster(1))
     assert memory.startswith("the memory figures cover the training's state and buffers only")
+
+
+@pytest.mark.parametrize(("size", "works"), [(1, "--mesh data=1"), (6, "--mesh data=1 or --mesh data=2")])
+def test_a_batch_that_does_not_divide_is_told_with_the_meshes_that_work(size, works):
+    with pytest.raises(ConfigError) as caught:
+        asked().config(config(size), cluster(4))
+    batch = -(-size // 4) * 4
+    assert str(caught.value) == (
+        f"a global batch of {size} does not divide over 4 devices on the data axis; what works here: {works}, "
+        f"or another batch, such as --batch-size {batch}"
+    )
+    assert asked(mesh={"data": 1}).config(config(size), cluster(4)).batch.global_size == size
+    assert asked(**{"global": batch}).config(config(size), cluster(4)).mesh.data == 4
+
+
+def test_a_script_that_splits_its_weights_is_not_estimated_as_if_it_did_not():
+    own = config(64, mesh={"data": 1, "model": 4})
+    with pytest.raises(ConfigError, match=r"splits its weights over devices \(mesh data=1,model=4\), .* --mesh data=4"):
+        asked().config(own, cluster(4))
+    assert asked(mesh={"data": 4}).config(own, cluster(4)).mesh.model == 1

@@ -58,7 +58,9 @@ def test_the_last_verified_counts():
 def test_a_baseline_that_pins_rule_out_gives_way_to_the_best_that_trains_the_same():
     plan = decide([verified(WINNER, numerics="outside")], legal=(WINNER, OTHER))
     assert plan.config == OTHER
-    assert plan.notes[0].endswith("; your options exclude the baseline, so the plan is the best of the rest")
+    excluded = "; --fix batch.accumulation=1 excludes the baseline, so the plan is the best of the rest"
+    assert plan.notes[0].endswith(excluded)
+    assert plan.baseline.excluded_by == "--fix batch.accumulation=1"
     slower = verified(WINNER, faster=False, speedup=0.9)
     assert decide([slower], legal=(WINNER, OTHER)).verification == slower.verification
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from autoplan.errors import ConfigError
@@ -180,7 +182,48 @@ def test_a_baseline_without_compilation_may_be_mended():
     own = config(jit_compile=False)
     found = space(own)
     assert found.baseline == own
-    assert values(found, lambda c: c.jit_compile) == {True}
+    assert {c.jit_compile for c in found.configs if c != own} == {True}
+
+
+@pytest.mark.parametrize(
+    ("own", "facts", "versions"),
+    [
+        (config(steps_per_execution=4), {}, VERSIONS),  # no gain on JAX
+        (config(jit_compile=False), {}, VERSIONS),
+        (config(backend="torch", steps_per_execution=2), {}, VERSIONS),  # rejected
+        (config(remat={"mode": "full"}, backend="torch"), {"batch_norm": True}, VERSIONS),  # wrong
+        (config(precision="mixed_float16"), {"unscaled_train_step": True}, VERSIONS),
+        (config(3, mesh={"data": 3}), {}, VERSIONS),  # 3 of 4 devices
+        (config(64, steps_per_execution=5), {"explicit_steps_per_epoch": True, "steps_per_epoch": 16}, VERSIONS),
+    ],
+)
+def test_the_scripts_own_configuration_is_in_the_space_whatever_is_known_of_it(own, facts, versions):
+    for wishes in ({}, {"only": ["precision", "steps_per_execution"]}, {"fix": {"accumulation": "1"}}):
+        found = space(own, devices=4, versions=versions, facts=facts, **wishes)
+        assert found.configs[0] == own
+        assert found.configs.count(own) == 1
+        assert found.excluded_by is None
+
+
+@pytest.mark.parametrize(
+    ("own", "wishes", "excluded_by"),
+    [
+        (config(64), {"fix": {"precision": "mixed_bfloat16"}}, "--fix precision=mixed_bfloat16"),
+        (config(64), {"effective_batch": (128, 256)}, "--effective-batch 128..256"),
+        (
+            config(64),
+            {"effective_batch": (32, 32), "fix": {"remat": "activations"}},
+            "--fix remat.mode=activations with --effective-batch 32",
+        ),
+        (config(64), {"fix": {"batch.local": "16", "jit_compile": "on"}}, "--fix batch.local=16"),
+        (config(64, steps_per_execution=4), {"fix": {"steps_per_execution": "1"}}, "--fix steps_per_execution=1"),
+        (config(64, mesh={"data": 8}), {}, "the hardware (4 devices)"),
+    ],
+)
+def test_only_options_and_the_hardware_exclude_it_and_are_named(own, wishes, excluded_by):
+    found = space(own, devices=4, **wishes)
+    assert own not in found.configs
+    assert found.excluded_by == excluded_by
 
 
 def test_accumulation_takes_one_divisor_an_octave():
@@ -279,7 +322,15 @@ def test_what_gains_nothing_may_be_pinned():
             {"fix": {"batch": "48"}},
             "with an effective batch of 64; legal values are global: 1, 2, 4, 8, 16, 32, 64",
         ),
-        ({"fix": {"batch.effective": "128"}}, "legal values are effective: 64"),
+        (
+            {"fix": {"batch.effective": "128"}},
+            "legal values are effective: 64; --effective-batch 128 allows another one, which is another training",
+        ),
+        ({"fix": {"batch": "16", "accumulation": "2"}}, "legal values are global: 32; accumulation: 4"),
+        (
+            {"only": ["precision"], "effective_batch": (128, 256)},
+            "--effective-batch 128..256: the effective batch stays 64 here, because --only does not name batch",
+        ),
         ({"fix": {"mesh": "data=3"}}, "a machine has 4 device(s); the data axis can be 1, 2, 4 (see --devices)"),
         ({"fix": {"mesh": "data=4", "batch": "2"}}, "legal values are global: 4, 8, 16, 32, 64"),
         (
@@ -309,8 +360,61 @@ def test_a_single_effective_batch_is_that_and_no_other():
 def test_an_odd_effective_batch_does_not_divide_over_a_pinned_mesh():
     with pytest.raises(ConfigError) as caught:
         space(config(30), devices=8, fix={"mesh": "data=8"})
-    assert "no global batch of this training divides over 8 device(s) on the data axis" in str(caught.value)
-    assert "effective batch is 30" in str(caught.value)
+    assert str(caught.value) == (
+        "the effective batch of 30 cannot be split over 8 devices on the data axis; what works here: "
+        "--fix mesh=data=1, --fix mesh=data=2 or --effective-batch 32, which is another training"
+    )
+    for option in (
+        {"fix": {"mesh": "data=1"}},
+        {"fix": {"mesh": "data=2"}},
+        {"effective_batch": (32, 32), "fix": {"mesh": "data=8"}},
+    ):
+        assert space(config(30), devices=8, **option).configs
+
+
+HELD_BATCHES = [
+    ({"ema": True}, "Keras averages weights after every micro-step (use_ema)"),
+    (
+        {"rebatchable": False, "own_optimizers": ["d_optimizer"], "why_fixed_batch": "its train_step applies its own"},
+        "its train_step applies its own",
+    ),
+    ({"rebatchable": False, "why_fixed_batch": "the loss is a sum"}, "the loss is a sum"),
+    (
+        {"rebatchable": False, "why_fixed_batch": "the data (X) cannot be re-batched (why)"},
+        "the data (X) cannot be re-batched",
+    ),
+    ({"rebatchable": False, "data": "other"}, "the data cannot be re-batched"),
+]
+
+
+@pytest.mark.parametrize(("facts", "reason"), HELD_BATCHES)
+@pytest.mark.parametrize("fix", [{"accumulation": "2"}, {"batch": "32"}, {"batch.local": "16"}])
+def test_a_refusal_names_what_holds_the_batch_and_advises_only_what_helps(facts, reason, fix):
+    with pytest.raises(ConfigError) as caught:
+        space(config(64), facts=facts, fix=fix)
+    message = str(caught.value)
+    assert f"the batch stays 64 here, because {reason}" in message
+    assert "legal values" not in message
+    if "--effective-batch" in message:
+        assert splits(space(config(64), facts=facts, fix=fix, effective_batch=(128, 128))) == {(64, 2, 1)}
+    else:
+        with pytest.raises(ConfigError):
+            space(config(64), facts=facts, fix=fix, effective_batch=(32, 128))
+
+
+@pytest.mark.parametrize(("facts", "reason"), HELD_BATCHES[:2])
+def test_a_held_batch_refuses_another_effective_batch_with_the_reason(facts, reason):
+    with pytest.raises(ConfigError, match=rf"--effective-batch 128\.\.256: the batch stays 64 here, because {re.escape(reason)}"):
+        space(config(64), facts=facts, effective_batch=(128, 256))
+
+
+def test_a_held_batch_of_one_on_a_larger_mesh_is_told_what_works():
+    with pytest.raises(ConfigError) as caught:
+        space(config(1), devices=4, fix={"mesh": "data=4"})
+    assert "--fix mesh=data=1 or --effective-batch 4, which is another training" in str(caught.value)
+    with pytest.raises(ConfigError) as caught:
+        space(config(6), devices=4, facts={"ema": True}, fix={"mesh": "data=4"})
+    assert str(caught.value).endswith("what works here: --fix mesh=data=1 or --fix mesh=data=2")
 
 
 def test_a_pin_that_a_known_issue_forbids_is_told_with_its_reason():

@@ -1,0 +1,59 @@
+"""Ends a tuning with an error where no configuration that keeps the user's options was measured.
+
+A plan that breaks a pin would be worse than none: the user would train with it unnoticed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from autoplan import formatting
+from autoplan.errors import NoFeasibleConfiguration
+from autoplan.plan.records import FAILURES, Failure, TrialRecord
+from autoplan.tuning.space.legal_configs import Space
+from autoplan.tuning.trials.runner import Tried
+
+CAUSES_SHOWN = 3
+"""The number of different failures that the message lists."""
+
+
+def check_options_kept(space: Space, tried: Tried, ranked: Sequence[TrialRecord], *, trial_seconds: float) -> None:
+    """Raise NoFeasibleConfiguration where options exclude the baseline and no other configuration was measured.
+
+    KeyboardInterrupt where the trials were interrupted: there is no result that could be written.
+    """
+    if space.excluded_by is None or ranked:
+        return
+    if tried.interrupted:
+        raise KeyboardInterrupt
+    legal = frozenset(space.configs)
+    failed = [record for record in tried.records if record.config in legal and record.failure is not None]
+    if not failed:
+        raise NoFeasibleConfiguration(_none_tried(space.excluded_by, tried, trial_seconds))
+    raise NoFeasibleConfiguration(_all_failed(space.excluded_by, failed, tried))
+
+
+def _none_tried(options: str, tried: Tried, trial_seconds: float) -> str:
+    seconds = formatting.duration(trial_seconds)
+    return (
+        f"no configuration with {options} was measured: trials ended because {tried.ended}. Your own configuration is "
+        f"measured first, and a trial takes about {seconds}: give a larger --budget or more --trials, or leave "
+        f"{options} out"
+    )
+
+
+def _all_failed(options: str, failed: Sequence[TrialRecord], tried: Tried) -> str:
+    causes = list(dict.fromkeys(_causes(failed)))
+    more = [f"{len(causes) - CAUSES_SHOWN} more failed"] if len(causes) > CAUSES_SHOWN else []
+    return (
+        f"no configuration with {options} runs: {'; '.join([*causes[:CAUSES_SHOWN], *more])}. "
+        f"Trials ended because {tried.ended}. No plan is written, because it would not keep {options}; leave "
+        f"{options} out, or change the script so that it runs with it"
+    )
+
+
+def _causes(failed: Sequence[TrialRecord]) -> Iterator[str]:
+    for record in failed:
+        if isinstance(record.failure, Failure):
+            why = f"{FAILURES[record.failure.kind]}: {formatting.first_line(record.failure.message)}"
+            yield f"trial {record.number}, {record.config.describe()} ({why})"
