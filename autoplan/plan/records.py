@@ -40,7 +40,7 @@ class FailureKind(StrEnum):
     CRASH = "crash"
 
 
-FAILURES = {
+FAILURES: Mapping[str, str] = {
     FailureKind.OOM: "out of memory",
     FailureKind.COMPILE_OOM: "out of memory while compiling or in the first micro-step",
     FailureKind.TIMEOUT: "took too long",

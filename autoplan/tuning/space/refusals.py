@@ -41,9 +41,9 @@ def no_batch(
 
 
 def _held(situation: Situation, reason: str, asked: str, limits: Limits) -> str:
-    own, wanted = situation.baseline.batch, limits.fixed.get("accumulation")
+    own, wanted = situation.baseline.batch, int(limits.fixed.get("accumulation", 0))
     message = f"{asked}: the batch stays {_split(own)} here, because {reason}"
-    may_accumulate = wanted is not None and not accumulation_is_held(situation.observation)
+    may_accumulate = wanted > 0 and not accumulation_is_held(situation.observation)
     if may_accumulate and not limits.fixed.keys() & {"global", "local", "effective"}:
         effective = own.global_size * wanted
         return (

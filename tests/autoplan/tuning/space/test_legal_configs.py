@@ -404,7 +404,9 @@ def test_a_refusal_names_what_holds_the_batch_and_advises_only_what_helps(facts,
 
 @pytest.mark.parametrize(("facts", "reason"), HELD_BATCHES[:2])
 def test_a_held_batch_refuses_another_effective_batch_with_the_reason(facts, reason):
-    with pytest.raises(ConfigError, match=rf"--effective-batch 128\.\.256: the batch stays 64 here, because {re.escape(reason)}"):
+    with pytest.raises(
+        ConfigError, match=rf"--effective-batch 128\.\.256: the batch stays 64 here, because {re.escape(reason)}"
+    ):
         space(config(64), facts=facts, effective_batch=(128, 256))
 
 
