@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 from autoplan.plan.fields import AnalyticEstimate, Config, ProgramTime
 
@@ -218,9 +218,13 @@ class BaselineRecord(Value):
     measured: Measurement | None = None
     predicted: AnalyticEstimate | None = None
     failure: Failure | None = None
-    excluded_by: str | None = Field(
-        None, description="options of the user that exclude it, such as --fix precision=..."
-    )
+    excluded_by: str | None = Field(None, description="options of the user that exclude it, as `--fix precision=...`")
+
+    @model_serializer(mode="wrap")
+    def _written(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Write `excluded_by` only where it says something: plans of earlier versions do not have the key."""
+        plain: dict[str, Any] = serialize(self)
+        return {name: value for name, value in plain.items() if name != "excluded_by" or value is not None}
 
 
 class Verification(Value):

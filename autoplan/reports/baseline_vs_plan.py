@@ -135,7 +135,7 @@ def headline(plan: Plan) -> str:
     measured = f"{tier} in {pairs} of clean processes."
     if not verification.faster:
         return (
-            f"The plan was not shown to be faster than your own configuration, which {_excluded_by(plan)} excludes: "
+            f"The plan was not shown to be faster than your own configuration, which {_excluding(plan)}: "
             f"{ratio} times as fast{_interval(plan)}.\n{measured}"
         )
     whole = _whole_fit_line(plan, verification.speedup)
@@ -143,8 +143,9 @@ def headline(plan: Plan) -> str:
     return f"{once} times as fast as your own configuration{_interval(plan)}.\n{measured}{whole}"
 
 
-def _excluded_by(plan: Plan) -> str:
-    return plan.baseline.excluded_by or "your options"
+def _excluding(plan: Plan) -> str:
+    by = plan.baseline.excluded_by
+    return "your options exclude" if by is None else f"{by} excludes"
 
 
 def _predicted(plan: Plan) -> str:

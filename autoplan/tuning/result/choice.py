@@ -48,8 +48,7 @@ def choose(
     best = (sound or ranked)[0]
     of_best = [one.verification for one in verified or () if one.config == best.config]
     verification = of_best[-1] if of_best and baseline_runs else unverified(why)
-    by = findings.space.excluded_by or "your options"
-    why = f"{why}; {by} excludes {named}, so the plan is the best of the rest"
+    why = f"{why}; {findings.space.excluded_by} excludes {named}, so the plan is the best of the rest"
     return Choice(best.config, best.measurement, verification, why)
 
 

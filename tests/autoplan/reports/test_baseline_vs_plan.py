@@ -188,6 +188,9 @@ def test_a_plan_that_was_asked_for_and_not_shown_to_be_faster_says_so_first():
         "exclude: 2.11 times as fast "
         "(95% confidence interval 0.921 to 4.14).\nMeasured in 5 alternating pairs of clean processes."
     )
+    pinned = plan.baseline.model_copy(update={"excluded_by": "--fix precision=mixed_bfloat16"})
+    headline = baseline_vs_plan.headline(plan.model_copy(update={"baseline": pinned}))
+    assert "your own configuration, which --fix precision=mixed_bfloat16 excludes: 2.11 times as fast" in headline
 
 
 def test_ends_that_are_far_apart_are_told_as_not_known():
