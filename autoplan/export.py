@@ -16,7 +16,7 @@ TARGETS = ("python",)
 
 _ACCUMULATION = '''
 def accumulating(optimizer):
-    """Set ACCUMULATION on the innermost optimizer, where Keras reads it, and return the optimizer."""
+    """Set gradient accumulation on the optimizer, inside a LossScaleOptimizer if there is one, and return it."""
     inner = optimizer
     while isinstance(inner, keras.optimizers.LossScaleOptimizer):
         inner = inner.inner_optimizer
@@ -26,10 +26,11 @@ def accumulating(optimizer):
 
 _SCHEDULE = '''
 @keras.saving.register_keras_serializable()
-class Stretched(keras.optimizers.schedules.LearningRateSchedule):
-    """Apply a schedule written for the old batch size: each step reads the old step after the same number of samples.
+class ScheduleForNewBatch(keras.optimizers.schedules.LearningRateSchedule):
+    """Use a learning-rate schedule that was written for the old batch size with the new batch size.
 
-    Keras counts micro-steps, and the plan changes their size. Use learning_rate=Stretched(your_schedule).
+    Keras passes the number of micro-steps to a schedule, and the plan changes the size of a micro-step. This class
+    converts that number: your schedule is called with the number of old micro-steps that processed as many samples.
     """
 
     def __init__(self, schedule):
@@ -37,7 +38,7 @@ class Stretched(keras.optimizers.schedules.LearningRateSchedule):
 
     def __call__(self, step):
         update = keras.ops.floor_divide(step, ACCUMULATION)
-        old_update = keras.ops.floor_divide(update * {new_share}, {old_share})  # same number of samples
+        old_update = keras.ops.floor_divide(update * {new_share}, {old_share})  # after the same number of samples
         return self.schedule(old_update * OLD_ACCUMULATION + OLD_ACCUMULATION - 1)
 
     def get_config(self):
@@ -187,7 +188,7 @@ def _usage_lines() -> Iterator[str]:
 def _batch_notes(plan: Plan, config: TrainConfig, baseline: TrainConfig) -> Iterator[str]:
     batch, old, samples = config.batch, baseline.batch, plan.source.fit.samples
     if batch != old:
-        yield "Wrap a learning-rate schedule for the old batch size: learning_rate=Stretched(your_schedule)."
+        yield "Wrap a learning-rate schedule for the old batch size: learning_rate=ScheduleForNewBatch(your_schedule)."
     if batch.global_size != old.global_size:
         yield "Multiply steps_per_epoch and other counts of micro-steps by OLD_GLOBAL_BATCH / GLOBAL_BATCH."
         yield "With EMA, use ema_momentum ** (GLOBAL_BATCH / OLD_GLOBAL_BATCH): Keras averages after every micro-step."

@@ -5,6 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 NOT_KNOWN = "not known"
+TIME_PARTS = {
+    "compute": "arithmetic",
+    "memory": "memory traffic",
+    "communication": "communication",
+    "overhead": "launch overhead",
+}
+"""Names in text of the parts of a micro-step's estimated time, by their names in `cost_models.time.cost.TimeCost`."""
 _WIDEST = 20
 """Times that an interval's upper end may be its lower one before it says nothing."""
 _BYTE_UNITS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))

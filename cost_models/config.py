@@ -149,8 +149,8 @@ class Batch:
         }
 
     def describe(self) -> str:
-        """Return the global batch, with the accumulation where there is one: `batch 16x4`."""
-        accumulated = f"x{self.accumulation}" if self.accumulation > 1 else ""
+        """Return the global batch, with the accumulation where there is one: `batch 16, accumulation 4`."""
+        accumulated = f", accumulation {self.accumulation}" if self.accumulation > 1 else ""
         return f"batch {self.global_size}{accumulated}"
 
 
@@ -224,7 +224,7 @@ class TrainConfig:
     remat: Remat = field(default_factory=Remat, metadata=affecting(_STEP))
     steps_per_execution: int = field(default=1, metadata=affecting(NOTHING))
     jit_compile: bool = field(default=True, metadata=affecting(Affects.PROGRAM | Affects.MEMORY))
-    keep_freed_memory: bool = field(default=False, metadata=affecting(Affects.PROCESS, phrase="freed memory kept"))
+    keep_freed_memory: bool = field(default=False, metadata=affecting(Affects.PROCESS))
 
     def __post_init__(self) -> None:
         if self.batch.data != self.mesh.data:

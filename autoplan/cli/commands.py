@@ -13,7 +13,7 @@ import typer
 from autoplan import parsing
 from autoplan._version import __version__
 from autoplan.cli import framework
-from autoplan.cli.framework import Commands, Format, SourceCommand, print_json, source_arguments
+from autoplan.cli.framework import Commands, Format, SettingsCommand, SourceCommand, print_json, source_arguments
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -76,8 +76,10 @@ EffectiveBatch = Annotated[
     str, typer.Option(metavar="keep|N|LO..HI", help="Samples per update: unchanged, N, or a range to search.")
 ]
 Pins = Annotated[
-    list[str] | None, typer.Option(metavar="K=V", help="Pin a setting, such as precision=float32. Repeatable.")
+    list[str] | None,
+    typer.Option(metavar="K=V", help="Pin a setting, listed below, such as precision=float32. Repeatable."),
 ]
+Names = Annotated[list[str] | None, typer.Option(metavar="K,...", help="Tune only these settings, listed below.")]
 Fit = Annotated[int, typer.Option(min=1, help="Which fit() call of a script, counted from 1.", metavar="N")]
 
 
@@ -96,7 +98,7 @@ def _autoplan(
     """Find, measure and apply the fastest way to run a Keras training script on a given machine."""
 
 
-@app.command(cls=SourceCommand, short_help="Find, measure and write the fastest plan.")
+@app.command(cls=SettingsCommand, short_help="Find, measure and write the fastest plan.")
 def tune(
     context: typer.Context,
     source: Source,
@@ -109,7 +111,7 @@ def tune(
     budget: Annotated[str | None, typer.Option(metavar="TIME", help="Spend at most this time, such as 10m.")] = None,
     effective_batch: EffectiveBatch = "keep",
     fix: Pins = None,
-    only: Annotated[list[str] | None, typer.Option(metavar="K,...", help="Tune only these settings.")] = None,
+    only: Names = None,
     fit: Fit = 1,
     study: Annotated[str | None, typer.Option(metavar="PATH|URL", help="Where trials are stored.")] = None,
     headroom: Headroom = "8%",
@@ -263,7 +265,7 @@ def _known_modes(precision: str | None, remat: str | None) -> dict[str, str | No
     }
 
 
-@app.command(cls=SourceCommand, short_help="Compare hardware: where a training fits, its speed and its cost.")
+@app.command(cls=SettingsCommand, short_help="Compare hardware: where a training fits, its speed and its cost.")
 def compare(
     context: typer.Context,
     source: Source,

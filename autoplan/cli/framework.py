@@ -61,6 +61,23 @@ class SourceCommand(TyperCommand):
         return [*super().collect_usage_pieces(ctx), "[-- ARGS]"]
 
 
+class SettingsCommand(SourceCommand):
+    """A command with `--fix` or `--only`, whose help lists the settings of the table of knobs."""
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Write the settings below the options."""
+        # Imported late: the table imports NumPy, and the help of other commands must not wait for that.
+        from autoplan.plan import knobs
+        from autoplan.tuning.space import options
+
+        super().format_epilog(ctx, formatter)
+        with formatter.section("Settings of --fix"):
+            formatter.write_dl(options.described_settings())
+        if any(parameter.name == "only" for parameter in self.params):
+            with formatter.section("Settings of --only"):
+                formatter.write_text(", ".join(knobs.tunable_fields()))
+
+
 def _with_module(words: list[str]) -> list[str]:
     """Return the words with `-m package.module`, quoted or not, joined into one word that names the source."""
     at = next((at for at, word in enumerate(words) if word == "-m" or word.startswith("-m ")), len(words))

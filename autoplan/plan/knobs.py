@@ -108,7 +108,7 @@ def _differs(one: Any, other: Any) -> float:
 
 
 FLAG = ValueKind(bool, _flag, "true or false", _differs, "true")
-BACKEND = ValueKind(Literal["jax", "tensorflow", "torch"], str, "a Keras backend", _differs, "jax")
+BACKEND = ValueKind(Literal["jax", "tensorflow", "torch"], str, "one of jax, tensorflow, torch", _differs, "jax")
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ def formatted(value: Any) -> str:
 
 
 KNOBS: tuple[Knob, ...] = (
-    Knob(("backend",), BACKEND, tuning=Tuning.CHOSEN_BEFORE, in_every_plan=True),
+    Knob(("backend",), BACKEND, "the Keras backend", tuning=Tuning.CHOSEN_BEFORE, in_every_plan=True),
     Knob(
         ("precision",),
         choice(Precision, never_set=[Precision.OTHER]),
@@ -214,7 +214,7 @@ KNOBS: tuple[Knob, ...] = (
     Knob(
         ("batch", "global"),
         whole_number(),
-        "what Keras calls batch_size: local x mesh.data",
+        "samples per micro-step over all devices, as fit's batch_size: local x mesh.data",
         tradeoff=None,
         label="global batch",
         attribute="global_size",
@@ -224,7 +224,7 @@ KNOBS: tuple[Knob, ...] = (
     Knob(
         ("batch", "accumulation"),
         whole_number(),
-        "micro-steps an update",
+        "micro-steps per update",
         tradeoff=Tradeoff.ACCUMULATION,
         label="accumulation",
         aliases=("accumulation",),
@@ -233,14 +233,14 @@ KNOBS: tuple[Knob, ...] = (
     Knob(
         ("batch", "effective"),
         whole_number(),
-        "samples an update: global x accumulation",
+        "samples per update: global x accumulation",
         tuning=Tuning.DERIVED,
         tradeoff=Tradeoff.TRAINING,
     ),
     Knob(
         ("mesh", "data"),
         whole_number(),
-        "devices that split the batch",
+        "devices over which the batch is split",
         tradeoff=Tradeoff.MESH,
         label="mesh data",
         in_every_plan=True,
@@ -248,7 +248,7 @@ KNOBS: tuple[Knob, ...] = (
     Knob(
         ("mesh", "model"),
         whole_number(),
-        "devices that split the weights",
+        "devices over which weights are split",
         tuning=Tuning.FIXED,
         tradeoff=Tradeoff.MESH,
         in_every_plan=True,
@@ -256,7 +256,7 @@ KNOBS: tuple[Knob, ...] = (
     Knob(
         ("layout", "shard_state"),
         FLAG,
-        "parameters, gradients and optimizer state split over data",
+        "weights, gradients and optimizer state are split over the data axis",
         tuning=Tuning.LAST_RESORT,
         tradeoff=Tradeoff.MESH,
         in_every_plan=True,
@@ -264,18 +264,31 @@ KNOBS: tuple[Knob, ...] = (
     Knob(
         ("remat", "mode"),
         choice(RematMode),
+        "rematerialization: which activations are computed again instead of stored",
         tradeoff=Tradeoff.REMAT,
         name="remat",
         label="remat",
         aliases=("remat",),
         in_every_plan=True,
     ),
-    Knob(("steps_per_execution",), whole_number(), in_every_plan=True, compile_argument=True),
-    Knob(("jit_compile",), FLAG, in_every_plan=True, compile_argument=True),
+    Knob(
+        ("steps_per_execution",),
+        whole_number(),
+        "micro-steps per call of the compiled program",
+        in_every_plan=True,
+        compile_argument=True,
+    ),
+    Knob(
+        ("jit_compile",),
+        FLAG,
+        "whether Keras compiles the training step",
+        in_every_plan=True,
+        compile_argument=True,
+    ),
     Knob(
         ("keep_freed_memory",),
         FLAG,
-        "the process keeps memory that a micro-step frees, for the next micro-step",
+        "on a CPU, the process keeps memory that a micro-step frees, for the next micro-step",
         slower_because={
             False: "they are estimated to be faster with keep_freed_memory, because no page is mapped again",
             True: "the process returns no freed memory to the system in any case, so keep_freed_memory has no effect",

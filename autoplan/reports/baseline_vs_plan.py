@@ -24,12 +24,8 @@ from cost_models.config import Batch, TrainConfig
 from cost_models.estimate import Estimate
 from cost_models.time.cost import TimeCost
 
-_PARTS = {
-    "compute": "arithmetic",
-    "memory": "memory traffic",
-    "communication": "communication",
-    "overhead": "launch overhead",
-}
+_BASELINE = "the baseline, which is your own configuration"
+"""The baseline where a report names it first."""
 COMPILED_TIME = "compiled program, analytic rates"
 """Evidence of a time that the roofline model gives for a compiled program."""
 WHOLE_FIT = "from measured times, compilation included"
@@ -118,44 +114,43 @@ def headline(plan: Plan) -> str:
     if plan.config == plan.baseline.config:
         others = [trial for trial in plan.trials if trial.config != plan.config and trial.measurement is not None]
         shown = "shown to be faster" if others else "measured"
-        return f"No other configuration was {shown}, so the plan is your own configuration."
+        return f"No other configuration was {shown}, so the plan is {_BASELINE}."
     failure = plan.baseline.failure
     if plan.rescue is not None:
         return f"{_rescued(plan, plan.rescue)} There is no speed-up, because the baseline does not run."
     if failure is not None:
         return (
-            f"Your own configuration failed ({FAILURES[failure.kind]}). The plan is a configuration that runs. "
+            f"{_capitalized(_BASELINE)}, failed ({FAILURES[failure.kind]}). The plan is a configuration that runs. "
             "There is no speed-up, because the baseline does not run."
         )
     verification = plan.verification
     if verification is None or verification.speedup is None:
-        return "The plan was measured, but not in turn with your own configuration, so it claims no speed-up."
+        return f"The plan was measured, but not in turn with {_BASELINE}. It therefore claims no speed-up."
     ratio = formatting.significant(verification.speedup)
-    tier, pairs = _tier(plan).capitalize(), formatting.counted(verification.pairs, "alternating pair")
-    measured = f"{tier} in {pairs} of clean processes."
     if not verification.faster:
         return (
-            f"The plan was not shown to be faster than your own configuration, which {_excluding(plan)}: "
-            f"{ratio} times as fast{_interval(plan)}.\n{measured}"
+            f"The plan was not shown to be faster than {_BASELINE}. {_excluding(plan)}.\n"
+            f"Training with the plan is {ratio} times as fast. {_measured_in(plan)}"
         )
     whole = _whole_fit_line(plan, verification.speedup)
-    once = f"Once compiled, {ratio}" if plan.whole_fit is None or whole else ratio
-    return f"{once} times as fast as your own configuration{_interval(plan)}.\n{measured}{whole}"
+    after_compilation = plan.whole_fit is None or bool(whole)
+    first = f"Training with the plan is {ratio} times as fast as with {_BASELINE}."
+    return f"{first}\n{_measured_in(plan, after_compilation=after_compilation)}{whole}"
 
 
 def _excluding(plan: Plan) -> str:
     by = plan.baseline.excluded_by
-    return "your options exclude" if by is None else f"{by} excludes"
+    return "Your options exclude the baseline" if by is None else f"{by} excludes the baseline"
 
 
 def _predicted(plan: Plan) -> str:
     """Return a line on the predicted speed-up over the baseline, both from the same evidence tier."""
     if plan.config == plan.baseline.config:
-        return "\nNo other configuration is estimated to be notably faster: the plan is your own configuration."
+        return f"\nNo other configuration is estimated to be notably faster, so the plan is {_BASELINE}."
     own_estimate = plan.baseline.predicted
     if own_estimate is not None and not own_estimate.fits:
         does = "may not fit" if own_estimate.may_fit else "does not fit"
-        return f"\nYour own configuration {does} on this hardware (analytic), so no speed-up can be predicted."
+        return f"\n{_capitalized(_BASELINE)}, {does} on this hardware (analytic). No speed-up can be predicted."
     compiled = [_compiled_rate(plan, config) for config in (plan.baseline.config, plan.config)]
     analytic = [_rate(None if one is None else one.time) for one in (own_estimate, plan.predicted)]
     rates, tier = (compiled, COMPILED_TIME) if all(compiled) else (analytic, Evidence.ANALYTIC.value)
@@ -163,9 +158,9 @@ def _predicted(plan: Plan) -> str:
     if not own or not chosen:
         return ""
     used, uses = plan.baseline.config.mesh.devices, plan.config.mesh.devices
-    on = "" if used == uses else f", which uses {formatting.counted(used, 'device')} while the plan uses {uses}"
+    on = "" if used == uses else f" The baseline uses {formatting.counted(used, 'device')}, the plan {uses}."
     ratio = formatting.significant(chosen / own)
-    return f"\nEstimated: {ratio} times as fast as your own configuration{on} ({tier})."
+    return f"\nTraining with the plan is estimated to be {ratio} times as fast as with {_BASELINE} ({tier}).{on}"
 
 
 def _compiled_rate(plan: Plan, config: TrainConfig) -> float | None:
@@ -204,7 +199,7 @@ def numerics(plan: Plan) -> str | None:
     if plan.verification is None:
         return None
     if plan.rescue is not None and plan.verification.numerics == "not_compared":
-        return "Training results cannot be compared, because your own configuration does not run."
+        return "Training results cannot be compared, because the baseline does not run."
     moved = plan.config.backend != plan.baseline.config.backend
     compared = "baseline and plan" if plan.rescue is None else "the smallest change that runs and of the plan"
     detail = plan.verification.numerics_detail
@@ -356,7 +351,7 @@ def _rescued(plan: Plan, rescue: Rescue) -> str:
         there = "" if rescue.usable_bytes is None else f", and {formatting.size(rescue.usable_bytes)} are available"
         needs = f" (it needs at least {formatting.size(rescue.baseline_bytes)}{there})"
     baseline, least = plan.baseline.config, rescue.config
-    words = f"Your own configuration runs out of memory{needs}. The smallest change that runs"
+    words = f"{_capitalized(_BASELINE)}, runs out of memory{needs}. The smallest change that runs"
     changed = f"{words} is {described_changes(baseline, least)}."
     return changed if plan.config == rescue.config else f"{changed} The plan is faster than this change."
 
@@ -385,7 +380,7 @@ def _largest_part(predicted: Estimate | None) -> str | None:
         return None
     time = predicted.time
     share = formatting.percent(getattr(time.parts, time.bound) / time.micro_step_seconds)
-    return f"{_PARTS[time.bound]} ({share})"
+    return f"{formatting.TIME_PARTS[time.bound]} ({share})"
 
 
 def _essential(changed: list[KnobDifference]) -> list[KnobDifference]:
@@ -393,18 +388,28 @@ def _essential(changed: list[KnobDifference]) -> list[KnobDifference]:
     return [change for change in changed if change.key not in {"batch.local"}]
 
 
-def _interval(plan: Plan) -> str:
+def _measured_in(plan: Plan, *, after_compilation: bool = False) -> str:
+    """Return the confidence interval of the speed-up, and how it was measured."""
     verification = plan.verification
-    if verification is None or verification.speedup_low is None or verification.speedup_high is None:
+    if verification is None:
         return ""
+    after = " after compilation, in" if after_compilation else " in"
+    pairs = formatting.counted(verification.pairs, "alternating pair")
+    measured = f"{_tier(plan).capitalize()}{after} {pairs} of clean processes"
     low, high = verification.speedup_low, verification.speedup_high
+    if low is None or high is None:
+        return f"{measured}."
     ends = f"{formatting.significant(low)} to {formatting.significant(high)}"
-    return f" ({formatting.spread(low, high, f'95% confidence interval {ends}')})"
+    return f"{measured}; {formatting.spread(low, high, f'the 95% confidence interval is {ends}')}."
 
 
 def _tier(plan: Plan) -> str:
     simulated = plan.hardware.simulated or (plan.measured is not None and plan.measured.simulated_devices)
     return "measured on simulated devices" if simulated else "measured"
+
+
+def _capitalized(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -39,7 +39,7 @@ def _headline(found: Comparison) -> str:
     kinds = formatting.counted(len(found.rows), "kind")
     return (
         f"{found.source.path or found.source.module}: {found.observation.parameters:,} parameters; "
-        f"the script's own configuration is {baseline.describe()}.\n"
+        f"the baseline, which is the script's own configuration, is {baseline.describe()}.\n"
         f"The training fits on {trains} of {kinds} of hardware. {_tiers(found.rows)}"
     )
 
@@ -55,7 +55,7 @@ def _tiers(rows: Sequence[HardwareRow]) -> str:
 
 def _table(rows: Sequence[HardwareRow], by_cost: bool) -> RenderableType:
     columns = ["hardware", "best configuration", "GiB needed", "margin", "samples/s", "MFU"]
-    table = open_table(*columns, *(["USD per\nmillion"] if by_cost else []), "evidence")
+    table = open_table(*columns, *(["USD per\nmillion\nsamples"] if by_cost else []), "evidence")
     _keep_whole(table, "best configuration")
     for row in rows:
         cost = [_usd(row.usd_per_million_samples)] if by_cost else []

@@ -33,10 +33,10 @@ MEMORY_PARTS = {
     "host": "host memory, not counted in the total",
 }
 TIME_PARTS = {
-    "compute_seconds": "kernels whose arithmetic takes longer than their memory traffic",
-    "memory_seconds": "kernels whose memory traffic takes longer",
-    "communication_seconds": "collectives that do not overlap with computation",
-    "overhead_seconds": "launching kernels, and the host's work for each program",
+    "compute": "kernels whose arithmetic takes longer than their memory traffic",
+    "memory": "kernels whose memory traffic takes longer",
+    "communication": "collectives that do not overlap with computation",
+    "overhead": "launching kernels, and the host's work for each program",
 }
 
 
@@ -174,14 +174,14 @@ def _time(time: TimeCost, explain: bool, *, probed: bool = False) -> RenderableT
 
     row("micro-step", formatting.seconds(whole), "forward and backward of one batch; the sum of the four parts")
     for name, meaning in TIME_PARTS.items():
-        part: float = getattr(time, name)
-        row("  " + name.removesuffix("_seconds"), formatting.seconds(part), meaning, _share(part, whole))
+        part: float = getattr(time.parts, name)
+        row(f"  {formatting.TIME_PARTS[name]}", formatting.seconds(part), meaning, _share(part, whole))
     row("update", formatting.seconds(time.update_seconds), "one change of the weights")
     row("samples/s", formatting.rate(time.samples_per_second), "over all devices")
     peak = "measured peak, not a data sheet's" if probed else "peak"
     meaning = f"model FLOPs divided by the devices' {peak}; recomputation does not count"
     row("MFU (of probed peak)" if probed else "MFU", formatting.percent(time.mfu), meaning)
-    row("bound by", time.bound, "the largest of the four parts")
+    row("bound by", formatting.TIME_PARTS[time.bound], "the largest of the four parts")
     return table
 
 

@@ -34,13 +34,13 @@ _SHOWN_OF_A_GROUP = 8
 _SHOWN_FIRST = 5
 """Number of candidates that a dry run shows, besides the script's own configuration."""
 _CAPTION = (
-    "Updates are those of the median paired run; brackets show where 95% of separate runs lie. The speed-up is "
-    "computed pair by pair."
+    "Times come from the median of the paired runs; brackets show the range of 95% of separate runs. The speed-up is "
+    "computed pair by pair, so it can differ from the ratio of these rows."
 )
 _UNVERIFIED_CAPTION = (
     "Each figure comes from one process; brackets show the spread of its micro-steps. Separate runs vary more."
 )
-_WHOLE_FIT = "The whole-fit time uses the median compile time of the trials and excludes validation."
+_WHOLE_FIT = "The time of the whole fit uses the median compile time of the trials and excludes validation."
 OUTCOME_COLUMNS = ("update", "samples/s", "compile time", "whole fit", "peak memory")
 """Columns of a table of trials, while tuning and afterwards."""
 _NARROW_COLUMNS = ("samples/s", "whole fit", "peak memory")
@@ -51,7 +51,7 @@ _STAGES = {
     "infeasible": "not enough memory",
     "known_issue": "ruled out",
     "held": "setting cannot be changed here",
-    "slower": "estimated to be slower",
+    "slower": "expected to be slower",
 }
 
 
@@ -101,7 +101,7 @@ def shortlist(result: TuneResult, *, everything: bool = False) -> RenderableType
     for number, candidate in shown:
         table.add_row(str(number), candidate.config.describe(), *_estimate(candidate), candidate.reason)
     parts: list[RenderableType] = [
-        "Nothing was measured: all figures are analytic. Tuning would run your own configuration, then these.",
+        "Nothing was measured: all figures are analytic. Tuning would run the baseline (your own configuration) first.",
         table,
         *([f"… and {left:,} more (--all)"] if left else []),
         *(_rejections(result.rejected) if everything else _rejections_in_short(result.rejected)),
@@ -233,11 +233,11 @@ def _origin(plan: Plan) -> RenderableType:
 def _differences(plan: Plan) -> RenderableType:
     changed = baseline_vs_plan.differences(plan.baseline.config, plan.config)
     if not changed:
-        return "Nothing: the plan is your own configuration."
+        return "Nothing: the plan is the baseline, which is your own configuration."
     table = open_table("setting", "baseline", "plan")
     for change in changed:
         table.add_row(change.key, change.baseline, change.plan)
-    return table
+    return Group("The plan changes these settings of the baseline, which is your own configuration:\n", table)
 
 
 def _verified(plan: Plan) -> list[RenderableType]:
@@ -366,9 +366,11 @@ def _tiers(group: Sequence[Rejection]) -> str:
 
 
 def _rejection_group(group: Sequence[Rejection]) -> list[RenderableType]:
-    table = open_table("configuration", "reason", "what would help")
-    for rejection in group[:_SHOWN_OF_A_GROUP]:
-        table.add_row(rejection.config.describe(), rejection.reason, rejection.nearest or "—")
+    shown = group[:_SHOWN_OF_A_GROUP]
+    helps = ["what would help"] if any(rejection.nearest for rejection in shown) else []
+    table = open_table("configuration", "reason", *helps)
+    for rejection in shown:
+        table.add_row(rejection.config.describe(), rejection.reason, *([rejection.nearest or "—"] if helps else []))
     left = len(group) - _SHOWN_OF_A_GROUP
     return [table, *([f"and {formatting.counted(left, 'more row')}; --format json lists all"] if left > 0 else [])]
 

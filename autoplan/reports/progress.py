@@ -170,7 +170,7 @@ class Board:
         best = self.trials.get(self.best_number) if self.best_number is not None else None
         if best is not None and isinstance(best.outcome, Measurement):
             rate = formatting.rate(best.outcome.samples_per_second)
-            by = "" if best.whole_fit_seconds is None else " by whole-fit time"
+            by = "" if best.whole_fit_seconds is None else " by the time of the whole fit"
             parts.append(f"best so far{by}: trial {best.number}, {rate} samples/s")
         return "  ·  ".join(parts)
 
@@ -181,26 +181,27 @@ def _text(event: Event) -> str:
         return f"trial {event.number} starts{config}"
     if event.kind != "trial_finished" or event.number is None or event.outcome is None:
         return event.text
-    return f"trial {event.number} {_outcome(event.outcome, event.whole_fit_seconds)}"
+    return f"trial {event.number} {_outcome(event.outcome)}"
 
 
-def _outcome(outcome: Measurement | CompilerEvidence | Failure, whole_fit_seconds: float | None) -> str:
+def _outcome(outcome: Measurement | CompilerEvidence | Failure) -> str:
+    """Return the figures of one trial. The time of the whole fit is left out, because later trials change it."""
     if isinstance(outcome, Failure):
         return f"failed ({FAILURES[outcome.kind]}): {formatting.first_line(outcome.message)}"
     if isinstance(outcome, CompilerEvidence):
         took = formatting.duration(outcome.lower_seconds + outcome.compile_seconds)
         return f"compiled in {took}: {formatting.size(outcome.memory.must_fit_bytes)} per device"
     simulated = " on simulated devices" if outcome.simulated_devices else ""
-    cells = outcome_cells(outcome, whole_fit_seconds)
+    cells = outcome_cells(outcome, None)
     known = {name: cell for name, cell in cells.items() if cell != formatting.NOT_KNOWN}
     rate = f"{known.pop('samples/s')} samples/s"
     return f"measured{simulated}: {', '.join([rate, *(f'{name} {cell}' for name, cell in known.items())])}"
 
 
 def _best(event: Event) -> str:
-    by = " by whole-fit time" if event.whole_fit_known else ""
+    by = " by the time of the whole fit" if event.whole_fit_known else ""
     return "" if event.best_number is None else f"(best so far{by}: trial {event.best_number})"
 
 
 def _left(seconds_left: float | None) -> str:
-    return "" if seconds_left is None else f"{formatting.duration(seconds_left)} left"
+    return "" if seconds_left is None else f"{formatting.duration(seconds_left)} of the budget left"

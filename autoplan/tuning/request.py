@@ -115,8 +115,9 @@ class EstimateRequest:
         notes = []
         if self.mesh is None and cluster.devices > baseline.mesh.devices:
             notes.append(
-                f"no --mesh was given, so the batch is split over all {cluster.devices} devices; `tune` starts from "
-                f"the script's own mesh (--mesh data={baseline.mesh.devices})"
+                f"no --mesh was given, so the batch is split over all {cluster.devices} devices; the script uses "
+                f"{formatting.counted(baseline.mesh.devices, 'device')}, which `estimate --mesh "
+                f"data={baseline.mesh.devices}` estimates"
             )
         if cluster.local and cluster.chip.kind == "cpu":
             notes.append(

@@ -26,14 +26,23 @@ from autoplan.plan.records import Failure, Outcome
 from cost_models import TrainConfig
 from studies import harness
 from studies.time_vs_this_cpu import cases, summary
-from studies.time_vs_this_cpu.estimates import LIMIT_SECONDS, PROFILE, TABLE, configs, local_cluster, predict, runner_of
+from studies.time_vs_this_cpu.estimates import (
+    LIMIT_SECONDS,
+    PROFILE,
+    TABLE,
+    configs,
+    label,
+    local_cluster,
+    predict,
+    runner_of,
+)
 
 HERE = Path(__file__).resolve().parent
 QUESTION = "How accurate are estimated times on this CPU?"
 
 
 def key(model: str, config: TrainConfig, number: int) -> str:
-    return f"{model}: {config.describe()}: round {number}"
+    return f"{model}: {label(config)}: round {number}"
 
 
 def probed(client: Client) -> dict[str, Any]:
@@ -48,7 +57,7 @@ def probed(client: Client) -> dict[str, Any]:
 def row_of(model: str, config: TrainConfig, number: int, outcome: Outcome) -> dict[str, Any]:
     """Return the row of one trial, in seconds per micro-step."""
     name = key(model, config, number)
-    row = {"key": name, "model": model, "config": config.describe(), "round": number, **harness.provenance()}
+    row = {"key": name, "model": model, "config": label(config), "round": number, **harness.provenance()}
     if isinstance(outcome, Failure):
         return {**row, "error": outcome.message}
     return {

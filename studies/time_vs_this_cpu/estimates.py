@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -26,6 +27,15 @@ TABLE = HERE / "results.csv"
 PROFILE = HERE / "profile.json"
 """The rates of the machine, measured by `autoplan hardware probe` before the trials. Estimates know no more."""
 LIMIT_SECONDS = 300.0
+
+
+def label(config: TrainConfig) -> str:
+    """Return the name of a configuration in the rows of the table and of the ledger, and in names of traces.
+
+    Rows keep the wording with which they were stored, although `describe` changed since.
+    """
+    words = config.describe().replace("keep_freed_memory on", summary.KEPT.removeprefix(", "))
+    return re.sub(r"(batch \d+), accumulation (\d+)", r"\1x\2", words)
 
 
 def configs(model: str) -> Iterator[TrainConfig]:
@@ -68,7 +78,7 @@ def predict(names: Sequence[str], traces: Path) -> None:
     with Client() as client:
         for name in names:
             for config in configs(name):
-                own = [row for row in rows if (row["model"], row["config"]) == (name, config.describe())]
+                own = [row for row in rows if (row["model"], row["config"]) == (name, label(config))]
                 if own:
                     workload = step_of(name, config, client, cluster, traces)
                     estimated = estimated_row(workload, config, cluster)
@@ -101,5 +111,5 @@ def stored_step(model: str, config: TrainConfig, traces: Path) -> Workload:
 
 
 def _place(model: str, config: TrainConfig, traces: Path) -> Path:
-    digest = hashlib.sha256(config.describe().encode()).hexdigest()[:12]
+    digest = hashlib.sha256(label(config).encode()).hexdigest()[:12]
     return traces / f"{model}-{digest}.json.gz"

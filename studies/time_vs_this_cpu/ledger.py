@@ -15,7 +15,7 @@ from cost_models.time.software import Software
 from studies import harness
 from studies.time_vs_published.ledger import Entry, Quality, entry, read, rules, write
 from studies.time_vs_this_cpu import cases, summary
-from studies.time_vs_this_cpu.estimates import TABLE, configs, local_cluster, step_of
+from studies.time_vs_this_cpu.estimates import TABLE, configs, label, local_cluster, step_of
 
 LEDGER = TABLE.with_name("ledger.csv")
 
@@ -78,8 +78,8 @@ def _traced(folder: Path, cluster: Cluster, wanted: Sequence[tuple[str, str]]) -
     """The steps of these models and configurations."""
     with Client() as client:
         return {
-            (model, config.describe()): (step_of(model, config, client, cluster, folder), config)
+            (model, label(config)): (step_of(model, config, client, cluster, folder), config)
             for model in dict.fromkeys(model for model, _ in wanted)
             for config in configs(model)
-            if (model, config.describe()) in wanted
+            if (model, label(config)) in wanted
         }

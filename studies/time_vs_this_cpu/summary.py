@@ -17,6 +17,7 @@ from studies.time_vs_this_cpu import cases
 TRIALS = 3
 DRAWS = 300
 KEPT = ", freed memory kept"
+"""End of the name of a configuration with keep_freed_memory, in the rows of the table."""
 PARTS = ("compute", "memory", "communication", "overhead")
 
 Row = dict[str, Any]
@@ -132,7 +133,7 @@ def of_other_models(rows: Sequence[Row]) -> list[float]:
 def show_pages(rows: Sequence[Row]) -> None:
     """Print micro-steps with and without `keep_freed_memory`."""
     by = {(row["model"], row["config"]): row for row in rows}
-    print("\n| model | batch | paged, ms | freed memory kept, ms | ratio | predicted ratio |")
+    print("\n| model | batch | freed memory returned, ms | keep_freed_memory, ms | ratio | predicted ratio |")
     print("|" + " --- |" * 6)
     for (model, config), kept in by.items():
         paged = by.get((model, config.removesuffix(KEPT)))

@@ -36,7 +36,7 @@ with planned_model():
     hidden = keras.layers.Dense(8, activation="relu")
     model = keras.Sequential([keras.Input((4,)), Sizes(), hidden, keras.layers.Dense(1)])
 schedule = keras.optimizers.schedules.PiecewiseConstantDecay([15], [0.1, 0.01])
-optimizer = accumulating(keras.optimizers.SGD(Stretched(schedule)))
+optimizer = accumulating(keras.optimizers.SGD(ScheduleForNewBatch(schedule)))
 model.compile(optimizer=optimizer, loss="mse", **COMPILE)
 rates = Rates()
 # Small values: a loss that overflows under its scale would be skipped, and no update be made of it.
@@ -194,7 +194,7 @@ def test_every_export_is_python(config):
 def test_only_what_the_plan_says_is_set():
     baseline = plans.plain_plan()["baseline"]["config"]
     same_batch = export.exported(plans.plan(config=baseline | {"jit_compile": True}))
-    assert "Stretched" not in same_batch
+    assert "ScheduleForNewBatch" not in same_batch
     assert "OLD_" not in same_batch
     assert 'COMPILE = {"jit_compile": True, "steps_per_execution": 1}' in same_batch
     assert "set_distribution" not in same_batch

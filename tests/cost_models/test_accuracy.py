@@ -17,7 +17,7 @@ from cost_models.hardware.lookup import cluster
 from cost_models.time.step import step_time
 from studies.time_vs_published import cases
 from studies.time_vs_published.predict import predict
-from studies.time_vs_this_cpu.estimates import configs, local_cluster, stored_step
+from studies.time_vs_this_cpu.estimates import configs, label, local_cluster, stored_step
 
 STUDIES = Path(__file__).parents[2] / "studies"
 STEPS = Path(__file__).parent
@@ -87,7 +87,7 @@ REPREDICTED_HERE = [
 
 @pytest.mark.parametrize(("model", "config"), REPREDICTED_HERE)
 def test_measured_configurations_are_predicted_as_the_study_stored_them(model: str, config: str) -> None:
-    (own,) = (one for one in configs(model) if one.describe() == config)
+    (own,) = (one for one in configs(model) if label(one) == config)
     workload = stored_step(model, own, STEPS / "cpu_steps")
     row = next(one for one in rows(PROCESSOR) if (one["model"], one["config"]) == (model, config))
     found = step_time(workload, own, local_cluster()).micro_step_seconds

@@ -71,8 +71,9 @@ def test_a_configuration_that_cannot_be_read_is_a_config_error(data, message):
 def test_a_description_names_sizes_and_what_differs_from_the_defaults():
     assert PLAIN.describe() == "float32, batch 8"
     assert FULL.describe() == (
-        "torch, mixed_bfloat16, batch 32x2, mesh data=4,model=2, sharded state, remat full, steps_per_execution 16, "
-        "jit_compile off, freed memory kept"
+        "torch, mixed_bfloat16, batch 32, accumulation 2, mesh data=4,model=2, sharded state, remat "
+        "full, steps_per_execution 16, "
+        "jit_compile off, keep_freed_memory on"
     )
 
 

@@ -279,7 +279,7 @@ def _where_it_is_needed(
         (spared if fits_without else wanted).append(config)
     if not spared:
         return wanted, []
-    reason = "rematerialization adds work, and the configuration fits without it"
+    reason = "rematerialization adds work, and the configuration fits without it, so it was not estimated"
     figures = {"configurations": len(spared)}
     return wanted, [Rejection(config=spared[0], stage="slower", reason=reason, figures=figures)]
 

@@ -54,11 +54,11 @@ class Findings:
     def _candidate(self, config: TrainConfig) -> Candidate:
         estimate, own = self.estimates.get(config), config == self.space.baseline
         if estimate is None:
-            words = ", ".join(changes(self.space.baseline, config)) or "your own configuration"
+            words = ", ".join(changes(self.space.baseline, config)) or "the baseline"
             return Candidate(config, None, f"no estimate; {words}", own)
         best = min(one.seconds_per_sample for one in self.estimates.values() if one.config in self.shortlist)
         ratio = estimate.seconds_per_sample / best
-        reason = f"{'your own configuration; ' if own else ''}estimated to take {ratio:.2f} times as long as the best"
+        reason = f"{'the baseline; ' if own else ''}estimated to take {ratio:.2f} times as long as the best"
         return Candidate(config, estimate.analytic, reason, own)
 
 

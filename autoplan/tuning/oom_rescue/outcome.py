@@ -48,7 +48,7 @@ def nothing_runs(
     usable_bytes: int | None,
 ) -> str:
     """Return the message where no configuration runs: what each needed, the least need, and what would fit."""
-    own = [f"your own configuration {_ended(baseline.failure, usable_bytes)}"]
+    own = [f"the baseline (your own configuration) {_ended(baseline.failure, usable_bytes)}"]
     others = [f"{_changed(search.baseline, record)} {_ended(record.failure, None)}" for record in search.records]
     basis = "estimated" if estimates else "assumed"
     rest = [f"all others are {basis} to need no less"] if len(search.order) > len(search.records) else []
@@ -68,14 +68,10 @@ def nothing_runs(
 
 
 def described_changes(baseline: TrainConfig, config: TrainConfig) -> str:
-    """Return a change in words, with the batch before and after: `accumulation 4 (batch 64 -> 16x4)`."""
+    """Return a change in words, with the batch before and after: `accumulation 4 (batch 64 → 16)`."""
     words = ", ".join(changes(baseline, config)) or "no change"
-    return words if config.batch == baseline.batch else f"{words} (batch {_split(baseline)} -> {_split(config)})"
-
-
-def _split(config: TrainConfig) -> str:
-    batch = config.batch
-    return f"{batch.global_size}x{batch.accumulation}" if batch.accumulation > 1 else str(batch.global_size)
+    before, after = baseline.batch.global_size, config.batch.global_size
+    return words if before == after else f"{words} (batch {before} → {after})"
 
 
 def _because(search: RescueSearch, least: TrainConfig, *, batch_norm: bool) -> str:

@@ -125,7 +125,7 @@ class RescueSearch:
             return "estimated to need more memory than there is"
         by = [failed for failed in self._failed if self._ruled_out_by(config, failed)]
         if by:
-            named = ", ".join(changes(self.baseline, by[-1])) or "your own configuration"
+            named = ", ".join(changes(self.baseline, by[-1])) or "the baseline"
             basis = "estimated" if math.isfinite(need.usable) else "assumed"
             return f"{basis} to need no less than {named}, which ran out of memory"
         return f"not tried: the search for a smaller change ends after {len(self.records)} trials"

@@ -12,7 +12,7 @@ from autoplan.plan.records import Evidence, TrialRecord
 from autoplan.tuning.estimates.findings import Findings
 from cost_models.config import TrainConfig
 
-_FIXED = {"communication": "communication", "overhead": "launch overhead"}
+_FIXED = ("communication", "overhead")
 """Parts of a micro-step that do not grow with its batch."""
 _SPREADS = ". A larger batch would reduce this share: --effective-batch LO..HI allows it"
 _NONE_LARGER = (
@@ -114,7 +114,7 @@ def _against(findings: Findings, config: TrainConfig, best: TrainConfig, rates: 
         return on
     time = estimate.analytic.time
     share = formatting.percent(getattr(time.parts, time.bound) / time.micro_step_seconds)
-    share = f"{share} of its time is {_FIXED[time.bound]} (analytic)"
+    share = f"{share} of its time is {formatting.TIME_PARTS[time.bound]} (analytic)"
     one_batch = len({one.batch.effective for one in findings.space.configs}) == 1
     return f"{on}. {share}{_SPREADS if one_batch else ''}"
 

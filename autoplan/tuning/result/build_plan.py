@@ -49,7 +49,7 @@ def analytic_plan(request: TuneRequest, findings: Findings) -> Plan:
     if not findings.estimates[best].fits:
         raise NoFeasibleConfiguration(nothing_fits(list(findings.estimates.values())))
     best = _least_change(findings, best)
-    why = f"best of {len(findings.estimates)} configurations by analytic estimate; nothing was measured"
+    why = f"{_best_of(findings)}; nothing was measured"
     untried = [*_untried(findings.space.baseline, best), *_idle(findings, best)]
     return _plan(
         request,
@@ -59,6 +59,14 @@ def analytic_plan(request: TuneRequest, findings: Findings) -> Plan:
         baseline=_baseline(findings, None),
         notes=[why, *_baseline_too_large(findings), *untried, *_notes(findings, best)],
     )
+
+
+def _best_of(findings: Findings) -> str:
+    """Return how many legal configurations the plan was chosen from, and how many of them have no estimate."""
+    legal = findings.space.configs
+    best = f"the plan is the best of {formatting.counted(len(legal), 'configuration')} by analytic estimate"
+    left_out = sum(config not in findings.estimates for config in legal)
+    return f"{best} ({left_out} of them were ruled out without an estimate)" if left_out else best
 
 
 def _least_change(findings: Findings, best: TrainConfig) -> TrainConfig:
@@ -82,15 +90,12 @@ def compiled_plan(request: TuneRequest, findings: Findings, checked: CheckedByCo
     compiled = [record for record in checked.records if record.compiled is not None]
     if winner is None:
         found = "no compiled configuration fits" if checked.records else "no configuration was compiled"
-        why = (
-            f"best of {len(findings.estimates)} configurations by analytic estimate; {found} ({checked.ended}), so the "
-            "plan was not compiled"
-        )
+        why = f"{_best_of(findings)}; {found} ({checked.ended}), so the plan was not compiled"
         why += "" if findings.estimates[best].fits else "; it may not fit"
     else:
         why = (
-            f"best of {len(findings.estimates)} configurations by analytic estimate, corrected by compiling "
-            f"{len(compiled)} of them; the plan's configuration was compiled"
+            f"{_best_of(findings)}; {formatting.counted(len(compiled), 'configuration')} compiled to correct the "
+            "estimates, the plan's among them"
         )
     return _plan(
         request,
@@ -120,7 +125,7 @@ def _baseline_too_large(findings: Findings) -> list[str]:
     hope = "may not fit" if own.may_fit else "does not fit"
     needs, usable = formatting.size(own.needed_bytes), formatting.size(own.usable_bytes)
     where = findings.cluster.name
-    return [f"your own configuration {hope} on {where}: it needs up to {needs} of {usable} per device (analytic)"]
+    return [f"the baseline {hope} on {where}: it needs up to {needs} of {usable} per device (analytic)"]
 
 
 def _all_too_large(checked: CheckedByCompiler) -> str:
@@ -234,8 +239,8 @@ def _idle(findings: Findings, config: TrainConfig) -> list[str]:
     """Return notes on devices that baseline and plan leave idle on hardware that is not here."""
     own, devices = findings.space.baseline.mesh.devices, findings.cluster.devices
     used = (
-        f"your own configuration uses {own} of the {devices} devices, as the script does; `estimate` differs: it uses "
-        "all devices unless --mesh is given"
+        f"the baseline uses {own} of the {devices} devices, as the script does; `autoplan estimate` uses all devices "
+        "unless --mesh is given, so its figures differ"
     )
     idle = idle_devices(findings, config, (predicted_rates(findings),))
     return [*([used] if own < devices else []), *([idle] if idle else [])]
@@ -258,7 +263,7 @@ def _notes(findings: Findings, config: TrainConfig) -> list[str]:
 def _excluded(findings: Findings) -> list[str]:
     """Return a note that options exclude the baseline, which is then measured only to compare with."""
     by = findings.space.excluded_by
-    return [] if by is None else [f"{by} excludes your own configuration, so it is no candidate for the plan"]
+    return [] if by is None else [f"{by} excludes the baseline, so it is no candidate for the plan"]
 
 
 def _baseline(findings: Findings, record: TrialRecord | None) -> BaselineRecord:

@@ -114,7 +114,7 @@ def limit_note(limit_bytes: int | None, cluster: Cluster) -> str | None:
 def baseline_notes(baseline: TrainConfig, observation: Observation, versions: Versions) -> list[str]:
     """Return the known issues of the user's own configuration."""
     return [
-        f"known issue of your own configuration: {issue.describe()}"
+        f"known issue of the baseline: {issue.describe()}"
         for issue in applying(baseline, observation, versions)
         if issue.drops
     ]

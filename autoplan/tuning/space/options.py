@@ -49,6 +49,15 @@ def free_fields(only: Iterable[str]) -> frozenset[str]:
     return frozenset(names or tunable)
 
 
+def described_settings() -> list[tuple[str, str]]:
+    """Return each setting of `--fix` in its shortest spelling, with its meaning and its values: for help texts."""
+    return [((*knob.aliases, knob.spelling)[0], _described(knob)) for knob in knobs.KNOBS]
+
+
+def _described(knob: Knob) -> str:
+    return knob.description if knob.kind.type is int else f"{knob.description} ({knob.kind.expected})"
+
+
 def _parts(key: str, text: str) -> list[tuple[Knob, str]]:
     """Return the knobs that one `--fix` sets, with the text of each value."""
     rows = knobs.parts_of(key)

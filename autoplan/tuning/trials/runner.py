@@ -112,7 +112,7 @@ class Runner:
         """Try changes until the least one that runs is found. Ctrl-C ends the search."""
         baseline = failed.config
         search = RescueSearch(baseline, self.legal, self._needs(baseline))
-        stage = "your own configuration runs out of memory; searching for the smallest change that runs"
+        stage = "the baseline (your own configuration) runs out of memory; searching for the smallest change that runs"
         self._tell(Event("stage", stage))
         interrupted = False
         try:
@@ -160,7 +160,7 @@ class Runner:
             if len(self.study.records) >= self.trials:
                 return f"all {self.trials} trials are done"
             if not self._may_go_on():
-                return "the budget is spent, but for verification"
+                return "the rest of the budget is reserved for verification"
             self.study.reorder(reordered(self.study.shortlist, self.estimates, self.study.records))
             try:
                 config = self.study.ask(self._contenders)

@@ -135,7 +135,7 @@ class Verifier:
             order = (reference, winner) if len(timed) % 2 == 0 else (winner, reference)
             runs: dict[TrainConfig, Timed] = {}
             for config in order:
-                self._tell(f"pair {len(timed) + 1} of {wanted}: {config.describe()}")
+                self._tell(f"verification, pair {len(timed) + 1} of {wanted}: {config.describe()}")
                 outcome = self._measure(config, len(timed) + 1, thorough=config == winner)
                 if isinstance(outcome, Failure):
                     enough = len(timed) >= FEWEST_PAIRS and self.jobs.cut_short(outcome)
@@ -169,7 +169,7 @@ class Verifier:
         runs = [(winner, FIRST_SEED), *((reference, seed) for seed in seeds)]
         for config, seed in [*runs[1:], runs[0]] if moved else runs:  # who gives its weights runs first
             whose = "plan's" if config == winner else "baseline's"
-            self._tell(f"losses of {updates} updates with seed {seed}: {config.describe()}")
+            self._tell(f"verification, losses of {updates} updates with seed {seed}: {config.describe()}")
             options = self._initial_weights(seed, given=config == winner) if moved else {}
             losses = self.jobs.numerics(config, seed=seed, updates=updates, options=options)
             if isinstance(losses, Failure):

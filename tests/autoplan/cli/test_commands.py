@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from autoplan import planner
 from autoplan.cli import commands
 from autoplan.errors import NoFeasibleConfiguration, StudyError
-from autoplan.plan import file
+from autoplan.plan import file, knobs
 from autoplan.plan.records import Plan
 from autoplan.tuning.estimates.configuration import ConfigurationEstimate
 from autoplan.tuning.request import Candidate, CompareRequest, EstimateRequest, Event, TuneRequest, TuneResult
@@ -99,6 +99,15 @@ def test_help_names_compile_alone():
     text = run("tune", "--help").output
     assert "--compile" in text
     assert "--witness" not in text
+
+
+@pytest.mark.parametrize(("command", "lists_names"), [("tune", True), ("compare", False)])
+def test_help_lists_every_setting_of_the_table_of_knobs(command, lists_names):
+    text = " ".join(run(command, "--help").output.split())
+    settings = text.partition("Settings of --fix: ")[2].partition(" Settings of --only: ")
+    for knob in knobs.KNOBS:
+        assert f"{(*knob.aliases, knob.spelling)[0]} {knob.description}" in settings[0]
+    assert settings[2] == (", ".join(knobs.tunable_fields()) if lists_names else "")
 
 
 def test_words_of_the_script_need_the_two_dashes(folder, asked):

@@ -12,13 +12,13 @@ def plan(**changes):
 
 def test_a_plan_is_printed_in_one_line_with_its_tier_and_what_it_gained():
     one = plan(whole_fit=None)
-    gained = f"{one.verification.speedup:.3g} times as fast as float32, batch 32x4, jit_compile off"
+    gained = f"{one.verification.speedup:.3g} times as fast as float32, batch 32, accumulation 4, jit_compile off"
     assert str(one) == f"plan for train.py on cpu, measured: float32, batch 128 ({gained})"
     assert repr(one) == f"<{one}>"
 
 
 def test_a_plan_without_a_speed_up_claims_none():
-    assert str(plan(verification=None)).endswith("(instead of float32, batch 32x4, jit_compile off)")
+    assert str(plan(verification=None)).endswith("(instead of float32, batch 32, accumulation 4, jit_compile off)")
 
 
 def test_a_plan_that_is_the_baseline_says_so():

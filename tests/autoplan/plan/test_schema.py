@@ -138,7 +138,7 @@ FAULTS = [
         UNKNOWN + "local, global, accumulation, effective; did you mean global?",
     ),
     ("    accumulation: 1\n", "    accumulation: 0\n", "config.batch.accumulation", "0; expected at least 1"),
-    ("    accumulation: 1\n", "", "config.batch.accumulation", "missing; expected micro-steps an update"),
+    ("    accumulation: 1\n", "", "config.batch.accumulation", "missing; expected micro-steps per update"),
     ("mode: none", "mode: blocks", "config.remat.mode", '"blocks" is not one of none, activations, full'),
     ("remat:\n    mode: none", "remat: none", "config.remat", '"none"; expected a mapping'),
     ("execution: 1", "execution: '1'", "config.steps_per_execution", '"1"; expected a whole number'),

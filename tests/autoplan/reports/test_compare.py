@@ -24,7 +24,7 @@ SHARDED = config(64, 2, mesh={"data": 8}, layout={"shard_state": True}, precisio
 def test_the_first_lines_say_what_was_asked_where_it_fits_and_on_which_evidence():
     told = one_line(comparison(row("a"), row("b", verdict=FitVerdict.TOO_LARGE)))
     assert told.startswith(
-        "train.py: 1,000 parameters; the script's own configuration is float32, batch 64. The "
+        "train.py: 1,000 parameters; the baseline, which is the script's own configuration, is float32, batch 64. The "
         "training fits on 1 of 2 kinds of hardware. "
         "Every figure is analytic: nothing was run, measured or compiled."
     )
@@ -33,8 +33,8 @@ def test_the_first_lines_say_what_was_asked_where_it_fits_and_on_which_evidence(
 def test_a_row_says_devices_configuration_memory_margin_rate_efficiency_and_evidence():
     told = one_line(comparison(row("gpu-made-x16", devices=16, config=SHARDED)))
     assert (
-        "gpu-made-x16 8 of 16 devices: mixed_bfloat16, batch 64x2, sharded state 4.00 of 16.0 75% 1,000 25% analytic"
-        in told
+        "gpu-made-x16 8 of 16 devices: mixed_bfloat16, batch 64, accumulation 2, sharded state 4.00 "
+        "of 16.0 75% 1,000 25% analytic" in told
     )
     assert "Rows are sorted by speed, all devices together." in told
     assert "margin is the share of its memory that stays free, at least 8%." in told

@@ -12,7 +12,7 @@ from autoplan.tuning.estimates.configuration import ConfigurationEstimate
 from cost_models.accuracy import Accuracy
 from cost_models.estimate import Explanation
 from cost_models.memory import Capacity, LiveTensor, MemoryCost
-from cost_models.time.cost import TimeCost
+from cost_models.time.cost import TimeParts
 from cost_models.workload.workload import UnknownOp
 from tests.builders import plans
 
@@ -52,13 +52,13 @@ def test_memory_by_component_with_shares_of_the_total():
 def test_time_by_part_with_shares_of_the_micro_step():
     rows = lines(estimate())
     assert ["micro-step", "3.50 ms"] in rows
-    assert ["compute", "1.75 ms", "50%"] in rows
-    assert ["overhead", "875 µs", "25%"] in rows
+    assert ["arithmetic", "1.75 ms", "50%"] in rows
+    assert ["launch overhead", "875 µs", "25%"] in rows
     assert ["communication", "0 s", "0%"] in rows
     assert ["update", "3.50 ms"] in rows
     assert ["samples/s", "36,600"] in rows
     assert ["MFU", "21%"] in rows
-    assert ["bound by", "compute"] in rows
+    assert ["bound by", "arithmetic"] in rows
 
 
 def test_the_mfu_of_this_machine_says_that_its_peak_was_probed():
@@ -117,7 +117,7 @@ def test_explanations_name_every_part_and_the_largest_temporaries():
     assert ["The cost model covers every operation of the training program."] in told
 
 
-@pytest.mark.parametrize(("named", "cost"), [("MEMORY_PARTS", MemoryCost), ("TIME_PARTS", TimeCost)])
+@pytest.mark.parametrize(("named", "cost"), [("MEMORY_PARTS", MemoryCost), ("TIME_PARTS", TimeParts)])
 def test_every_part_of_the_cost_models_has_its_explanation(named, cost):
     parts = set(cost.__dataclass_fields__)
     others = {

@@ -16,6 +16,8 @@ from tests.builders.printed import printed as text
 BARE_STEP = re.compile(r"(?<![-_])\bsteps?\b(?!_)")
 PATH = Path("plan.yaml")
 
+BASELINE = "the baseline, which is your own configuration"
+
 
 def result(**changes) -> TuneResult:
     fields = {"plan": plans.plan(), "shortlist": (), "rejected": (), "estimated_seconds": None, "study_path": None}
@@ -45,8 +47,11 @@ def test_explain_shows_how_the_least_change_was_found():
 
 def test_tune_ends_with_table_reasons_and_the_next_command():
     assert text(plan_table.tuned(result())).splitlines() == [
-        "Once compiled, 62.5 times as fast as your own configuration (95% confidence interval 60.2 to 64.0).",
-        "Measured in 5 alternating pairs of clean processes.",
+        "Training with the plan is 62.5 times as fast as with the baseline, which is your own configuration.",
+        (
+            "Measured after compilation, in 5 alternating pairs of clean processes; the 95% confidence "
+            "interval is 60.2 to 64.0."
+        ),
         "The script's whole fit, including compilation, takes about 3.81 s instead of 2 min 41 s: 42.3 times as fast.",
         "",
         "                         baseline                 plan                        evidence",
@@ -61,10 +66,12 @@ def test_tune_ends_with_table_reasons_and_the_next_command():
             "from measured times, compilation included"
         ),
         (
-            "Updates are those of the median paired run; brackets show where 95% of separate runs lie. "
-            "The speed-up is computed pair by pair."
+            "Times come from the median of the paired runs; brackets show the range of 95% of separate runs. "
+            "The speed-up is "
+            "computed pair by pair, so it"
         ),
-        "The whole-fit time uses the median compile time of the trials and excludes validation.",
+        "can differ from the ratio of these rows.",
+        "The time of the whole fit uses the median compile time of the trials and excludes validation.",
         "",
         "The plan changes batch.global 32 → 128; batch.accumulation 4 → 1; jit_compile off → on.",
         "The largest part of a micro-step is still arithmetic (50%); this figure is analytic.",
@@ -86,7 +93,7 @@ def test_an_analytic_plan_says_first_that_nothing_was_measured():
     plain["baseline"] = plain["baseline"] | {"measured": None}
     told = text(plan_table.tuned(result(plan=plans.plan(**plain)))).splitlines()
     assert told[0] == "Nothing was measured: every figure is analytic."
-    assert told[1] == "Estimated: 14.3 times as fast as your own configuration (analytic)."
+    assert told[1] == f"Training with the plan is estimated to be 14.3 times as fast as with {BASELINE} (analytic)."
     assert not any("measured" in line for line in told[1:])
 
 
@@ -226,9 +233,9 @@ def test_a_narrow_terminal_keeps_the_words_of_a_trial_whole(monkeypatch):
 
 def test_explain_says_how_the_whole_fit_time_is_calculated_where_it_shows_one():
     plain = plans.plain_plan(whole_fit=None)
-    assert "The whole-fit time uses" in text(plan_table.explained(plans.plan(**plain), PATH))
+    assert "The time of the whole fit uses" in text(plan_table.explained(plans.plan(**plain), PATH))
     trials = [trial | {"whole_fit_seconds": None} for trial in plain["trials"]]
-    assert "whole-fit time uses" not in text(plan_table.explained(plans.plan(**plain | {"trials": trials}), PATH))
+    assert "whole fit uses" not in text(plan_table.explained(plans.plan(**plain | {"trials": trials}), PATH))
 
 
 def test_explain_groups_what_was_not_tried():
@@ -254,7 +261,7 @@ def test_explain_groups_what_was_not_tried():
     assert "needs 9 GiB" not in told
     assert "and 3 more rows; --format json lists all" in told
     assert "Not tried, ruled out: 54 configurations" in told
-    assert "Not tried, estimated to be slower (analytic): 1 configuration" in told
+    assert "Not tried, expected to be slower (analytic): 1 configuration" in told
 
 
 def test_explain_says_what_verification_did_not_cover():
@@ -285,7 +292,7 @@ def test_without_a_pair_nothing_is_said_of_other_processes():
 def dry():
     candidates = (
         Candidate(plans.train_config(), plans.analytic(), "the best by estimate"),
-        Candidate(plans.train_config(batch=(64, 2)), None, "your own configuration", baseline=True),
+        Candidate(plans.train_config(batch=(64, 2)), None, "the baseline", baseline=True),
     )
     rejected = (
         Rejection(config=plans.config(batch=(4096, 1)), stage="infeasible", reason="needs 19.4 GiB"),
@@ -298,7 +305,7 @@ def dry():
 def test_a_dry_run_shows_candidates_with_tier_and_reason(dry):
     lines = text(plan_table.tuned(dry)).splitlines()
     assert lines[0] == (
-        "Nothing was measured: all figures are analytic. Tuning would run your own configuration, then these."
+        "Nothing was measured: all figures are analytic. Tuning would run the baseline (your own configuration) first."
     )
     assert re.split(r"\s{2,}", lines[1].strip()) == [
         "rank",
@@ -311,7 +318,7 @@ def test_a_dry_run_shows_candidates_with_tier_and_reason(dry):
     assert re.split(r"\s{2,}", lines[4])[2:4] == ["not known", "not known"]
     assert lines[5:] == [
         (
-            "Configurations that are not tried: 1 (not enough memory) and 20 (estimated to be slower). "
+            "Configurations that are not tried: 1 (not enough memory) and 20 (expected to be slower). "
             "--all lists them with the reasons."
         ),
         "",
@@ -325,7 +332,7 @@ def test_a_long_dry_run_shows_its_first_and_the_scripts_own(dry):
     lines = text(plan_table.tuned(long)).splitlines()
     rows = [re.split(r"\s{2,}", line) for line in lines[3:9]]
     assert [row[0] for row in rows] == ["0", "1", "2", "3", "4", "8"]
-    assert rows[-1][-1] == "your own configuration"
+    assert rows[-1][-1] == "the baseline"
     assert lines[9] == "… and 11 more (--all)"
 
 
@@ -344,6 +351,6 @@ def test_a_dry_run_as_a_document(dry):
     assert document["shortlist"][1] == {
         "config": plans.config(batch=(64, 2)),
         "estimate": None,
-        "reason": "your own configuration",
+        "reason": "the baseline",
     }
     assert document["rejected"][0]["reason"] == "needs 19.4 GiB"

@@ -75,17 +75,17 @@ def test_a_pipe_gets_an_event_a_line(clock):
     with progress.watching(stream, clock) as watch:
         for clock.now, event in STORY:
             watch(event)
-    best = "best so far by whole-fit time: trial 0"
+    best = "best so far by the time of the whole fit: trial 0"
     assert stream.getvalue().splitlines() == [
         "[0 s]  inspecting the training up to its fit",
         "[4 s]  the script's set_dtype_policy is overridden",
         "[5 s]  trial 0 starts: float32, batch 128, jit_compile off",
         (
-            "[9 s]  trial 0 measured: 32,000 samples/s, update 4.00 ms, compile time 1.25 s, whole fit 3.81 s, "
+            "[9 s]  trial 0 measured: 32,000 samples/s, update 4.00 ms, compile time 1.25 s, "
             f"peak memory 512 MiB  ({best})"
         ),
         "[10 s]  trial 1 starts: float32, batch 4096",
-        f"[1 min 15 s]  trial 1 failed (out of memory): killed at 12.1 GiB  ({best})  8 min 45 s left",
+        f"[1 min 15 s]  trial 1 failed (out of memory): killed at 12.1 GiB  ({best})  8 min 45 s of the budget left",
         "[1 min 20 s]  pair 1 of 5",
         "[1 min 39 s]  the plan is written",
     ]
@@ -169,7 +169,7 @@ def test_the_board_shows_trials_phase_time_left_and_the_best(clock):
         board.show(event, console)
     clock.now = 8.0
     assert ["0", "float32, batch 128, jit_compile off", *["—"] * 5, "compiling, 3 s"] in rows(board)
-    assert "9 min 52 s left" in drawn(board)
+    assert "9 min 52 s of the budget left" in drawn(board)
     for clock.now, event in STORY[4:7]:
         board.show(event, console)
     clock.now = 85.0
@@ -185,8 +185,8 @@ def test_the_board_shows_trials_phase_time_left_and_the_best(clock):
         "measured",
     ] in finished
     assert ["1", "float32, batch 4096", *["—"] * 5, "out of memory"] in finished
-    assert "8 min 35 s left" in drawn(board)
-    assert "best so far by whole-fit time: trial 0, 32,000 samples/s" in drawn(board)
+    assert "8 min 35 s of the budget left" in drawn(board)
+    assert "best so far by the time of the whole fit: trial 0, 32,000 samples/s" in drawn(board)
 
 
 def test_a_narrow_terminal_is_shown_what_matters_most(clock):

@@ -122,7 +122,7 @@ def test_accumulation_trains_the_same_and_says_which_fit(script, observation, al
     assert found["micro_steps"] == 4 * alone["micro_steps"]
     assert found["losses"] == pytest.approx(alone["losses"], rel=1e-2)  # a padded batch counts whole in Keras's mean
     assert "fit 1: another model, unchanged by the plan" in finished.stderr
-    assert "fit 2: float32, batch 8x4; 14 updates" in finished.stderr
+    assert "fit 2: float32, batch 8, accumulation 4; 14 updates" in finished.stderr
     assert "which changes the training" not in finished.stderr
 
 
@@ -209,7 +209,7 @@ def test_later_fits_train_with_the_scripts_own_batch(observation, tmp_path, late
     found = printed(finished)
     assert found["iterations"] == alone["iterations"]
     assert found["weights"] == pytest.approx(alone["weights"], rel=1e-5)
-    assert "fit 1: float32, batch 8x4" in finished.stderr
+    assert "fit 1: float32, batch 8, accumulation 4" in finished.stderr
 
 
 def test_a_plan_for_another_model_is_rejected(script, observation, tmp_path):

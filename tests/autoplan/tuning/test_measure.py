@@ -66,7 +66,7 @@ def test_the_budget_leaves_time_to_verify(tune, monkeypatch):
 
     result = tune(fake(plant=plant), budget_seconds=150.0)
     assert len(result.plan.trials) == 5
-    assert "trials ended: the budget is spent, but for verification" in result.plan.notes
+    assert "trials ended: the rest of the budget is reserved for verification" in result.plan.notes
     assert result.plan.verification.faster
     assert now[0] <= 150.0
     assert all(event.seconds_left is not None for event in tune.events if event.kind == "trial_finished")
@@ -113,7 +113,7 @@ def test_a_pin_is_kept_where_one_configuration_with_it_runs(tune):
     plan = tune(fake(plant=plant), fix=PINNED).plan
     assert plan.config.precision == "mixed_bfloat16"
     assert plan.baseline.excluded_by == "--fix precision=mixed_bfloat16"
-    excluded = "--fix precision=mixed_bfloat16 excludes your own configuration, so it is no candidate for the plan"
+    excluded = "--fix precision=mixed_bfloat16 excludes the baseline, so it is no candidate for the plan"
     assert excluded in plan.notes
 
 
@@ -171,7 +171,7 @@ def test_a_dry_run_lists_and_measures_nothing(tune, tmp_path):
     assert result.shortlist[0].reason == "estimated to take 1.00 times as long as the best"
     assert [one.baseline for one in result.shortlist].count(True) == 1
     own = next(one for one in result.shortlist if one.baseline)
-    assert own.reason.startswith("your own configuration; estimated to take ")
+    assert own.reason.startswith("the baseline; estimated to take ")
     assert result.estimated_seconds > 60
     assert not (tmp_path / ".autoplan").exists()
     assert tune(fake(), dry_run=True, output=None, measure=False).estimated_seconds is None, "no trial would run"

@@ -43,7 +43,10 @@ def test_a_mesh_is_at_most_the_hardwares():
 def test_assumptions_name_the_mesh_and_the_memory_of_a_local_cpu():
     remote = cluster(4, local=False)
     (mesh,) = asked().assumptions(OWN, remote)
-    assert mesh.startswith("no --mesh was given, so the batch is split over all 4 devices; `tune` starts from the ")
+    assert mesh == (
+        "no --mesh was given, so the batch is split over all 4 devices; the script uses 1 device, which "
+        "`estimate --mesh data=1` estimates"
+    )
     assert asked(mesh={"data": 2}).assumptions(OWN, remote) == []
     (memory,) = asked().assumptions(OWN, cluster(1))
     assert memory.startswith("the memory figures cover the training's state and buffers only")

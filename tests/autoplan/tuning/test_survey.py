@@ -39,7 +39,7 @@ def test_a_training_step_that_cannot_be_traced_is_measured_by_least_change(tune)
     assert any(note.startswith(told) for note in plan.notes)
     listed = tune(fake(plant=untraceable), dry_run=True).shortlist
     assert [(one.estimate, one.reason) for one in listed[:2]] == [
-        (None, "no estimate; your own configuration"),
+        (None, "no estimate; the baseline"),
         (None, "no estimate; accumulation 4"),
     ]
 

@@ -80,9 +80,11 @@ def test_nothing_is_rescued_where_nothing_runs_and_that_is_told_with_figures():
     assert found is None
     told = nothing_runs(search, failed(OWN, held=1.02), known, GIB)
     assert told == (
-        "no configuration of this training runs in the available memory: your own configuration ran out of memory at "
+        "no configuration of this training runs in the available memory: the baseline (your own "
+        "configuration) ran out of memory at "
         "1.02 GiB of 1.00 GiB; accumulation 4 ran out of memory at 1.01 GiB; all others are estimated to need no "
-        "less. The least estimate for any of them is 973 MiB (analytic; float32, batch 16x4). What would fit: "
+        "less. The least estimate for any of them is 973 MiB (analytic; float32, batch 16, "
+        "accumulation 4). What would fit: "
         "more than 1.01 GiB of memory, a smaller model, fewer restrictions (--fix, --only), or a smaller effective "
         "batch (--effective-batch 1..64), which is another training"
     )
@@ -91,14 +93,17 @@ def test_nothing_is_rescued_where_nothing_runs_and_that_is_told_with_figures():
 def test_other_failures_are_told_by_their_kind():
     _, search, known = rescued(lambda one: False, {OWN: 1.9, config(16, 4): 0.95}, kind=FailureKind.UNSUPPORTED)
     told = nothing_runs(search, failed(OWN), known, GIB)
-    assert "your own configuration ran out of memory; accumulation 4 failed (unsupported: too large)" in told
+    assert (
+        "the baseline (your own configuration) ran out of memory; accumulation 4 failed (unsupported: too large)"
+        in told
+    )
     assert "What would fit: more memory, a smaller model" in told
 
 
 def test_changes_are_spoken_with_what_they_make_of_the_batch():
-    assert described_changes(OWN, config(16, 4)) == "accumulation 4 (batch 64 -> 16x4)"
+    assert described_changes(OWN, config(16, 4)) == "accumulation 4 (batch 64 → 16)"
     assert described_changes(OWN, config(64, **BF16)) == "precision mixed_bfloat16"
-    assert described_changes(config(8, 2), config(4, 4)) == "accumulation 4 (batch 8x2 -> 4x4)"
+    assert described_changes(config(8, 2), config(4, 4)) == "accumulation 4 (batch 8 → 4)"
     assert described_changes(OWN, config(16)) == "global batch 16 (batch 64 -> 16)"
 
 
@@ -159,7 +164,10 @@ def test_a_faster_one_than_the_least_change_is_verified_without_a_speed_up_over_
     assert plan.config == config(32, 8)
     assert plan.rescue.config == config(128, 2)
     assert (plan.verification.speedup, plan.verification.faster) == (None, True)
-    assert "times as fast as float32, batch 128x2, the smallest change that runs" in plan.verification.numerics_detail
+    assert (
+        "times as fast as float32, batch 128, accumulation 2, the smallest change that runs"
+        in plan.verification.numerics_detail
+    )
     assert "was shown to be faster than the smallest change that runs" in plan.notes[0]
 
 

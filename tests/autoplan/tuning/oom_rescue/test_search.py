@@ -104,7 +104,7 @@ def test_what_is_estimated_to_need_more_than_there_is_is_not_tried():
 def test_what_is_estimated_to_need_no_less_than_the_baseline_is_not_tried():
     search = search_of({OWN: 0.8, config(32, 2): 0.85, config(64, **BF16): 0.5})
     assert climb(search, lambda one: True) == [config(64, **BF16)]
-    told = "estimated to need no less than your own configuration, which ran out of memory"
+    told = "estimated to need no less than the baseline, which ran out of memory"
     assert search.why_not(config(32, 2)) == told
 
 

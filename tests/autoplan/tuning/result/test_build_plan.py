@@ -65,9 +65,8 @@ def test_a_plan_for_several_devices_says_how_many_its_baseline_uses():
     facts = replace(findings(), cluster=cluster(8, kind="gpu", local=False))
     assert analytic_plan(REQUEST, facts).notes[1:3] == [
         (
-            "your own configuration uses 1 of the 8 devices, as the script does; `estimate` "
-            "differs: it uses all devices unless "
-            "--mesh is given"
+            "the baseline uses 1 of the 8 devices, as the script does; `autoplan estimate` uses all devices unless "
+            "--mesh is given, so its figures differ"
         ),
         (
             "the plan uses 1 of 8 devices: no configuration that may be tried uses more, because the global "
@@ -80,4 +79,7 @@ def test_an_analytic_plan_is_the_best_prediction_and_measures_nothing():
     plan = analytic_plan(REQUEST, findings())
     assert plan.config == WINNER
     assert (plan.evidence, plan.measured, plan.verification, plan.trials) == (Evidence.ANALYTIC, None, None, [])
-    assert plan.notes[0] == "best of 1 configurations by analytic estimate; nothing was measured"
+    assert plan.notes[0] == (
+        "the plan is the best of 3 configurations by analytic estimate (2 of them were ruled out without an estimate); "
+        "nothing was measured"
+    )

@@ -71,4 +71,4 @@ def test_without_a_baseline_there_is_no_speed_up_over_it():
     assert plan.config == WINNER
     assert plan.baseline.failure.kind is FailureKind.OOM
     assert (plan.verification.speedup, plan.verification.speedup_low, plan.verification.faster) == (None, None, True)
-    assert "1.40 times as fast as float32, batch 128x2" in plan.verification.numerics_detail
+    assert "1.40 times as fast as float32, batch 128, accumulation 2" in plan.verification.numerics_detail

@@ -141,9 +141,7 @@ def test_a_pinned_knob_that_gains_nothing_is_no_note():
 
 def test_known_issues_of_the_baseline_are_told():
     (told,) = baseline_notes(config(64, jit_compile=False), observation(), VERSIONS)
-    assert told.startswith(
-        "known issue of your own configuration: without jit_compile, JAX dispatches each operation separately"
-    )
+    assert told.startswith("known issue of the baseline: without jit_compile, JAX dispatches each operation separately")
 
 
 @pytest.mark.parametrize(("setup_seconds", "suggested"), [(1.9, False), (2.1, True)])

@@ -49,7 +49,8 @@ def test_when_nothing_fits_the_least_need_and_what_would_fit_are_told():
         feasible([large, least])
     assert caught.value.exit_code == 3
     assert str(caught.value) == (
-        "none of 2 configurations fits: the least memory needed is 18.0 GiB a device (float32, batch 1x64), and a "
+        "none of 2 configurations fits: the least memory needed is 18.0 GiB a device (float32, batch "
+        "1, accumulation 64), and a "
         "device has 10.0 GiB, of which 10% stay free. What would fit: devices with at least 20.0 GiB usable, "
         "a smaller --effective-batch, or fewer restrictions (--fix, --only)"
     )

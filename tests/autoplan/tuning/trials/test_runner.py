@@ -104,7 +104,7 @@ def test_what_needs_no_less_than_what_ran_out_of_memory_is_not_asked_for(runner)
     one.run_rest()
     assert configs(one.study.records) == [OWN, config(32, 2), config(64, precision="mixed_bfloat16")]
     assert [rejection.stage for rejection in one.left_out] == ["infeasible"]
-    told = "estimated to need no less than float32, batch 32x2, which ran out of memory"
+    told = "estimated to need no less than float32, batch 32, accumulation 2, which ran out of memory"
     assert one.left_out[0].reason == told
     assert one.left_out[0].figures == {"evidence": "analytic", "configurations": 2}
 

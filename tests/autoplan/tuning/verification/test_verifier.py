@@ -153,7 +153,7 @@ def test_what_is_told_on_the_way_names_pair_and_configuration():
     events = []
     verify(FakeClient(observation(OWN)), events=events)
     assert {event.kind for event in events} == {"verification"}
-    assert events[-1].text == f"pair 3 of 3: {WINNER.describe()}"
+    assert events[-1].text == f"verification, pair 3 of 3: {WINNER.describe()}"
 
 
 @pytest.mark.parametrize(("exact", "runs"), [(True, 2), (False, 6)])
