@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from math import isclose
 
 from autoplan import formatting
 from autoplan.comparison.result import Comparison, FitVerdict, HardwareRow, ordered
@@ -37,6 +38,8 @@ UNASKED = ("gpu", "tpu")
 """Families that are compared by default."""
 MOST_COMPILED = 5
 """Largest number of kinds of hardware to compile for, because a compilation takes seconds to minutes."""
+_ROUNDING = 1e-6
+"""Relative difference up to which two estimated times are equal: sums in another order differ in their last digits."""
 
 Find = Callable[[str], Cluster]
 """A function that returns the cluster of a name."""
@@ -278,6 +281,13 @@ def _rematerializes(config: TrainConfig) -> bool:
     return config.remat.mode is not RematMode.NONE
 
 
+def fastest(candidates: Sequence[CandidateEstimate]) -> CandidateEstimate:
+    """Return the fastest; of equally fast ones that with the fewest devices, then the least memory."""
+    least = min(one.seconds_per_sample for one in candidates)
+    tied = [one for one in candidates if isclose(one.seconds_per_sample, least, rel_tol=_ROUNDING)]
+    return min(tied, key=lambda one: (one.config.mesh.devices, one.needed_bytes, one.config.describe()))
+
+
 def _row(empty: HardwareRow, seen: _Seen) -> HardwareRow:
     """Return a row with the fastest configuration that fits; else the smallest that may fit; else the smallest."""
     candidates = seen.fitting() or list(seen.estimates.values())
@@ -288,7 +298,7 @@ def _row(empty: HardwareRow, seen: _Seen) -> HardwareRow:
             return replace(row, verdict=FitVerdict.NOT_KNOWN, reason="; ".join(seen.unpublished))
         return replace(row, verdict=FitVerdict.TOO_LARGE)
     verdict = FitVerdict.TRAINS if seen.fitting() else FitVerdict.UNCERTAIN
-    best = min(candidates, key=lambda one: one.seconds_per_sample)
+    best = fastest(candidates)
     if verdict is FitVerdict.UNCERTAIN:
         best = min(candidates, key=lambda one: one.needed_bytes)
     notes = tuple(f"left out: {reason}" for reason in seen.unpublished)

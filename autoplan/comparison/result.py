@@ -155,13 +155,21 @@ _VERDICTS = list(FitVerdict)
 
 
 def ordered(rows: Iterable[HardwareRow], *, by_cost: bool) -> list[HardwareRow]:
-    """Sort rows: those that fit by throughput or by cost, without a price last; the rest by missing memory."""
+    """Sort rows: those that fit by throughput or by cost, without a price last; the rest by missing memory.
+
+    Numbers that agree in six digits are equal; such rows are sorted by name.
+    """
 
     def key(row: HardwareRow) -> tuple[int, float, float, str]:
         cost = row.usd_per_million_samples if by_cost else None
         rate, margin = row.samples_per_second or 0.0, row.margin or 0.0
         priced = float("inf") if cost is None else cost
         speed = -rate if row.verdict is FitVerdict.TRAINS else -margin
-        return _VERDICTS.index(row.verdict), priced if by_cost else 0.0, speed, row.hardware
+        return _VERDICTS.index(row.verdict), _six_digits(priced if by_cost else 0.0), _six_digits(speed), row.hardware
 
     return sorted(rows, key=key)
+
+
+def _six_digits(value: float) -> float:
+    """Return the value without the last digits, in which sums of the same terms in another order differ."""
+    return float(f"{value:.6g}")

@@ -97,7 +97,7 @@ class Exchange(Protocol):
         config: TrainConfig,
         cluster: Cluster,
     ) -> Seconds:
-        """Return the seconds of a micro-step in which the device waits, or works more slowly.
+        """Return the seconds of a micro-step in which one of several devices waits, or works more slowly.
 
         forward_seconds, backward_seconds  of the passes' kernels on the device; numbers or arrays
         """
@@ -122,8 +122,6 @@ class XlaExchange:
         cluster: Cluster,
     ) -> Seconds:
         devices = config.mesh.data
-        if devices == 1:
-            return np.maximum(0.0, 0.0 - self.overlap * backward_seconds)
         gradient_bytes = round(state.gradient_bytes)
         if config.layout.shard_state:  # ZeRO-3: parameters gathered forward and backward, gradients scattered
             gathers = 2 * all_gather(round(state.trainable_bytes), cluster, devices).seconds
@@ -163,8 +161,6 @@ class BucketedExchange:
         cluster: Cluster,
     ) -> Seconds:
         devices = config.mesh.data
-        if devices == 1:
-            return 0.0
         gathered = round(state.parameters * self.gather_bytes)
         reduced = round(state.parameters * self.reduce_bytes)
         if config.layout.shard_state:

@@ -181,9 +181,10 @@ def parts_of(
     stream *= efficiency.stream_share * efficiency.cache_curve[-1][1]
     update = _update(device, state, config, cluster, software, stream)
     kernels = device.forward + device.backward + update
-    communication = software.exchange.exposed_seconds(
-        state, device.forward.seconds, device.backward.seconds, config, cluster
-    )
+    communication: Seconds = 0.0
+    if config.mesh.data > 1:
+        passes = device.forward.seconds, device.backward.seconds
+        communication = software.exchange.exposed_seconds(state, *passes, config, cluster)
     if profile_of(cluster.chip).waits_for_slowest and software.applies("slowest-device"):
         communication = communication + waiting_seconds(kernels.seconds, config.mesh.devices)
     parts = kernels + TimeParts(communication=communication)

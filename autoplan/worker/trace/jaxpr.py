@@ -12,7 +12,7 @@ from typing import Any
 from autoplan.worker.trace.expansions import expansion_of
 from autoplan.worker.trace.primitives import Cost, rule_for
 from autoplan.worker.trace.recording import RawOp, Recording
-from cost_models.workload.workload import STRIDED_CONVOLUTION, UNEVEN_PAD, Kind, Phase
+from cost_models.workload.workload import UNEVEN_PAD, Kind, Phase
 
 _INLINED = frozenset(
     {"jit", "pjit", "closed_call", "core_call", "call", "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
@@ -163,8 +163,6 @@ class _Walker:
             kind, cost = Kind.VIEW, Cost()
         if name == "pad" and any(low != high for low, high, _ in eqn.params["padding_config"]):
             name = UNEVEN_PAD
-        if name == _CONVOLUTION and any(stride != 1 for stride in eqn.params["window_strides"]):
-            name = STRIDED_CONVOLUTION
         return self._op(kind, name, self._reads(eqn, env), self._writes(eqn, env), cost)
 
     def _padded_convolution(self, eqn: Any, env: dict[Any, int], padding: tuple[tuple[int, int], ...]) -> list[RawOp]:

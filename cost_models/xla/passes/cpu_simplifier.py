@@ -133,9 +133,12 @@ class _Rewriting:
 
     def _by_channels(self, op: Op) -> Iterator[Op]:
         """Yield the gradient of weights of a grouped convolution for all channels, and the selection of its groups."""
+        if op.kind is not Kind.CONV or not self._of_weights(op):
+            yield op
+            return
         result = self.tensors[op.writes[0]]
         channels = self.tensors[op.reads[0]].shape[-1]
-        if op.kind is not Kind.CONV or not self._of_weights(op) or result.shape[-2] == channels:
+        if result.shape[-2] == channels:
             yield op
             return
         whole = replace(result, shape=(*result.shape[:-2], channels, result.shape[-1]))

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from autoplan import planner
-from autoplan.comparison.compare import MOST_COMPILED
+from autoplan.comparison.compare import MOST_COMPILED, fastest
 from autoplan.comparison.result import FitVerdict
 from autoplan.errors import ConfigError, HardwareError, SourceError, WorkloadError
 from autoplan.jobs import workers
@@ -104,6 +104,21 @@ def test_a_rows_figures_are_those_of_an_estimate_and_the_best_of_the_space(compa
     assert (row.hardware, row.devices, row.chips, row.looked_at) == ("gpu-h100-80gb-x8", 8, 8, ("gpu-h100-80gb-x8",))
     plainer = estimate(workload, row.config.with_(mesh=type(row.config.mesh)()), there)
     assert told.time.update_seconds <= plainer.time.update_seconds
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_equal_speed_goes_to_the_fewest_devices_and_then_the_least_memory(order):
+    one, two = config(64), config(64, mesh={"data": 2, "model": 1})
+    rounded = made.candidate(one, update_seconds=1.0 + 1e-12, needed=3 * GIB)
+    rivals = [
+        rounded,
+        made.candidate(two, update_seconds=1.0, needed=GIB),
+        made.candidate(one, update_seconds=1.0, needed=4 * GIB),
+        made.candidate(one, update_seconds=1.1, needed=GIB),
+    ]
+    assert fastest(rivals[::order]) is rounded
+    slower = made.candidate(one, update_seconds=1.001)
+    assert fastest([slower, rivals[1]][::order]) is rivals[1]
 
 
 def test_a_row_is_the_same_whatever_else_is_compared(compare):

@@ -26,6 +26,13 @@ def test_the_fastest_first_then_what_is_nearest_to_fitting():
     assert names(ordered(mixed, by_cost=False)) == ["fast", "slow", "perhaps", "near", "far", "none"]
 
 
+def test_rows_whose_speed_differs_by_rounding_only_are_sorted_by_name():
+    speeds = {"c": 917562.7240143369, "a": 917562.7240143367, "b": 917562.7240143368, "d": 917563.9}
+    mixed = [row(name, samples_per_second=speed) for name, speed in speeds.items()]
+    assert names(ordered(mixed, by_cost=False)) == ["d", "a", "b", "c"]
+    assert names(ordered(mixed, by_cost=True)) == ["d", "a", "b", "c"]
+
+
 def test_the_cheapest_first_and_the_unpriced_last_by_speed():
     mixed = [
         row("unpriced and slow", offers=(), samples_per_second=1.0),

@@ -20,7 +20,7 @@ from cost_models.errors import WorkloadError
 from cost_models.hardware.lookup import cluster as catalogued
 from cost_models.workload.affine import Affine
 from cost_models.workload.serialization import workload_digest, workload_from_dict, workload_to_dict
-from cost_models.workload.workload import STRIDED_CONVOLUTION, Kind, Phase, Role, walk
+from cost_models.workload.workload import Kind, Phase, Role, walk
 from cost_models.xla.buffers import liveness, schedule
 from cost_models.xla.profiles.choice import compiler_profile
 from tests.builders.workloads import cluster
@@ -89,18 +89,6 @@ def test_the_gradient_of_a_strided_convolutions_input_excludes_zeros():
     first = 2 * 16 * 16 * 4 * 4
     second = 2 * 8 * 8 * 8 * 9 * 4
     assert product_flops(trace(model), Kind.CONV) == Affine(0, 2 * first + 3 * second)
-
-
-@pytest.mark.parametrize(("dilation", "strides", "skipping"), [(1, 1, 0), (2, 1, 1), (1, 2, 1)])
-def test_strided_convolutions_are_distinguished(dilation, strides, skipping):
-    """A strided one forward, and the gradient of dilated weights."""
-    inputs = keras.Input((16, 16, 4))
-    how = {"strides": strides, "dilation_rate": dilation, "padding": "same", "use_bias": False}
-    model = keras.Model(inputs, keras.layers.Conv2D(8, 3, **how)(inputs))
-    model.compile(optimizer="sgd", loss="mse")
-    found = [op for op in trace(model).ops if op.primitive == STRIDED_CONVOLUTION]
-    assert len(found) == skipping
-    assert all((op.phase is Phase.BACKWARD) is (dilation > 1) for op in found)
 
 
 def test_attention_by_hand():

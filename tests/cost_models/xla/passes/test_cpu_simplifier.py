@@ -53,6 +53,15 @@ def test_the_larger_of_a_maximum_and_a_constant_is_the_maximum():
     assert named(cpu_simplifier(step.workload(), CPU, 0))[-1] == (Kind.VIEW, "max")
 
 
+@pytest.mark.parametrize("scalar_first", [True, False])
+def test_a_product_with_a_scalar_stays(scalar_first):
+    step = Step()
+    reads = (step.input(), step.input(X))
+    step.op(Kind.DOT, reads if scalar_first else reads[::-1], (X,), gemm=(Affine(1), Affine(1), Affine(X), Affine(1)))
+    workload = step.workload()
+    assert cpu_simplifier(workload, CPU, 0).ops == workload.ops
+
+
 def test_products_of_groups_read_transposed_copies_unless_the_groups_come_first():
     step = Step()
     first, behind = step.input(B, 4, 16, X), step.input(B, 16, 4, X)
