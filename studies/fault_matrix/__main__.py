@@ -27,7 +27,7 @@ from studies.running_command import EndedCommand, RunningCommand, records_in, re
 HERE = Path(__file__).resolve().parent
 COLUMNS = ("case", "exit code", "seconds", "processes left", "trials", "plan", "message", "passes")
 TUNE = ("--only", "precision", "--trials", "2", "--study", "study", "--output", "plan.yaml")
-"""Two trials: the baseline, and bfloat16, in which most faults happen. The plan is then the baseline."""
+"""Two trials: the baseline, and a 16-bit precision, in which most faults happen. The plan is then the baseline."""
 SMALL = ("--memory-limit", "1500MiB")
 SHORT = ("--budget", "45s")
 SLOW = ("--slow",)
@@ -72,7 +72,7 @@ class Place:
     act: Callable[[RunningCommand], None] | None = None
 
 
-def faults(at: str, by: str, when: str = "bfloat16") -> tuple[str, ...]:
+def faults(at: str, by: str, when: str = "16-bit") -> tuple[str, ...]:
     return ("--at", at, "--by", by, "--when", when)
 
 

@@ -4,7 +4,7 @@
 --by    the fault: memory, hang, nan, crash, leave, leave_well, disk; or an odd behaviour: children, folder, streams,
         print_much
 --slow  do not compile the training step
---when  always, or only with the bfloat16 policy, so that the script's own configuration works
+--when  always, or only with a 16-bit precision, so that the script's own configuration works
 """
 
 import argparse
@@ -24,7 +24,7 @@ import numpy as np
 parser = argparse.ArgumentParser()
 parser.add_argument("--at", choices=["script", "build", "compile", "step"], default="script")
 parser.add_argument("--by", default="nothing")
-parser.add_argument("--when", choices=["always", "bfloat16"], default="always")
+parser.add_argument("--when", choices=["always", "16-bit"], default="always")
 parser.add_argument("--slow", action="store_true")
 args = parser.parse_args()
 in_fit = False
@@ -91,8 +91,8 @@ fault = {one.__name__: one for one in faults}[args.by]
 
 
 def reached(place):
-    under_bfloat16 = keras.config.dtype_policy().compute_dtype == "bfloat16"
-    if place == args.at and (args.when == "always" or under_bfloat16):
+    in_16_bits = keras.config.dtype_policy().compute_dtype in ("bfloat16", "float16")
+    if place == args.at and (args.when == "always" or in_16_bits):
         fault()
 
 
