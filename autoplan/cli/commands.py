@@ -391,12 +391,12 @@ def list_hardware(format_: Output = Format.TEXT) -> None:
     _answer(format_, hardware.known_document, hardware.known_table)
 
 
-@hardware_app.command("show", short_help="Show all figures of some hardware.")
+@hardware_app.command("show", short_help="Show all figures of one kind of hardware.")
 def show_hardware(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A name from `hardware list`, local, or a YAML file.")],
     format_: Output = Format.TEXT,
 ) -> None:
-    """Show all figures of some hardware, with their sources and doubts."""
+    """Show all figures of one kind of hardware, each with its sources and notes."""
     from autoplan.reports import hardware
 
     described = hardware.described(name)

@@ -117,7 +117,7 @@ def description(found: Mapping[str, Any]) -> RenderableType:
         parts += [heading("Sizes"), Text(", ".join(found["slices"]))]
     for price in found.get("prices") or []:
         sources = "; ".join(price["sources"])
-        parts.append(f"Price: {price['usd_per_chip_hour']} USD per chip-hour, {price['basis']} ({sources})")
+        parts.append(f"Price: {price['usd_per_chip_hour']} USD per chip-hour ({price['basis']}). Source: {sources}.")
     return Group(*parts)
 
 
@@ -144,12 +144,13 @@ def _teraflops(peak: float | None) -> str:
 
 
 def _figures(rows: list[Mapping[str, Any]]) -> RenderableType:
-    """Return the published figures of one chip, each with its sources and doubts."""
-    table = open_table("figure (one chip)", "value", "sources and choices")
+    """Return the published figures of one chip, each with its sources and notes."""
+    table = open_table("figure (one chip)", "value", "sources and notes")
     for row in rows:
-        doubt = "unverified: " if row["unverified"] else ""
-        choice = f" ({row['choice']})" if row["choice"] else ""
-        table.add_row(row["figure"], f"{row['value']:.6g}", f"{doubt}{'; '.join(row['sources'])}{choice}")
+        sources = f"{'; '.join(row['sources'])}."
+        doubt = "The figure is not verified." if row["unverified"] else ""
+        notes = " ".join(filter(None, (sources, row["choice"], doubt)))
+        table.add_row(row["figure"], f"{row['value']:.6g}", notes)
     return Group("", table)
 
 

@@ -40,11 +40,11 @@ class Figure:
     unverified: bool = False
 
     def describe(self) -> str:
-        """Return sources, choice and doubt as one sentence."""
+        """Return sources, choice and doubt as text."""
         text = "; ".join(self.sources)
         if self.choice:
-            text += f". Choice: {self.choice}"
-        return text + (". Unverified" if self.unverified else "")
+            text += f". {self.choice}"
+        return f"{text.removesuffix('.')}. Not verified" if self.unverified else text
 
 
 @dataclass(frozen=True)
