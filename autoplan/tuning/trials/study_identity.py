@@ -12,6 +12,7 @@ from autoplan.sources.source import SourceSpec
 from autoplan.tuning.estimates.findings import Findings
 from autoplan.tuning.trials.storage import StudyIdentity
 from autoplan.tuning.trials.study import knob_choices
+from cost_models.config import TrainConfig
 
 
 def known_at_once(jobs: JobRunner) -> StudyIdentity:
@@ -38,9 +39,16 @@ def identity(jobs: JobRunner, findings: Findings) -> StudyIdentity:
         "structure": findings.observation.structure,
         "keras": environment.get("keras"),
         "backend": f"{jobs.backend} {environment.get('backend_version')}",
-        "baseline": findings.space.baseline.describe(),
+        "baseline": _stored_name(findings.space.baseline),
         "knobs": knob_choices([findings.space.baseline, *findings.space.configs]),
     }
+
+
+def _stored_name(config: TrainConfig) -> str:
+    """Return the configuration in the wording that stored studies have; `describe` may change its wording."""
+    batch, accumulated = config.batch, config.batch.accumulation
+    size = f"batch {batch.global_size}" + f"x{accumulated}" * (accumulated > 1)
+    return config.describe().replace(batch.describe(), size).replace("keep_freed_memory on", "freed memory kept")
 
 
 def stem(source: SourceSpec) -> str:

@@ -9,6 +9,7 @@ from autoplan.tuning.estimates.estimator import estimate_space
 from autoplan.tuning.space.legal_configs import legal_configs
 from autoplan.tuning.trials.storage import differences
 from autoplan.tuning.trials.study_identity import identity, known_at_once, stem
+from cost_models.config import Batch
 from tests.builders.fake_client import FakeClient
 from tests.builders.observations import VERSIONS, cluster, observation
 
@@ -55,6 +56,12 @@ def test_settings_that_change_programs_are_part_of_it(monkeypatch):
     assert differences(before, known_at_once(made()[0])) == [
         "settings.XLA_FLAGS: not set -> --xla_cpu_enable_fast_math=true"
     ]
+
+
+def test_the_baseline_has_the_wording_that_stored_studies_have():
+    own = observation().config
+    jobs, findings = made(config=own.with_(batch=Batch(16, accumulation=4), keep_freed_memory=True))
+    assert identity(jobs, findings)["baseline"] == "float32, batch 16x4, freed memory kept"
 
 
 def test_a_study_is_named_after_its_source():
