@@ -24,7 +24,7 @@ class JobKind(StrEnum):
     observe   run the source up to the chosen fit; -> Observation
     trace     the same, then the training step -> {"observation": ..., "workload": ...}
     measure   run the chosen fit for a while -> Measurement
-    numerics  a few updates with a seed -> losses an update
+    numerics  a few updates with each of some seeds -> NumericsRun
     lower     the same as trace, but what a compiler says -> {"evidence": CompilerEvidence} or {"too_large": ...}
     probe     this machine's rates -> a hardware profile
     """
@@ -135,6 +135,48 @@ class Observation(Value):
         return not (
             self.batch_norm or self.unweighted_metrics or self.added_losses or self.masks or self.custom_train_step
         )
+
+
+VariableKind = Literal["weight", "seed", "batch_statistics", "state"]
+"""weight: trained; seed: state of a random number generator; batch_statistics: of BatchNormalization; state: other."""
+
+
+class VariableDifference(Value):
+    """How differently one variable changed in two runs."""
+
+    path: str
+    kind: VariableKind
+    difference: float = Field(
+        description="norm of the difference of the two changes, relative to the baseline's change"
+    )
+    baseline_change: float | None = Field(None, description="of a variable with a single element")
+    plan_change: float | None = None
+
+
+class ChangeComparison(Value):
+    """The changes of a model's variables compared with those of another run."""
+
+    weights: float = Field(description="relative difference of the changes of all trainable weights together")
+    variables: list[VariableDifference]
+
+
+class UpdateRun(Value):
+    """A few updates with one seed. `None` is "not known"."""
+
+    seed: int
+    losses: list[float] = Field(description="one an update")
+    applied: int | None = Field(None, description="updates that changed the weights; a loss scale skips some")
+    weight_change: float | None = Field(None, description="norm of the change of the trainable weights")
+    state_changes: dict[str, float] = Field({}, description="norms of the changes of other variables, by path")
+    random_draws: list[str] = Field([], description="seed states from which numbers were drawn")
+
+
+class NumericsRun(Value):
+    """The updates that a job ran, one run for each of the seeds that it could run in one process."""
+
+    runs: list[UpdateRun]
+    remainder_rows: int = Field(0, description="rows of the partial last update of an epoch that was among them")
+    compared: ChangeComparison | None = Field(None, description="the first run compared with a file of another job")
 
 
 @dataclass(frozen=True)

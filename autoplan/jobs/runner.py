@@ -5,7 +5,7 @@ Each job runs in a process of its own with a time limit and a memory limit. Answ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from autoplan.errors import (
 )
 from autoplan.jobs.answers import before_compiling, compiler_answer, too_large_to_start, value_of
 from autoplan.jobs.budget import Clock
-from autoplan.jobs.messages import Job, JobKind, JobResult, Observation, Options
+from autoplan.jobs.messages import Job, JobKind, JobResult, NumericsRun, Observation, Options
 from autoplan.machine import compiler_packages, tempdirs, this_machine
 from autoplan.machine.tempdirs import LockedFolder
 from autoplan.plan.records import CompilerEvidence, Failure, FailureKind, Measurement, Outcome
@@ -214,12 +214,12 @@ class JobRunner:
         return result.failure or Measurement.model_validate(value_of(result))
 
     def numerics(
-        self, config: TrainConfig, *, seed: int, updates: int, options: Options | None = None
-    ) -> list[float] | Failure:
-        """Return the losses of the first updates with a seed, one for each update."""
-        options = {"updates": updates, "seed": seed, **(options or {})}
+        self, config: TrainConfig, *, seeds: Sequence[int], updates: int, options: Options | None = None
+    ) -> NumericsRun | Failure:
+        """Run a few updates with the first of these seeds, and with as many others as one process can run."""
+        options = {"updates": updates, "seeds": list(seeds), **(options or {})}
         result = self.of(config)._ask(JobKind.NUMERICS, config, options, "numerics", self.limit_seconds)
-        return result.failure or [float(loss) for loss in value_of(result)["losses"]]
+        return result.failure or NumericsRun.model_validate(value_of(result))
 
     def compile(
         self,

@@ -237,6 +237,22 @@ class Verification(Value):
     faster: bool
     numerics: Literal["exact", "within_seed_band", "outside", "not_compared"]
     numerics_detail: str = ""
+    same_program: bool = Field(
+        False, description="no results were compared: only settings differ that change no number"
+    )
+    updates_compared: int | None = Field(None, description="updates of baseline and plan whose results were compared")
+    updates_applied: int | None = Field(None, description="of these under the plan; a loss scale skips some")
+    baseline_updates_applied: int | None = None
+    remainder_compared: bool = Field(False, description="the partial last update of an epoch was among them")
+    seeds_compared: int = Field(0, description="seeds with which the baseline ran these updates")
+    largest_weight_difference: float | None = Field(
+        None, description="of the change of a weight over these updates, relative to the baseline's change"
+    )
+    largest_weight_difference_of: str = Field("", description="the weight with the largest difference")
+    state: Literal["equal", "within_seed_band", "differs", "none"] | None = Field(
+        None, description="changes of variables that are not trained, without random seeds; none: there are none"
+    )
+    failure: str = Field("", description="why a run of the verification failed; empty if none did")
     validation_ran: bool = False
     checkpoint_saved: bool = False
     remainder_ran: bool = False

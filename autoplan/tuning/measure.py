@@ -15,7 +15,8 @@ from autoplan.tuning.trials.runner import Reference, Runner, Tried
 from autoplan.tuning.trials.storage import StudyPlace, study_name
 from autoplan.tuning.trials.study import PREDICTED_FIRST, Study, knob_choices, refuse_unusable
 from autoplan.tuning.trials.study_identity import identity, known_at_once, stem
-from autoplan.tuning.verification.statistics import Timed, exactness_expected
+from autoplan.tuning.verification.numerics import exactness_expected
+from autoplan.tuning.verification.statistics import Timed
 from autoplan.tuning.verification.verifier import MOST_PAIRS, PAIRS, Verified, Verifier, verification_seconds
 
 VERIFICATION_ATTEMPTS = 2

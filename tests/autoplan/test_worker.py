@@ -185,7 +185,9 @@ def test_losses_do_not_depend_on_the_micro_batches_of_a_stream(client, short, da
     spec = short(data, more=", steps_per_epoch=6" if "range" in data else "")
     own = Observation.model_validate(answered(client, JobKind.OBSERVE, spec)).config
     alone, cut = (
-        answered(client, JobKind.NUMERICS, spec, config=config, baseline=own, options={"updates": 8})["losses"]
+        answered(client, JobKind.NUMERICS, spec, config=config, baseline=own, options={"updates": 8})["runs"][0][
+            "losses"
+        ]
         for config in (own, with_batch(own, 8, 4))
     )
     assert len(alone) == 8

@@ -40,6 +40,8 @@ class FakeClient:
     facts: Observation = field(default_factory=observation)
     seconds: Callable[[TrainConfig], float] = micro_step_seconds
     losses: Callable[[TrainConfig, int, int], list[float]] = equal_losses
+    updated: Callable[[TrainConfig, int], dict[str, Any]] = lambda config, seed: {}
+    changed: Callable[[TrainConfig], dict[str, Any] | None] = lambda config: None
     compiler: Callable[[TrainConfig], dict[str, Any]] = lambda config: compiled(2**20)
     plant: Callable[[Job], JobResult | Failure | None] = lambda job: None
     jobs: list[Job] = field(default_factory=list)
@@ -81,8 +83,7 @@ class FakeClient:
             case JobKind.LOWER:
                 return self.compiler(TrainConfig.from_dict(job.options["lowered"]))
             case _:
-                losses = self.losses(config, job.options["seed"], job.options["updates"])
-                return {"losses": losses, "deterministic_model": True, "seed": job.options["seed"]}
+                return self._updates(config, job)
 
     def observed(self, backend: str) -> dict[str, Any]:
         facts = self.facts.model_dump(mode="json")
@@ -90,6 +91,18 @@ class FakeClient:
             "config": {**facts["config"], "backend": backend},
             "environment": {**facts["environment"], "backend": backend},
         }
+
+    def _updates(self, config: TrainConfig, job: Job) -> dict[str, Any]:
+        """Answer for all seeds; what `changed` says of a configuration is compared with a run of the baseline."""
+        updates = job.options["updates"]
+        runs = [
+            {"losses": self.losses(config, seed, updates), "seed": seed, "applied": updates, "weight_change": 1.0}
+            | self.updated(config, seed)
+            for seed in job.options["seeds"]
+        ]
+        equal = {"weights": 0.0, "variables": []}
+        compared = self.changed(config) or equal if "compare_with" in job.options else None
+        return {"runs": runs, "compared": compared}
 
     def _measured(self, config: TrainConfig, job: Job) -> dict[str, Any]:
         seconds = self.seconds(config)

@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from autoplan.jobs.messages import Observation
 from autoplan.jobs.runner import JobRunner
-from autoplan.plan.records import Failure, Measurement, TrialRecord, Verification
+from autoplan.plan.records import Failure, FailureKind, Measurement, TrialRecord, Verification
 from autoplan.tuning.request import Event, Watch
-from autoplan.tuning.verification.statistics import (
-    EXACT_TOLERANCE,
-    MOVED_TOLERANCE,
-    MOVED_UPDATES,
-    SEEDS,
-    UPDATES,
-    Numerics,
-    Speedup,
-    Timed,
-    compare_losses,
-    exactness_expected,
-    speedup,
-)
+from autoplan.tuning.verification.judgement import SEEDS, Numerics
+from autoplan.tuning.verification.numerics import TrainingComparison
+from autoplan.tuning.verification.statistics import Speedup, Timed, speedup
 from cost_models.config import TrainConfig
 
 PAIRS = 3
@@ -30,7 +21,6 @@ FEWEST_PAIRS = 2
 LONGER = {"groups": 8, "group_seconds": 1.0}
 LONGER_SECONDS = 6.0
 NUMERICS_SECONDS = 3.0
-FIRST_SEED = 1
 
 
 @dataclass(frozen=True)
@@ -46,6 +36,14 @@ class Verified:
     def holds(self) -> bool:
         """Whether it was shown to be faster, with numerics that do not differ."""
         return self.verification.faster and self.verification.numerics != "outside"
+
+
+@dataclass(frozen=True)
+class FailedRun:
+    """A run of a pair that failed, with its configuration."""
+
+    config: TrainConfig
+    failure: Failure
 
 
 @dataclass
@@ -86,9 +84,9 @@ class Verifier:
 
         Ctrl-C ends it with the pairs that are complete; KeyboardInterrupt passes where they are too few.
         """
-        numerics = self._numerics(reference, winner)
-        if numerics.verdict == "outside":
-            return _refused(winner, numerics)
+        numerics = self.compare_training(reference, winner)
+        if numerics.verdict == "outside" or _mostly_skipped(numerics):
+            return Verified(winner, _record(numerics))
         timed: list[tuple[Timed, Timed]] = []
         try:
             failure = self._time_enough(reference, winner, timed)
@@ -97,8 +95,12 @@ class Verifier:
                 raise
             self.interrupted, failure = True, None
         if failure is not None:
-            return _failed(winner, numerics, failure, out_of_time=self.jobs.cut_short(failure))
+            return _failed(winner, numerics, failure, out_of_time=self.jobs.cut_short(failure.failure))
         return self._verified(winner, numerics, timed, speedup(timed))
+
+    def compare_training(self, reference: TrainConfig, winner: TrainConfig) -> Numerics:
+        """Return whether the winner trains as the reference does."""
+        return TrainingComparison(self.jobs, self.observation, reference, winner, self._tell).result()
 
     def repeat(self, reference: TrainConfig, first: Measurement) -> list[Timed]:
         """Run the reference again, as time and Ctrl-C allow, to measure how much processes differ here."""
@@ -116,7 +118,7 @@ class Verifier:
 
     def _time_enough(
         self, reference: TrainConfig, winner: TrainConfig, timed: list[tuple[Timed, Timed]]
-    ) -> Failure | None:
+    ) -> FailedRun | None:
         """Add pairs until they show which is faster, or there are enough of them."""
         for wanted in (PAIRS, self.most_pairs):
             failure = self._time_pairs(reference, winner, timed, wanted)
@@ -129,7 +131,7 @@ class Verifier:
 
     def _time_pairs(
         self, reference: TrainConfig, winner: TrainConfig, timed: list[tuple[Timed, Timed]], wanted: int
-    ) -> Failure | None:
+    ) -> FailedRun | None:
         """Add pairs until there are `wanted`; the order within a pair alternates."""
         while len(timed) < wanted:
             order = (reference, winner) if len(timed) % 2 == 0 else (winner, reference)
@@ -139,7 +141,7 @@ class Verifier:
                 outcome = self._measure(config, len(timed) + 1, thorough=config == winner)
                 if isinstance(outcome, Failure):
                     enough = len(timed) >= FEWEST_PAIRS and self.jobs.cut_short(outcome)
-                    return None if enough else outcome
+                    return None if enough else FailedRun(config, outcome)
                 runs[config] = Timed(config, outcome)
             timed.append((runs[reference], runs[winner]))
             if len(timed) >= FEWEST_PAIRS and not self._time_for(timed[-1]):
@@ -155,56 +157,17 @@ class Verifier:
     def _time_for(self, pair: tuple[Timed, Timed]) -> bool:
         return self.jobs.clock.allows(sum(one.measurement.wall_seconds for one in pair) * 1.2)
 
-    def _numerics(self, reference: TrainConfig, winner: TrainConfig) -> Numerics:
-        """Compare losses of both under one seed, and of the reference under four more where they need not be equal."""
-        if reference.batch.effective != winner.batch.effective:
-            return Numerics("not_compared", "the effective batches differ, so no update is the same")
-        facts = self.observation
-        exact = exactness_expected(reference, winner, random_layers=facts.random_layers, batch_norm=facts.batch_norm)
-        seeds = range(FIRST_SEED, FIRST_SEED + (1 if exact else SEEDS))
-        moved = reference.backend != winner.backend
-        updates = MOVED_UPDATES if moved else UPDATES
-        theirs: list[list[float]] = []
-        ours: list[float] = []
-        runs = [(winner, FIRST_SEED), *((reference, seed) for seed in seeds)]
-        for config, seed in [*runs[1:], runs[0]] if moved else runs:  # who gives its weights runs first
-            whose = "plan's" if config == winner else "baseline's"
-            self._tell(f"verification, losses of {updates} updates with seed {seed}: {config.describe()}")
-            options = self._initial_weights(seed, given=config == winner) if moved else {}
-            losses = self.jobs.numerics(config, seed=seed, updates=updates, options=options)
-            if isinstance(losses, Failure):
-                return Numerics(
-                    "not_compared", f"the run for the {whose} losses failed ({losses.kind.value}: {losses.message})"
-                )
-            ours, theirs = (losses, theirs) if config == winner else (ours, [*theirs, losses])
-        return compare_losses(
-            theirs,
-            ours,
-            exact=exact,
-            compute_dtype=winner.precision.compute_dtype,
-            other_statistics=facts.batch_norm and reference.batch.global_size != winner.batch.global_size,
-            tolerance=MOVED_TOLERANCE if moved else EXACT_TOLERANCE,
-        )
-
-    def _initial_weights(self, seed: int, *, given: bool) -> dict[str, str]:
-        """Backends draw other initial weights from one seed: the baseline's are kept, and given to the plan."""
-        if self.jobs.logs is None or seed != FIRST_SEED:
-            return {}
-        path = str((self.jobs.logs / "initial_weights.npz").absolute())
-        return {"weights_from": path} if given else {"weights_to": path}
-
     def _verified(
         self, winner: TrainConfig, numerics: Numerics, timed: list[tuple[Timed, Timed]], shown: Speedup
     ) -> Verified:
         ran = {note for _, one in timed for note in one.measurement.notes}
-        verification = Verification(
+        verification = _record(
+            numerics,
             pairs=shown.pairs,
             speedup=shown.median,
             speedup_low=shown.low,
             speedup_high=shown.high,
             faster=shown.faster,
-            numerics=numerics.verdict,
-            numerics_detail=numerics.detail,
             validation_ran="validation" in ran,
             checkpoint_saved="checkpoint" in ran,
             remainder_ran="remainder" in ran,
@@ -233,14 +196,34 @@ def unverified(detail: str) -> Verification:
     return Verification(pairs=0, speedup=None, faster=False, numerics="not_compared", numerics_detail=detail)
 
 
-def _refused(winner: TrainConfig, numerics: Numerics) -> Verified:
-    return Verified(
-        winner,
-        Verification(pairs=0, speedup=None, faster=False, numerics=numerics.verdict, numerics_detail=numerics.detail),
+def _mostly_skipped(numerics: Numerics) -> bool:
+    """Return whether the plan applied less than half of the updates that the baseline applied."""
+    applied, whole = numerics.applied, numerics.baseline_applied
+    return applied is not None and whole is not None and 2 * applied < whole
+
+
+def _record(numerics: Numerics, **timing: Any) -> Verification:
+    """Return the record of a comparison, with the results of timing where there are some."""
+    return Verification(
+        **{"pairs": 0, "speedup": None, "faster": False, **timing},
+        numerics=numerics.verdict,
+        numerics_detail=numerics.detail,
+        same_program=numerics.same_program,
+        updates_compared=numerics.updates,
+        updates_applied=numerics.applied,
+        baseline_updates_applied=numerics.baseline_applied,
+        remainder_compared=numerics.remainder,
+        seeds_compared=numerics.seeds,
+        largest_weight_difference=numerics.weight_difference,
+        largest_weight_difference_of=numerics.weight_difference_of,
+        state=numerics.state,
     )
 
 
-def _failed(winner: TrainConfig, numerics: Numerics, failure: Failure, *, out_of_time: bool) -> Verified:
-    detail = f"{numerics.detail}; a verification run ended: {failure.kind.value}: {failure.message}"
-    verification = Verification(pairs=0, speedup=None, faster=False, numerics=numerics.verdict, numerics_detail=detail)
-    return Verified(winner, verification, out_of_time=out_of_time)
+def _failed(winner: TrainConfig, numerics: Numerics, ended: FailedRun, *, out_of_time: bool) -> Verified:
+    """Return a verification that a failed run ended. A plan whose loss stops being finite trains differently."""
+    reason = f"{ended.failure.kind.value}: {ended.failure.message}"
+    whose = "the plan" if ended.config == winner else "the baseline"
+    if ended.config == winner and ended.failure.kind is FailureKind.NAN:
+        numerics = replace(numerics, verdict="outside", detail=f"in a longer run of the plan {ended.failure.message}")
+    return Verified(winner, _record(numerics, failure=f"a run of {whose} failed: {reason}"), out_of_time=out_of_time)

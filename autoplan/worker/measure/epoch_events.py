@@ -15,12 +15,13 @@ import keras
 
 from autoplan.runtime import callbacks
 from autoplan.runtime.apply import Change
-from autoplan.runtime.data import data_facts, nested_arrays, regroup
+from autoplan.runtime.data import data_facts, regroup
 from autoplan.runtime.data.data_facts import DataFacts
-from autoplan.runtime.data.fit_arguments import FitArguments, map_data
+from autoplan.runtime.data.fit_arguments import FitArguments
 from autoplan.runtime.intercept import FitCall
 from autoplan.worker.channel import disk_is_full
 from autoplan.worker.measure.trial_fit import NOTHING_BUT_MICRO_STEPS, TrialFit
+from autoplan.worker.measure.update_data import rows_of_data
 from cost_models.config import Batch
 
 
@@ -64,7 +65,7 @@ def _run_remainder(fit: TrialFit) -> list[str]:
 def _end_of_arrays(fit: TrialFit) -> FitArguments:
     """Return arguments of a fit on the last whole effective batch and the rows after it."""
     samples, batch = data_facts.training_samples(fit.call.arguments), fit.effective_batch
-    last = _rows_of_data(fit.call, slice(samples - min(samples, samples % batch + batch), samples))
+    last = rows_of_data(fit.call, slice(samples - min(samples, samples % batch + batch), samples))
     return fit.arguments({**last, **NOTHING_BUT_MICRO_STEPS, "batch_size": fit.facts.batch})
 
 
@@ -94,14 +95,7 @@ def _validation_data(call: FitCall) -> Any:
     given = call.arguments.get("validation_data")
     if given is not None or not call.arguments.get("validation_split"):
         return given
-    return tuple(_rows_of_data(call, slice(data_facts.training_samples(call.arguments), None)).values())
-
-
-def _rows_of_data(call: FitCall, rows: slice) -> FitArguments:
-    def take(leaf: Any) -> Any:
-        return nested_arrays.take_rows(leaf, rows)
-
-    return map_data(lambda data: nested_arrays.map_leaves(take, data), call.arguments)
+    return tuple(rows_of_data(call, slice(data_facts.training_samples(call.arguments), None)).values())
 
 
 def _save_checkpoint(call: FitCall) -> list[str]:

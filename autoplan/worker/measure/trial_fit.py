@@ -31,9 +31,13 @@ class FitOptions(TypedDict, total=False):
     groups, group_seconds, max_seconds   limits of the timing, see `TimedGroups`
     remainder, validation, checkpoint    also run the end of an epoch, a validation, a checkpoint
     cache_dir      folder of the compilation cache
-    updates, seed  updates whose losses are recorded, and the seed of the run
+    updates, seeds  updates that are compared, and the seeds of the runs
+    accumulations   accumulations of all configurations that are compared
     weights_to     file that the initial weights are written to
     weights_from   file that the initial weights are read from
+    changes_to     file that the changes of variables are written to
+    compare_with   file of another job's changes, which are compared with those of this one
+    nudged         change the initial weights in their last digit
     """
 
     groups: int
@@ -44,9 +48,13 @@ class FitOptions(TypedDict, total=False):
     checkpoint: bool
     cache_dir: str | None
     updates: int
-    seed: int
+    seeds: list[int]
+    accumulations: list[int]
     weights_to: str
     weights_from: str
+    changes_to: str
+    compare_with: str
+    nudged: bool
 
 
 @dataclass(frozen=True)

@@ -29,11 +29,12 @@ from autoplan.sources.source import SourceSpec
 from autoplan.worker import run_to_fit, synthetic_data
 from autoplan.worker.channel import Channel, disk_is_full
 from autoplan.worker.custom_loops import PATIENCE_SECONDS, LoopWatch
-from autoplan.worker.measure.losses import record_update_losses
 from autoplan.worker.measure.measurement import measure_fit
+from autoplan.worker.measure.redraw import remember_initializers
 from autoplan.worker.measure.trial_fit import FitOptions, TrialFit
+from autoplan.worker.measure.updates import run_updates
 from autoplan.worker.observation import observe_fit
-from autoplan.worker.seeds import BASE_SEED, offset_random_seed, shuffled
+from autoplan.worker.seeds import BASE_SEED, offset_random_seed
 from cost_models.workload.serialization import workload_to_dict
 
 _OBSERVES_ONLY = (JobKind.OBSERVE, JobKind.TRACE)
@@ -135,7 +136,8 @@ class JobProcess:
         if options.get("cache_dir"):
             self.backend.enable_compilation_cache(Path(options["cache_dir"]))
         if self.job.kind is JobKind.NUMERICS:
-            offset_random_seed(int(options.get("seed", BASE_SEED)))
+            remember_initializers()
+            offset_random_seed(int((options.get("seeds") or [BASE_SEED])[0]))
         elif options.get("seed") is not None:
             keras.utils.set_random_seed(options["seed"])
 
@@ -243,10 +245,9 @@ class JobProcess:
 
     def _numerics(self, call: FitCall, facts: DataFacts) -> Answer:
         self.channel.phase("numerics")
-        if self.job.source is not None and self.job.source.kind == "instance":
-            seed = int(self.job.options.get("seed", BASE_SEED))
-            call.arguments = shuffled(call.arguments, facts, seed)
-        return dict(**record_update_losses(self._trial(call, facts, self._apply(call))))
+        live = self.job.source is not None and self.job.source.kind == "instance"
+        found = run_updates(self._trial(call, facts, self._apply(call)), given_weights=live)
+        return dict(found.model_dump(mode="json"))
 
     def _trial(self, call: FitCall, facts: DataFacts, change: Change | None) -> TrialFit:
         options = cast("FitOptions", self.job.options)

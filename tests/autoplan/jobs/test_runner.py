@@ -95,10 +95,11 @@ def test_a_measurement_or_a_failure_comes_back():
     assert jobs(FakeClient(plant=lambda job: planted)).measure(config(), "trial-1") == planted
 
 
-def test_losses_come_back_for_a_seed():
+def test_losses_come_back_for_each_seed():
     client = FakeClient()
-    losses = jobs(client).numerics(config(), seed=3, updates=4)
-    assert losses == pytest.approx([1.003, 0.503, 1 / 3 + 0.003, 0.253])
+    found = jobs(client).numerics(config(), seeds=[3, 5], updates=4)
+    assert [run.seed for run in found.runs] == [3, 5]
+    assert found.runs[0].losses == pytest.approx([1.003, 0.503, 1 / 3 + 0.003, 0.253])
     assert client.jobs[0].kind is JobKind.NUMERICS
 
 
@@ -202,7 +203,7 @@ def test_what_is_ended_from_outside_twice_is_a_failure():
 
 
 def test_looks_and_losses_are_tried_once_more_too():
-    assert len(jobs(in_turn(KILLED)).numerics(config(), seed=1, updates=3)) == 3
+    assert len(jobs(in_turn(KILLED)).numerics(config(), seeds=[1], updates=3).runs[0].losses) == 3
     assert jobs(in_turn(KILLED)).observe().parameters > 0
 
 

@@ -22,7 +22,7 @@ def test_baseline_and_winner_alternate_in_clean_processes(tune):
     tune(client)
     assert client.of_kind(JobKind.MEASURE)[-6:] == [OWN, BEST, BEST, OWN, OWN, BEST]
     assert [job.options.get("validation") for job in client.jobs[-6:]] == [None, True, None, None, None, None]
-    assert client.of_kind(JobKind.NUMERICS) == [BEST, OWN]
+    assert client.of_kind(JobKind.NUMERICS) == [OWN, BEST]
 
 
 def test_the_number_of_trials_is_kept(tune):

@@ -40,8 +40,8 @@ def draw(client, tmp_path):
         script = tmp_path / "train.py"
         script.write_text(textwrap.dedent(SCRIPT).format(before=before))
         log = tmp_path / f"{seed}.log"
-        job = Job(kind=JobKind.NUMERICS, source=source.resolve(str(script)), options={"seed": seed, "updates": 4})
-        losses = client.run(job, time_limit_seconds=60, log=log).value["losses"]
+        job = Job(kind=JobKind.NUMERICS, source=source.resolve(str(script)), options={"seeds": [seed], "updates": 4})
+        losses = client.run(job, time_limit_seconds=60, log=log).value["runs"][0]["losses"]
         return losses, [line for line in log.read_text().splitlines() if line.startswith("data")][-1:]
 
     return run
@@ -104,9 +104,9 @@ def test_draws_of_pytorch_are_repeated(backend, tmp_path):
     def draw(seed):
         log = tmp_path / "log"
         log.unlink(missing_ok=True)
-        options = {"seed": seed, "updates": 4}
+        options = {"seeds": [seed], "updates": 4}
         job = Job(kind=JobKind.NUMERICS, source=source.resolve(str(script)), backend=backend, options=options)
-        losses = some.run(job, time_limit_seconds=120, log=log).value["losses"]
+        losses = some.run(job, time_limit_seconds=120, log=log).value["runs"][0]["losses"]
         return losses, [line for line in log.read_text().splitlines() if line.startswith("data")]
 
     with Client(backend) as some:

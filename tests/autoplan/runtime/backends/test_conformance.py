@@ -248,8 +248,8 @@ def test_losses_are_the_same_for_a_seed_and_for_micro_batches(worker, observed):
     cut = worker.changed(own, batch=type(batch)(batch.local // 4, accumulation=4))
 
     def losses(config, seed):
-        options = {"seed": seed, "updates": 6}
-        return worker.value(JobKind.NUMERICS, config=config, baseline=own, options=options)["losses"]
+        options = {"seeds": [seed], "updates": 6}
+        return worker.value(JobKind.NUMERICS, config=config, baseline=own, options=options)["runs"][0]["losses"]
 
     first, other = losses(own, 1), losses(own, 2)
     assert len(first) == 6

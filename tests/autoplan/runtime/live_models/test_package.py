@@ -75,7 +75,7 @@ def test_trials_start_from_the_live_models_weights_and_optimizer(ask, packed, ob
     for generator in (g for layer in model._flatten_layers() for g in layer._seed_generators):
         generator.state.assign([0, 0])
     baseline = observed[kind].config
-    result = ask(JobKind.NUMERICS, packed[kind], baseline=baseline, changes={}, seed=1, updates=3)
+    result = ask(JobKind.NUMERICS, packed[kind], baseline=baseline, changes={}, seeds=[1], updates=3)
     assert result.failure is None, result.failure
     losses = []
     for at in range(3):
@@ -85,15 +85,15 @@ def test_trials_start_from_the_live_models_weights_and_optimizer(ask, packed, ob
         losses.append(float(model.train_on_batch(batch, y[rows], return_dict=True)["loss"]))
     # Dropout is drawn anew in a worker.
     tolerance = 1e-5 if kind == "sequential" else 0.2
-    np.testing.assert_allclose(result.value["losses"], losses, rtol=tolerance)
+    np.testing.assert_allclose(result.value["runs"][0]["losses"], losses, rtol=tolerance)
 
 
 def test_draws_of_a_training_differ_by_the_order_of_its_data(ask, packed, observed):
     baseline = observed["sequential"].config
 
     def losses(seed):
-        result = ask(JobKind.NUMERICS, packed["sequential"], baseline=baseline, changes={}, seed=seed, updates=3)
-        return result.value["losses"]
+        result = ask(JobKind.NUMERICS, packed["sequential"], baseline=baseline, changes={}, seeds=[seed], updates=3)
+        return result.value["runs"][0]["losses"]
 
     own, other = losses(1), losses(2)
     assert own != other

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from autoplan.plan.records import Measurement
-from autoplan.tuning.verification.statistics import Timed, compare_losses, exactness_expected, speedup, student_t
+from autoplan.tuning.verification.statistics import Timed, speedup, student_t
 from tests.builders import plans
 from tests.builders.observations import config
 
@@ -83,82 +83,6 @@ def test_the_interval_is_the_same_each_time():
 def test_no_pairs_is_an_error():
     with pytest.raises(ValueError, match="at least one pair"):
         speedup([])
-
-
-@pytest.mark.parametrize(
-    ("changes", "facts", "expected"),
-    [
-        ({}, {}, True),
-        ({"remat": {"mode": "activations"}}, {}, True),
-        ({"precision": "mixed_bfloat16"}, {}, False),
-        ({}, {"random_layers": True}, False),
-        ({}, {"batch_norm": True}, False),
-    ],
-)
-def test_equal_losses_are_expected_in_float32_without_dropout_and_batch_norm(changes, facts, expected):
-    facts = {"random_layers": False, "batch_norm": False} | facts
-    assert exactness_expected(config(), config(**changes), **facts) is expected
-
-
-LOSSES = [2.0 / (n + 1) for n in range(20)]
-
-
-@pytest.mark.parametrize(("relative", "verdict"), [(0.0, "exact"), (0.9e-5, "exact"), (1.1e-5, "outside")])
-def test_exact_is_a_relative_1e_5_of_every_update(relative, verdict):
-    winner = [*LOSSES[:-1], LOSSES[-1] * (1 + relative)]
-    told = compare_losses([LOSSES], winner, exact=True)
-    assert told.verdict == verdict
-    assert "over 20 updates" in told.detail
-
-
-def seeds(spread):
-    return [[loss + spread * (seed - 2) for loss in LOSSES] for seed in range(5)]
-
-
-def test_the_band_is_the_prediction_interval_of_five_seeds():
-    # Means of the later half differ by 0.01 a seed: s = 0.01 * sqrt(2.5); half width t * s * sqrt(1 + 1/5).
-    half = 2.7764451 * 0.01 * math.sqrt(2.5) * math.sqrt(1.2)
-    inside = [loss + 0.98 * half for loss in LOSSES]
-    outside = [loss + 1.02 * half for loss in LOSSES]
-    assert compare_losses(seeds(0.01), inside, exact=False).verdict == "within_seed_band"
-    assert compare_losses(seeds(0.01), outside, exact=False).verdict == "outside"
-
-
-@pytest.mark.parametrize(("dtype", "bits"), [("float32", 23), ("float16", 10), ("bfloat16", 7)])
-def test_without_any_spread_the_band_is_what_rounding_explains(dtype, bits):
-    same = [LOSSES] * 5
-    for share, verdict in ((0.99, "within_seed_band"), (1.01, "outside")):
-        nudged = [loss * (1 + share * math.sqrt(2.0**-bits)) for loss in LOSSES]
-        assert compare_losses(same, nudged, exact=False, compute_dtype=dtype).verdict == verdict
-
-
-@pytest.mark.parametrize(
-    ("shift", "other_statistics", "verdict"),
-    [
-        (-0.5, False, "outside"),
-        (-0.5, True, "not_compared"),
-        (0.5, True, "outside"),
-        (0.001, True, "within_seed_band"),
-    ],
-)
-def test_batch_norm_over_other_micro_batches_may_lower_the_loss_but_not_raise_it(shift, other_statistics, verdict):
-    winner = [loss + shift for loss in LOSSES]
-    told = compare_losses(seeds(0.01), winner, exact=False, other_statistics=other_statistics)
-    assert told.verdict == verdict
-    assert ("BatchNormalization" in told.detail) is (verdict == "not_compared")
-
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_loss_that_is_no_number_is_outside(bad):
-    assert compare_losses(seeds(1.0), [*LOSSES[:-1], bad], exact=False).verdict == "outside"
-
-
-@pytest.mark.parametrize(
-    ("theirs", "ours", "exact"),
-    [([], LOSSES, True), ([LOSSES], [], True), ([LOSSES], LOSSES[:5], True), ([LOSSES] * 4, LOSSES, False)],
-)
-def test_what_cannot_be_compared_is_not(theirs, ours, exact):
-    assert compare_losses(theirs, ours, exact=exact).verdict == "not_compared"
 
 
 @pytest.mark.parametrize(("freedom", "quantile"), [(1, 12.706), (2, 4.303), (4, 2.776), (9, 2.262), (30, 2.042)])

@@ -138,14 +138,15 @@ def test_a_run_that_fails_says_so_and_shows_nothing():
     found = verify(client)
     assert not found.holds
     assert (found.verification.pairs, found.verification.speedup, found.out_of_time) == (0, None, False)
-    assert found.verification.numerics_detail.endswith("a verification run ended: nan: the loss is nan")
+    assert found.verification.failure == "a run of the baseline failed: nan: the loss is nan"
+    assert "failed" not in found.verification.numerics_detail
 
 
 def test_losses_that_cannot_be_had_are_not_compared():
     client = FakeClient(observation(OWN), plant=lambda job: failure() if job.kind is JobKind.NUMERICS else None)
     found = verify(client)
     assert found.verification.numerics == "not_compared"
-    assert found.verification.numerics_detail == "the run for the plan's losses failed (oom: too large)"
+    assert found.verification.numerics_detail == "the run for the baseline's losses failed (oom: too large)"
     assert found.verification.faster
 
 
@@ -290,3 +291,27 @@ def test_an_interrupted_trial_is_tried_again_when_the_study_is_resumed(tune):
     assert second.plan.trials[:3] == first.plan.trials
     assert len(second.plan.trials) == 8
     assert OWN not in client.of_kind(JobKind.MEASURE)[:5]
+
+
+def test_a_plan_whose_loss_stops_being_finite_trains_differently():
+    planted = failure(FailureKind.NAN, "loss is inf")
+    client = FakeClient(
+        observation(OWN),
+        plant=lambda job: planted if job.kind is JobKind.MEASURE and job.config == WINNER else None,
+    )
+    told = verify(client).verification
+    assert (told.numerics, told.numerics_detail) == ("outside", "in a longer run of the plan loss is inf")
+    assert told.failure == "a run of the plan failed: nan: loss is inf"
+
+
+def test_a_plan_that_skips_most_updates_is_not_timed():
+    client = FakeClient(observation(OWN), updated=lambda one, seed: {"applied": 0 if one == WINNER else 20})
+    found = verify(client)
+    assert (found.holds, pairs_run(client)) == (False, 0)
+    assert (found.verification.updates_applied, found.verification.baseline_updates_applied) == (0, 20)
+
+
+def test_the_record_of_a_comparison_says_what_was_compared():
+    told = verify(FakeClient(observation(OWN))).verification
+    assert (told.updates_compared, told.updates_applied, told.seeds_compared) == (20, 20, 1)
+    assert (told.largest_weight_difference, told.state, told.failure) == (0.0, "none", "")
