@@ -9,9 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from autoplan.jobs.messages import NumericsRun, UpdateRun
 from autoplan.plan.records import Evidence
 from autoplan.tuning.result import attribution
-from autoplan.tuning.verification import statistics
+from autoplan.tuning.verification import judgement
 from cost_models import Batch, Mesh, TrainConfig
 from studies import harness
 from studies.backend_auto import __main__ as backend_auto
@@ -102,8 +103,9 @@ def test_the_mesh_study_reads_a_plans_note_on_devices():
 
 
 def test_the_study_of_backends_reads_how_far_losses_differ():
-    numerics = statistics.compare_losses([[1.0] * 50], [1.001] + [1.0] * 49, exact=True)
-    plan = SimpleNamespace(verification=SimpleNamespace(numerics_detail=numerics.detail))
+    base, ours = (UpdateRun(seed=1, losses=[first] + [1.0] * 49) for first in (1.0, 1.001))
+    detail = judgement.exactness(base, NumericsRun(runs=[ours])).detail
+    plan = SimpleNamespace(verification=SimpleNamespace(numerics_detail=detail))
     assert backend_auto.losses_differ_by(plan) == pytest.approx(1e-3)
 
 

@@ -17,6 +17,7 @@ from autoplan.plan.records import (
     Measurement,
     Plan,
     Rescue,
+    Verification,
     WholeFit,
 )
 from autoplan.tuning.oom_rescue.outcome import described_changes
@@ -200,18 +201,39 @@ def numerics(plan: Plan) -> str | None:
         return None
     if plan.rescue is not None and plan.verification.numerics == "not_compared":
         return "Training results cannot be compared, because the baseline does not run."
-    moved = plan.config.backend != plan.baseline.config.backend
-    compared = "baseline and plan" if plan.rescue is None else "the smallest change that runs and of the plan"
     detail = plan.verification.numerics_detail
+    if plan.verification.same_program:
+        return f"No training results were compared, because the program is the same: {detail}."
     if plan.verification.numerics == "not_compared":
         return "Training results were not compared" + (f", because {detail}." if detail else ".")
-    result = {
-        "exact": f"Training gives the same results: the losses of {compared} are equal within "
-        f"{'1e-3' if moved else '1e-5'}",
-        "within_seed_band": "Training gives similar results: the plan's losses lie within the variation between seeds",
-        "outside": "Training gives different results: the plan's losses lie outside the variation between seeds",
-    }[plan.verification.numerics]
-    return result + (f" ({detail})." if detail else ".")
+    if plan.verification.failure and plan.verification.numerics != "outside":
+        return (
+            f"Whether training gives the same results is open, because {plan.verification.failure} (compared before "
+            f"that: {detail})."
+        )
+    return _compared_results(plan, plan.verification) + (f" ({detail})." if detail else ".")
+
+
+def _compared_results(plan: Plan, found: Verification) -> str:
+    """Return the verdict with what was compared. Plans of earlier versions compared losses only."""
+    compared = "baseline and plan" if plan.rescue is None else "the smallest change that runs and of the plan"
+    updates = found.updates_compared
+    if found.numerics == "outside":
+        seeds = found.seeds_compared > 1 or updates is None
+        where = ": the plan's results lie outside the variation between seeds" if seeds else ""
+        return f"Training gives different results{where}"
+    last = ", the partial last update of an epoch among them" if found.remainder_compared else ""
+    over = f"over {updates} updates{last}"
+    if found.numerics == "within_seed_band":
+        what = "the plan's losses lie" if updates is None else f"{over}, losses and changes of the plan's weights lie"
+        return f"Training gives similar results: {what} within the variation between seeds"
+    if updates is None:
+        moved = plan.config.backend != plan.baseline.config.backend
+        within = f"the losses of {compared} are equal within {'1e-3' if moved else '1e-5'}"
+    else:
+        what = "losses and weights" if found.state == "none" else "losses, weights and other variables"
+        within = f"{over}, {what} of {compared} are equal within rounding"
+    return f"Training gives the same results: {within}"
 
 
 @dataclass(frozen=True)

@@ -94,6 +94,8 @@ def _try(runner: Runner, findings: Findings, watch: Watch) -> Tried:
 def _verify(runner: Runner, tried: Tried, watch: Watch) -> tuple[list[Verified] | None, list[Timed], bool]:
     """Verify what is better than the reference, or where nothing is, repeat the reference; None: nothing came of it.
 
+    Where options exclude the reference, training results of what will be the plan are compared in any case.
+
     Also returns every run of a configuration that ran more than once, which shows how far processes differ, and whether
     Ctrl-C ended it.
     """
@@ -108,6 +110,8 @@ def _verify(runner: Runner, tried: Tried, watch: Watch) -> tuple[list[Verified] 
     reference, first = tried.reference.config, tried.reference.measurement
     try:
         verified = verifier.verify_best(reference, better[:attempts])
+        if reference not in runner.legal and not any(one.holds for one in verified):
+            verified += verifier.compare_best(reference, runner.ranked(), verified)
         repeats = [run for one in verified for run in one.runs]
         if first is not None and not repeats and not tried.interrupted:
             repeats = verifier.repeat(reference, first)

@@ -33,7 +33,7 @@ def choose(
     reference = tried.reference.config
     baseline_runs = tried.baseline.measurement is not None
     named = "the baseline" if baseline_runs else "the smallest change that runs"
-    last = verified[-1] if verified else None
+    last = next((one for one in reversed(verified or ()) if one.timed), None)
     if last is not None and last.holds:
         verification = last.verification if baseline_runs else _without_speedup(last.verification, reference)
         pairs = f"{last.verification.pairs} pairs of clean processes"
@@ -68,7 +68,7 @@ def _why_not(last: Verified | None, named: str, *, interrupted: bool, others: bo
     if verified.numerics == "outside":
         return f"the best trial gives different training results ({verified.numerics_detail})"
     if verified.speedup is None:
-        return f"the best trial failed verification ({verified.numerics_detail})"
+        return f"the best trial failed verification ({verified.failure or verified.numerics_detail})"
     low, high = verified.speedup_low or 0.0, verified.speedup_high or 0.0
     interval = formatting.spread(low, high, f"95% confidence interval {low:.2f} to {high:.2f}")
     return f"the best trial was not shown to be faster in clean processes (speed-up {verified.speedup:.2f}, {interval})"

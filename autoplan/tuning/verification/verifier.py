@@ -21,16 +21,23 @@ FEWEST_PAIRS = 2
 LONGER = {"groups": 8, "group_seconds": 1.0}
 LONGER_SECONDS = 6.0
 NUMERICS_SECONDS = 3.0
+COMPARISONS = 3
+"""Configurations whose training is compared at most where options exclude the baseline and nothing is faster."""
 
 
 @dataclass(frozen=True)
 class Verified:
-    """The verification of a winner in clean processes. `out_of_time`: the budget ended before there was a result."""
+    """The verification of a configuration in clean processes.
+
+    out_of_time  the budget ended before there was a result
+    timed        False where only training results were compared, because it is not faster
+    """
 
     config: TrainConfig
     verification: Verification
     runs: tuple[Timed, ...] = ()
     out_of_time: bool = False
+    timed: bool = True
 
     @property
     def holds(self) -> bool:
@@ -97,6 +104,32 @@ class Verifier:
         if failure is not None:
             return _failed(winner, numerics, failure, out_of_time=self.jobs.cut_short(failure.failure))
         return self._verified(winner, numerics, timed, speedup(timed))
+
+    def compare_best(
+        self, reference: TrainConfig, ranked: Sequence[TrialRecord], verified: Sequence[Verified]
+    ) -> list[Verified]:
+        """Compare training results of the best that trains as the reference does, where time allows.
+
+        This is for options that exclude the reference: the plan is one of `ranked` then, faster or not. Those that are
+        verified already are not compared again. Ctrl-C ends it with what there is.
+        """
+        known = {one.config: one.verification.numerics for one in verified}
+        found: list[Verified] = []
+        for record in ranked[:COMPARISONS]:
+            if known.get(record.config, "outside") != "outside":
+                break
+            seconds = 2 * (self.observation.setup_seconds + NUMERICS_SECONDS)
+            if record.config in known or not self.jobs.clock.allows(seconds):
+                continue
+            try:
+                numerics = self.compare_training(reference, record.config)
+            except KeyboardInterrupt:
+                self.interrupted = True
+                break
+            found.append(Verified(record.config, _record(numerics), timed=False))
+            if numerics.verdict != "outside":
+                break
+        return found
 
     def compare_training(self, reference: TrainConfig, winner: TrainConfig) -> Numerics:
         """Return whether the winner trains as the reference does."""

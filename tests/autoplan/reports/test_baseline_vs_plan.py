@@ -348,14 +348,61 @@ def test_a_plan_that_changes_nothing():
             "within_seed_band",
             "Training gives similar results: the plan's losses lie within the variation between seeds",
         ),
-        ("outside", "Training gives different results: the plan's losses lie outside the variation between seeds"),
+        ("outside", "Training gives different results: the plan's results lie outside the variation between seeds"),
         ("not_compared", "Training results were not compared"),
     ],
 )
-def test_numerics_in_words(verdict, start):
+def test_numerics_of_earlier_plans_in_words(verdict, start):
     verification = plans.plain_plan()["verification"] | {"numerics": verdict, "numerics_detail": ""}
     assert baseline_vs_plan.numerics(plans.plan(verification=verification)) == start + "."
     assert baseline_vs_plan.numerics(plans.plan(verification=None)) is None
+
+
+@pytest.mark.parametrize(
+    ("found", "told"),
+    [
+        (
+            {"state": "equal", "remainder_compared": True},
+            (
+                "Training gives the same results: over 20 updates, the partial last update of an epoch among them, losses, "
+                "weights and other variables of baseline and plan are equal within rounding (why)."
+            ),
+        ),
+        (
+            {"state": "none"},
+            (
+                "Training gives the same results: over 20 updates, losses and weights of baseline and plan are equal "
+                "within rounding (why)."
+            ),
+        ),
+        (
+            {"numerics": "within_seed_band", "seeds_compared": 5},
+            (
+                "Training gives similar results: over 20 updates, losses and changes of the plan's weights lie within the "
+                "variation between seeds (why)."
+            ),
+        ),
+        ({"numerics": "outside", "seeds_compared": 1}, "Training gives different results (why)."),
+        (
+            {"numerics": "outside", "seeds_compared": 5},
+            "Training gives different results: the plan's results lie outside the variation between seeds (why).",
+        ),
+        (
+            {"numerics": "not_compared", "same_program": True},
+            "No training results were compared, because the program is the same: why.",
+        ),
+        (
+            {"state": "none", "failure": "a run of the plan failed: oom: too large"},
+            (
+                "Whether training gives the same results is open, because a run of the plan failed: oom: too large "
+                "(compared before that: why)."
+            ),
+        ),
+    ],
+)
+def test_numerics_in_words_with_what_was_compared(found, told):
+    verification = plans.plain_plan()["verification"] | {"numerics_detail": "why", "updates_compared": 20} | found
+    assert baseline_vs_plan.numerics(plans.plan(verification=verification)) == told
 
 
 # A rescued baseline

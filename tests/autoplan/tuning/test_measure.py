@@ -55,6 +55,30 @@ def test_a_winner_that_dies_in_verification_leaves_the_next(tune):
     assert plan.config == config(128, 2)
 
 
+def slower_than_the_baseline(one):
+    return one.batch.global_size * (0.001 if one == OWN else 0.01)
+
+
+def test_training_under_a_pin_is_compared_though_nothing_is_faster(tune):
+    losses = lambda one, seed, updates: [1.0 if one == OWN else 2.0] * updates  # noqa: E731
+    client = fake(seconds=slower_than_the_baseline, losses=losses)
+    plan = tune(client, fix={"batch.accumulation": "2"}).plan
+    assert plan.config.batch.accumulation == 2
+    assert (plan.verification.numerics, plan.verification.pairs) == ("outside", 0)
+    assert plan.config in client.of_kind(JobKind.NUMERICS)
+    equal = tune(fake(seconds=slower_than_the_baseline), fix={"batch.accumulation": "2"}).plan
+    assert (equal.verification.numerics, equal.verification.speedup) == ("exact", None)
+    assert equal.notes[0].startswith("no trial was faster than the baseline; ")
+
+
+def test_settings_that_change_no_number_are_not_compared_under_a_pin(tune):
+    client = fake(seconds=slower_than_the_baseline)
+    plan = tune(client, fix={"keep_freed_memory": "true"}, only={"keep_freed_memory"}).plan
+    assert plan.config == OWN.with_(keep_freed_memory=True)
+    assert plan.verification.same_program
+    assert client.of_kind(JobKind.NUMERICS) == []
+
+
 def test_the_budget_leaves_time_to_verify(tune, monkeypatch):
     """On the clock of the made-up machine each job takes 10 s."""
     now = [0.0]

@@ -1,5 +1,7 @@
 """A few updates of a real fit, from which two configurations are compared."""
 
+import math
+
 import keras
 import numpy as np
 import pytest
@@ -34,7 +36,7 @@ class Rows(keras.utils.PyDataset):
         self.x = x
 
     def __len__(self):
-        return -(-len(self.x) // BATCH)
+        return math.ceil(len(self.x) / BATCH)
 
     def __getitem__(self, index):
         rows = self.x[index * BATCH : (index + 1) * BATCH]
@@ -101,8 +103,12 @@ def test_batch_statistics_and_seeds_are_named_for_what_they_are(tmp_path):
     found = ran(updates=4, layers=layers, compare_with=kept)
     kinds = {one.path.rpartition("/")[2]: one.kind for one in found.compared.variables}
     assert kinds == {
-        "gamma": "weight", "beta": "weight", "kernel": "weight", "bias": "weight",
-        "moving_mean": "batch_statistics", "moving_variance": "batch_statistics",
+        "gamma": "weight",
+        "beta": "weight",
+        "kernel": "weight",
+        "bias": "weight",
+        "moving_mean": "batch_statistics",
+        "moving_variance": "batch_statistics",
     }
     assert max(one.difference for one in found.compared.variables) == 0.0
     assert len(first.runs[0].random_draws) == 1
