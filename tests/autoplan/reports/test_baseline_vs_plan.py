@@ -364,8 +364,8 @@ def test_numerics_of_earlier_plans_in_words(verdict, start):
         (
             {"state": "equal", "remainder_compared": True},
             (
-                "Training gives the same results: over 20 updates, the partial last update of an epoch among them, losses, "
-                "weights and other variables of baseline and plan are equal within rounding (why)."
+                "Training gives the same results: over 20 updates, the partial last update of an epoch among them, "
+                "losses, weights and other variables of baseline and plan are equal within rounding (why)."
             ),
         ),
         (
@@ -378,8 +378,8 @@ def test_numerics_of_earlier_plans_in_words(verdict, start):
         (
             {"numerics": "within_seed_band", "seeds_compared": 5},
             (
-                "Training gives similar results: over 20 updates, losses and changes of the plan's weights lie within the "
-                "variation between seeds (why)."
+                "Training gives similar results: over 20 updates, losses and changes of the plan's weights lie within "
+                "the variation between seeds (why)."
             ),
         ),
         ({"numerics": "outside", "seeds_compared": 1}, "Training gives different results (why)."),
