@@ -68,7 +68,8 @@ def _why_not(last: Verified | None, named: str, *, interrupted: bool, others: bo
     if verified.numerics == "outside":
         return f"the best trial gives different training results ({verified.numerics_detail})"
     if verified.speedup is None:
-        return f"the best trial failed verification ({verified.failure or verified.numerics_detail})"
+        ended = f"failed verification ({verified.failure})" if verified.failure else "was not verified"
+        return f"the best trial {ended}" + ("" if verified.failure else f" ({verified.numerics_detail})")
     low, high = verified.speedup_low or 0.0, verified.speedup_high or 0.0
     interval = formatting.spread(low, high, f"95% confidence interval {low:.2f} to {high:.2f}")
     return f"the best trial was not shown to be faster in clean processes (speed-up {verified.speedup:.2f}, {interval})"

@@ -63,7 +63,7 @@ class Numerics:
 
 @dataclass(frozen=True)
 class Circumstances:
-    """What is known of two runs besides their figures.
+    """The facts about two runs that decide how their figures are judged.
 
     tolerances        where results have to be equal within rounding
     compute_dtype     of the plan
@@ -87,8 +87,8 @@ def incomparable(theirs: UpdateRun, ours: UpdateRun, updates: int) -> str:
     whose = ("plan", "baseline") if fewer == ours.applied else ("baseline", "plan")
     return (
         f"{fewer} of the {updates} compared updates were applied under the {whose[0]}, and "
-        f"{max(theirs.applied, ours.applied)} under the {whose[1]}: its optimizer skipped updates whose gradients are "
-        "not finite"
+        f"{max(theirs.applied, ours.applied)} under the {whose[1]}: the {whose[0]}'s optimizer skipped updates whose "
+        "gradients are not finite"
     )
 
 

@@ -201,7 +201,7 @@ class TrainingComparison:
     def _run(self, config: TrainConfig, seeds: Sequence[int], **options: Any) -> NumericsRun:
         whose = "plan's" if config == self.winner else "baseline's"
         shown = f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {seeds[0]} to {seeds[-1]}"
-        self.tell(f"{self._updates} updates with {shown}: {config.describe()}")
+        self.tell(f"verification, {self._updates} updates with {shown}: {config.describe()}")
         accumulations = sorted({self.reference.batch.accumulation, self.winner.batch.accumulation})
         found = self.jobs.numerics(
             config, seeds=list(seeds), updates=self._updates, options={"accumulations": accumulations, **options}

@@ -24,8 +24,8 @@ _ATTRIBUTE = "_autoplan_initializer"
 _LARGEST_SEED = 10**9
 
 
-def remember_initializers() -> None:
-    """Remember the initializer of every variable from now on. The patch is not undone."""
+def remember_initializers() -> Callable[[], None]:
+    """Remember the initializer of every variable from now on. Returns a function that ends it."""
     original = keras_backend.Variable._initialize_with_initializer
 
     @functools.wraps(original)
@@ -34,6 +34,7 @@ def remember_initializers() -> None:
         original(variable, initializer)
 
     keras_backend.Variable._initialize_with_initializer = initialize
+    return functools.partial(setattr, keras_backend.Variable, "_initialize_with_initializer", original)
 
 
 @dataclass(frozen=True)

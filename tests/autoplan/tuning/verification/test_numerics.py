@@ -61,7 +61,7 @@ def test_equal_results_take_one_run_of_each():
     assert jobs_of(client) == [(OWN, [1]), (WINNER, [1])]
     assert client.jobs[0].options["changes_to"] == client.jobs[1].options["compare_with"]
     assert client.jobs[0].options["accumulations"] == [1, 8]
-    assert told[0] == f"20 updates with seed 1: {OWN.describe()}"
+    assert told[0] == f"verification, 20 updates with seed 1: {OWN.describe()}"
 
 
 @pytest.mark.parametrize(

@@ -4,15 +4,14 @@ import keras
 import numpy as np
 import pytest
 
-from autoplan.worker.measure import redraw
-from autoplan.worker.measure.redraw import StartingPoint, nudge_weights
+from autoplan.worker.measure.redraw import StartingPoint, nudge_weights, remember_initializers
 
 
 @pytest.fixture(autouse=True)
-def remembered(monkeypatch):
-    variable = redraw.keras_backend.Variable
-    monkeypatch.setattr(variable, "_initialize_with_initializer", variable._initialize_with_initializer)
-    redraw.remember_initializers()
+def remembered():
+    forget = remember_initializers()
+    yield
+    forget()
 
 
 def made(**first):
