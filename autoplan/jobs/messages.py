@@ -104,6 +104,7 @@ class Observation(Value):
     ema: bool
     optimizer: str
     writers_left_out: list[str] = Field([], description="callbacks that write and are left out of trials")
+    files_written: list[str] = Field([], description="files that the script wrote before its fit, in this job")
     intercepted: list[str] = Field([], description="calls of the script that a candidate overrides")
     why_fixed_batch: str = Field("", description="why the batch cannot be changed, where `rebatchable` is false")
     probe: SplitProbe | None = Field(None, description="what micro-steps showed; None: the model was not probed")

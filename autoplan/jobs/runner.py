@@ -5,6 +5,7 @@ Each job runs in a process of its own with a time limit and a memory limit. Answ
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -113,6 +114,8 @@ class JobRunner:
     tracer     workers on JAX, which trace whatever the training runs on; None where JAX is not installed
     others     runners of the same source on other backends, by backend, where the backend itself is tuned
     traced     traces so far; runners of one source on several backends share them
+    writers    callbacks that trials have seen write, by position, with what they do; later trials leave them out
+    began      when the tuning began, in seconds since the epoch: older files are the user's
     notify     takes what a user should know of a job while it runs
     """
 
@@ -128,6 +131,8 @@ class JobRunner:
     tracer: Runs | None = None
     others: Mapping[str, JobRunner] = field(default_factory=dict)
     traced: dict[TrainConfig, tuple[Observation, Workload]] = field(default_factory=dict)
+    writers: dict[int, str] = field(default_factory=dict)
+    began: float = field(default_factory=time.time)
     notify: Callable[[str], None] = _silent
 
     def of(self, config: TrainConfig) -> JobRunner:
@@ -211,7 +216,11 @@ class JobRunner:
         """Run the chosen fit for a while under `config`. `name` names the log; `patience` stretches the time limit."""
         seconds = self.limit_seconds * patience
         result = self.of(config)._ask(JobKind.MEASURE, config, options or {}, name, seconds, on_phase)
-        return result.failure or Measurement.model_validate(value_of(result))
+        if result.failure is not None:
+            return result.failure
+        measured = Measurement.model_validate(value_of(result))
+        self.writers.update(measured.writers)
+        return measured
 
     def numerics(
         self, config: TrainConfig, *, seeds: Sequence[int], updates: int, options: Options | None = None
@@ -310,7 +319,7 @@ class JobRunner:
             config=config,
             baseline=self.baseline,
             devices=self.cluster.devices if self.cluster.simulated else None,
-            options={**self._folders(kind), **options},
+            options={**self._folders(kind), "left_out": self.writers, "tuning_began": self.began, **options},
         )
 
     def _folders(self, kind: JobKind) -> dict[str, str]:

@@ -16,6 +16,8 @@ from autoplan.plan.fields import AnalyticEstimate, Config, ProgramTime
 SCHEMA_VERSION = 1
 DEFAULT_FUNCTION = "build_model"
 """The builder of a file where none is named."""
+_IF_ANY = frozenset({"callbacks_ran", "callbacks_left_out", "writers", "files_written"})
+"""Fields of a measurement that are written only if they have a value."""
 NOTABLE = 0.05
 """Share by which the gain of a whole fit has to differ from that of the compiled programs to be shown beside it."""
 
@@ -90,6 +92,16 @@ class Measurement(Value):
     )
     wall_seconds: float
     notes: list[str] = []
+    callbacks_ran: list[str] = Field([], description="the script's callbacks that ran in this trial")
+    callbacks_left_out: list[str] = Field([], description="callbacks that were about to write and were left out")
+    writers: dict[int, str] = Field({}, description="the same by their positions among the callbacks of fit")
+    files_written: list[str] = Field([], description="files that the training's own code wrote during the fit")
+
+    @model_serializer(mode="wrap")
+    def _without_empty_lists(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what a trial did not do, as plans of earlier versions do."""
+        values: dict[str, Any] = serialize(self)
+        return {name: value for name, value in values.items() if value or name not in _IF_ANY}
 
     @property
     def samples_per_micro_step(self) -> float:

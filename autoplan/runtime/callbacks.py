@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import weakref
+from collections.abc import Collection
+from types import ModuleType
 from typing import Any
 
 import keras
@@ -12,18 +14,9 @@ from autoplan.runtime.data.fit_arguments import FitArguments
 from cost_models.config import Batch
 
 _WRITERS = ("ModelCheckpoint", "TensorBoard", "CSVLogger", "BackupAndRestore", "RemoteMonitor", "SwapEMAWeights")
-_WRITER_WORDS = (
-    "wandb",
-    "mlflow",
-    "neptune",
-    "comet",
-    "clearml",
-    "checkpoint",
-    "tensorboard",
-    "logger",
-    "monitor",
-    "save",
-)
+"""Keras's own callbacks that write files or send data, with their subclasses."""
+_SENDERS = ("wandb", "mlflow", "neptune", "comet_ml", "clearml", "aim", "swanlab")
+"""Packages whose callbacks send data from threads or processes of their own, where a trial cannot see it."""
 _BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 _OWN_COUNTS: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 """The count that the script itself has set, for a callback that is used in several fits."""
@@ -39,12 +32,28 @@ def as_list(callbacks: Any) -> list[Any]:
     return list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
 
 
-def writes(callback: Any) -> bool:
-    """Return whether this callback writes files or sends data, judged by its class, its name and its package."""
-    if any(base.__name__ in _WRITERS for base in type(callback).__mro__):
-        return True
-    name = f"{type(callback).__module__}.{type(callback).__name__}".lower()
-    return any(word in name for word in _WRITER_WORDS)
+def known_writer(callback: Any) -> bool:
+    """Return whether this callback is known to write files or to send data.
+
+    These are classes of Keras and of tracking services, and callbacks whose own methods use a tracking service. Trials
+    watch what all other callbacks do (`autoplan.worker.files`), whatever their names are.
+    """
+    for base in type(callback).__mro__:
+        package = base.__module__.partition(".")[0]
+        if package in _SENDERS or (package == "keras" and base.__name__ in _WRITERS):
+            return True
+        if package != "keras" and any(_uses_sender(method) for method in vars(base).values()):
+            return True
+    return any(_uses_sender(method) for method in vars(callback).values())
+
+
+def _uses_sender(function: Any) -> bool:
+    """Return whether a function uses the module of a tracking service."""
+    code, names = getattr(function, "__code__", None), getattr(function, "__globals__", None)
+    if code is None or names is None:
+        return False
+    used = (names.get(name) for name in code.co_names)
+    return any(isinstance(one, ModuleType) and one.__name__.partition(".")[0] in _SENDERS for one in used)
 
 
 def saved_part(callback: Any) -> str | None:
@@ -55,7 +64,7 @@ def saved_part(callback: Any) -> str | None:
 
 
 def runs_in_trials(callback: Any) -> bool:
-    """Return whether a trial runs this callback: it has a hook for micro-steps and writes nothing.
+    """Return whether a trial runs this callback: it has a hook for micro-steps and is not known to write.
 
     A callback that runs once per epoch (a schedule, early stopping) does not affect the time of a micro-step, and a
     trial has no real epochs.
@@ -64,16 +73,19 @@ def runs_in_trials(callback: Any) -> bool:
         hook in vars(callback) or getattr(type(callback), hook) is not getattr(keras.callbacks.Callback, hook)
         for hook in _BATCH_HOOKS
     )
-    return hooks and not writes(callback)
+    return hooks and not known_writer(callback)
 
 
-def trial_callbacks(arguments: FitArguments) -> list[Any]:
+def trial_callbacks(arguments: FitArguments, left_out: Collection[int] = ()) -> list[Any]:
     """Return the callbacks of a fit that run in a trial.
+
+    left_out  positions of callbacks that were seen to write
 
     Their `params` contain the script's own number of epochs, because a trial's fit has no last epoch and a schedule
     over the whole training needs the number.
     """
-    selected = [callback for callback in as_list(arguments.get("callbacks")) if runs_in_trials(callback)]
+    every = enumerate(as_list(arguments.get("callbacks")))
+    selected = [callback for position, callback in every if position not in left_out and runs_in_trials(callback)]
     for callback in selected:
         callback.set_params = functools.partial(_set_params, callback, arguments.get("epochs", 1))
     return selected

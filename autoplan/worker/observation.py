@@ -49,7 +49,7 @@ def observe_fit(call: FitCall, facts: DataFacts, seen: SeenCalls, backend: Backe
         ema=model_facts.has_ema(model),
         optimizer=type(optimizers.innermost(model.optimizer)).__name__,
         writers_left_out=[
-            type(one).__name__ for one in callbacks.as_list(arguments.get("callbacks")) if callbacks.writes(one)
+            type(one).__name__ for one in callbacks.as_list(arguments.get("callbacks")) if callbacks.known_writer(one)
         ],
         intercepted=list(seen.overridden),
         held=_fixed_knobs(model),

@@ -32,6 +32,7 @@ from autoplan.tuning.result.choice import Choice, choose
 from autoplan.tuning.result.clean_runs import of_clean_runs, restated_trials, trial_runs, with_clean_run, with_interval
 from autoplan.tuning.result.notes import baseline_notes, busy_note, notes_for, setup_note
 from autoplan.tuning.result.provenance import hardware_record, source_record
+from autoplan.tuning.result.trial_notes import trial_notes
 from autoplan.tuning.space.prune import AS_GOOD, distance, nothing_fits
 from autoplan.tuning.trials.runner import Tried
 from autoplan.tuning.verification.process_spread import spread
@@ -190,6 +191,7 @@ def measured_plan(
             *calibration.correction_notes(tried.records),
             f"trials ended: {tried.ended}",
             *([setup] if setup else []),
+            *trial_notes(findings.observation, [one.measurement for one in tried.records if one.measurement]),
             *_notes(findings, choice.config),
         ],
     )

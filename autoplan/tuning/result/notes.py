@@ -202,8 +202,6 @@ def _of_partial_batches(accumulation: int, *, weights_only: bool) -> Iterator[st
 def _of_the_script(observation: Observation) -> Iterator[str]:
     if observation.ema:
         yield "the batch is not changed: Keras averages weights after every micro-step, so a split changes the average"
-    if observation.writers_left_out:
-        yield f"callbacks that write files were left out of trials: {', '.join(observation.writers_left_out)}"
     if observation.intercepted:
         yield f"calls of the script that the plan overrides: {', '.join(observation.intercepted)}"
     if observation.data == "synthetic":

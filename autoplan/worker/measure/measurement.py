@@ -10,7 +10,6 @@ from typing import Literal
 
 from autoplan.machine import processes
 from autoplan.plan.records import Measurement
-from autoplan.runtime import callbacks
 from autoplan.runtime.backends import CompileWatch
 from autoplan.runtime.data import data_facts, lookahead
 from autoplan.runtime.data.data_facts import DataFacts
@@ -37,7 +36,7 @@ def measure_fit(fit: TrialFit, setup_seconds: float, *, simulated: bool) -> Meas
     """
     started = time.perf_counter()
     watch = fit.backend.watch_compilation()
-    timer, others_busy = _run_timed(fit, watch)
+    timer, others_busy = fit.run_without_writers(lambda: _run_timed(fit, watch))
     seconds = timer.known_seconds()
     notes = run_epoch_events(fit)
     fit.on_phase("memory")
@@ -69,6 +68,10 @@ def measure_fit(fit: TrialFit, setup_seconds: float, *, simulated: bool) -> Meas
         others_busy_processors=others_busy,
         wall_seconds=time.perf_counter() - started + setup_seconds,
         notes=notes,
+        callbacks_ran=[type(one).__name__ for one in fit.callbacks()],
+        callbacks_left_out=fit.callbacks_left_out(),
+        writers=fit.left_out,
+        files_written=[] if fit.guard is None else list(fit.guard.during_fit),
     )
 
 
@@ -87,9 +90,11 @@ def _run_timed(fit: TrialFit, watch: CompileWatch) -> tuple[FitTimer, float]:
     contention = processes.CpuContention()
     arguments = without(fit.arguments(), "callbacks", "epochs", "initial_epoch", "validation_freq")
     # validation_freq is raised instead of removing the validation: `validation_split` also selects the training rows.
-    selected = callbacks.trial_callbacks(call.arguments)
-    call.proceed(**arguments, epochs=sys.maxsize, validation_freq=sys.maxsize, callbacks=[*selected, timer])
-    timer.detach()
+    every = [*fit.callbacks(), timer]
+    try:
+        call.proceed(**arguments, epochs=sys.maxsize, validation_freq=sys.maxsize, callbacks=every)
+    finally:
+        timer.detach()
     return timer, contention.busy_processors()
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, TypedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypedDict, TypeVar
 
+from autoplan.runtime import callbacks
 from autoplan.runtime.apply import Change
 from autoplan.runtime.backends import Backend
 from autoplan.runtime.data.data_facts import DataFacts
 from autoplan.runtime.data.fit_arguments import FitArguments
 from autoplan.runtime.fit import arguments_under
 from autoplan.runtime.intercept import FitCall
+from autoplan.worker.files.guard import CallbackWrites, WriteGuard
 
 NOTHING_BUT_MICRO_STEPS: FitArguments = {
     "validation_data": None,
@@ -23,6 +25,9 @@ NOTHING_BUT_MICRO_STEPS: FitArguments = {
     "verbose": 0,
 }
 """Arguments of a fit that runs micro-steps and nothing else."""
+
+
+Result = TypeVar("Result")
 
 
 class FitOptions(TypedDict, total=False):
@@ -38,6 +43,7 @@ class FitOptions(TypedDict, total=False):
     changes_to     file that the changes of variables are written to
     compare_with   file of another job's changes, which are compared with those of this one
     nudged         change the initial weights in their last digit
+    left_out       positions of callbacks that earlier trials have seen write, with what they do
     """
 
     groups: int
@@ -55,6 +61,7 @@ class FitOptions(TypedDict, total=False):
     changes_to: str
     compare_with: str
     nudged: bool
+    left_out: Mapping[int, str]
 
 
 @dataclass(frozen=True)
@@ -63,6 +70,8 @@ class TrialFit:
 
     change    from the script's configuration to the one of the trial; None runs the fit as the script has it
     on_phase  called with the name of each phase when it begins
+    guard     watches what the fit writes; None in a process that is no trial
+    left_out  positions of callbacks that are left out because they write, with what they do
     """
 
     call: FitCall
@@ -71,6 +80,11 @@ class TrialFit:
     backend: Backend
     options: FitOptions
     on_phase: Callable[[str], None]
+    guard: WriteGuard | None = None
+    left_out: dict[int, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.left_out.update({int(key): what for key, what in self.options.get("left_out", {}).items()})
 
     @property
     def model(self) -> Any:
@@ -94,3 +108,26 @@ class TrialFit:
         if self.change is None:
             return arguments
         return arguments_under(self.model, arguments, facts or self.facts, self.change)
+
+    def callbacks(self) -> list[Any]:
+        """Return the callbacks of the fit that run in this trial."""
+        return callbacks.trial_callbacks(self.call.arguments, self.left_out)
+
+    def run_without_writers(self, run: Callable[[], Result]) -> Result:
+        """Run a part of the trial, and again from its start without each callback that was about to write."""
+        while True:
+            try:
+                result = run()
+                if self.guard is not None:
+                    self.guard.raise_refused()
+            except CallbackWrites as found:
+                self.left_out[found.position] = found.action.describe()
+                if self.guard is not None:
+                    self.guard.forget_refused()
+            else:
+                return result
+
+    def callbacks_left_out(self) -> list[str]:
+        """Return the callbacks that are left out because they write, with what they do."""
+        every = callbacks.as_list(self.call.arguments.get("callbacks"))
+        return [f"{type(every[at]).__name__} ({what})" for at, what in sorted(self.left_out.items())]

@@ -10,7 +10,6 @@ import keras
 import numpy as np
 
 from autoplan.jobs.messages import ChangeComparison, NumericsRun, UpdateRun
-from autoplan.runtime import callbacks
 from autoplan.runtime.data import lookahead
 from autoplan.runtime.data.fit_arguments import FitArguments, without
 from autoplan.runtime.fit import ensure_built
@@ -61,7 +60,7 @@ def _prepared(fit: TrialFit, seed: int, *, several: bool, given_weights: bool) -
     model.train_function = None  # a function that was made for several micro-steps would still run several
     call.arguments = lookahead.call_at_end(call.arguments, lambda: setattr(model, "stop_training", True))
     built = all(layer.built for layer in model._flatten_layers())
-    repeatable = fit.facts.kind in ("arrays", "PyDataset") and not callbacks.trial_callbacks(call.arguments)
+    repeatable = fit.facts.kind in ("arrays", "PyDataset") and not fit.callbacks()
     return StartingPoint.of(model, given_weights=given_weights) if several and built and repeatable else None
 
 
@@ -120,8 +119,9 @@ def _share_weights(fit: TrialFit) -> None:
 
 def _fit(fit: TrialFit, arguments: FitArguments, recorder: UpdateRecorder) -> None:
     arguments = without(arguments, "callbacks", "epochs", "initial_epoch", "validation_freq", "verbose")
-    selected = callbacks.trial_callbacks(fit.call.arguments)
-    fit.call.proceed(**arguments, epochs=2**31, validation_freq=2**31, verbose=0, callbacks=[*selected, recorder])
+    fit.call.proceed(
+        **arguments, epochs=2**31, validation_freq=2**31, verbose=0, callbacks=[*fit.callbacks(), recorder]
+    )
 
 
 class UpdateRecorder(keras.callbacks.Callback):

@@ -17,7 +17,7 @@ from autoplan.errors import AutoplanError, HardwareError
 from autoplan.jobs.messages import Job, JobKind, Observation
 from autoplan.machine import process_settings, processes
 from autoplan.plan.records import FailureKind
-from autoplan.runtime import backends
+from autoplan.runtime import backends, callbacks
 from autoplan.runtime.apply import Change, ProcessSettings, apply_to_model
 from autoplan.runtime.data import data_facts, lookahead, rebatch, regroup, torch_dataloader
 from autoplan.runtime.data.data_facts import DataFacts
@@ -29,6 +29,7 @@ from autoplan.sources.source import SourceSpec
 from autoplan.worker import run_to_fit, synthetic_data
 from autoplan.worker.channel import Channel, disk_is_full
 from autoplan.worker.custom_loops import PATIENCE_SECONDS, LoopWatch
+from autoplan.worker.files.guard import guard_of
 from autoplan.worker.measure.measurement import measure_fit
 from autoplan.worker.measure.redraw import remember_initializers
 from autoplan.worker.measure.trial_fit import FitOptions, TrialFit
@@ -93,6 +94,7 @@ class JobProcess:
         settings = ProcessSettings(self.change, self.backend) if self.change is not None else None
         self.interception = Interception(self._on_fit, settings)
         self._loops: LoopWatch | None = None
+        self.guard = guard_of(job.options)
 
     def run(self) -> None:
         """Run the job. Ends the process on success."""
@@ -108,6 +110,7 @@ class JobProcess:
             source = self.job.source
             if source is None:
                 raise AutoplanError(f"a {self.job.kind.value} job needs a source")
+            self.guard.install()
             with self._loop_watch(source):
                 run_to_fit.run(source, self._on_builder, directory=self.job.options.get("scratch"))
         raise run_to_fit.never_fits(source, self.interception.seen.fits)
@@ -175,10 +178,14 @@ class JobProcess:
         run_to_fit.check_fit(source, call.index, call.model, call.arguments)
         if call.index < wanted:
             self.interception.checkpoints.add(call.model, call.arguments.get("callbacks"))
-            return keras.callbacks.History() if self._abstract() else run_one_micro_step(call)
+            if self._abstract():
+                return keras.callbacks.History()
+            with self.guard.fit(()):
+                return run_one_micro_step(call)
         try:
             call.arguments = lookahead.buffer_first_batch(call.arguments)
-            self._answer(call, self._facts(call))
+            with self.guard.fit(callbacks.as_list(call.arguments.get("callbacks"))):
+                self._answer(call, self._facts(call))
         except (AutoplanError, MemoryError):
             raise
         except (Exception, SystemExit) as error:
@@ -210,7 +217,8 @@ class JobProcess:
         found = observe_fit(call, facts, self.interception.seen, self.backend)
         # With abstract variables, the memory of this process says nothing about a training.
         resident = None if self._abstract() else processes.standalone_bytes(os.getpid())
-        return found.model_copy(update={"process_bytes": resident})
+        written = list(self.guard.before_fit)
+        return found.model_copy(update={"process_bytes": resident, "files_written": written})
 
     def _trace(self, call: FitCall, facts: DataFacts) -> Answer:
         from autoplan.worker.trace.trace_fit import trace_with_fallback
@@ -246,12 +254,13 @@ class JobProcess:
     def _numerics(self, call: FitCall, facts: DataFacts) -> Answer:
         self.channel.phase("numerics")
         live = self.job.source is not None and self.job.source.kind == "instance"
-        found = run_updates(self._trial(call, facts, self._apply(call)), given_weights=live)
+        trial = self._trial(call, facts, self._apply(call))
+        found = trial.run_without_writers(lambda: run_updates(trial, given_weights=live))
         return dict(found.model_dump(mode="json"))
 
     def _trial(self, call: FitCall, facts: DataFacts, change: Change | None) -> TrialFit:
         options = cast("FitOptions", self.job.options)
-        return TrialFit(call, facts, change, self.backend, options, self.channel.phase)
+        return TrialFit(call, facts, change, self.backend, options, self.channel.phase, self.guard)
 
 
 def _change(job: Job) -> Change | None:

@@ -1,5 +1,7 @@
 """Callbacks of a script in trials and under another batch."""
 
+import types
+
 import keras
 import pytest
 
@@ -12,17 +14,32 @@ class EveryMicroStep(keras.callbacks.Callback):
         pass
 
 
-class WandbLogger(EveryMicroStep):
+class MetricLogger(EveryMicroStep):
     pass
 
 
+class OwnCSVLogger(keras.callbacks.CSVLogger):
+    pass
+
+
+class Sends(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        wandb.log(logs)
+
+
+wandb = types.ModuleType("wandb")
+
+
 @pytest.mark.parametrize(
-    ("callback", "writes", "timed"),
+    ("callback", "known", "timed"),
     [
         (keras.callbacks.ModelCheckpoint("x.keras"), True, False),
         (keras.callbacks.CSVLogger("x.csv"), True, False),
         (keras.callbacks.BackupAndRestore("x"), True, False),
-        (WandbLogger(), True, False),
+        (OwnCSVLogger("x.csv"), True, False),
+        (Sends(), True, False),
+        (keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: wandb.log(logs)), True, False),
+        (MetricLogger(), False, True),
         (keras.callbacks.EarlyStopping(), False, False),
         (keras.callbacks.LearningRateScheduler(lambda epoch: 0.1), False, False),
         (EveryMicroStep(), False, True),
@@ -30,8 +47,8 @@ class WandbLogger(EveryMicroStep):
         (keras.callbacks.LambdaCallback(on_epoch_end=print), False, False),
     ],
 )
-def test_trials_run_callbacks_with_micro_step_hooks_that_write_nothing(callback, writes, timed):
-    assert callbacks.writes(callback) is writes
+def test_trials_run_callbacks_with_micro_step_hooks_that_are_not_known_to_write(callback, known, timed):
+    assert callbacks.known_writer(callback) is known
     assert callbacks.runs_in_trials(callback) is timed
 
 
@@ -54,6 +71,11 @@ def test_counts_of_micro_steps_fall_on_the_same_samples():
     assert (checkpoint.save_freq, by_epoch.save_freq) == (40, "epoch")
     assert changed == ["ModelCheckpoint.save_freq: 10 -> 40 micro-steps"]
     assert callbacks.adapt_callbacks(None, Batch(32), Batch(8)) == []
+
+
+def test_callbacks_that_were_seen_to_write_do_not_run():
+    first, second = EveryMicroStep(), EveryMicroStep()
+    assert callbacks.trial_callbacks({"callbacks": [first, second]}, left_out={0}) == [second]
 
 
 def test_callbacks_in_trials_have_the_scripts_own_number_of_epochs():

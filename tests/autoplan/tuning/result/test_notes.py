@@ -115,13 +115,11 @@ def test_what_was_done_to_the_script_is_told():
     told = notes(
         config(64),
         config(64),
-        writers_left_out=["ModelCheckpoint", "CSVLogger"],
         intercepted=["clear_session"],
         data="synthetic",
         notes=["a note of the worker"],
     )
     assert told == [
-        "callbacks that write files were left out of trials: ModelCheckpoint, CSVLogger",
         "calls of the script that the plan overrides: clear_session",
         "the data are synthetic, so the input pipeline was not measured",
         "to train, add a train_data() that returns the arguments of fit, or call autoplan.fit(plan, model, x, y)",

@@ -184,3 +184,34 @@ def test_temporary_files_of_a_job_are_removed_after_it(ask, tmp_path, monkeypatc
     paths = [Path(line) for line in (tmp_path / "paths").read_text().splitlines()]
     assert len({path.parent for path in paths}) == 1
     assert not any(path.exists() or path.parent.exists() for path in paths)
+
+
+WRITING = """
+import keras, numpy as np
+class Trace(keras.callbacks.Callback):
+    def on_train_begin(self, logs=None): self.file = open("trace.txt", "w")
+    def on_train_batch_end(self, batch, logs=None): self.file.write(f"{batch}\\n")
+class MetricLogger(keras.callbacks.Callback):
+    seen = 0
+    def on_train_batch_end(self, batch, logs=None): self.seen += 1
+open("settings.json", "w").close()
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+model.fit(np.zeros((64, 2)), np.zeros((64, 1)), batch_size=2, epochs=2, callbacks=[MetricLogger(), Trace()], verbose=0)
+"""
+
+
+def test_trials_leave_a_file_of_a_callback_alone_and_say_what_ran(ask, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(WRITING)
+    (tmp_path / "trace.txt").write_text("of the real training")
+    seen = observed(ask(JobKind.OBSERVE, tmp_path / "train.py"))
+    assert seen.files_written == ["settings.json"]
+    result = ask(JobKind.MEASURE, tmp_path / "train.py", changes={}, baseline=seen.config, **QUICK)
+    found = Measurement.model_validate(result.value)
+    assert (found.callbacks_ran, found.callbacks_left_out) == (["MetricLogger"], ["Trace (writes trace.txt)"])
+    assert found.writers == {1: "writes trace.txt"}
+    losses = ask(JobKind.NUMERICS, tmp_path / "train.py", changes={}, baseline=seen.config, updates=3, seeds=[1])
+    assert losses.failure is None
+    assert (tmp_path / "trace.txt").read_text() == "of the real training"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["settings.json", "trace.txt", "train.py"]

@@ -1,0 +1,1 @@
+"""Keeps trials from changing the user's files."""

@@ -1,0 +1,36 @@
+"""Notes on what trials ran of a script."""
+
+from autoplan.plan.records import Measurement
+from autoplan.tuning.result.trial_notes import trial_notes
+from tests.builders import plans
+from tests.builders.observations import config, observation
+
+
+def measurement(**facts):
+    return Measurement.model_validate(plans.measurement() | facts)
+
+
+def test_callbacks_are_listed_by_whether_they_ran():
+    facts = observation(config(64), writers_left_out=["ModelCheckpoint"])
+    measured = [
+        measurement(callbacks_ran=["Counter", "Trace"]),
+        measurement(callbacks_ran=["Counter"], callbacks_left_out=["Trace (writes trace.txt)"]),
+    ]
+    assert trial_notes(facts, measured) == [
+        "callbacks that write files or send data were left out of trials: ModelCheckpoint, Trace (writes trace.txt)",
+        "callbacks that ran in trials, where they wrote nothing: Counter",
+    ]
+
+
+def test_files_that_a_script_wrote_are_listed_with_the_remedy():
+    script = "the script's code before fit"
+    remedy = "; --scratch runs each trial in an empty working directory"
+    facts = observation(config(64), files_written=[f"{name}.csv" for name in "abcdef"])
+    assert trial_notes(facts, [measurement(files_written=["cache.npy"]), measurement(files_written=["cache.npy"])]) == [
+        f"{script} wrote files in every trial: a.csv, b.csv, c.csv, d.csv, e.csv and 1 more{remedy}",
+        f"the training's own code wrote files during the fit in trials: cache.npy{remedy}",
+    ]
+
+
+def test_nothing_is_told_of_a_script_without_callbacks_and_files():
+    assert trial_notes(observation(config(64)), [measurement()]) == []
