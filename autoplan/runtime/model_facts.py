@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 from collections import Counter
-from collections.abc import Iterator
-from types import CodeType
 from typing import Any
 
 import keras
 
 from autoplan.runtime.optimizers import innermost
+from autoplan.runtime.user_code.names import code_of, names_in, names_in_own_code, own_bases
 from cost_models.config import Precision
 
 _BATCH_STATISTICS = ("BatchNormalization",)
@@ -69,7 +67,7 @@ def has_custom_train_step(model: Any) -> bool:
 def has_added_losses(model: Any) -> bool:
     """Return whether layers add losses of their outputs (`add_loss`, activity regularizers), which ignore weights."""
     return any(
-        getattr(layer, "activity_regularizer", None) is not None or "add_loss" in _names_in_own_code(type(layer))
+        getattr(layer, "activity_regularizer", None) is not None or "add_loss" in names_in_own_code(type(layer))
         for layer in model._flatten_layers()
     )
 
@@ -79,7 +77,7 @@ def has_masks(model: Any) -> bool:
     return any(
         getattr(layer, "mask_zero", False)
         or isinstance(layer, keras.layers.Masking)
-        or "compute_mask" in {name for base in _own_bases(type(layer)) for name in vars(base)}
+        or "compute_mask" in {name for base in own_bases(type(layer)) for name in vars(base)}
         for layer in model._flatten_layers()
     )
 
@@ -113,33 +111,8 @@ def has_unscaled_loss(model: Any) -> bool:
     cls = type(model)
     if cls.train_step is keras.Model.train_step:
         return False
-    calls_keras = {"super", "train_step"} <= set(_names_in(_code(cls.train_step)))
-    return not (calls_keras or "scale_loss" in _names_in_own_code(cls))
-
-
-def _names_in_own_code(cls: type) -> set[str]:
-    """Return the names that a class and its bases use in their functions, without classes of Keras."""
-    return {name for base in _own_bases(cls) for member in vars(base).values() for name in _names_in(_code(member))}
-
-
-def _own_bases(cls: type) -> list[type]:
-    return [base for base in cls.__mro__ if base is not object and base.__module__.partition(".")[0] != "keras"]
-
-
-def _code(member: Any) -> CodeType | None:
-    """Return the code of a function, also of a decorated one (`tf.function` has it as `python_function`)."""
-    function = getattr(member, "python_function", member)
-    code = getattr(inspect.unwrap(function) if callable(function) else function, "__code__", None)
-    return code if isinstance(code, CodeType) else None
-
-
-def _names_in(code: CodeType | None) -> Iterator[str]:
-    if code is None:
-        return
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _names_in(constant)
+    calls_keras = {"super", "train_step"} <= set(names_in(code_of(cls.train_step)))
+    return not (calls_keras or "scale_loss" in names_in_own_code(cls))
 
 
 def has_ema(model: Any) -> bool:

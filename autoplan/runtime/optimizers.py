@@ -8,12 +8,14 @@ moving averages approximately.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import keras
-import numpy as np
+from keras.src.utils import tracking
 
+from autoplan.errors import ConfigError
+from autoplan.runtime.user_code.names import code_of, names_in, own_bases
 from cost_models.config import Batch
 
 
@@ -71,35 +73,77 @@ def has_schedule(optimizer: Any) -> bool:
     return isinstance(innermost(optimizer)._learning_rate, keras.optimizers.schedules.LearningRateSchedule)
 
 
-def adapt_optimizer(optimizer: Any, script: Batch, wanted: Batch) -> Any:
-    """Return the optimizer with the wanted accumulation, and with schedule, average and counter converted to it.
+def why_not_accumulating(optimizer: Any) -> str:
+    """Return why gradient accumulation does not apply to an optimizer, or applies in a way of its own; "" if it does.
 
-    Returns the same object if it is not built yet, else a new optimizer with the values of all slots and counters.
+    Keras accumulates in `Optimizer.apply`, with variables from `Optimizer.build`. A class with its own `apply` runs it
+    at every micro-step, on gradients of a micro-batch.
     """
     inner = innermost(optimizer)
-    if not inner.built:
-        _adapt(inner, script, wanted)
-        return optimizer
-    values = {_relative_path(inner, variable): variable.numpy() for variable in inner.variables}
-    trainable = list(inner._trainable_variables)
-    fresh = type(inner).from_config(_config(inner) | {"gradient_accumulation_steps": None})
-    _adapt(fresh, script, wanted)
-    with keras.src.backend.name_scope(fresh.name, caller=fresh):
-        fresh.build(trainable)
-    _copy_values(fresh, values, script, wanted)
-    return fresh if inner is optimizer else _rewrapped(optimizer, fresh, trainable)
+    name = type(inner).__name__
+    if isinstance(inner, keras.optimizers.MultiOptimizer):
+        return f"{name} has several optimizers, and Keras does not accumulate gradients over them together"
+    own = [
+        method
+        for base in own_bases(type(inner))
+        for method in ("apply", "apply_gradients", "stateless_apply", "_backend_apply_gradients")
+        if method in vars(base)
+    ]
+    if own:
+        return f"the optimizer {name} has its own method {own[0]}, which runs at every micro-step"
+    builds = [vars(base)["build"] for base in own_bases(type(inner)) if "build" in vars(base)]
+    if builds and not any("super" in names_in(code_of(build)) for build in builds):
+        return f"the optimizer {name} has its own method build, which does not call that of Keras"
+    return ""
 
 
-def _config(inner: Any) -> dict[str, object]:
-    """Return the config with the schedule object itself, because a user's own schedule class may have no config."""
-    rate = inner._learning_rate
-    if not callable(rate):
-        return dict(inner.get_config())
-    inner._learning_rate = None
-    try:
-        return dict(inner.get_config()) | {"learning_rate": rate}
-    finally:
-        inner._learning_rate = rate
+def adapt_optimizer(optimizer: Any, script: Batch, wanted: Batch) -> Any:
+    """Set the wanted accumulation, and convert schedule, average and counter to it. Returns the same optimizer.
+
+    A built optimizer keeps its slots. Its gradient accumulators are replaced, so a partial sum of gradients is lost.
+
+    ConfigError if the optimizer has no list of variables to accumulate gradients for.
+    """
+    inner = innermost(optimizer)
+    _adapt(inner, script, wanted)
+    if inner.built:
+        _replace_accumulators(inner)
+        seen_samples = int(keras.ops.convert_to_numpy(inner._iterations)) * script.global_size
+        inner._iterations.assign(seen_samples // wanted.global_size)
+    return optimizer
+
+
+@tracking.no_automatic_dependency_tracking
+def _replace_accumulators(inner: Any) -> None:
+    """Remove the gradient accumulators of a built optimizer, and add zeros if it accumulates.
+
+    They get the position that `Optimizer.build` gives them, because saved optimizers are loaded by position.
+    """
+    old = list(getattr(inner, "_accumulated_gradients", ()))
+    kept = [variable for variable in inner._variables if not _among(variable, old)]
+    added: list[Any] = []
+    if inner.gradient_accumulation_steps:
+        if not inner._trainable_variables:
+            raise ConfigError(
+                f"gradient accumulation cannot be set on the optimizer {type(inner).__name__}: it was built without a "
+                "list of variables; call super().build(variables) in its build, or tune with --fix accumulation=1"
+            )
+        added = [
+            inner.add_variable_from_reference(variable, name="gradient_accumulator")
+            for variable in inner._trainable_variables
+        ]
+    inner._accumulated_gradients = added
+    before = [inner._iterations, inner._learning_rate, *(getattr(inner, "_model_variables_moving_average", None) or ())]
+    position = sum(_among(variable, before) for variable in kept)
+    # A new list, because TensorFlow saves no list from which an element was removed.
+    inner._variables = [*kept[:position], *added, *kept[position:]]
+    is_variable, _ = inner._tracker.config["variables"]
+    inner._tracker.config["variables"] = (is_variable, inner._variables)
+    inner._tracker.stored_ids["variables"].difference_update(map(id, old))
+
+
+def _among(variable: Any, others: Iterable[Any]) -> bool:
+    return any(variable is one for one in others)
 
 
 def _adapt(inner: Any, script: Batch, wanted: Batch) -> None:
@@ -134,6 +178,8 @@ def _count_only_with_gradients(inner: Any) -> None:
     """
     import tensorflow as tf
 
+    if "apply" in vars(inner):  # adapted for an earlier fit
+        return
     apply = inner.apply
 
     def apply_then_count(grads: Any, trainable_variables: Any = None) -> None:
@@ -146,35 +192,3 @@ def _count_only_with_gradients(inner: Any) -> None:
             apply(grads, trainable_variables)
 
     inner.apply = apply_then_count
-
-
-def _relative_path(inner: Any, variable: Any) -> str:
-    """Return a variable's path below the optimizer's own name, with or without a LossScaleOptimizer's scope."""
-    parts = str(variable.path).split("/")
-    return "/".join(parts[parts.index(inner.name) + 1 :] if inner.name in parts else parts)
-
-
-def _copy_values(fresh: Any, values: Mapping[str, np.ndarray[Any, Any]], script: Batch, wanted: Batch) -> None:
-    """Copy slots, learning rate and counters, but not the gradient accumulators of the old accumulation."""
-    for variable in fresh.variables:
-        path = _relative_path(fresh, variable)
-        if "gradient_accumulator" not in path:
-            variable.assign(values[path])
-    seen_samples = int(values["iteration"]) * script.global_size
-    fresh._iterations.assign(seen_samples // wanted.global_size)
-
-
-def _rewrapped(optimizer: Any, fresh: Any, trainable: list[Any]) -> Any:
-    values = [(variable.path, variable.numpy()) for variable in optimizer._variables]
-    wrapper = keras.optimizers.LossScaleOptimizer(
-        fresh, optimizer.initial_scale, optimizer.dynamic_growth_steps, name=optimizer.name
-    )
-    # `build` of the wrapper would build the inner optimizer a second time and double its slots.
-    build, fresh.build = fresh.build, lambda _: None
-    try:
-        wrapper.build(trainable)
-    finally:
-        fresh.build = build
-    for variable, (_, value) in zip(wrapper._variables, values, strict=True):
-        variable.assign(value)
-    return wrapper

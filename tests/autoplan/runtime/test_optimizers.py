@@ -4,7 +4,14 @@ import keras
 import numpy as np
 import pytest
 
-from autoplan.runtime.optimizers import PerUpdateSchedule, accumulation_of, adapt_optimizer, innermost
+from autoplan.errors import ConfigError
+from autoplan.runtime.optimizers import (
+    PerUpdateSchedule,
+    accumulation_of,
+    adapt_optimizer,
+    innermost,
+    why_not_accumulating,
+)
 from cost_models.config import Batch
 
 ONE, FOUR = Batch(32), Batch(8, accumulation=4)
@@ -59,7 +66,7 @@ def test_a_saved_schedule_can_be_loaded():
 
 
 @pytest.mark.parametrize("scaled", [False, True])
-def test_a_rebuilt_optimizer_has_the_same_state(scaled):
+def test_a_built_optimizer_keeps_its_state(scaled):
     def optimizer():
         inner = keras.optimizers.AdamW(0.05, weight_decay=0.01)
         return keras.optimizers.LossScaleOptimizer(inner, initial_scale=4.0) if scaled else inner
@@ -104,9 +111,123 @@ class Own(keras.optimizers.schedules.LearningRateSchedule):
         return 0.1 / (1.0 + keras.ops.cast(step, "float32"))
 
 
-def test_a_rebuilt_optimizer_has_a_schedule_of_a_custom_class():
+def test_a_built_optimizer_keeps_a_schedule_of_a_custom_class():
     model = fit(keras.optimizers.SGD(Own()), 32)
+    slots = len(model.optimizer.variables)
     retimed = adapt_optimizer(model.optimizer, ONE, FOUR)
     assert isinstance(retimed._learning_rate, PerUpdateSchedule)
     assert isinstance(retimed._learning_rate.schedule, Own)
-    assert len(retimed.variables) == len(model.optimizer.variables) + len(model.trainable_variables)  # accumulators
+    assert len(retimed.variables) == slots + len(model.trainable_variables)  # accumulators
+
+
+class Mine(keras.optimizers.SGD):
+    """An optimizer with an argument that `get_config` does not return."""
+
+    def __init__(self, scale, **arguments):
+        super().__init__(learning_rate=0.1 * scale, **arguments)
+
+
+class WithoutConfig(keras.optimizers.Adam):
+    def get_config(self):
+        raise NotImplementedError
+
+
+def scheduled():
+    return keras.optimizers.SGD(Own())
+
+
+def without_decay():
+    optimizer = keras.optimizers.AdamW(0.05, weight_decay=0.5)
+    optimizer.exclude_from_weight_decay(var_names=["kernel"])
+    return optimizer
+
+
+BUILT = {
+    "an argument of its own": lambda: Mine(0.5),
+    "no config": lambda: WithoutConfig(0.05),
+    "a schedule of its own": scheduled,
+    "weight decay without kernels": without_decay,
+    "loss scaling": lambda: keras.optimizers.LossScaleOptimizer(Mine(0.5, momentum=0.9), initial_scale=4.0),
+}
+
+
+@pytest.mark.parametrize("epochs", [0, 2], ids=["built before fit", "after 8 updates"])
+@pytest.mark.parametrize("kind", BUILT)
+def test_a_built_optimizer_accumulates_as_the_same_object(kind, epochs):
+    """Split updates give the same weights as whole ones, for optimizers that cannot be made again from their config."""
+    trained = []
+    for batch in (ONE, FOUR):
+        optimizer = BUILT[kind]()
+        model = fit(optimizer, 32, epochs=epochs)
+        if not epochs:
+            optimizer.build(model.trainable_variables)
+        slots = len(optimizer.variables)
+        if batch != ONE:
+            assert adapt_optimizer(optimizer, ONE, batch) is optimizer
+            assert len(optimizer.variables) == slots + len(model.trainable_variables)
+        model.train_function = None
+        continue_fit(model, batch.global_size)
+        trained.append((weights(model), int(optimizer.iterations)))
+        adapt_optimizer(optimizer, batch, ONE)
+        assert len(optimizer.variables) == slots
+    (own, updates), (split, same_updates) = trained
+    assert updates == same_updates == 4 * (epochs + 1)
+    assert np.allclose(own, split, rtol=1e-4, atol=1e-6)
+
+
+def continue_fit(model, batch_size):
+    x = np.random.default_rng(0).standard_normal((128, 3), dtype="float32")
+    model.fit(x, x.sum(axis=1, keepdims=True), batch_size=batch_size, shuffle=False, verbose=0)
+
+
+def test_an_adapted_optimizer_has_its_variables_in_the_order_of_keras():
+    """Keras loads the state of an optimizer by the position of its variables."""
+    made = fit(keras.optimizers.Adam(0.05, use_ema=True, gradient_accumulation_steps=4), 8).optimizer
+    adapted = adapt_optimizer(fit(keras.optimizers.Adam(0.05, use_ema=True), 32).optimizer, ONE, FOUR)
+    kinds = [[variable.name.rsplit("_", 1)[-1] for variable in one.variables] for one in (made, adapted)]
+    assert sorted(kinds[0]) == sorted(kinds[1])
+    assert len(made.variables) == 2 + 4 * (1 + 1 + 2)  # counter and rate; average, accumulator and two slots a weight
+    again = keras.optimizers.Adam(0.05, gradient_accumulation_steps=4)
+    plain = adapt_optimizer(fit(keras.optimizers.Adam(0.05), 32).optimizer, ONE, FOUR)
+    again.build(plain._trainable_variables)
+    assert [variable.path.split("/", 1)[1] for variable in again.variables] == [
+        variable.path.split("/", 1)[1] for variable in plain.variables
+    ]
+
+
+class OwnApply(keras.optimizers.SGD):
+    def apply(self, grads, trainable_variables=None):
+        super().apply([gradient / 2 for gradient in grads], trainable_variables)
+
+
+class OwnBuild(keras.optimizers.SGD):
+    def build(self, variables):
+        self.velocities = []
+        self.built = True
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "reason"),
+    [
+        (OwnApply(0.1), "the optimizer OwnApply has its own method apply, which runs at every micro-step"),
+        (keras.optimizers.LossScaleOptimizer(OwnApply(0.1)), "the optimizer OwnApply has its own method apply"),
+        (OwnBuild(0.1), "has its own method build, which does not call that of Keras"),
+        (
+            keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap(keras.optimizers.SGD(0.1))),
+            "MultiOptimizer has several optimizers",
+        ),
+        (Mine(0.5), ""),
+        (keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam()), ""),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_optimizers_to_which_accumulation_does_not_apply_are_found(optimizer, reason):
+    found = why_not_accumulating(optimizer)
+    assert (reason in found) if reason else found == ""
+
+
+def test_an_optimizer_built_without_a_list_of_variables_is_rejected():
+    optimizer = OwnBuild(0.1)
+    optimizer.build([])
+    with pytest.raises(ConfigError, match="gradient accumulation cannot be set on the optimizer OwnBuild: it was built"):
+        adapt_optimizer(optimizer, ONE, FOUR)
