@@ -16,7 +16,7 @@ from autoplan.plan import knobs
 from autoplan.runtime import model_settings
 from autoplan.runtime.backends import Backend
 from autoplan.runtime.optimizers import accumulation_of, adapt_optimizer
-from cost_models.config import Batch, RematMode, TrainConfig
+from cost_models.config import Batch, Precision, RematMode, TrainConfig
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,17 @@ class Change:
 
 
 class ProcessSettings:
-    """Dtype policy, remat scope and distribution of this process, which calls of the script do not change."""
+    """Dtype policy, remat scope and distribution of this process, which calls of the script do not change.
+
+    own_policy  dtype policy of the process before
+    policies    dtype policies that were set; layers that take their policy from the process have these objects
+    """
 
     def __init__(self, change: Change, backend: Backend) -> None:
         self._change, self._backend = change, backend
         self._distribution: Any = None
+        self.own_policy = keras.config.dtype_policy()
+        self.policies: list[Any] = []
 
     def enter(self) -> None:
         """Apply the settings that differ. Called before the script's first line and after each `clear_session`.
@@ -52,6 +58,7 @@ class ProcessSettings:
         wanted = self._change.wanted
         if self._change.differs("precision"):
             keras.config.set_dtype_policy(wanted.precision.value)
+            self.policies.append(keras.config.dtype_policy())
         if wanted.mesh.devices > 1:
             self._backend.replicate_uneven_batches()
         if self._change.differs("mesh") or self._change.differs("layout"):
@@ -71,8 +78,81 @@ class ProcessSettings:
         return self._change.differs(knob) or (knob == "mesh" and self._change.differs("layout"))
 
 
+class OtherModels:
+    """Keeps a plan's settings away from the other models of a script, as far as Keras allows.
+
+    A layer takes its precision from the process when it is created, before its model is known. Layers
+    of other models are therefore set back before their fit, but not those of models that are never fitted.
+    Rematerialization, a distribution and settings of the process hold for every model.
+
+    asked_policies  names of the dtype policies that the script asked for and that the plan overrides; it may grow
+    """
+
+    def __init__(self, change: Change, settings: ProcessSettings, asked_policies: set[str]) -> None:
+        self._change, self._settings, self._asked = change, settings, asked_policies
+        self._tuned: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._set_back: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+    def add_tuned(self, model: Any) -> None:
+        """Record that this model is trained under the plan. Its layers get the plan's settings back."""
+        for layer in model._flatten_layers():
+            self._tuned.add(layer)
+            if layer in self._set_back:
+                layer.dtype_policy = self._set_back.pop(layer)
+
+    def is_tuned(self, model: Any) -> bool:
+        """Return whether an earlier fit trained this object under the plan."""
+        return model in self._tuned
+
+    def set_back(self, model: Any) -> None:
+        """Give a model the script's own settings, where they can be changed after it was built.
+
+        Layers keep a precision if the tuned model has them too, or if the script asked for a dtype policy itself,
+        because then its own policy of this layer is not known.
+        """
+        restore_script_settings(model, self._change)
+        layers = list(model._flatten_layers())
+        own = self._settings.own_policy
+        known = not self._asked - {own.name} and own.name != Precision.MIXED_FLOAT16  # which scales the loss
+        if not known or any(layer in self._tuned for layer in layers):
+            return
+        for layer in layers:
+            policy = layer.dtype_policy
+            if any(policy is one for one in self._settings.policies) and policy.variable_dtype == own.variable_dtype:
+                self._set_back[layer] = policy
+                layer.dtype_policy = own
+        _remove_own_loss_scaling(model)
+
+    def settings_of(self, model: Any) -> list[str]:
+        """Return the settings of the plan that hold for this model, in words, as its layers and the process say."""
+        script, wanted = self._change.script, self._change.wanted
+        layers = list(model._flatten_layers())
+        found = {
+            "precision": any(layer.dtype_policy.name == wanted.precision.value for layer in layers if layer.weights),
+            "remat": any(getattr(getattr(layer, "_remat_mode", None), "mode", None) for layer in layers),
+            "mesh": True,
+            "layout": True,
+        } | dict.fromkeys((*knobs.process_fields(), "backend"), True)
+        return [
+            f"{knob.label} {knobs.formatted(knob.value(wanted))}"
+            for knob in knobs.KNOBS
+            if found.get(knob.field) and knob.value(script) != knob.value(wanted)
+        ]
+
+
+def _remove_own_loss_scaling(model: Any) -> None:
+    """Undo what `compile` does for a model in mixed_float16: put the optimizer into a LossScaleOptimizer."""
+    given = model._compile_config.config["optimizer"] if getattr(model, "_compile_config", None) else None
+    if isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer) and model.optimizer.inner_optimizer is given:
+        model.optimizer = given
+
+
 _APPLIED_BATCHES: weakref.WeakKeyDictionary[Any, tuple[Batch, Batch]] = weakref.WeakKeyDictionary()
 """The script's own batch and the present batch of each optimizer, because a script may fit the same model again."""
+
+
+_APPLIED_SETTINGS: weakref.WeakKeyDictionary[Any, tuple[Any, dict[str, Any]]] = weakref.WeakKeyDictionary()
+"""The script's own settings of each model that a plan has changed, with the `compile` that they belong to."""
 
 
 def apply_to_model(model: Any, change: Change, *, with_batch: bool = True) -> None:
@@ -82,6 +162,9 @@ def apply_to_model(model: Any, change: Change, *, with_batch: bool = True) -> No
 
     ConfigError if jit_compile is wanted and Keras cannot compile the model.
     """
+    compiled = getattr(model, "_compile_config", None)
+    if _APPLIED_SETTINGS.get(model, (None,))[0] is not compiled or model not in _APPLIED_SETTINGS:
+        _APPLIED_SETTINGS[model] = (compiled, model_settings.own_values(model))
     for name in model_settings.names():
         if change.differs(name):
             model_settings.set_value(model, name, getattr(change.wanted, name))
@@ -95,6 +178,17 @@ def restore_script_batch(model: Any) -> None:
     if model.optimizer in _APPLIED_BATCHES:
         own = _APPLIED_BATCHES[model.optimizer][0]
         _adapt(model, own, own)
+
+
+def restore_script_settings(model: Any, change: Change) -> None:
+    """Restore the script's own batch and settings of a model that an earlier fit trained under the plan."""
+    restore_script_batch(model)
+    compiled, own = _APPLIED_SETTINGS.pop(model, (None, {}))
+    if own and compiled is getattr(model, "_compile_config", None):  # else the script has compiled it again
+        for name, value in own.items():
+            if change.differs(name):
+                model_settings.set_value(model, name, value)
+    model.train_function = model.test_function = model.predict_function = None
 
 
 def script_accumulation(optimizer: Any) -> int:

@@ -44,11 +44,13 @@ class FitCall:
 class SeenCalls:
     """Calls of the script that were seen, in the order in which they happened.
 
-    overridden  calls that a plan's settings have overridden
-    fits        number of calls of `fit`
+    overridden           calls that a plan's settings have overridden
+    overridden_policies  dtype policies of such calls
+    fits                 number of calls of `fit`
     """
 
     policies: set[str] = field(default_factory=set)
+    overridden_policies: set[str] = field(default_factory=set)
     remat_modes: list[str] = field(default_factory=list)
     overridden: list[str] = field(default_factory=list)
     fits: int = 0
@@ -134,6 +136,8 @@ class Interception:
             self.seen.policies.add(name)
         if not self._overridden("precision", f"set_dtype_policy({name!r})"):
             original(policy)
+        elif self._settings is not None:
+            self.seen.overridden_policies.add(name)
 
     def _set_distribution(self, original: Callable[..., Any], value: Any) -> None:
         shown = type(value).__name__ if value is not None else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 from collections import Counter
 from typing import Any
 
@@ -88,19 +89,36 @@ def sums_loss(model: Any) -> bool:
     return any(getattr(loss, "reduction", None) == "sum" for loss in keras.tree.flatten(losses))
 
 
-def own_optimizers(model: Any) -> list[str]:
-    """Return attributes with optimizers that the model's own `train_step` applies besides the compiled optimizer.
+def why_step_cannot_run(model: Any) -> str:
+    """Return how a model's own `train_step` contradicts the backend; "" if it can be called as `fit` calls it.
 
-    Gradient accumulation is a setting of the compiled optimizer, so it does not apply to these.
+    Keras calls `train_step(state, data)` on JAX, where it returns the new state, and `train_step(data)` elsewhere.
     """
-    if type(model).train_step is keras.Model.train_step:
-        return []
-    compiled = (model.optimizer, innermost(model.optimizer))
-    return [
-        name
-        for name, value in vars(model).items()
-        if isinstance(value, keras.optimizers.Optimizer) and not any(value is one for one in compiled)
-    ]
+    step = getattr(model, "train_step", None)
+    if step is None or getattr(type(model), "train_step", None) is keras.Model.train_step:
+        return ""
+    arguments = inspect.signature(step)
+    backend = keras.backend.backend()
+    called_with = ("state", "data") if backend == "jax" else ("data",)
+    if _takes(arguments, len(called_with)):
+        return ""
+    own = f"{type(model).__name__}.train_step{arguments}"
+    if backend == "jax" and _takes(arguments, 1):
+        return (
+            f"{own} is written for TensorFlow or PyTorch; on JAX, where training steps are traced, Keras calls "
+            "train_step(state, data)"
+        )
+    if backend != "jax" and _takes(arguments, 2):
+        return f"{own} is written for JAX; on {backend} Keras calls train_step(data)"
+    return f"{own} cannot be called with ({', '.join(called_with)}), as Keras does on {backend}"
+
+
+def _takes(signature: inspect.Signature, count: int) -> bool:
+    try:
+        signature.bind(*range(count))
+    except TypeError:
+        return False
+    return True
 
 
 def has_unscaled_loss(model: Any) -> bool:

@@ -8,7 +8,7 @@ moving averages approximately.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -68,6 +68,39 @@ def accumulation_of(optimizer: Any) -> int:
     return innermost(optimizer).gradient_accumulation_steps or 1
 
 
+def own_optimizers(model: Any) -> dict[str, Any]:
+    """Return the optimizers that the model's own `train_step` applies besides the compiled one, by attribute.
+
+    Gradient accumulation is a setting of the compiled optimizer, so it does not apply to these.
+    """
+    if type(model).train_step is keras.Model.train_step:
+        return {}
+    found: dict[str, Any] = {}
+    known = [model.optimizer, innermost(model.optimizer)]
+    for name, one in _attributes(model):
+        if isinstance(one, keras.optimizers.Optimizer) and not _among(one, known):
+            found[name] = one
+            known.append(one)
+    return found
+
+
+def _attributes(model: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the attributes of a model, and then the elements of those that are lists or mappings, with their names."""
+    own = {name: value for name, value in vars(model).items() if not name.startswith("_self_")}  # added by TensorFlow
+    yield from own.items()
+    for name, value in own.items():
+        if isinstance(value, Mapping):
+            yield from ((f"{name}[{key!r}]", one) for key, one in value.items())
+        elif isinstance(value, list | tuple):
+            yield from ((f"{name}[{index}]", one) for index, one in enumerate(value))
+
+
+def updates(model: Any) -> dict[str, int]:
+    """Return the number of updates of each optimizer: of the compiled one under "", of others by attribute."""
+    found = {"": model.optimizer, **own_optimizers(model)}
+    return {name: int(innermost(one).iterations) for name, one in found.items()}
+
+
 def has_schedule(optimizer: Any) -> bool:
     """Return whether the learning rate is a schedule over micro-steps."""
     return isinstance(innermost(optimizer)._learning_rate, keras.optimizers.schedules.LearningRateSchedule)
@@ -107,13 +140,13 @@ def adapt_optimizer(optimizer: Any, script: Batch, wanted: Batch) -> Any:
     inner = innermost(optimizer)
     _adapt(inner, script, wanted)
     if inner.built:
-        _replace_accumulators(inner)
+        with tracking.DotNotTrackScope():  # Keras would count a list of variables as further variables
+            _replace_accumulators(inner)
         seen_samples = int(keras.ops.convert_to_numpy(inner._iterations)) * script.global_size
         inner._iterations.assign(seen_samples // wanted.global_size)
     return optimizer
 
 
-@tracking.no_automatic_dependency_tracking
 def _replace_accumulators(inner: Any) -> None:
     """Remove the gradient accumulators of a built optimizer, and add zeros if it accumulates.
 

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from autoplan.errors import PlanError, SourceError
+from autoplan.errors import ConfigError, PlanError, SourceError
 from autoplan.plan.records import Plan
 from autoplan.runtime import backends, callbacks, model_facts, optimizers
-from autoplan.runtime.apply import Change, ProcessSettings, apply_to_model, restore_script_batch, script_accumulation
+from autoplan.runtime.apply import (
+    Change,
+    OtherModels,
+    ProcessSettings,
+    apply_to_model,
+    restore_script_batch,
+    script_accumulation,
+)
 from autoplan.runtime.data import data_facts, lookahead, rebatch
 from autoplan.runtime.data.data_facts import DataFacts
 from autoplan.runtime.data.fit_arguments import FitArguments
 from autoplan.runtime.fit import arguments_under, ensure_built, padding_is_exact
 from autoplan.runtime.intercept import FitCall, Interception
 from autoplan.sources.source import SourceSpec
+from cost_models.config import Batch
 
 
 class Training:
@@ -31,7 +40,9 @@ class Training:
         self.backend = backends.get(self.change.wanted.backend)
         if plan.hardware.simulated:
             self.backend.configure_devices(plan.hardware.devices)
-        self.interception = Interception(self._on_fit, ProcessSettings(self.change, self.backend))
+        settings = ProcessSettings(self.change, self.backend)
+        self.interception = Interception(self._on_fit, settings)
+        self.others = OtherModels(self.change, settings, self.interception.seen.overridden_policies)
         self.fitted: list[str] = []
         self.applied = 0
 
@@ -86,18 +97,30 @@ class Training:
         if model_facts.structure(call.model) != self.plan.source.fit.structure:
             if call.index == self.plan.source.fit.index:
                 raise PlanError(self._for_another_model(call.index))
-            self.fitted.append(f"fit {call.index}: another model, unchanged by the plan")
-            return call.proceed(**call.arguments)
-        before = _updates(call.model)
+            return self._fit_of_another(call)
+        self.others.add_tuned(call.model)
+        before = optimizers.updates(call.model)
         arguments, described = self._under_the_plan(call, facts)
         history = call.proceed(**arguments)
         self.applied += 1
         dropped = getattr(arguments.get("x"), "dropped_rows", 0)
         if dropped:
             log(f"fit {call.index}: {dropped} samples were dropped, because they do not divide over the micro-steps")
-        updates = _updates(call.model) - before
-        self.fitted.append(f"fit {call.index}: {described}; {updates} updates")
+        updates = _updates_in_words(before, optimizers.updates(call.model))
+        self.fitted.append("; ".join(filter(None, (f"fit {call.index}: {described}", updates))))
         return history
+
+    def _fit_of_another(self, call: FitCall) -> Any:
+        """Run a fit that was not tuned, with the script's own settings as far as they can be had."""
+        tuned = self.others.is_tuned(call.model)
+        self.others.set_back(call.model)
+        kind = "the tuned model with" if tuned else "another model, or"
+        held = self.others.settings_of(call.model)
+        settings = (
+            f"{' and '.join(held)} {'holds' if len(held) == 1 else 'hold'} for it too" if held else "as in the script"
+        )
+        self.fitted.append(f"fit {call.index}: {kind} other trainable weights, neither tuned nor compared; {settings}")
+        return call.proceed(**call.arguments)
 
     def _under_the_plan(self, call: FitCall, facts: DataFacts) -> tuple[FitArguments, str]:
         """Apply the plan to the model, and return the arguments of the fit and a description.
@@ -109,7 +132,7 @@ class Training:
             log(f"fit {call.index} {why_not}, so it runs with its own batch")
             restore_script_batch(call.model)
             apply_to_model(call.model, self.change, with_batch=False)
-            return call.arguments, f"{self.change.wanted.describe()}, but the script's own batch"
+            return call.arguments, self._with_own_batch(facts, script_accumulation(call.model.optimizer))
         apply_to_model(call.model, self.change)
         if self.change.differs("batch"):
             script, wanted = self.change.script.batch, self.change.wanted.batch
@@ -123,12 +146,24 @@ class Training:
             self._log_dropped(call, facts)
         return arguments_under(call.model, call.arguments, facts, self.change), self.change.wanted.describe()
 
+    def _with_own_batch(self, facts: DataFacts, accumulation: int) -> str:
+        """Describe the plan's configuration with the batch that this fit has."""
+        wanted = self.change.wanted
+        try:
+            batch = Batch.from_global(facts.batch, data=wanted.mesh.data, accumulation=accumulation)
+        except ConfigError:  # it does not divide over the mesh, and every device computes all of it
+            return f"{wanted.describe()}, but with its own batch of {facts.batch}"
+        return f"{wanted.with_(batch=batch).describe()}, which is its own batch"
+
     def _why_own_batch(self, model: Any, facts: DataFacts) -> str:
         tuned = self.change.script.batch
         accumulation = script_accumulation(model.optimizer)
         if (facts.batch, accumulation) != (tuned.global_size, tuned.accumulation):
-            asked = facts.batch * accumulation
-            return f"has an effective batch of {asked}, but the plan was tuned from {tuned.effective}"
+            own, before = (
+                f"batch {size}{f'x{steps}' if steps > 1 else ''}"
+                for size, steps in ((facts.batch, accumulation), (tuned.global_size, tuned.accumulation))
+            )
+            return f"has {own}, but the plan was tuned from {before}"
         if self.change.differs("batch") and not facts.rebatchable:
             return "has data that cannot be re-batched"
         return ""
@@ -146,8 +181,16 @@ class Training:
             )
 
 
-def _updates(model: Any) -> int:
-    return int(optimizers.innermost(model.optimizer).iterations)
+def _updates_in_words(before: Mapping[str, int], after: Mapping[str, int]) -> str:
+    """Return the updates of each optimizer; "" if the model applies optimizers of its own and none of them counted.
+
+    On JAX, a train_step of its own may apply optimizers whose counters `fit` does not write back.
+    """
+    made = {name: count - before.get(name, 0) for name, count in after.items()}
+    if set(made) == {""}:
+        return f"{made['']} updates"
+    shown = {name: count for name, count in made.items() if count}
+    return " and ".join(f"{count} updates by {name or 'the compiled optimizer'}" for name, count in shown.items())
 
 
 def log(line: str) -> None:

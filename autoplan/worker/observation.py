@@ -44,7 +44,7 @@ def observe_fit(call: FitCall, facts: DataFacts, seen: SeenCalls, backend: Backe
         masks=model_facts.has_masks(model),
         added_losses=model_facts.has_added_losses(model),
         unscaled_train_step=model_facts.has_unscaled_loss(model),
-        own_optimizers=model_facts.own_optimizers(model),
+        own_optimizers=list(optimizers.own_optimizers(model)),
         schedule=optimizers.has_schedule(model.optimizer),
         ema=model_facts.has_ema(model),
         optimizer=type(optimizers.innermost(model.optimizer)).__name__,
@@ -68,12 +68,15 @@ def _why_fixed_batch(call: FitCall, facts: DataFacts) -> str:
     if not facts.rebatchable:
         kind = type(call.arguments.get("x")).__name__
         return f"the data ({kind}) cannot be re-batched" + (f" ({facts.why_fixed})" if facts.why_fixed else "")
-    own_optimizers = model_facts.own_optimizers(call.model)
+    own_optimizers = optimizers.own_optimizers(call.model)
     if own_optimizers:
         return (
             f"the model's train_step applies its own optimizers ({', '.join(own_optimizers)}), to which gradient "
             "accumulation does not apply"
         )
+    not_accumulating = optimizers.why_not_accumulating(call.model.optimizer)
+    if not_accumulating:
+        return not_accumulating
     if model_facts.sums_loss(call.model):
         return "the loss is a sum over the batch, which another split of an update would change"
     return ""

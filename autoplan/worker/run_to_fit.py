@@ -9,6 +9,7 @@ from typing import Any
 
 from autoplan.errors import FIRST_EXCEPTION, SCRIPT_RAISED, AutoplanError, NeverFits, ScriptFailed
 from autoplan.jobs.client import SEE_OUTPUT
+from autoplan.runtime import model_facts
 from autoplan.runtime.data.fit_arguments import FitArguments
 from autoplan.runtime.run_source import OnBuilder, run_source
 from autoplan.sources.source import SourceSpec
@@ -47,6 +48,9 @@ def check_fit(source: SourceSpec | None, index: int, model: Any, arguments: FitA
     where = f"fit {index}" + (f" of {source.path}" if source else "")
     if not getattr(model, "compiled", True):
         raise ScriptFailed(f"{where} trains a model that is not compiled; call model.compile(...) first")
+    wrong_step = model_facts.why_step_cannot_run(model)
+    if wrong_step:
+        raise ScriptFailed(f"{where} trains a model whose {wrong_step}")
     batch: object = arguments.get("batch_size")  # a script may pass anything
     if batch is not None and not (isinstance(batch, Real) and float(batch) >= 1 and float(batch).is_integer()):
         raise ScriptFailed(f"{where} has batch_size={batch!r}; expected a whole number of at least 1")

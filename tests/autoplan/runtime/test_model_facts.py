@@ -65,42 +65,38 @@ def test_a_weight_regularizer_is_not_an_added_loss():
     assert not model_facts.has_added_losses(compiled(keras.layers.Dense(3, kernel_regularizer="l2")))
 
 
-class Pair(keras.Model):
-    """Trains two networks with their own optimizers; the compiled optimizer is not used."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = keras.layers.Dense(1), keras.layers.Dense(1)
-
-    def compile(self, first_optimizer, second_optimizer):
-        super().compile()
-        self.first_optimizer, self.second_optimizer = first_optimizer, second_optimizer
-
-    def train_step(self, *arguments):
-        return {}
+def stepping(step):
+    return type("Net", (keras.Sequential,), {"train_step": step})([keras.layers.Input((4,)), keras.layers.Dense(1)])
 
 
-def test_optimizers_of_a_custom_train_step_are_named():
-    pair = Pair()
-    pair.compile(keras.optimizers.Adam(), keras.optimizers.Adam())
-    assert model_facts.own_optimizers(pair) == ["first_optimizer", "second_optimizer"]
-    assert model_facts.own_optimizers(compiled()) == []
+@pytest.mark.parametrize(
+    ("step", "reason"),
+    [
+        (lambda self, state, data: None, ""),
+        (lambda self, *arguments: None, ""),
+        (lambda self, state, data, more=1: None, ""),
+        (
+            lambda self, data: None,
+            "Net.train_step(data) is written for TensorFlow or PyTorch; on JAX, where training steps are traced, Keras "
+            "calls train_step(state, data)",
+        ),
+        (
+            lambda self, x, y, z: None,
+            "Net.train_step(x, y, z) cannot be called with (state, data), as Keras does on jax",
+        ),
+    ],
+    ids=["JAX", "any", "with a default", "TensorFlow", "neither"],
+)
+def test_a_train_step_for_another_backend_is_found(step, reason):
+    assert model_facts.why_step_cannot_run(stepping(step)) == reason
+    assert model_facts.why_step_cannot_run(compiled()) == ""
 
 
-@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
-def test_another_reference_to_the_compiled_optimizer_is_not_named(policy):
-    class Renamed(keras.Sequential):
-        def compile(self, optimizer):
-            super().compile(optimizer, "mse")
-            self.mine = optimizer
-
-        def train_step(self, *arguments):
-            return {}
-
-    model = Renamed([keras.layers.Input((4,)), keras.layers.Dense(1, dtype=policy)], name="renamed")
-    model.dtype_policy = keras.dtype_policies.get(policy)
-    model.compile(keras.optimizers.SGD())
-    assert model_facts.own_optimizers(model) == []
+def test_a_train_step_for_jax_is_found_elsewhere(monkeypatch):
+    monkeypatch.setattr(keras.backend, "backend", lambda: "torch")
+    found = model_facts.why_step_cannot_run(stepping(lambda self, state, data: None))
+    assert found == "Net.train_step(state, data) is written for JAX; on torch Keras calls train_step(data)"
+    assert model_facts.why_step_cannot_run(stepping(lambda self, data: None)) == ""
 
 
 class Scaling(keras.Sequential):

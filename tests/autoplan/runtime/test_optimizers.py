@@ -10,6 +10,8 @@ from autoplan.runtime.optimizers import (
     accumulation_of,
     adapt_optimizer,
     innermost,
+    own_optimizers,
+    updates,
     why_not_accumulating,
 )
 from cost_models.config import Batch
@@ -229,5 +231,62 @@ def test_optimizers_to_which_accumulation_does_not_apply_are_found(optimizer, re
 def test_an_optimizer_built_without_a_list_of_variables_is_rejected():
     optimizer = OwnBuild(0.1)
     optimizer.build([])
-    with pytest.raises(ConfigError, match="gradient accumulation cannot be set on the optimizer OwnBuild: it was built"):
+    with pytest.raises(
+        ConfigError, match="gradient accumulation cannot be set on the optimizer OwnBuild: it was built"
+    ):
         adapt_optimizer(optimizer, ONE, FOUR)
+
+
+class Pair(keras.Model):
+    """Trains two networks with their own optimizers; the compiled optimizer is not used."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = keras.layers.Dense(1), keras.layers.Dense(1)
+
+    def compile(self, first_optimizer, second_optimizer):
+        super().compile()
+        self.first_optimizer, self.second_optimizer = first_optimizer, second_optimizer
+
+    def train_step(self, *arguments):
+        return {}
+
+
+def test_optimizers_of_a_custom_train_step_are_named():
+    pair = Pair()
+    pair.compile(keras.optimizers.Adam(), keras.optimizers.Adam())
+    assert list(own_optimizers(pair)) == ["first_optimizer", "second_optimizer"]
+    assert own_optimizers(fit(keras.optimizers.SGD(), 32, epochs=0)) == {}
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
+def test_another_reference_to_the_compiled_optimizer_is_not_named(policy):
+    class Renamed(keras.Sequential):
+        def compile(self, optimizer):
+            super().compile(optimizer, "mse")
+            self.mine = optimizer
+
+        def train_step(self, *arguments):
+            return {}
+
+    model = Renamed([keras.layers.Input((4,)), keras.layers.Dense(1, dtype=policy)], name="renamed")
+    model.dtype_policy = keras.dtype_policies.get(policy)
+    model.compile(keras.optimizers.SGD())
+    assert own_optimizers(model) == {}
+
+
+def test_optimizers_in_lists_and_mappings_are_named_once():
+    pair = Pair()
+    pair.compile(keras.optimizers.Adam(), None)
+    pair.several = [pair.first_optimizer, keras.optimizers.SGD()]
+    pair.by_network = {"second": keras.optimizers.SGD()}
+    assert list(own_optimizers(pair)) == ["first_optimizer", "several[1]", "by_network['second']"]
+
+
+def test_updates_of_all_optimizers_are_counted():
+    assert updates(fit(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()), 32)) == {"": 8}
+    assert updates(fit(keras.optimizers.SGD(gradient_accumulation_steps=4), 8)) == {"": 8}
+    pair = Pair()
+    pair.compile(keras.optimizers.Adam(), keras.optimizers.Adam())
+    pair.first_optimizer._iterations.assign(3)
+    assert updates(pair) == {"": 0, "first_optimizer": 3, "second_optimizer": 0}

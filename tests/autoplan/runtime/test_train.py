@@ -61,9 +61,53 @@ LATER = {
     "the same model again": "model.fit(x, y, batch_size=32, epochs=2, verbose=0, shuffle=False)",
     "compiled again": "model.compile(model.optimizer, 'mse'); model.fit(x, y, batch_size=32, verbose=0, shuffle=False)",
     "another batch": "model.fit(x, y, batch_size=30, verbose=0, shuffle=False)",
+    "fine-tuned": (
+        "model.layers[0].trainable = False; model.compile('sgd', 'mse'); "
+        "model.fit(x, y, batch_size=32, verbose=0, shuffle=False)"
+    ),
     "a generator": "model.fit(((x[:32], y[:32]) for _ in range(6)), steps_per_epoch=3, epochs=2, verbose=0)",
     "left by exit": "import atexit",
 }
+
+
+SAID = {
+    "another batch": "fit 2: float32, batch 30, which is its own batch; 5 updates",
+    "fine-tuned": "fit 2: the tuned model with other trainable weights, neither tuned nor compared",
+}
+"""What `train` says of a later fit."""
+
+TWO_MODELS = """
+    a = build()
+    a.fit(x, y, batch_size=32, verbose=0, shuffle=False)
+    b = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(4, "relu"), keras.layers.Dense(1)])
+    b.compile("adam", "mse")
+    b.fit(x, y, batch_size=32, epochs=2, verbose=0, shuffle=False)
+    model = b
+    sys.stderr.write(f"of a: {a.layers[0].compute_dtype}, of b: {b(x[:2]).dtype}\\n")
+"""
+OWN_OPTIMIZERS = """
+    import tensorflow as tf
+    class Net(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.net = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(1)])
+        def call(self, x):
+            return self.net(x)
+        def compile(self, slow, fast):
+            super().compile()
+            self.slow, self.fast = slow, [fast]
+        def train_step(self, data):
+            x, y = data
+            for optimizer in (*self.fast, *self.fast, self.slow):
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_mean((self.net(x, training=True) - y) ** 2)
+                w = self.net.trainable_weights
+                optimizer.apply_gradients(zip(tape.gradient(loss, w), w))
+            return {"loss": loss}
+    model = Net()
+    model.compile(keras.optimizers.SGD(0.1), keras.optimizers.Adam())
+    model.fit(x, y, batch_size=32, epochs=2, verbose=0)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +165,10 @@ def test_accumulation_trains_the_same_and_says_which_fit(script, observation, al
     assert found["iterations"] == alone["iterations"] == 14
     assert found["micro_steps"] == 4 * alone["micro_steps"]
     assert found["losses"] == pytest.approx(alone["losses"], rel=1e-2)  # a padded batch counts whole in Keras's mean
-    assert "fit 1: another model, unchanged by the plan" in finished.stderr
+    assert (
+        "fit 1: another model, or other trainable weights, neither tuned nor compared; as in the script"
+        in finished.stderr
+    )
     assert "fit 2: float32, batch 8, accumulation 4; 14 updates" in finished.stderr
     assert "which changes the training" not in finished.stderr
 
@@ -186,6 +233,21 @@ def test_arguments_reach_the_script_and_programs_are_cached(script, observation,
     assert "compilation cache: 0 hits" not in train(script, plan, "3", cwd=tmp_path).stderr
 
 
+def trained_under(path, *, devices=1, backend="jax", **changes):
+    """Observe a script and train it under a plan with these changes; returns the finished process."""
+    with Client(backend) as client:
+        job = Job(kind=JobKind.OBSERVE, source=source.resolve(str(path)), backend=backend)
+        own = Observation.model_validate(client.run(job, time_limit_seconds=120).value)
+    plain = plain_plan()
+    plain["source"]["fit"] |= {"index": 1, "structure": own.structure}
+    plain["baseline"]["config"] = own.config
+    plain["config"] = {**own.config.to_dict(), **changes}
+    plain["hardware"] |= {"simulated": devices > 1, "devices": devices}
+    plan = file.write(Plan.model_validate(plain), path.parent / "plan.yaml")
+    command = [sys.executable, "-m", "autoplan.runtime", "train", "--plan", str(plan), str(path)]
+    return subprocess.run(command, cwd=path.parent, capture_output=True, text=True, timeout=240)
+
+
 @pytest.mark.parametrize("later", LATER)
 @pytest.mark.parametrize("devices", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_later_fits_train_with_the_scripts_own_batch(observation, tmp_path, later, devices):
@@ -194,22 +256,53 @@ def test_later_fits_train_with_the_scripts_own_batch(observation, tmp_path, late
     path = tmp_path / "train.py"
     path.write_text(textwrap.dedent(HEAD + f"    {LATER[later]}\n" + TAIL + ending))
     alone = printed(subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=240))
-    with Client() as client:
-        job = Job(kind=JobKind.OBSERVE, source=source.resolve(str(path)))
-        own = Observation.model_validate(client.run(job, time_limit_seconds=120).value)
-    plain = plain_plan()
-    plain["source"]["fit"] |= {"index": 1, "structure": own.structure}
-    plain["baseline"]["config"] = own.config
     mesh = {"data": devices, "model": 1}
-    plain["config"] = {**own.config.to_dict(), "mesh": mesh, "batch": batch(8, 4, data=devices)}
-    plain["hardware"] |= {"simulated": devices > 1, "devices": devices}
-    plan = file.write(Plan.model_validate(plain), tmp_path / "plan.yaml")
-    command = [sys.executable, "-m", "autoplan.runtime", "train", "--plan", str(plan), str(path)]
-    finished = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    finished = trained_under(path, devices=devices, mesh=mesh, batch=batch(8, 4, data=devices))
     found = printed(finished)
     assert found["iterations"] == alone["iterations"]
     assert found["weights"] == pytest.approx(alone["weights"], rel=1e-5)
     assert "fit 1: float32, batch 8, accumulation 4" in finished.stderr
+    if later in SAID:
+        assert SAID[later] in finished.stderr
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Write a script with the data and `build` of HEAD, but with other fits."""
+
+    def write(code, ending=""):
+        head = HEAD.partition("    model = build()")[0]
+        (tmp_path / "train.py").write_text(textwrap.dedent(head + code + ending))
+        return tmp_path / "train.py"
+
+    return write
+
+
+def test_a_second_model_trains_in_its_own_precision(written):
+    path = written(TWO_MODELS, TAIL)
+    alone = printed(subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=240))
+    finished = trained_under(path, precision="mixed_bfloat16")
+    assert printed(finished) == alone
+    assert "of a: bfloat16, of b: float32" in finished.stderr
+    assert "fit 1: mixed_bfloat16, batch 32" in finished.stderr
+    assert "fit 2: another model, or other trainable weights, neither tuned nor compared; as in the script" in (
+        finished.stderr
+    )
+
+
+def test_a_mesh_holds_for_a_second_model_and_train_says_so(written):
+    mesh = {"data": 2, "model": 1}
+    finished = trained_under(written(TWO_MODELS), devices=2, mesh=mesh, batch=batch(32, 1, data=2))
+    assert finished.returncode == 0, finished.stderr
+    assert "neither tuned nor compared; mesh data 2 holds for it too" in finished.stderr
+
+
+def test_updates_of_a_models_own_optimizers_are_counted(written):
+    finished = trained_under(written(OWN_OPTIMIZERS), backend="tensorflow", jit_compile=False)
+    assert finished.returncode == 0, finished.stderr
+    assert "fit 1: tensorflow, float32, batch 32, jit_compile off; 8 updates by slow and 16 updates by fast[0]" in (
+        finished.stderr
+    )
 
 
 def test_a_plan_for_another_model_is_rejected(script, observation, tmp_path):
