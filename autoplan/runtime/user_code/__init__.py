@@ -1,1 +1,1 @@
-"""What the user's own classes do, read from their code: which names they use, and what their batch hooks change."""
+"""Reads from the code of the user's own classes which names they use."""

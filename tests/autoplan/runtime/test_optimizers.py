@@ -190,8 +190,9 @@ def test_an_adapted_optimizer_has_its_variables_in_the_order_of_keras():
     assert sorted(kinds[0]) == sorted(kinds[1])
     assert len(made.variables) == 2 + 4 * (1 + 1 + 2)  # counter and rate; average, accumulator and two slots a weight
     again = keras.optimizers.Adam(0.05, gradient_accumulation_steps=4)
-    plain = adapt_optimizer(fit(keras.optimizers.Adam(0.05), 32).optimizer, ONE, FOUR)
-    again.build(plain._trainable_variables)
+    model = fit(keras.optimizers.Adam(0.05), 32)
+    plain = adapt_optimizer(model.optimizer, ONE, FOUR)
+    again.build(model.trainable_variables)
     assert [variable.path.split("/", 1)[1] for variable in again.variables] == [
         variable.path.split("/", 1)[1] for variable in plain.variables
     ]
