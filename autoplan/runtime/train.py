@@ -153,17 +153,14 @@ class Training:
             batch = Batch.from_global(facts.batch, data=wanted.mesh.data, accumulation=accumulation)
         except ConfigError:  # it does not divide over the mesh, and every device computes all of it
             return f"{wanted.describe()}, but with its own batch of {facts.batch}"
-        return f"{wanted.with_(batch=batch).describe()}, which is its own batch"
+        return f"{wanted.with_(batch=batch).describe()}, with the script's own batch"
 
     def _why_own_batch(self, model: Any, facts: DataFacts) -> str:
         tuned = self.change.script.batch
         accumulation = script_accumulation(model.optimizer)
         if (facts.batch, accumulation) != (tuned.global_size, tuned.accumulation):
-            own, before = (
-                f"batch {size}{f'x{steps}' if steps > 1 else ''}"
-                for size, steps in ((facts.batch, accumulation), (tuned.global_size, tuned.accumulation))
-            )
-            return f"has {own}, but the plan was tuned from {before}"
+            own = Batch(facts.batch, accumulation=accumulation)
+            return f"has {own.describe()}, but the plan was tuned from {tuned.describe()}"
         if self.change.differs("batch") and not facts.rebatchable:
             return "has data that cannot be re-batched"
         return ""

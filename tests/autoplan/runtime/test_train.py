@@ -71,7 +71,7 @@ LATER = {
 
 
 SAID = {
-    "another batch": "fit 2: float32, batch 30, which is its own batch; 5 updates",
+    "another batch": "fit 2: float32, batch 30, with the script's own batch; 5 updates",
     "fine-tuned": "fit 2: the tuned model with other trainable weights, neither tuned nor compared",
 }
 """What `train` says of a later fit."""
