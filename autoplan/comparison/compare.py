@@ -26,6 +26,7 @@ from autoplan.tuning.objective import PlannedFit
 from autoplan.tuning.request import CompareRequest, Event, Watch
 from autoplan.tuning.space.legal_configs import Space, legal_configs
 from autoplan.tuning.space.prune import KEEP_AT_MOST
+from autoplan.tuning.split_probe import observed
 from cost_models.config import Precision, Remat, RematMode, TrainConfig
 from cost_models.estimate import estimate as analytic_estimate
 from cost_models.hardware.chip_sizes import canonical, chips, chips_of_group, larger, sizes
@@ -84,7 +85,7 @@ def compared(
     row, unless all kinds have it.
     """
     watch(Event("stage", f"inspecting the training up to its fit, on {jobs.backend}"))
-    observation = jobs.observe(abstract=True)
+    observation = observed(jobs, watch, abstract=True, effective_batch_is_free=request.effective_batch is not None)
     baseline = observation.config
     jobs = jobs.with_(baseline=baseline)
     watch(Event("stage", f"estimating for {formatting.counted(len(wanted), 'kind')} of hardware"))

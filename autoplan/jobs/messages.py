@@ -24,6 +24,7 @@ class JobKind(StrEnum):
     observe   run the source up to the chosen fit; -> Observation
     trace     the same, then the training step -> {"observation": ..., "workload": ...}
     measure   run the chosen fit for a while -> Measurement
+    split     run the source up to the chosen fit, then a few micro-steps -> SplitProbe
     numerics  a few updates with each of some seeds -> NumericsRun
     lower     the same as trace, but what a compiler says -> {"evidence": CompilerEvidence} or {"too_large": ...}
     probe     this machine's rates -> a hardware profile
@@ -31,6 +32,7 @@ class JobKind(StrEnum):
 
     OBSERVE = "observe"
     TRACE = "trace"
+    SPLIT = "split"
     MEASURE = "measure"
     NUMERICS = "numerics"
     LOWER = "lower"
@@ -56,7 +58,7 @@ class Job(Value):
         return self
 
 
-Comparison = Literal["same", "differs", "not_known"]
+Compared = Literal["same", "differs", "not_known"]
 """The result of a comparison of two ways to run an update."""
 
 
@@ -69,9 +71,9 @@ class SplitProbe(Value):
     ran: bool = Field(True, description="False: no micro-step was run, and the reason is in split_reason")
     random_draws: list[str] = Field([], description="layers that draw random numbers in a micro-step")
     batch_statistics: list[str] = Field([], description="layers that take statistics over the rows of a micro-step")
-    split: Comparison = Field("not_known", description="an update in one micro-step against the same in several")
+    split: Compared = Field("not_known", description="an update in one micro-step against the same in several")
     split_reason: str = Field("", description="what differs, or why it is not known")
-    padding: Comparison = Field("not_known", description="rows against the same rows padded with rows of weight zero")
+    padding: Compared = Field("not_known", description="rows against the same rows padded with rows of weight zero")
     padding_reason: str = Field("", description="what differs, or why it is not known")
     compared: str = Field("", description="what was compared, and how much it differed at most")
     seconds: float | None = Field(None, description="time that the micro-steps took, compilation included")

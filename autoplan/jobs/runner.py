@@ -23,7 +23,7 @@ from autoplan.errors import (
 )
 from autoplan.jobs.answers import before_compiling, compiler_answer, too_large_to_start, value_of
 from autoplan.jobs.budget import Clock
-from autoplan.jobs.messages import Job, JobKind, JobResult, NumericsRun, Observation, Options
+from autoplan.jobs.messages import Job, JobKind, JobResult, NumericsRun, Observation, Options, SplitProbe
 from autoplan.machine import compiler_packages, tempdirs, this_machine
 from autoplan.machine.tempdirs import LockedFolder
 from autoplan.plan.records import CompilerEvidence, Failure, FailureKind, Measurement, Outcome
@@ -204,6 +204,20 @@ class JobRunner:
             )
         return self.with_(client=self.tracer, backend=TRACED_ON)
 
+    def probe_split(
+        self, config: TrainConfig, *, options: Options, limit_seconds: float, budget_share: float
+    ) -> SplitProbe | Failure:
+        """Run a few micro-steps under `config`, and return what they show of updates that are split or padded.
+
+        budget_share  share of the time that is left of the budget that it may take
+        """
+        left = self.clock.left()
+        seconds = limit_seconds if left is None else max(SHORTEST_STEP_SECONDS, min(limit_seconds, budget_share * left))
+        result = self._ask(JobKind.SPLIT, config, options, JobKind.SPLIT.value, seconds)
+        if result.value is None:
+            return result.failure or Failure(kind=FailureKind.CRASH, message="it ended without a result")
+        return SplitProbe.model_validate(result.value)
+
     def measure(
         self,
         config: TrainConfig,
@@ -357,5 +371,7 @@ class JobRunner:
         """
         if kind is JobKind.LOWER:
             return int(this_machine.memory_bytes() * COMPILER_SHARE / compilers_at_once())
+        if kind is JobKind.SPLIT and not self.cluster.local:
+            return int(this_machine.memory_bytes() * COMPILER_SHARE)
         on_this_cpu = self.cluster.local and self.cluster.chip.kind == "cpu"
         return self.usable_bytes() if on_this_cpu and kind is not JobKind.TRACE else None

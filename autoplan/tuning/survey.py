@@ -20,6 +20,7 @@ from autoplan.tuning.estimates.estimator import estimate_space, without_estimate
 from autoplan.tuning.estimates.findings import Findings, versions_of
 from autoplan.tuning.request import Event, TuneRequest, Watch
 from autoplan.tuning.space.legal_configs import Space, legal_configs
+from autoplan.tuning.split_probe import observed
 from cost_models.hardware.cluster import Cluster, limited
 
 
@@ -80,7 +81,7 @@ def found(request: TuneRequest, jobs: JobRunner, watch: Watch) -> Findings:
     """
     watch(Event("stage", f"inspecting the training up to its fit, on {jobs.backend}"))
     here = measured_here(request, jobs)
-    observation = jobs.observe(abstract=not here)
+    observation = observed(jobs, watch, abstract=not here, effective_batch_is_free=request.effective_batch is not None)
     space = _space(request, observation, jobs.cluster)
     jobs = jobs.with_(baseline=space.baseline)
     try:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from autoplan.jobs.messages import Job, JobKind, JobResult, Observation
+from autoplan.jobs.messages import Job, JobKind, JobResult, Observation, SplitProbe
 from autoplan.plan.records import Failure, FailureKind
 from cost_models.config import TrainConfig
 from cost_models.workload.serialization import workload_to_dict
@@ -78,6 +78,8 @@ class FakeClient:
                 return self.observed(job.backend)
             case JobKind.TRACE:
                 return {"observation": self.observed(job.backend), "workload": _workload(config)}
+            case JobKind.SPLIT:
+                return self._probed().model_dump(mode="json")
             case JobKind.MEASURE:
                 return self._measured(config, job)
             case JobKind.LOWER:
@@ -103,6 +105,12 @@ class FakeClient:
         equal = {"weights": 0.0, "variables": []}
         compared = self.changed(config) or equal if "compare_with" in job.options else None
         return {"runs": runs, "compared": compared}
+
+    def _probed(self) -> SplitProbe:
+        """The facts by name, as a probe would find them."""
+        draws = ["dropout (Dropout)"] if self.facts.random_layers else []
+        statistics = ["norm (BatchNormalization)"] if self.facts.batch_norm else []
+        return self.facts.probe or SplitProbe(split="same", random_draws=draws, batch_statistics=statistics)
 
     def _measured(self, config: TrainConfig, job: Job) -> dict[str, Any]:
         seconds = self.seconds(config)

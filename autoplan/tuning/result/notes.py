@@ -8,6 +8,7 @@ from typing import Literal
 
 from autoplan import formatting
 from autoplan.jobs.messages import Observation
+from autoplan.tuning.space.held_batch import why_not_split
 from autoplan.tuning.space.known_issues import Effect, Versions, applying
 from cost_models.config import TrainConfig
 from cost_models.hardware.cluster import Cluster
@@ -62,6 +63,7 @@ def notes_for(
     return [
         *_of_the_backend(config, baseline),
         *_of_the_hardware(config, cluster),
+        *_of_the_probe(config, baseline, observation),
         *_of_the_change(config, baseline, observation),
         *_of_the_remainder(config, baseline, observation),
         *_of_known_issues(config, observation, versions),
@@ -136,13 +138,13 @@ def _of_the_hardware(config: TrainConfig, cluster: Cluster) -> Iterator[str]:
 
 def _of_the_change(config: TrainConfig, baseline: TrainConfig, observation: Observation) -> Iterator[str]:
     old, new = baseline.batch, config.batch
-    if observation.batch_norm and old.global_size != new.global_size:
+    if observation.takes_batch_statistics and old.global_size != new.global_size:
         # On a JAX mesh the statistics are of the whole global batch, so only the micro-step's size matters.
         yield (
             f"BatchNormalization takes its statistics over the {new.global_size} samples of a micro-step instead of "
             f"{old.global_size} as in the script; this cannot be avoided"
         )
-    if observation.masks and old.global_size != new.global_size:
+    if observation.masks and not _split_is_compared(observation) and old.global_size != new.global_size:
         yield (
             "the loss is averaged over the unmasked positions of each micro-step, so splitting an update differently "
             "changes their weights slightly"
@@ -161,18 +163,23 @@ def _of_the_change(config: TrainConfig, baseline: TrainConfig, observation: Obse
         yield f"the effective batch changes from {old.effective} to {new.effective}, so results differ; {advice}"
 
 
+def _of_the_probe(config: TrainConfig, baseline: TrainConfig, observation: Observation) -> Iterator[str]:
+    """Describe what a probe found of other splits of an update; without a probe, that none was made."""
+    probe, split = observation.probe, config.batch.accumulation != baseline.batch.accumulation
+    why_held = why_not_split(observation)
+    if why_held is not None and observation.rebatchable and not observation.ema:
+        yield f"an update is split as in the script: {why_held}"
+    elif probe is not None and not probe.ran and split:
+        yield f"whether another split of an update gives the same gradients was not probed: {probe.split_reason}"
+    elif probe is not None and probe.compared and split:
+        yield probe.compared
+
+
 def _of_the_remainder(config: TrainConfig, baseline: TrainConfig, observation: Observation) -> Iterator[str]:
     """Describe how the partial last effective batch of an epoch is run; the rule is in `runtime/data/rebatch.py`."""
     batch, samples = config.batch, observation.samples
-    weights_only = not (
-        observation.batch_norm
-        or observation.unweighted_metrics
-        or observation.added_losses
-        or observation.masks
-        or observation.custom_train_step
-    )
     if batch != baseline.batch and not observation.samples_exact:
-        yield from _of_partial_batches(batch.accumulation, weights_only=weights_only)
+        yield from _of_partial_batches(batch.accumulation, observation)
         return
     rest = samples % batch.effective if samples else 0
     if batch == baseline.batch or observation.explicit_steps_per_epoch or not rest:
@@ -183,18 +190,30 @@ def _of_the_remainder(config: TrainConfig, baseline: TrainConfig, observation: O
             yield f"the last {rest} samples of an epoch do not divide by the devices: every device computes all of them"
     elif over == 0:
         yield f"the last {rest} samples of an epoch form an update of {batch.accumulation} smaller micro-steps"
-    elif weights_only:
-        yield f"the last {rest} samples of an epoch are padded with samples of weight zero, which is exact here"
+    elif observation.can_pad:
+        yield f"the last {rest} samples of an epoch are padded with samples of weight zero{_why_padded(observation)}"
     else:
         yield f"{over} of the {samples} samples of an epoch are left out: they do not divide by the micro-steps"
 
 
-def _of_partial_batches(accumulation: int, *, weights_only: bool) -> Iterator[str]:
+def _why_padded(observation: Observation) -> str:
+    """Return what a probe found of padding; without a probe, padding is chosen by the kinds of layers and losses."""
+    if observation.probe is not None and observation.probe.padding == "same":
+        return ", which changed nothing where it was compared"
+    return "; whether these change an update was not probed"
+
+
+def _split_is_compared(observation: Observation) -> bool:
+    """Return whether a probe found that an update may be split, or that it may not."""
+    return observation.probe is not None and observation.probe.split != "not_known"
+
+
+def _of_partial_batches(accumulation: int, observation: Observation) -> Iterator[str]:
     """Describe the same rule for data of unknown length, which may end with a partial batch."""
     if accumulation == 1:
         return
-    if weights_only:
-        yield "a partial batch, if there is one, is padded with samples of weight zero, which is exact here"
+    if observation.can_pad:
+        yield f"a partial batch, if there is one, is padded with samples of weight zero{_why_padded(observation)}"
     else:
         yield f"samples of a partial batch, if there is one, are left out if they do not divide by {accumulation}"
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from autoplan import formatting
 from autoplan.jobs.messages import Observation
-from autoplan.tuning.space.held_batch import why_batch_held
+from autoplan.tuning.space.held_batch import why_batch_held, why_not_split
 from autoplan.tuning.space.legal_values import Situation
 from autoplan.tuning.space.limits import Limits
 from cost_models.config import Batch
@@ -16,7 +16,7 @@ _SIZES = ("global", "local", "accumulation", "effective")
 
 def accumulation_is_held(observation: Observation) -> bool:
     """Return whether not even another effective batch may have another number of micro-steps per update."""
-    return observation.ema or bool(observation.own_optimizers)
+    return observation.ema or bool(observation.own_optimizers) or why_not_split(observation) is not None
 
 
 def no_batch(

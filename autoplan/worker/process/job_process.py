@@ -36,6 +36,7 @@ from autoplan.worker.measure.trial_fit import FitOptions, TrialFit
 from autoplan.worker.measure.updates import run_updates
 from autoplan.worker.observation import observe_fit
 from autoplan.worker.seeds import BASE_SEED, offset_random_seed
+from autoplan.worker.split_probe.probe import SplitOptions, probe_fit
 from cost_models.workload.serialization import workload_to_dict
 
 _OBSERVES_ONLY = (JobKind.OBSERVE, JobKind.TRACE)
@@ -207,6 +208,7 @@ class JobProcess:
             JobKind.MEASURE: self._measure,
             JobKind.NUMERICS: self._numerics,
             JobKind.LOWER: self._lower,
+            JobKind.SPLIT: self._split,
         }
         self.channel.result(answers[self.job.kind](call, facts))
 
@@ -229,6 +231,11 @@ class JobProcess:
         built_with = self.job.config or observation.config
         workload = trace_with_fallback(call.model, call.arguments, facts, built_with.batch.local, built_with)
         return {"observation": observation.model_dump(mode="json"), "workload": workload_to_dict(workload)}
+
+    def _split(self, call: FitCall, facts: DataFacts) -> Answer:
+        self.channel.phase("split")
+        options = cast("SplitOptions", self.job.options)
+        return dict(probe_fit(call, facts, self.backend, options).model_dump(mode="json"))
 
     def _lower(self, call: FitCall, facts: DataFacts) -> Answer:
         from autoplan.worker import compile_job

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from autoplan.jobs.messages import SplitProbe
 from autoplan.tuning.result.notes import (
     baseline_notes,
     busy_note,
@@ -11,6 +12,8 @@ from autoplan.tuning.result.notes import (
     setup_note,
 )
 from tests.builders.observations import VERSIONS, cluster, config, observation
+
+NOT_PROBED = "; whether these change an update was not probed"
 
 
 def notes(own, wanted, here=None, **facts):
@@ -57,6 +60,29 @@ def test_batch_norm_sees_other_micro_steps():
     assert notes(config(64), config(64, mesh={"data": 4}), cluster(4, kind="gpu"), batch_norm=True) == []
 
 
+def test_what_a_probe_found_is_noted():
+    reason, compared = "the loss info_nce depends on other rows", "an update of 64 rows was compared with its halves"
+    held = SplitProbe(split="differs", split_reason=reason, compared=compared)
+    assert notes(config(64), config(64), probe=held) == [f"an update is split as in the script: {reason}"]
+    same = SplitProbe(split="same", compared=compared)
+    assert notes(config(64), config(64), probe=same) == []
+    assert notes(config(64), config(16, 4), probe=same) == [compared]
+    assert notes(config(64), config(16, 4), probe=same, masks=True, batch_norm=True, random_layers=True) == [compared]
+    failed = SplitProbe(ran=False, split_reason="it took too long")
+    assert notes(config(64), config(16, 4), probe=failed) == [
+        "whether another split of an update gives the same gradients was not probed: it took too long"
+    ]
+
+
+def test_padding_that_was_compared_is_noted():
+    padded = SplitProbe(split="same", padding="same")
+    (note,) = notes(config(64), config(16, 4), samples=64 * 5 + 6, probe=padded, unweighted_metrics=True)
+    assert note.endswith("padded with samples of weight zero, which changed nothing where it was compared")
+    differs = SplitProbe(split="same", padding="differs")
+    (note,) = notes(config(64), config(16, 4), samples=64 * 5 + 6, probe=differs)
+    assert note.startswith("2 of the 326 samples of an epoch are left out")
+
+
 def test_what_counts_micro_steps_is_stretched():
     told = "Keras counts micro-steps in the schedule; the plan stretches it to 4 an update"
     assert notes(config(64), config(16, 4), schedule=True) == [told]
@@ -78,7 +104,11 @@ def test_an_update_that_goes_on_in_the_next_epoch_is_told():
     [
         (64 * 5, {}, None),
         (64 * 5 + 8, {}, "the last 8 samples of an epoch form an update of 4 smaller micro-steps"),
-        (64 * 5 + 6, {}, "the last 6 samples of an epoch are padded with samples of weight zero, which is exact here"),
+        (
+            64 * 5 + 6,
+            {},
+            "the last 6 samples of an epoch are padded with samples of weight zero" + NOT_PROBED,
+        ),
         (
             64 * 5 + 6,
             {"unweighted_metrics": True},
@@ -177,7 +207,10 @@ def test_a_limit_on_memory_is_told_with_what_it_was_held_against():
 @pytest.mark.parametrize(
     ("facts", "told"),
     [
-        ({}, "a partial batch, if there is one, is padded with samples of weight zero, which is exact here"),
+        (
+            {},
+            "a partial batch, if there is one, is padded with samples of weight zero" + NOT_PROBED,
+        ),
         ({"batch_norm": True}, "are left out if they do not divide by 4"),
     ],
 )

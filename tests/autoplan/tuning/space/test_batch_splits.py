@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from autoplan.errors import ConfigError
+from autoplan.jobs.messages import SplitProbe
 from autoplan.plan import knobs
 from autoplan.tuning.space.batch_splits import legal_splits, on_all_devices, why_one_mesh
 from autoplan.tuning.space.legal_values import Situation
@@ -41,6 +42,16 @@ def test_an_effective_batch_is_split_over_accumulation_and_devices():
 def test_what_is_not_free_stays():
     assert splits(situation(config(4), devices=2), limits(free=frozenset())) == [(4, 1, 1, False)]
     assert splits(situation(config(4)), limits(accumulation=2)) == [(2, 2, 1, False)]
+
+
+@pytest.mark.parametrize("split", ["differs", "not_known"])
+def test_a_probe_that_found_a_difference_keeps_the_split(split):
+    held = SplitProbe(split=split, split_reason="the loss depends on other rows")
+    assert splits(situation(config(4), devices=2, probe=held), limits()) == [(4, 1, 1, False), (4, 1, 2, False)]
+    assert splits(situation(config(2, 2), probe=held), limits()) == [(2, 2, 1, False)]
+    assert splits(situation(config(4), probe=held), limits((8, 8))) == [(8, 1, 1, False)]
+    same = SplitProbe(split="same")
+    assert len(splits(situation(config(4), probe=same), limits())) == 3
 
 
 def test_a_range_of_effective_batches_lists_powers_of_two_and_the_scripts_own():

@@ -1,0 +1,180 @@
+"""Compares updates of a fit's model in one micro-step with the same updates in two, and describes what it finds."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypedDict
+
+from autoplan import formatting
+from autoplan.jobs.messages import SplitProbe
+from autoplan.runtime import model_facts
+from autoplan.runtime.backends import Backend
+from autoplan.runtime.data.data_facts import DataFacts
+from autoplan.runtime.fit import ensure_built
+from autoplan.runtime.intercept import FitCall, run_one_micro_step
+from autoplan.worker.split_probe.attribution import explained
+from autoplan.worker.split_probe.fixed_values import fixed_values
+from autoplan.worker.split_probe.micro_steps import MicroSteps, computes_in
+from autoplan.worker.split_probe.rows import Rows, affordable_rows, chosen_rows
+from autoplan.worker.split_probe.updates import TOLERANCES, Update, differences
+
+MOST_ROWS = 64
+"""Rows of a compared update, if the script's batch has as many."""
+ENOUGH_SECONDS = 20.0
+"""After this time no further rows are compared."""
+
+_WHERE = ("Graph execution error", "Detected at node", "Exception encountered when calling", "File ", "<")
+
+
+class SplitOptions(TypedDict, total=False):
+    """Options of the job.
+
+    rows           most rows of a compared update
+    any_remainder  whether an epoch may have a remainder although it has none under the script's effective batch
+    """
+
+    rows: int
+    any_remainder: bool
+
+
+def probe_fit(call: FitCall, facts: DataFacts, backend: Backend, options: SplitOptions) -> SplitProbe:
+    """Run a few micro-steps of a fit, and return what they show."""
+    started, watch = time.monotonic(), backend.watch_compilation()
+    _build(call, facts)
+    with fixed_values() as recorded:
+        found = _Comparison(call, facts, backend, options, started).run()
+    return found.model_copy(
+        update={
+            "random_draws": recorded.random_draws,
+            "batch_statistics": recorded.batch_statistics,
+            "seconds": round(time.monotonic() - started, 2),
+            "compilations": watch.compilations,
+        }
+    )
+
+
+def _build(call: FitCall, facts: DataFacts) -> None:
+    """Build the model before its initial weights would be drawn as fixed values; a fixed batch is not the sample's."""
+    try:
+        ensure_built(call.model, call.arguments, facts, entirely=True)
+    except (RuntimeError, ValueError):
+        ensure_built(call.model, call.arguments, facts)
+
+
+@dataclass
+class _Comparison:
+    """The comparison of updates of one model.
+
+    batches  number of compared batches so far
+    most     the largest relative difference so far
+    """
+
+    call: FitCall
+    facts: DataFacts
+    backend: Backend
+    options: SplitOptions
+    started: float
+    batches: int = 0
+    most: float = 0.0
+
+    def run(self) -> SplitProbe:
+        why_not = self._why_not()
+        batches = [] if why_not else chosen_rows(self.call.arguments, self.facts, self._rows())
+        if not batches:
+            run_one_micro_step(self.call)
+            return SplitProbe(split_reason=why_not or "the data have too few rows for a comparison")
+        self.rows, self.tolerance = batches[0].count, TOLERANCES[computes_in(self.call.model)]
+        self.steps = MicroSteps(self.call)
+        try:
+            first = self._first(batches[0])
+        except Exception as error:  # noqa: BLE001 -- it is raised again unless the number of rows is its cause
+            return self._refused_rows(error)
+        why_not = _why_not_repeatable(first, self.steps.update([batches[0]]), self.tolerance)
+        return SplitProbe(split_reason=why_not) if why_not else self._halves(first, batches)
+
+    def _rows(self) -> int:
+        """Return the rows of a compared update: an even number, and two if a micro-step of the script has one row."""
+        most = min(self.options.get("rows", MOST_ROWS), affordable_rows(self.call.model, self.call.arguments))
+        return max(2, min(self.facts.batch, most) // 2 * 2)
+
+    def _why_not(self) -> str:
+        """Return why an update cannot be compared with its parts; "" if it can."""
+        if not self.facts.rebatchable:
+            return "the data cannot be re-batched"
+        if model_facts.own_optimizers(self.call.model):
+            return "the model's train_step applies its own optimizers"
+        return ""
+
+    def _first(self, batch: Rows) -> Update:
+        """Run the first update, as the script runs its own if it does not run otherwise."""
+        try:
+            return self.steps.update([batch])
+        except Exception as error:
+            if self.backend.is_out_of_memory(error) or not self.steps.run_as_the_script():
+                raise
+            return self.steps.update([batch])
+
+    def _refused_rows(self, error: Exception) -> SplitProbe:
+        """Return that the model takes its own batch only, if that batch runs; raise the error if that does not run."""
+        if self.backend.is_out_of_memory(error) or self.rows == self.facts.batch:
+            raise error
+        own = chosen_rows(self.call.arguments, self.facts, self.facts.batch)
+        if not own or own[0].count != self.facts.batch:
+            raise error
+        self.steps.update([own[0]])
+        return SplitProbe(split="differs", split_reason=_does_not_take(self.rows, error))
+
+    def _halves(self, first: Update, batches: Sequence[Rows]) -> SplitProbe:
+        for batch in batches:
+            if self.batches and time.monotonic() - self.started > ENOUGH_SECONDS:
+                break
+            whole = first if self.batches == 0 else self.steps.update([batch])
+            try:
+                parts = self.steps.update(batch.parts(2))
+            except Exception as error:
+                if self.batches or self.backend.is_out_of_memory(error):
+                    raise
+                return SplitProbe(split="differs", split_reason=_does_not_take(self.rows // 2, error))
+            found, most = differences(whole, parts, self.tolerance)
+            self.most, self.batches = max(self.most, most), self.batches + 1
+            if found:
+                reason = explained(self.call.model, batch, whole, parts, found, self.tolerance)
+                return SplitProbe(split="differs", split_reason=reason, compared=self._described())
+            self.steps.advance(whole)
+        return SplitProbe(split="same", compared=self._described())
+
+    def _described(self) -> str:
+        counted = formatting.counted(self.batches, "batch", "batches")
+        return (
+            f"an update of {self.rows} rows was compared with its halves on {counted}: loss and gradients differed by "
+            f"{self.most:.1e} of their size at most (allowed {self.tolerance:.0e})"
+        )
+
+
+def _does_not_take(rows: int, error: Exception) -> str:
+    return f"the model does not take a micro-step of {rows} rows ({type(error).__name__}: {_first_line(error)})"
+
+
+def _first_line(error: Exception) -> str:
+    """Return the first line of a message that says more than where the exception was raised."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    plain = [re.sub(r"\x1b\[\d+m", "", line) for line in lines if not line.startswith(_WHERE)]
+    return next(iter(plain or lines), "no message")
+
+
+def _why_not_repeatable(first: Update, second: Update, tolerance: float) -> str:
+    """Return why updates of this model cannot be compared; "" if the same update gives the same results twice."""
+    if not first.finite:
+        return "the loss or a gradient is not finite"
+    if not first.has_gradient:
+        return "no gradient reached the compiled optimizer"
+    found, _ = differences(first, second, tolerance)
+    if not found:
+        return ""
+    return (
+        "the same rows give other results in a second micro-step from the same weights: the model uses random numbers "
+        "from outside keras.random, or state outside its variables"
+    )

@@ -1,0 +1,106 @@
+"""The same trainings are probed on each backend, in one process for each."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from autoplan.jobs.messages import SplitProbe
+
+SCRIPT = Path(__file__).with_name("cases.py")
+DIFFERENT_ROWS = "depends on which rows a micro-step has together"
+GROWS = "grows with the number of rows, as a sum over them does"
+OTHER_OUTPUT = "for 32 rows differs from its outputs for their halves"
+
+
+@pytest.fixture(scope="module", params=["jax", "tensorflow", "torch"])
+def found(request, tmp_path_factory, root):
+    """What the probe found, by the name of the case."""
+    target = tmp_path_factory.mktemp("probe") / "found.json"
+    environment = {**os.environ, "KERAS_BACKEND": request.param, "PYTHONPATH": str(root)}
+    subprocess.run([sys.executable, SCRIPT, target], env=environment, check=True, capture_output=True, timeout=280)
+    return json.loads(target.read_text())
+
+
+def probe(found, case):
+    assert "error" not in found[case], found[case]["error"]
+    return SplitProbe.model_validate(found[case])
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "plain",
+        "batch_of_one_row",
+        "weights_in_the_data",
+        "weights_of_classes",
+        "several_outputs_and_dictionaries",
+        "penalty_of_weights",
+        "penalty_of_outputs",
+        "unweighted_metrics",
+        "mean_with_sample_weight",
+        "frozen_batch_normalization",
+        "dropout_of_nothing",
+        "mask_that_is_consumed",
+        "own_micro_step",
+        "batches_of_a_data_set",
+        "batches_of_a_generator",
+    ],
+)
+def test_an_update_may_be_split(found, case):
+    result = probe(found, case)
+    assert (result.split, result.split_reason) == ("same", "")
+    assert (result.random_draws, result.batch_statistics) == ([], [])
+    assert "was compared with its halves on" in result.compared
+
+
+@pytest.mark.parametrize(
+    ("case", "draws", "statistics"),
+    [
+        ("batch_normalization", [], ["norm (BatchNormalization)"]),
+        ("dropout", ["drop (Dropout)", "noise (GaussianNoise)"], []),
+        ("seeds_of_an_own_layer", ["sampling (Sampling)"], []),
+    ],
+)
+def test_draws_and_statistics_are_recorded_and_do_not_count_as_a_difference(found, case, draws, statistics):
+    result = probe(found, case)
+    assert result.split == "same"
+    assert (result.random_draws, result.batch_statistics) == (draws, statistics)
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("loss_of_pairs", ["the loss info_nce", DIFFERENT_ROWS]),
+        ("triplet_loss", ["the loss hardest_negative", DIFFERENT_ROWS]),
+        ("summed_loss", ["the loss <lambda>", GROWS]),
+        ("sum_by_its_name", ["the loss mean_squared_error", GROWS]),
+        ("loss_over_its_positives", ["the loss focal"]),
+        ("rows_without_a_label_at_the_end", ["the loss sparse_categorical_crossentropy", DIFFERENT_ROWS]),
+        ("mask_that_reaches_the_loss", ["sparse_categorical_crossentropy over unmasked positions"]),
+        ("counted_calls", ["counter/calls of counter (Counter) moves at every micro-step: by 1 in one micro-step and"]),
+        ("codebook", ["codebook/codes of codebook (Codebook) moves at every micro-step"]),
+        ("spectral_normalization", ["of spectral_normalization (SpectralNormalization) moves at every micro-step"]),
+        ("standardized_over_rows", ["the output of scores (BatchScores)", OTHER_OUTPUT]),
+        ("fixed_number_of_rows", ["the model does not take a micro-step of 16 rows"]),
+        ("own_micro_step_over_rows", ["the loss of OwnMicroStep's own micro-step", DIFFERENT_ROWS]),
+    ],
+)
+def test_an_update_that_may_not_be_split_has_a_reason_with_a_name(found, case, words):
+    result = probe(found, case)
+    assert result.split == "differs"
+    assert [word for word in words if word not in result.split_reason] == [], result.split_reason
+
+
+def test_state_outside_of_variables_is_no_evidence_for_a_split(found):
+    """A program that is traced keeps the first state; elsewhere the same rows give other results."""
+    assert probe(found, "state_outside_of_variables").split in ("differs", "not_known")
+
+
+def test_one_program_for_each_number_of_rows(found):
+    assert all(probe(found, case).compilations <= 2 for case in ("plain", "dropout", "batches_of_a_data_set"))
