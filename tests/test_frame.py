@@ -29,6 +29,9 @@ COVERED_BY = {
     "autoplan/runtime/backends/tensorflow": "tests/autoplan/runtime/backends/test_conformance.py",
     "autoplan/worker/__main__": "tests/autoplan/test_worker.py",
     "autoplan/worker/process/server": "tests/autoplan/test_worker.py",
+    "autoplan/worker/split_probe/attribution": "tests/autoplan/worker/split_probe/test_probe.py",
+    "autoplan/worker/split_probe/gradient_sums": "tests/autoplan/worker/split_probe/test_probe.py",
+    "autoplan/worker/split_probe/micro_steps": "tests/autoplan/worker/split_probe/test_probe.py",
     "cost_models/errors": "tests/cost_models/test_validation.py",
 }
 """Modules without a test file of their own, and the tests that run them."""

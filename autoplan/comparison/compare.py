@@ -16,6 +16,7 @@ from autoplan.comparison.result import Comparison, FitVerdict, HardwareRow, orde
 from autoplan.errors import ConfigError, HardwareError, StudyError
 from autoplan.jobs.messages import Observation
 from autoplan.jobs.runner import JobRunner
+from autoplan.jobs.split_probe import with_probe
 from autoplan.plan.records import CompilerEvidence, Evidence
 from autoplan.tuning import compiler_check
 from autoplan.tuning.candidate_estimate import CandidateEstimate
@@ -26,7 +27,6 @@ from autoplan.tuning.objective import PlannedFit
 from autoplan.tuning.request import CompareRequest, Event, Watch
 from autoplan.tuning.space.legal_configs import Space, legal_configs
 from autoplan.tuning.space.prune import KEEP_AT_MOST
-from autoplan.tuning.split_probe import observed
 from cost_models.config import Precision, Remat, RematMode, TrainConfig
 from cost_models.estimate import estimate as analytic_estimate
 from cost_models.hardware.chip_sizes import canonical, chips, chips_of_group, larger, sizes
@@ -85,7 +85,9 @@ def compared(
     row, unless all kinds have it.
     """
     watch(Event("stage", f"inspecting the training up to its fit, on {jobs.backend}"))
-    observation = observed(jobs, watch, abstract=True, effective_batch_is_free=request.effective_batch is not None)
+    observation = jobs.observe(abstract=True)
+    watch(Event("stage", "comparing an update with its halves"))
+    observation = with_probe(jobs, observation, effective_batch_is_free=request.effective_batch is not None)
     baseline = observation.config
     jobs = jobs.with_(baseline=baseline)
     watch(Event("stage", f"estimating for {formatting.counted(len(wanted), 'kind')} of hardware"))

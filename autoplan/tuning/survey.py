@@ -11,6 +11,7 @@ from autoplan.errors import NoFeasibleConfiguration, WorkloadError
 from autoplan.jobs.budget import Clock
 from autoplan.jobs.messages import Observation
 from autoplan.jobs.runner import JobRunner, temporary_folder
+from autoplan.jobs.split_probe import with_probe
 from autoplan.jobs.workers import Workers
 from autoplan.sources import keras_backend
 from autoplan.sources.source import SourceSpec
@@ -20,7 +21,6 @@ from autoplan.tuning.estimates.estimator import estimate_space, without_estimate
 from autoplan.tuning.estimates.findings import Findings, versions_of
 from autoplan.tuning.request import Event, TuneRequest, Watch
 from autoplan.tuning.space.legal_configs import Space, legal_configs
-from autoplan.tuning.split_probe import observed
 from cost_models.hardware.cluster import Cluster, limited
 
 
@@ -81,7 +81,9 @@ def found(request: TuneRequest, jobs: JobRunner, watch: Watch) -> Findings:
     """
     watch(Event("stage", f"inspecting the training up to its fit, on {jobs.backend}"))
     here = measured_here(request, jobs)
-    observation = observed(jobs, watch, abstract=not here, effective_batch_is_free=request.effective_batch is not None)
+    observation = jobs.observe(abstract=not here)
+    watch(Event("stage", "comparing an update with its halves"))
+    observation = with_probe(jobs, observation, effective_batch_is_free=request.effective_batch is not None)
     space = _space(request, observation, jobs.cluster)
     jobs = jobs.with_(baseline=space.baseline)
     try:

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from autoplan.errors import NoFeasibleConfiguration, WorkloadError
-from autoplan.jobs.messages import JobKind
+from autoplan.errors import ConfigError, NoFeasibleConfiguration, WorkloadError
+from autoplan.jobs.messages import JobKind, SplitProbe
 from autoplan.plan.records import FailureKind
 from autoplan.sources import keras_backend
 from tests.builders.fake_client import failure
@@ -54,3 +54,13 @@ def test_pins_hold_even_where_the_baseline_breaks_them(tune):
     assert plan.config.batch == config(32, 8).batch
     assert "your options exclude the baseline, so the plan is the best of the rest" in plan.notes[0]
     assert plan.verification.faster is False
+
+
+def test_an_update_that_a_probe_found_to_differ_from_its_halves_is_not_split(tune):
+    reason = "the loss info_nce depends on which rows a micro-step has together"
+    client = fake(facts={"probe": SplitProbe(split="differs", split_reason=reason)})
+    plan = tune(client).plan
+    assert {record.config.batch for record in plan.trials} == {plan.baseline.config.batch}
+    assert f"an update is split as in the script: {reason}" in plan.notes
+    with pytest.raises(ConfigError, match=f"stays 32 with an accumulation of 8 here, because {reason}"):
+        tune(client, fix={"accumulation": "2"})

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from autoplan.jobs.client import Client
-from autoplan.jobs.messages import Job, JobKind, Observation
+from autoplan.jobs.messages import Job, JobKind, Observation, SplitProbe
 from autoplan.plan.records import FailureKind, Measurement
 from autoplan.sources import source
 from cost_models.config import TrainConfig
@@ -77,6 +77,22 @@ def test_the_second_fit_can_be_observed(ask):
 def test_callbacks_that_write_are_named(ask):
     found = observed(ask(JobKind.OBSERVE, "arguments_callbacks.py", "--learning-rate", "0.01"))
     assert "ModelCheckpoint" in found.writers_left_out
+
+
+@pytest.mark.parametrize(
+    ("script", "split", "reason"),
+    [
+        ("builder_no_data.py", "same", ""),
+        ("contrastive.py", "differs", "the loss of Contrastive's own micro-step depends on which rows"),
+    ],
+)
+def test_an_update_is_compared_with_its_halves(ask, script, split, reason):
+    result = ask(JobKind.SPLIT, script)
+    assert result.failure is None, result.failure
+    found = SplitProbe.model_validate(result.value)
+    assert found.split == split
+    assert found.split_reason.startswith(reason)
+    assert found.compilations == 2
 
 
 @pytest.mark.parametrize("script", ["mlp.py", "builder_no_data.py", "subclassed.py"])

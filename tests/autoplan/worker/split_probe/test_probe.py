@@ -18,12 +18,15 @@ GROWS = "grows with the number of rows, as a sum over them does"
 OTHER_OUTPUT = "for 32 rows differs from its outputs for their halves"
 
 
+pytestmark = pytest.mark.timeout(900)
+
+
 @pytest.fixture(scope="module", params=["jax", "tensorflow", "torch"])
 def found(request, tmp_path_factory, root):
     """What the probe found, by the name of the case."""
     target = tmp_path_factory.mktemp("probe") / "found.json"
     environment = {**os.environ, "KERAS_BACKEND": request.param, "PYTHONPATH": str(root)}
-    subprocess.run([sys.executable, SCRIPT, target], env=environment, check=True, capture_output=True, timeout=280)
+    subprocess.run([sys.executable, SCRIPT, target], env=environment, check=True, capture_output=True, timeout=800)
     return json.loads(target.read_text())
 
 

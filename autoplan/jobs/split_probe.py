@@ -1,4 +1,4 @@
-"""Observes a training, and probes by a few micro-steps whether its updates may be split: one `Observation` of both."""
+"""Asks a worker whether the updates of an observed training may be split and padded, as a few micro-steps show."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from autoplan.jobs.messages import Observation, SplitProbe
 from autoplan.jobs.runner import FLOAT32_BYTES, JobRunner
 from autoplan.machine import this_machine
 from autoplan.plan.records import Failure
-from autoplan.tuning.request import Event, Watch
 from cost_models.config import Precision
 
 MOST_ROWS = 64
@@ -23,16 +22,13 @@ _COPIES = 6
 _MIXED = (Precision.MIXED_BFLOAT16, Precision.MIXED_FLOAT16)
 
 
-def observed(jobs: JobRunner, watch: Watch, *, abstract: bool, effective_batch_is_free: bool = False) -> Observation:
-    """Observe the chosen fit and probe its updates.
+def with_probe(jobs: JobRunner, found: Observation, *, effective_batch_is_free: bool) -> Observation:
+    """Return the observation of a fit with what a probe of its updates found.
 
-    abstract                 observe without making the model's weights, where its code allows it
     effective_batch_is_free  whether the effective batch may change, and with it the remainder of an epoch
 
-    Errors are those of `JobRunner.observe`. A probe that fails is no error: the record says why.
+    A probe that fails is no error: its record says why.
     """
-    found = jobs.observe(abstract=abstract)
-    watch(Event("stage", "comparing an update with its halves"))
     probe = _probed(jobs.with_(baseline=found.config), found, effective_batch_is_free=effective_batch_is_free)
     return found.model_copy(update={"probe": probe})
 
