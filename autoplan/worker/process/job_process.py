@@ -101,7 +101,7 @@ class JobProcess:
         """Run the job. Ends the process on success."""
         self._prepare_process()
         if self.job.kind is JobKind.PROBE:
-            from autoplan.worker.probe import measure_rates
+            from autoplan.worker.measure.machine_rates import measure_rates
 
             self.channel.phase("probe")
             self.channel.result(measure_rates(self.job.backend))

@@ -14,14 +14,14 @@ from keras.src import backend
 
 from autoplan.runtime import model_facts
 from autoplan.worker.split_probe.fixed_values import described
-from autoplan.worker.split_probe.rows import Rows
-from autoplan.worker.split_probe.updates import Difference, Update
+from autoplan.worker.split_probe.rows import SampleRows
+from autoplan.worker.split_probe.updates import Update, UpdateDifference
 
 _SAME_RATIO = 1e-2
 
 
 def explained(
-    model: Any, rows: Rows, whole: Update, parts: Update, found: Sequence[Difference], tolerance: float
+    model: Any, rows: SampleRows, whole: Update, parts: Update, found: Sequence[UpdateDifference], tolerance: float
 ) -> str:
     """Return why the update of some rows differs from the update of their halves, in a clause without a full stop."""
     variables = [one for one in found if one.kind == "variable"]
@@ -34,7 +34,7 @@ def explained(
     return _of_the_loss(model, rows, whole, parts, found)
 
 
-def _of_a_variable(model: Any, difference: Difference) -> str:
+def _of_a_variable(model: Any, difference: UpdateDifference) -> str:
     path = difference.path
     trained = any(variable.path == path for variable in model.trainable_variables)
     kind = "trainable variable" if trained else "non-trainable variable"
@@ -60,7 +60,7 @@ class _Forward:
     losses: list[tuple[str, float]] = field(default_factory=list)
 
 
-def _first_layer_with_interacting_rows(model: Any, rows: Rows, tolerance: float) -> str | None:
+def _first_layer_with_interacting_rows(model: Any, rows: SampleRows, tolerance: float) -> str | None:
     whole, parts = _forward(model, rows), [_forward(model, part) for part in rows.parts(2)]
     for (name, own), *others in zip(whole.outputs, *(part.outputs for part in parts), strict=True):
         joined = np.concatenate([output for _, output in others])
@@ -73,7 +73,7 @@ def _first_layer_with_interacting_rows(model: Any, rows: Rows, tolerance: float)
     return None
 
 
-def _forward(model: Any, rows: Rows) -> _Forward:
+def _forward(model: Any, rows: SampleRows) -> _Forward:
     found = _Forward()
     x = keras.utils.unpack_x_y_sample_weight(rows.leaves)[0] if rows.kind != "arrays" else rows.leaves["x"]
     inputs = keras.tree.map_structure(_as_fit_has_it, x)
@@ -133,7 +133,7 @@ def _apart(one: Any, other: Any) -> float:
     return float(np.linalg.norm(own - parts)) / size if size else 0.0
 
 
-def _of_the_loss(model: Any, rows: Rows, whole: Update, parts: Update, found: Sequence[Difference]) -> str:
+def _of_the_loss(model: Any, rows: SampleRows, whole: Update, parts: Update, found: Sequence[UpdateDifference]) -> str:
     name = _loss_name(model)
     own, mean = whole.loss, parts.loss
     if own is None or mean is None or all(one.kind != "loss" for one in found):
@@ -145,7 +145,7 @@ def _of_the_loss(model: Any, rows: Rows, whole: Update, parts: Update, found: Se
     return f"{name} {_values(rows, own, mean)}"
 
 
-def _values(rows: Rows, own: float, mean: float) -> str:
+def _values(rows: SampleRows, own: float, mean: float) -> str:
     """Describe the values of a loss for all rows and for their halves."""
     values = f"{own:.6g} for {rows.count} rows, and {mean:.6g} on average over their halves"
     if abs(own - 2 * mean) <= _SAME_RATIO * abs(own):

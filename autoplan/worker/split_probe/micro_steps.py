@@ -11,7 +11,7 @@ import numpy as np
 from autoplan.runtime.intercept import FitCall
 from autoplan.runtime.optimizers import innermost
 from autoplan.worker.split_probe.gradient_sums import GradientSums
-from autoplan.worker.split_probe.rows import Rows, one_batch_arguments
+from autoplan.worker.split_probe.rows import SampleRows, one_batch_arguments
 from autoplan.worker.split_probe.updates import Update, Values
 
 FLOAT16_LOSS_SCALE = 1024.0
@@ -55,7 +55,7 @@ class MicroSteps:
         self._model.train_function = None
         return before != execution
 
-    def update(self, parts: Sequence[Rows]) -> Update:
+    def update(self, parts: Sequence[SampleRows]) -> Update:
         """Run one micro-step over each part, and return what they did together."""
         self._restore()
         sums, losses, gradients, logs = self._sums(), [], [], []

@@ -18,7 +18,7 @@ from autoplan.runtime.intercept import FitCall, run_one_micro_step
 from autoplan.worker.split_probe.attribution import explained
 from autoplan.worker.split_probe.fixed_values import fixed_values
 from autoplan.worker.split_probe.micro_steps import MicroSteps, computes_in
-from autoplan.worker.split_probe.rows import Rows, affordable_rows, chosen_rows
+from autoplan.worker.split_probe.rows import SampleRows, affordable_rows, chosen_rows
 from autoplan.worker.split_probe.updates import TOLERANCES, Update, differences
 
 MOST_ROWS = 64
@@ -108,7 +108,7 @@ class _Comparison:
             return "the model's train_step applies its own optimizers"
         return ""
 
-    def _first(self, batch: Rows) -> Update:
+    def _first(self, batch: SampleRows) -> Update:
         """Run the first update, as the script runs its own if it does not run otherwise."""
         try:
             return self.steps.update([batch])
@@ -127,7 +127,7 @@ class _Comparison:
         self.steps.update([own[0]])
         return SplitProbe(split="differs", split_reason=_does_not_take(self.rows, error))
 
-    def _halves(self, first: Update, batches: Sequence[Rows]) -> SplitProbe:
+    def _halves(self, first: Update, batches: Sequence[SampleRows]) -> SplitProbe:
         for batch in batches:
             if self.batches and time.monotonic() - self.started > ENOUGH_SECONDS:
                 break

@@ -26,7 +26,7 @@ _COMPARED_BYTES = 2**26
 
 
 @dataclass(frozen=True)
-class Rows:
+class SampleRows:
     """Rows of a fit's data, in the form in which `fit` takes them.
 
     kind   kind of the data, see `DataFacts`
@@ -40,11 +40,13 @@ class Rows:
     def count(self) -> int:
         return nested_arrays.row_count(self.leaves)
 
-    def take(self, index: Any) -> Rows:
+    def take(self, index: Any) -> SampleRows:
         """Return some of the rows, by a slice or by indices."""
-        return Rows(self.kind, nested_arrays.map_leaves(lambda leaf: nested_arrays.take_rows(leaf, index), self.leaves))
+        return SampleRows(
+            self.kind, nested_arrays.map_leaves(lambda leaf: nested_arrays.take_rows(leaf, index), self.leaves)
+        )
 
-    def parts(self, count: int) -> list[Rows]:
+    def parts(self, count: int) -> list[SampleRows]:
         """Return the rows in `count` equal parts, in their order."""
         size = self.count // count
         return [self.take(slice(size * part, size * (part + 1))) for part in range(count)]
@@ -83,7 +85,7 @@ def _one_batch(kind: str, batch: Any) -> Any:
     return _OneBatch(batch)
 
 
-def chosen_rows(arguments: FitArguments, facts: DataFacts, count: int) -> list[Rows]:
+def chosen_rows(arguments: FitArguments, facts: DataFacts, count: int) -> list[SampleRows]:
     """Return batches of `count` rows, or fewer if the data have fewer, without repetitions.
 
     The first rows come first, and the last rows of arrays and of a `PyDataset` come last.
@@ -94,7 +96,7 @@ def chosen_rows(arguments: FitArguments, facts: DataFacts, count: int) -> list[R
     joined = _joined(facts.kind, read)
     if joined is not None:
         return _chosen(joined, count, joined.count)
-    return [Rows(facts.kind, one).take(slice(0, count)) for one in read if nested_arrays.row_count(one) >= count]
+    return [SampleRows(facts.kind, one).take(slice(0, count)) for one in read if nested_arrays.row_count(one) >= count]
 
 
 def affordable_rows(model: Any, arguments: FitArguments) -> int:
@@ -115,10 +117,10 @@ def _positions(tensor: Any) -> int:
     return int(np.prod([size or 1 for size in (sizes if "int" in str(tensor.dtype) else sizes[:-1])], initial=1))
 
 
-def _arrays(arguments: FitArguments) -> Rows:
+def _arrays(arguments: FitArguments) -> SampleRows:
     weight = arguments.get("sample_weight")
     leaves = {"x": arguments["x"], "y": arguments.get("y"), "sample_weight": weight}
-    return Rows("arrays", {name: leaf for name, leaf in leaves.items() if leaf is not None})
+    return SampleRows("arrays", {name: leaf for name, leaf in leaves.items() if leaf is not None})
 
 
 def _read_batches(arguments: FitArguments, facts: DataFacts) -> Iterator[Any]:
@@ -137,17 +139,17 @@ def _numpy(batch: Any) -> Any:
     return nested_arrays.map_leaves(np.asarray, batch)
 
 
-def _joined(kind: str, batches: list[Any]) -> Rows | None:
+def _joined(kind: str, batches: list[Any]) -> SampleRows | None:
     """Return the rows of all batches; None if batches differ in the shape of a row."""
     shapes = {tuple(np.shape(leaf)[1:] for leaf in keras.tree.flatten(batch)) for batch in batches}
     if len(shapes) != 1:
         return None
     flat = [keras.tree.flatten(batch) for batch in batches]
     leaves = [np.concatenate([np.asarray(leaf) for leaf in pieces]) for pieces in zip(*flat, strict=True)]
-    return Rows(kind, keras.tree.pack_sequence_as(batches[0], leaves))
+    return SampleRows(kind, keras.tree.pack_sequence_as(batches[0], leaves))
 
 
-def _chosen(rows: Rows, count: int, samples: int) -> list[Rows]:
+def _chosen(rows: SampleRows, count: int, samples: int) -> list[SampleRows]:
     count = min(count, samples // 2 * 2)
     if count == 0:
         return []
@@ -160,7 +162,7 @@ def _chosen(rows: Rows, count: int, samples: int) -> list[Rows]:
     return [rows.take(index) for index in distinct.values()]
 
 
-def _sampled(rows: Rows, samples: int) -> Any:
+def _sampled(rows: SampleRows, samples: int) -> Any:
     """Return the indices of at most some thousand rows, evenly spread, whose bytes are limited."""
     row_bytes = sum(_row_bytes(leaf) for leaf in keras.tree.flatten(rows.leaves) if leaf is not None)
     most = int(min(samples, _COMPARED_ROWS, max(1, _COMPARED_BYTES // max(1, row_bytes))))
@@ -172,7 +174,7 @@ def _row_bytes(leaf: Any) -> int:
     return int(np.prod(shape[1:])) * 8
 
 
-def _keys(rows: Rows) -> list[Any]:
+def _keys(rows: SampleRows) -> list[Any]:
     """Return numbers by which rows may differ: the mean of their targets, and the zeros of integer inputs.
 
     Rows without a label have other targets, and masked positions are zeros.
@@ -185,7 +187,7 @@ def _keys(rows: Rows) -> list[Any]:
     return [key for key in keys if key.size and key.min() != key.max()]
 
 
-def _inputs_and_targets(rows: Rows) -> tuple[list[Any], list[Any]]:
+def _inputs_and_targets(rows: SampleRows) -> tuple[list[Any], list[Any]]:
     if rows.kind == "arrays":
         x, y = rows.leaves["x"], rows.leaves.get("y")
     else:
@@ -209,7 +211,7 @@ def _extremes(key: Any, count: int) -> Any:
     return np.concatenate([order[:half], order[len(order) - half :]])
 
 
-def one_batch_arguments(arguments: FitArguments, rows: Rows) -> dict[str, Any]:
+def one_batch_arguments(arguments: FitArguments, rows: SampleRows) -> dict[str, Any]:
     """Return the arguments of a `fit` that runs one micro-step over these rows, and nothing else."""
     kept = without(
         arguments,

@@ -61,7 +61,7 @@ class Update:
 
 
 @dataclass(frozen=True)
-class Difference:
+class UpdateDifference:
     """A difference between two updates that rounding does not explain.
 
     kind      loss | gradient | variable
@@ -81,42 +81,42 @@ class Difference:
         return self.name.rpartition("#")[0]
 
 
-def differences(whole: Update, other: Update, tolerance: float) -> tuple[list[Difference], float]:
+def differences(whole: Update, other: Update, tolerance: float) -> tuple[list[UpdateDifference], float]:
     """Return what differs between an update in one micro-step and the same update run otherwise.
 
     Also returns the largest relative difference of a loss or a gradient, which may be within the tolerance.
     """
     if whole.finite and not other.finite:
-        return [Difference("loss", "loss", float("inf"))], float("inf")
+        return [UpdateDifference("loss", "loss", float("inf"))], float("inf")
     compared = [*_loss_difference(whole, other), *_gradient_differences(whole, other)]
     most = max((one.relative for one in compared), default=0.0)
     found = [one for one in compared if one.relative > tolerance]
     return [*_variable_differences(whole, other, tolerance), *found], most
 
 
-def _loss_difference(whole: Update, other: Update) -> Iterator[Difference]:
+def _loss_difference(whole: Update, other: Update) -> Iterator[UpdateDifference]:
     own, parts = whole.loss, other.loss
     if own is None or parts is None:
         return
     size = max(abs(own), *(abs(loss) for loss in other.losses if loss is not None))
     apart = abs(own - parts)
-    yield Difference("loss", "loss", 0.0 if apart <= _SMALLEST_LOSS else apart / size)
+    yield UpdateDifference("loss", "loss", 0.0 if apart <= _SMALLEST_LOSS else apart / size)
 
 
-def _gradient_differences(whole: Update, other: Update) -> Iterator[Difference]:
+def _gradient_differences(whole: Update, other: Update) -> Iterator[UpdateDifference]:
     sizes = {path: _gradient_size(path, whole, other) for path in whole.gradients[0]}
     largest = max(sizes.values(), default=0.0)
     for path, size in sizes.items():
         against = max(size, FLOOR * largest)
         apart = _norm(whole.gradient(path) - other.gradient(path))
-        yield Difference("gradient", path, apart / against if against else 0.0)
+        yield UpdateDifference("gradient", path, apart / against if against else 0.0)
 
 
 def _gradient_size(path: str, *updates: Update) -> float:
     return max(_norm(one[path]) for update in updates for one in update.gradients)
 
 
-def _variable_differences(whole: Update, other: Update, tolerance: float) -> Iterator[Difference]:
+def _variable_differences(whole: Update, other: Update, tolerance: float) -> Iterator[UpdateDifference]:
     for path, before in whole.before.items():
         start = before.astype("float64")
         by_whole, by_other = whole.after[path].astype("float64") - start, other.after[path].astype("float64") - start
@@ -124,7 +124,7 @@ def _variable_differences(whole: Update, other: Update, tolerance: float) -> Ite
         apart = _norm(by_whole - by_other)
         rounding = 0.0 if before.dtype.kind in "biu" else tolerance * moved + 1e-6 * _norm(start)
         if apart > rounding:
-            yield Difference("variable", path, apart / moved, _moves(by_whole, by_other))
+            yield UpdateDifference("variable", path, apart / moved, _moves(by_whole, by_other))
 
 
 def _moves(by_whole: Any, by_other: Any) -> str:

@@ -88,11 +88,11 @@ def test_the_budget_leaves_time_to_verify(tune, monkeypatch):
         now[0] += 10.0
         return
 
-    result = tune(fake(plant=plant), budget_seconds=150.0)
+    result = tune(fake(plant=plant), budget_seconds=160.0)
     assert len(result.plan.trials) == 5
     assert "trials ended: the rest of the budget is reserved for verification" in result.plan.notes
     assert result.plan.verification.faster
-    assert now[0] <= 150.0
+    assert now[0] <= 160.0
     assert all(event.seconds_left is not None for event in tune.events if event.kind == "trial_finished")
 
 
@@ -190,7 +190,7 @@ def test_a_dry_run_lists_and_measures_nothing(tune, tmp_path):
     client = fake()
     result = tune(client, dry_run=True, output=None)
     assert result.plan is None
-    assert {job.kind for job in client.jobs} == {JobKind.OBSERVE, JobKind.TRACE}
+    assert {job.kind for job in client.jobs} == {JobKind.OBSERVE, JobKind.SPLIT, JobKind.TRACE}
     assert result.shortlist[0].config == BEST
     assert result.shortlist[0].reason == "estimated to take 1.00 times as long as the best"
     assert [one.baseline for one in result.shortlist].count(True) == 1

@@ -9,10 +9,14 @@ import pytest
 
 from autoplan.errors import WorkerError
 from autoplan.machine import local_hardware
-from autoplan.worker.probe import DTYPES, measure_rates, median_seconds
+from autoplan.worker.measure.machine_rates import DTYPES, measure_rates, median_seconds
 from cost_models.parallel.collectives import all_reduce
 
-CODE = "import json; from autoplan.worker.probe import measure_rates; print(json.dumps(measure_rates('jax')))"
+CODE = """
+import json
+from autoplan.worker.measure.machine_rates import measure_rates
+print(json.dumps(measure_rates('jax')))
+"""
 
 
 def measured(devices):
@@ -98,13 +102,13 @@ def test_the_median_excludes_the_first_two_calls():
         clock["now"] += next(durations)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("autoplan.worker.probe.time.perf_counter", lambda: clock["now"])
+        patch.setattr("autoplan.worker.measure.machine_rates.time.perf_counter", lambda: clock["now"])
         assert median_seconds(call) == 2.0
 
 
 def test_fast_calls_are_repeated_up_to_a_limit():
     calls = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("autoplan.worker.probe.time.perf_counter", lambda: 0.0)
+        patch.setattr("autoplan.worker.measure.machine_rates.time.perf_counter", lambda: 0.0)
         assert median_seconds(lambda: calls.append(1)) == 0.0
     assert len(calls) == 202
