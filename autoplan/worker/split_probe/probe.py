@@ -10,7 +10,7 @@ from typing import TypedDict
 
 from autoplan import formatting
 from autoplan.jobs.messages import SplitProbe
-from autoplan.runtime import model_facts
+from autoplan.runtime import optimizers
 from autoplan.runtime.backends import Backend
 from autoplan.runtime.data.data_facts import DataFacts
 from autoplan.runtime.fit import ensure_built
@@ -104,7 +104,7 @@ class _Comparison:
         """Return why an update cannot be compared with its parts; "" if it can."""
         if not self.facts.rebatchable:
             return "the data cannot be re-batched"
-        if model_facts.own_optimizers(self.call.model):
+        if optimizers.own_optimizers(self.call.model):
             return "the model's train_step applies its own optimizers"
         return ""
 
