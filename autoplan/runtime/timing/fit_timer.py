@@ -85,7 +85,8 @@ class FitTimer(keras.callbacks.Callback):
         outputs = self._untimed(*inputs)
         self._calls += 1
         self._steps += self._micro_steps_of_call()
-        if self._calls >= self.series.calls_per_group:
+        overdue = self.series.is_overdue(time.perf_counter() - self._group_started)
+        if self._calls >= self.series.calls_per_group or overdue:
             self._end_group(outputs)
         return outputs
 
@@ -153,7 +154,7 @@ class FitTimer(keras.callbacks.Callback):
         self._compiled_before = self._watch.compilations
         self.recompilations += recompiled
         if not recompiled:
-            self.series.add(elapsed, self._steps)
+            self.series.add(elapsed, self._steps, calls=self._calls)
         if self.series.is_complete:
             self._timed_model.stop_training = True
 

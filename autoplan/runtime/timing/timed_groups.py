@@ -12,6 +12,8 @@ _WARM_UP_SPREAD = 0.10
 _WARM_UP_GROUPS = 4
 _LEAST_GROUPS = 3
 _MOST_GROWTH = 16.0
+_LONGEST_GROUP = 2.0
+"""A group of several calls ends after this many times its target: the input may stall, or another process disturb."""
 
 
 class TimedGroups:
@@ -40,12 +42,22 @@ class TimedGroups:
         """Start the clock of `max_seconds`."""
         self._began = time.perf_counter()
 
-    def add(self, elapsed_seconds: float, micro_steps: int) -> None:
-        """Add a group of `calls_per_group` calls that ended by waiting for its results."""
-        if elapsed_seconds < self.target_group_seconds / 2:
+    def is_overdue(self, elapsed_seconds: float) -> bool:
+        """Return whether the present group has taken too long, and ends with the calls that it has."""
+        return elapsed_seconds > _LONGEST_GROUP * self.target_group_seconds
+
+    def add(self, elapsed_seconds: float, micro_steps: int, calls: int | None = None) -> None:
+        """Add a group that ended by waiting for its results.
+
+        calls  its calls, if it ended before it had `calls_per_group` of them
+        """
+        calls = calls or self.calls_per_group
+        if calls >= self.calls_per_group and elapsed_seconds < self.target_group_seconds / 2:
             self._grow(elapsed_seconds)
-        else:
-            self._record(elapsed_seconds / micro_steps, micro_steps)
+            return
+        if self.is_overdue(elapsed_seconds):
+            self.calls_per_group = max(1, math.floor(calls * self.target_group_seconds / elapsed_seconds))
+        self._record(elapsed_seconds / micro_steps, micro_steps)
 
     @property
     def is_complete(self) -> bool:

@@ -10,6 +10,8 @@ from autoplan.tuning.trials.runner import Tried
 from autoplan.tuning.verification.process_spread import Spread, restated
 from autoplan.tuning.verification.statistics import Timed
 
+_MEASURED_IN_TRIALS = ("compute_micro_step_seconds", "input_bound", "peak_bytes", "peak_bytes_source")
+
 
 def trial_runs(tried: Tried, repeats: Sequence[Timed]) -> list[Timed]:
     """Return the trials of the configurations that ran again."""
@@ -27,7 +29,7 @@ def of_clean_runs(tried: Tried, runs: Sequence[Timed]) -> Tried:
 
 
 def with_clean_run(record: TrialRecord, runs: Sequence[Timed]) -> TrialRecord:
-    """Return a trial with the median of its verification runs; its compile time stays."""
+    """Return a trial with the median of its verification runs; its compile time and what only trials measure stay."""
     if record.measurement is None:
         return record
     config = record.config
@@ -35,7 +37,9 @@ def with_clean_run(record: TrialRecord, runs: Sequence[Timed]) -> TrialRecord:
     if not own:
         return record
     middle = own[(len(own) - 1) // 2]
-    kept = {name: getattr(record.measurement, name) for name in ("compile_seconds", "first_step_seconds")}
+    lacking = [name for name in _MEASURED_IN_TRIALS if getattr(middle, name) is None]
+    names = ("compile_seconds", "first_step_seconds", *lacking)
+    kept = {name: getattr(record.measurement, name) for name in names}
     return record.model_copy(update={"measurement": middle.model_copy(update=kept)})
 
 

@@ -10,7 +10,7 @@ from autoplan.jobs.messages import Observation
 from autoplan.jobs.runner import JobRunner
 from autoplan.plan.records import Failure, FailureKind, Measurement, TrialRecord, Verification
 from autoplan.tuning.request import Event, Watch
-from autoplan.tuning.verification.judgement import SEEDS, Numerics
+from autoplan.tuning.verification.judgement import Numerics
 from autoplan.tuning.verification.numerics import TrainingComparison
 from autoplan.tuning.verification.statistics import Speedup, Timed, speedup
 from cost_models.config import TrainConfig
@@ -18,8 +18,11 @@ from cost_models.config import TrainConfig
 PAIRS = 3
 MOST_PAIRS = 5
 FEWEST_PAIRS = 2
-LONGER = {"groups": 8, "group_seconds": 1.0}
-LONGER_SECONDS = 6.0
+BRIEF = {"groups": 4, "group_seconds": 0.25, "max_seconds": 10.0, "brief": True}
+"""How long a run of the first pairs measures: a large difference between processes shows at once."""
+LONGER = {"groups": 8, "group_seconds": 1.0, "brief": True}
+BRIEF_SECONDS = 4.0
+"""Seconds by which a run of the first pairs is shorter than a trial, at least as long as half of one."""
 NUMERICS_SECONDS = 3.0
 COMPARISONS = 3
 """Configurations whose training is compared at most where options exclude the baseline and nothing is faster."""
@@ -152,13 +155,14 @@ class Verifier:
     def _time_enough(
         self, reference: TrainConfig, winner: TrainConfig, timed: list[tuple[Timed, Timed]]
     ) -> FailedRun | None:
-        """Add pairs until they show which is faster, or there are enough of them."""
-        for wanted in (PAIRS, self.most_pairs):
+        """Add pairs until they show which is faster, or there are enough of them. The first pairs are brief."""
+        for wanted in (FEWEST_PAIRS, PAIRS, self.most_pairs):
             failure = self._time_pairs(reference, winner, timed, wanted)
             if failure is not None:
                 return failure
             shown = speedup(timed)
-            if shown.low > 1 or shown.high < 1 or not self._time_for(timed[0]):
+            enough = shown.clear if len(timed) <= FEWEST_PAIRS else shown.decided
+            if enough or not self._time_for(timed[-1]):
                 break
         return None
 
@@ -167,11 +171,12 @@ class Verifier:
     ) -> FailedRun | None:
         """Add pairs until there are `wanted`; the order within a pair alternates."""
         while len(timed) < wanted:
+            clear = bool(timed) and speedup(timed).large
             order = (reference, winner) if len(timed) % 2 == 0 else (winner, reference)
             runs: dict[TrainConfig, Timed] = {}
             for config in order:
                 self._tell(f"verification, pair {len(timed) + 1} of {wanted}: {config.describe()}")
-                outcome = self._measure(config, len(timed) + 1, thorough=config == winner)
+                outcome = self._measure(config, len(timed) + 1, thorough=config == winner, clear=clear)
                 if isinstance(outcome, Failure):
                     enough = len(timed) >= FEWEST_PAIRS and self.jobs.cut_short(outcome)
                     return None if enough else FailedRun(config, outcome)
@@ -181,9 +186,10 @@ class Verifier:
                 return None
         return None
 
-    def _measure(self, config: TrainConfig, pair: int, *, thorough: bool) -> Measurement | Failure:
+    def _measure(self, config: TrainConfig, pair: int, *, thorough: bool, clear: bool = False) -> Measurement | Failure:
+        """Run one process of a pair. Brief runs suffice for the first pairs, and where the difference is clear."""
         extras = {"validation": True, "checkpoint": True, "remainder": True} if thorough and pair == 1 else {}
-        options = {**LONGER, **extras}
+        options = {**(BRIEF if pair <= FEWEST_PAIRS or clear else LONGER), **extras}
         role = "plan" if thorough else "reference"
         return self.jobs.measure(config, f"verify-{pair}-{role}", options=options, patience=2.0)
 
@@ -216,11 +222,11 @@ def verification_seconds(
 ) -> float:
     """Return the approximate seconds of the shortest verification, which trials leave for it.
 
-    Each run of a pair takes a trial and what its longer groups add; a comparison of losses takes the source's own start
-    and a few updates, twice where losses must be equal, else once for each seed and for the plan.
+    Each run of a brief pair takes less than a trial. A comparison of training takes the source's own start and a few
+    updates of both; where results need not be equal, the baseline runs them with several seeds.
     """
-    runs = 2 if exact else SEEDS + 1
-    pair_seconds = reference_seconds + winner_seconds + 2 * LONGER_SECONDS
+    runs = 2 if exact else 3
+    pair_seconds = sum(max(one / 2, one - BRIEF_SECONDS) for one in (reference_seconds, winner_seconds))
     return FEWEST_PAIRS * pair_seconds + runs * (setup_seconds + NUMERICS_SECONDS)
 
 

@@ -40,8 +40,9 @@ def measure_fit(fit: TrialFit, setup_seconds: float, *, simulated: bool) -> Meas
     seconds = timer.known_seconds()
     notes = run_epoch_events(fit)
     fit.on_phase("memory")
-    peak, peak_source = _peak_bytes(fit, cheap=_cheap_to_compile_again(fit, timer))
-    alone = _compute_seconds(fit, timer.series.target_group_seconds / seconds[-1])
+    brief = bool(fit.options.get("brief"))
+    peak, peak_source = (None, None) if brief else _peak_bytes(fit, cheap=_cheap_to_compile_again(fit, timer))
+    alone = None if brief else _compute_seconds(fit, timer.series.target_group_seconds / seconds[-1])
     median, low, high = median_interval(seconds)
     accumulation = accumulation_of(fit.model.optimizer)
     return Measurement(

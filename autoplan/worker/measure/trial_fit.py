@@ -34,6 +34,7 @@ class FitOptions(TypedDict, total=False):
     """Options of a job that runs a fit.
 
     groups, group_seconds, max_seconds   limits of the timing, see `TimedGroups`
+    brief                                only time the fit: no memory from a compiler, no micro-steps without input
     remainder, validation, checkpoint    also run the end of an epoch, a validation, a checkpoint
     cache_dir      folder of the compilation cache
     updates, seeds  updates that are compared, and the seeds of the runs
@@ -49,6 +50,7 @@ class FitOptions(TypedDict, total=False):
     groups: int
     group_seconds: float
     max_seconds: float
+    brief: bool
     remainder: bool
     validation: bool
     checkpoint: bool

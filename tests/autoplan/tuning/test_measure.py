@@ -20,8 +20,8 @@ def test_trial_0_is_the_baseline_and_then_come_the_best_predictions(tune):
 def test_baseline_and_winner_alternate_in_clean_processes(tune):
     client = fake()
     tune(client)
-    assert client.of_kind(JobKind.MEASURE)[-6:] == [OWN, BEST, BEST, OWN, OWN, BEST]
-    assert [job.options.get("validation") for job in client.jobs[-6:]] == [None, True, None, None, None, None]
+    assert client.of_kind(JobKind.MEASURE)[-4:] == [OWN, BEST, BEST, OWN]
+    assert [job.options.get("validation") for job in client.jobs[-4:]] == [None, True, None, None]
     assert client.of_kind(JobKind.NUMERICS) == [OWN, BEST]
 
 
@@ -80,19 +80,18 @@ def test_settings_that_change_no_number_are_not_compared_under_a_pin(tune):
 
 
 def test_the_budget_leaves_time_to_verify(tune, monkeypatch):
-    """On the clock of the made-up machine each job takes 10 s."""
+    """On the clock of the made-up machine a trial takes 10 s, a brief run 6 s and a comparison of training 4 s."""
     now = [0.0]
     monkeypatch.setattr("autoplan.jobs.budget.time.monotonic", lambda: now[0])
 
     def plant(job):
-        now[0] += 10.0
-        return
+        now[0] += 4.0 if job.kind is JobKind.NUMERICS else 6.0 if job.options.get("brief") else 10.0
 
-    result = tune(fake(plant=plant), budget_seconds=160.0)
-    assert len(result.plan.trials) == 5
+    result = tune(fake(plant=plant), budget_seconds=110.0)
+    assert len(result.plan.trials) == 4
     assert "trials ended: the rest of the budget is reserved for verification" in result.plan.notes
     assert result.plan.verification.faster
-    assert now[0] <= 160.0
+    assert now[0] <= 110.0
     assert all(event.seconds_left is not None for event in tune.events if event.kind == "trial_finished")
 
 

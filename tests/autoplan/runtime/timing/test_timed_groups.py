@@ -34,6 +34,26 @@ def test_a_slow_call_is_a_group_by_itself():
     assert one.calls_per_group == 1
 
 
+def test_a_group_that_stalls_ends_after_twice_its_target_and_the_next_has_fewer_calls():
+    one = series()
+    while one.calls_per_group < 500:
+        one.add(0.001 * one.calls_per_group, one.calls_per_group)
+    assert not one.is_overdue(1.9)
+    assert one.is_overdue(2.1)
+    one.add(10.0, 2, 2)  # the second of many calls waited for its data
+    assert one.calls_per_group == 1
+    assert one.warm_up == [5.0]
+
+
+def test_groups_shrink_where_calls_get_slower():
+    one = series()
+    while one.calls_per_group < 900:
+        one.add(0.001 * one.calls_per_group, one.calls_per_group)
+    calls = one.calls_per_group
+    one.add(4.0, calls)
+    assert one.calls_per_group == calls // 4
+
+
 def test_groups_that_never_agree_count_after_four_warm_up_groups():
     one = series()
     for seconds in (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0):

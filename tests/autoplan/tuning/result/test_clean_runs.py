@@ -29,6 +29,16 @@ def test_a_trial_has_the_median_of_its_clean_runs_and_its_own_compile_time():
     assert with_clean_run(FAILED, runs(OTHER, 0.03)) is FAILED
 
 
+def test_what_a_brief_run_does_not_measure_is_that_of_the_trial():
+    lacking = {"peak_bytes": None, "peak_bytes_source": None, "input_bound": None}
+    (brief,) = runs(WINNER, 0.03)
+    brief = Timed(WINNER, brief.measurement.model_copy(update=lacking))
+    found = with_clean_run(BETTER, [brief]).measurement
+    assert found.micro_step_seconds == pytest.approx(0.03)
+    for name in lacking:
+        assert getattr(found, name) == getattr(BETTER.measurement, name) is not None
+
+
 def test_intervals_hold_for_other_processes():
     spread = Spread(0.2, 6)
     wide = with_interval(BETTER, spread).measurement

@@ -152,7 +152,7 @@ def test_a_baseline_that_is_wrong_by_itself_is_an_error(runner):
         runner(client).run_baseline(OWN)
 
 
-@pytest.mark.parametrize(("budget", "tried"), [(45.0, 2), (35.0, 1), (200.0, 4)])
+@pytest.mark.parametrize(("budget", "tried"), [(45.0, 2), (35.0, 1), (200.0, 5)])
 def test_one_other_than_the_baseline_is_tried_as_long_as_a_trial_has_time(runner, monkeypatch, budget, tried):
     now = [0.0]
     monkeypatch.setattr("autoplan.jobs.budget.time.monotonic", lambda: now[0])

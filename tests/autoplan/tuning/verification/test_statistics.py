@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from autoplan.plan.records import Measurement
 from autoplan.tuning.verification.statistics import Timed, speedup, student_t
@@ -63,6 +64,32 @@ def test_equal_configurations_are_called_faster_no_more_often_than_the_interval_
         for n in range(400)
     )
     assert found <= 20
+
+
+@pytest.mark.parametrize(
+    ("ratio", "spread", "clear"),
+    [(3.8, 0.02, True), (1 / 3.8, 0.02, True), (1.4, 0.0, False), (3.8, 0.3, False)],
+)
+def test_two_pairs_are_clear_where_the_difference_is_large_and_the_noise_small(ratio, spread, clear):
+    first, second = (ratio * math.exp(spread * sign) for sign in (-1, 1))
+    pairs = [(timed(config(1), [one] * 8), timed(config(1), [1.0] * 8)) for one in (first, second)]
+    assert speedup(pairs).clear is clear
+
+
+@pytest.mark.parametrize("noise", [0.05, 0.1, 0.2])
+def test_a_look_after_two_pairs_calls_few_equal_configurations_faster(noise):
+    """Two pairs decide by the interval of their processes and by a ratio of 1.5."""
+    pairs = (noisy_pairs(1.0, pairs=2, spread=0.01, process_spread=noise, seed=n) for n in range(400))
+    assert sum((shown := speedup(one, resamples=50)).clear and shown.faster for one in pairs) <= 4
+
+
+def test_the_interval_of_two_pairs_is_welchs_over_their_processes():
+    """SciPy's interval of the difference of means, of four processes of one group."""
+    base, winner = [2.0, 2.2], [1.0, 1.3]
+    pairs = [(timed(config(1), [one]), timed(config(1), [other])) for one, other in zip(base, winner, strict=True)]
+    found = stats.ttest_ind(np.log(base), np.log(winner), equal_var=False).confidence_interval(0.95)
+    shown = speedup(pairs)
+    assert (shown.low, shown.high) == (pytest.approx(math.exp(found.low)), pytest.approx(math.exp(found.high)))
 
 
 def test_the_interval_of_equal_groups_is_students_t_over_the_pairs():
