@@ -8,9 +8,11 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from autoplan.plan.callback_calls import BatchCallback, Calls
 from autoplan.plan.fields import Config
 from autoplan.plan.records import Failure, Value
 from autoplan.sources.source import SourceSpec
+from cost_models.config import TrainConfig
 
 Options = dict[str, Any]
 """Options of a job. Each kind of job has keys of its own."""
@@ -107,6 +109,10 @@ class Observation(Value):
     optimizer: str
     writers_left_out: list[str] = Field([], description="callbacks that write and are left out of trials")
     files_written: list[str] = Field([], description="files that the script wrote before its fit, in this job")
+    batch_callbacks: list[BatchCallback] = Field(
+        [], description="callbacks with batch hooks that count or are own code"
+    )
+    counting_code: list[str] = Field([], description="classes whose own code adds a number at every micro-step")
     intercepted: list[str] = Field([], description="calls of the script that a candidate overrides")
     why_fixed_batch: str = Field("", description="why the batch cannot be changed, where `rebatchable` is false")
     probe: SplitProbe | None = Field(None, description="what micro-steps showed; None: the model was not probed")
@@ -119,6 +125,17 @@ class Observation(Value):
     process_bytes: int | None = Field(None, description="held before the first micro-step: libraries, data, weights")
     environment: dict[str, str]
     notes: list[str] = []
+
+    def calls_under(self, wanted: TrainConfig) -> Calls:
+        """Return how often batch hooks are called in the script and under a configuration."""
+        return Calls.between(
+            self.config,
+            wanted,
+            samples=self.samples,
+            micro_steps=self.steps_per_epoch,
+            counted=self.explicit_steps_per_epoch,
+            epochs=self.epochs,
+        )
 
     @property
     def draws_random_numbers(self) -> bool:

@@ -76,9 +76,10 @@ def fit(plan: Plan, model: Any, data: Any = None, /, *more: Any, **arguments: An
     if "batch_size" not in bound and not hasattr(bound.get("x"), "element_spec"):
         bound["batch_size"] = change.script.batch.global_size
     distribution = _settings(plan, change).distribution()
-    callbacks.adapt_callbacks(bound.get("callbacks"), change.script.batch, change.wanted.batch)
-    with distribution.scope() if distribution is not None else nullcontext():
-        return model.fit(**arguments_under(model, bound, _facts(bound), change))
+    facts = _facts(bound)
+    adapted = callbacks.adapted(bound.get("callbacks"), change.script, change.wanted, micro_steps=facts.micro_steps)
+    with adapted, distribution.scope() if distribution is not None else nullcontext():
+        return model.fit(**arguments_under(model, bound, facts, change))
 
 
 def _facts(bound: FitArguments) -> data_facts.DataFacts:

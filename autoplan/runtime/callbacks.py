@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import functools
-import weakref
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
 import keras
 
+from autoplan.plan.callback_calls import BatchCallback, calls_per_script_call, samples_per_call
 from autoplan.runtime.data.fit_arguments import FitArguments
-from cost_models.config import Batch
+from autoplan.runtime.user_code import batch_hooks
+from autoplan.runtime.user_code.script_calls import called_as_in_the_script
+from cost_models.config import TrainConfig
 
 _WRITERS = ("ModelCheckpoint", "TensorBoard", "CSVLogger", "BackupAndRestore", "RemoteMonitor", "SwapEMAWeights")
 """Keras's own callbacks that write files or send data, with their subclasses."""
 _SENDERS = ("wandb", "mlflow", "neptune", "comet_ml", "clearml", "aim", "swanlab")
 """Packages whose callbacks send data from threads or processes of their own, where a trial cannot see it."""
 _BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
-_OWN_COUNTS: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-"""The count that the script itself has set, for a callback that is used in several fits."""
-_COUNTS = {"ModelCheckpoint": "save_freq", "BackupAndRestore": "save_freq", "TensorBoard": "update_freq"}
+_MICRO_STEP_COUNTS = {"ModelCheckpoint": "save_freq", "BackupAndRestore": "save_freq", "OrbaxCheckpoint": "save_freq"}
+_CALL_COUNTS = {"TensorBoard": "update_freq"}
+"""Attributes of callbacks of Keras that count micro-steps, or calls of their batch hooks."""
 
 
 def as_list(callbacks: Any) -> list[Any]:
@@ -95,25 +98,57 @@ def _set_params(callback: Any, epochs: int, params: dict[str, object]) -> None:
     type(callback).set_params(callback, {**params, "epochs": epochs})
 
 
-def adapt_callbacks(callbacks: Any, script: Batch, wanted: Batch) -> list[str]:
-    """Convert counts of micro-steps (save_freq, update_freq) so that they refer to the same samples.
+def counts(callback: Any) -> tuple[str, int] | None:
+    """Return the attribute in which a callback of Keras has a count of micro-steps or calls, and the count."""
+    known = _MICRO_STEP_COUNTS | _CALL_COUNTS
+    attribute = next((known[base.__name__] for base in type(callback).__mro__ if base.__name__ in known), None)
+    count = getattr(callback, attribute, None) if attribute else None
+    return (attribute, count) if attribute is not None and isinstance(count, int) else None
 
-    Returns a line for every change, and for every callback whose own count may need a change.
+
+def batch_callbacks(callbacks: Any) -> list[BatchCallback]:
+    """Return the callbacks whose batch hooks are the user's own, or count, with what they change in a training."""
+    return [
+        BatchCallback(name=type(one).__name__, changes=batch_hooks.changed_by(one))
+        for one in as_list(callbacks)
+        if counts(one) is not None or batch_hooks.has_own_batch_hooks(one)
+    ]
+
+
+@contextmanager
+def adapted(
+    callbacks: Any, script: TrainConfig, wanted: TrainConfig, *, micro_steps: int | None = None
+) -> Iterator[list[str]]:
+    """Within this context, batch hooks are called as often as in the script, where that is possible.
+
+    Elsewhere, counts of Keras's own callbacks (save_freq, update_freq) are converted, so that they refer to the same
+    samples. Yields a line for every such change.
+
+    script, wanted  the configuration of this fit in the script, and the one that it runs under
+    micro_steps     micro-steps per epoch in the script; None: not known
     """
-    changed = []
-    for callback in as_list(callbacks):
-        name = type(callback).__name__
-        attribute = next((_COUNTS[base.__name__] for base in type(callback).__mro__ if base.__name__ in _COUNTS), None)
-        count = getattr(callback, attribute, None) if attribute else None
-        if attribute is not None and isinstance(count, int):
-            own = _OWN_COUNTS.setdefault(callback, count)
-            wanted_count = max(1, round(own * script.global_size / wanted.global_size))
-            if wanted_count != count:
-                setattr(callback, attribute, wanted_count)
-                changed.append(f"{name}.{attribute}: {own} -> {wanted_count} micro-steps")
-        elif type(callback).__module__.partition(".")[0] != "keras" and runs_in_trials(callback):
-            ratio = script.global_size / wanted.global_size
-            changed.append(
-                f"{name} runs at every micro-step, and there are {ratio:g} times as many; check any count of its own"
-            )
-    return changed
+    listed = list({id(one): one for one in as_list(callbacks)}.values())
+    group = calls_per_script_call(script, wanted)
+    before = {} if group else {index: found for index, one in enumerate(listed) if (found := counts(one))}
+    lines = []
+    for index, (attribute, count) in before.items():
+        name = type(listed[index]).__name__
+        converted = max(1, round(count * _ratio(attribute, script, wanted)))
+        if converted != count:
+            setattr(listed[index], attribute, converted)
+            lines.append(f"{name}.{attribute}: {count} -> {converted} micro-steps")
+    try:
+        with called_as_in_the_script(
+            listed, group or 1, executions=script.steps_per_execution, micro_steps=micro_steps
+        ):
+            yield lines
+    finally:
+        for index, (attribute, count) in before.items():
+            setattr(listed[index], attribute, count)
+
+
+def _ratio(attribute: str, script: TrainConfig, wanted: TrainConfig) -> float:
+    """Return how many of the counted things the plan has for one in the script."""
+    if attribute in _CALL_COUNTS.values():
+        return samples_per_call(script) / samples_per_call(wanted)
+    return script.batch.global_size / wanted.batch.global_size

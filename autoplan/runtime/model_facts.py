@@ -10,6 +10,7 @@ from typing import Any
 import keras
 
 from autoplan.runtime.optimizers import innermost
+from autoplan.runtime.user_code.batch_hooks import counts_micro_steps
 from autoplan.runtime.user_code.names import code_of, names_in, names_in_own_code, own_bases
 from cost_models.config import Precision
 
@@ -63,6 +64,12 @@ def has_custom_train_step(model: Any) -> bool:
         for name in ("train_step", "compute_loss", "compute_metrics", "compute_loss_and_updates")
         if hasattr(keras.Model, name)
     )
+
+
+def counting_code(model: Any) -> list[str]:
+    """Return the classes of a model, its layers and its metrics whose own code adds a number at every micro-step."""
+    parts = [*model._flatten_layers(), *getattr(model, "metrics", [])]
+    return sorted({type(one).__name__ for one in parts if counts_micro_steps(one)})
 
 
 def has_added_losses(model: Any) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from autoplan.errors import ConfigError, PlanError, SourceError
+from autoplan.plan.callback_calls import Calls
 from autoplan.plan.records import Plan
 from autoplan.runtime import backends, callbacks, model_facts, optimizers
 from autoplan.runtime.apply import (
@@ -24,7 +25,7 @@ from autoplan.runtime.data.fit_arguments import FitArguments
 from autoplan.runtime.fit import arguments_under, ensure_built, padding_is_exact
 from autoplan.runtime.intercept import FitCall, Interception
 from autoplan.sources.source import SourceSpec
-from cost_models.config import Batch
+from cost_models.config import Batch, Mesh
 
 
 class Training:
@@ -101,7 +102,7 @@ class Training:
         self.others.add_tuned(call.model)
         before = optimizers.updates(call.model)
         arguments, described = self._under_the_plan(call, facts)
-        history = call.proceed(**arguments)
+        history = self._fit(call, arguments, facts)
         self.applied += 1
         dropped = getattr(arguments.get("x"), "dropped_rows", 0)
         if dropped:
@@ -141,10 +142,29 @@ class Training:
                     f"fit {call.index}: an update has {wanted.effective} samples instead of {script.effective}, which "
                     "changes the training; see the plan's notes about the learning rate"
                 )
-            for line in callbacks.adapt_callbacks(call.arguments.get("callbacks"), script, wanted):
-                log(line)
             self._log_dropped(call, facts)
         return arguments_under(call.model, call.arguments, facts, self.change), self.change.wanted.describe()
+
+    def _fit(self, call: FitCall, arguments: FitArguments, facts: DataFacts) -> Any:
+        """Run the fit with its callbacks called as in the script, or say how often they are called."""
+        script, wanted = self.change.script, self.change.wanted
+        if self._why_own_batch(call.model, facts):
+            own = Batch(facts.batch, accumulation=script_accumulation(call.model.optimizer))
+            script, wanted = (one.with_(mesh=Mesh(), batch=own) for one in (script, wanted))
+        listed = arguments.get("callbacks")
+        with callbacks.adapted(listed, script, wanted, micro_steps=facts.micro_steps) as lines:
+            calls = Calls.between(
+                script,
+                wanted,
+                samples=facts.samples,
+                micro_steps=facts.micro_steps,
+                counted=facts.explicit_steps,
+                epochs=arguments.get("epochs", 1) - arguments.get("initial_epoch", 0),
+            )
+            described = calls.describe(callbacks.batch_callbacks(listed)) if calls.group is None else ""
+            for line in filter(None, (*lines, described)):
+                log(f"fit {call.index}: {line}")
+            return call.proceed(**arguments)
 
     def _with_own_batch(self, facts: DataFacts, accumulation: int) -> str:
         """Describe the plan's configuration with the batch that this fit has."""

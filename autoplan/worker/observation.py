@@ -51,6 +51,8 @@ def observe_fit(call: FitCall, facts: DataFacts, seen: SeenCalls, backend: Backe
         writers_left_out=[
             type(one).__name__ for one in callbacks.as_list(arguments.get("callbacks")) if callbacks.known_writer(one)
         ],
+        batch_callbacks=callbacks.batch_callbacks(arguments.get("callbacks")),
+        counting_code=model_facts.counting_code(model),
         intercepted=list(seen.overridden),
         held=_fixed_knobs(model),
         layer_kinds=model_facts.layer_kinds(model),

@@ -66,6 +66,7 @@ def notes_for(
         *_of_the_probe(config, baseline, observation),
         *_of_the_change(config, baseline, observation),
         *_of_the_remainder(config, baseline, observation),
+        *_of_callbacks(config, baseline, observation),
         *_of_known_issues(config, observation, versions),
         *_of_the_script(observation),
         *observation.notes,
@@ -216,6 +217,19 @@ def _of_partial_batches(accumulation: int, observation: Observation) -> Iterator
         yield f"a partial batch, if there is one, is padded with samples of weight zero{_why_padded(observation)}"
     else:
         yield f"samples of a partial batch, if there is one, are left out if they do not divide by {accumulation}"
+
+
+def _of_callbacks(config: TrainConfig, baseline: TrainConfig, observation: Observation) -> Iterator[str]:
+    """Describe what the user's code that runs at every micro-step sees of another number of micro-steps."""
+    line = observation.calls_under(config).describe(observation.batch_callbacks)
+    if line:
+        yield line
+    ratio = baseline.batch.global_size / config.batch.global_size
+    if observation.counting_code and ratio != 1:
+        yield (
+            f"code of {', '.join(observation.counting_code)} adds a number at every micro-step, of which there are "
+            f"{ratio:.3g} times as many under the plan, so a count of micro-steps means another number of samples"
+        )
 
 
 def _of_the_script(observation: Observation) -> Iterator[str]:

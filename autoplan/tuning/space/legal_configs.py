@@ -16,6 +16,7 @@ from autoplan.jobs.messages import Observation
 from autoplan.plan import knobs
 from autoplan.plan.knobs import FLAG, Knob, Tuning, formatted
 from autoplan.plan.records import Rejection
+from autoplan.tuning.space.batch_hooks import without_lost_calls
 from autoplan.tuning.space.batch_splits import legal_splits, on_all_devices, why_one_mesh
 from autoplan.tuning.space.known_issues import Effect, KnownIssue, Versions, applying
 from autoplan.tuning.space.legal_values import Legal, Situation, choices, independent_knobs, legal
@@ -79,7 +80,9 @@ def legal_configs(
     configs = others if excluded_by else [baseline, *others]
     if not configs:
         raise ConfigError(_nothing_left(drops))
-    left_out = (*_held_back(situation, asked), *_not_offered(situation, limits, named), *_rejections(drops))
+    free_batch = effective_batch is not None
+    configs, lost = without_lost_calls(configs, observation, limits.fixed, batch_is_free=free_batch)
+    left_out = (*_held_back(situation, asked), *_not_offered(situation, limits, named), *_rejections(drops), *lost)
     return Space(baseline, tuple(configs), left_out, excluded_by)
 
 

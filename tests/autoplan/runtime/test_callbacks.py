@@ -6,7 +6,7 @@ import keras
 import pytest
 
 from autoplan.runtime import callbacks
-from cost_models.config import Batch
+from tests.builders.observations import config
 
 
 class EveryMicroStep(keras.callbacks.Callback):
@@ -64,13 +64,51 @@ def test_checkpoints_of_models_and_of_weights_are_distinguished(callback, saved)
     assert callbacks.saved_part(callback) == saved
 
 
-def test_counts_of_micro_steps_fall_on_the_same_samples():
+def test_counts_are_kept_where_hooks_are_called_as_in_the_script():
     checkpoint = keras.callbacks.ModelCheckpoint("x.keras", save_freq=10)
+    with callbacks.adapted([checkpoint], config(32), config(8, 4), micro_steps=4) as lines:
+        assert (checkpoint.save_freq, lines) == (10, [])
+    with callbacks.adapted(None, config(32), config(8, 4)) as lines:
+        assert lines == []
+
+
+def test_counts_fall_on_the_same_samples_elsewhere():
+    checkpoint = keras.callbacks.ModelCheckpoint("x.keras", save_freq=100)
+    board = keras.callbacks.TensorBoard("x", update_freq=100)
     by_epoch = keras.callbacks.ModelCheckpoint("y.keras")
-    changed = callbacks.adapt_callbacks([checkpoint, by_epoch], Batch(32), Batch(8, accumulation=4))
-    assert (checkpoint.save_freq, by_epoch.save_freq) == (40, "epoch")
-    assert changed == ["ModelCheckpoint.save_freq: 10 -> 40 micro-steps"]
-    assert callbacks.adapt_callbacks(None, Batch(32), Batch(8)) == []
+    listed = [checkpoint, board, by_epoch]
+    with callbacks.adapted(listed, config(32, 4), config(64, 2)) as lines:
+        assert (checkpoint.save_freq, board.update_freq, by_epoch.save_freq) == (50, 50, "epoch")
+    assert lines == [
+        "ModelCheckpoint.save_freq: 100 -> 50 micro-steps",
+        "TensorBoard.update_freq: 100 -> 50 micro-steps",
+    ]
+    # An index of Keras covers all micro-steps of an execution; TensorBoard counts executions.
+    with callbacks.adapted(listed, config(32), config(32, steps_per_execution=4)):
+        assert (checkpoint.save_freq, board.update_freq) == (100, 25)
+    assert (checkpoint.save_freq, board.update_freq) == (100, 100)
+
+
+class Stops(EveryMicroStep):
+    def on_train_batch_end(self, batch, logs=None):
+        self.model.stop_training = True
+
+
+def test_callbacks_with_batch_hooks_are_observed():
+    listed = [
+        Stops(),
+        EveryMicroStep(),
+        keras.callbacks.ModelCheckpoint("x.keras", save_freq=10),
+        keras.callbacks.ModelCheckpoint("x.keras"),
+        keras.callbacks.EarlyStopping(),
+        keras.callbacks.TerminateOnNaN(),
+    ]
+    found = callbacks.batch_callbacks(listed)
+    assert [(one.name, one.changes) for one in found] == [
+        ("Stops", ["stop_training"]),
+        ("EveryMicroStep", []),
+        ("ModelCheckpoint", []),
+    ]
 
 
 def test_callbacks_that_were_seen_to_write_do_not_run():

@@ -85,6 +85,19 @@ TWO_MODELS = """
     model = b
     sys.stderr.write(f"of a: {a.layers[0].compute_dtype}, of b: {b(x[:2]).dtype}\\n")
 """
+CALLBACKS = """
+    class MaxSteps(keras.callbacks.Callback):
+        seen = 0
+        def on_train_batch_end(self, batch, logs=None):
+            self.seen += 1
+            self.model.optimizer.learning_rate = 0.1 / self.seen
+            if self.seen >= 6:
+                self.model.stop_training = True
+    counter = MaxSteps()
+    model = build()
+    model.fit(x, y, batch_size=32, epochs=4, verbose=0, shuffle=False, callbacks=[counter])
+    sys.stderr.write(f"calls: {counter.seen}, own hooks: {sorted(vars(counter).keys() & vars(MaxSteps).keys())}\\n")
+"""
 OWN_OPTIMIZERS = """
     import tensorflow as tf
     class Net(keras.Model):
@@ -295,6 +308,25 @@ def test_a_mesh_holds_for_a_second_model_and_train_says_so(written):
     finished = trained_under(written(TWO_MODELS), devices=2, mesh=mesh, batch=batch(32, 1, data=2))
     assert finished.returncode == 0, finished.stderr
     assert "neither tuned nor compared; mesh data 2 holds for it too" in finished.stderr
+
+
+def test_a_callback_that_stops_after_a_number_of_batches_stops_at_the_same_update(written):
+    path = written(CALLBACKS, TAIL)
+    alone = printed(subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=240))
+    finished = trained_under(path, batch=batch(8, 4))
+    found = printed(finished)
+    assert found["iterations"] == alone["iterations"] == 6
+    assert found["weights"] == pytest.approx(alone["weights"], rel=1e-5)
+    assert "calls: 6, own hooks: ['seen']" in finished.stderr
+    assert "batch hooks of MaxSteps" not in finished.stderr
+
+
+def test_fewer_calls_of_a_callback_are_logged(written):
+    finished = trained_under(written(CALLBACKS), steps_per_execution=4)
+    assert (
+        "fit 1: batch hooks of MaxSteps (changes the training: learning_rate, stop_training) are called 1 times per"
+        in (finished.stderr)
+    )
 
 
 def test_updates_of_a_models_own_optimizers_are_counted(written):

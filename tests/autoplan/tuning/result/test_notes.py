@@ -157,6 +157,27 @@ def test_what_was_done_to_the_script_is_told():
     ]
 
 
+def test_calls_of_callbacks_are_noted():
+    stops = [{"name": "MaxSteps", "changes": ["stop_training"]}]
+    (note,) = notes(config(64), config(32, 2), batch_callbacks=stops)
+    assert note.startswith("batch hooks of MaxSteps (changes the training: stop_training): `autoplan train` and")
+    assert note.endswith(
+        "as often as in the script (16 times per epoch, 48 per fit); in a script that sets the plan's "
+        "batch itself, they are called 32 times per epoch, 96 per fit"
+    )
+    assert notes(config(64), config(64), batch_callbacks=stops) == []
+    assert notes(config(64), config(32, 2)) == []
+
+
+def test_code_that_counts_micro_steps_is_noted():
+    (note,) = notes(config(64), config(16, 4), counting_code=["Net", "Batches"])
+    assert note == (
+        "code of Net, Batches adds a number at every micro-step, of which there are 4 times as many under the plan, so "
+        "a count of micro-steps means another number of samples"
+    )
+    assert notes(config(64), config(64, steps_per_execution=8), counting_code=["Net"]) == []
+
+
 def test_what_is_handled_is_told_with_its_citation():
     (told,) = notes(config(64), config(32, 2, precision="mixed_float16"))
     assert told.startswith("LossScaleOptimizer refuses gradient_accumulation_steps")
