@@ -15,6 +15,8 @@ class BatchCallback(Value):
     """A callback that does something at every micro-step, or at every execution of several."""
 
     name: str = Field(description="its class")
+    own: bool = Field(True, description="its batch hooks are the user's code")
+    count: str = Field("", description="a count of Keras's own callbacks, such as save_freq=100")
     changes: list[str] = Field([], description="attributes and methods by which its batch hooks change the training")
 
     def describe(self) -> str:
@@ -100,16 +102,24 @@ class Calls:
         listed = list(callbacks)
         if not self.changed or not listed:
             return ""
-        hooks = f"batch hooks of {', '.join(dict.fromkeys(one.describe() for one in listed))}"
         if self.group is not None:
             own = f" ({self._counted(self.own)})" if self.own is not None else ""
             return (
-                f"{hooks}: `autoplan train` and `autoplan.fit` call them as often as in the script{own}; in a script "
-                f"that sets the plan's batch itself, they are called {self._plan_calls()}"
+                f"batch hooks of {_names(listed)}: `autoplan train` and `autoplan.fit` call them as often as in the "
+                f"script{own}; in a script that sets the plan's batch itself, they are called {self._plan_calls()}"
             )
-        counted = "a count of their own then covers another number of samples"
-        moved = ", and what they change is changed after other samples" * any(one.changes for one in listed)
-        return f"{hooks} are called {self._plan_calls()}{self._instead()}; {counted}{moved}"
+        own_code, counting = [one for one in listed if one.own], [one for one in listed if one.count]
+        lines = []
+        if own_code:
+            moved = ", and what they change is changed after other samples" * any(one.changes for one in own_code)
+            lines.append(
+                f"batch hooks of {_names(own_code)} are called {self._plan_calls()}{self._instead()}; a count of their "
+                f"own then covers another number of samples{moved}"
+            )
+        if counting:
+            counts = ", ".join(dict.fromkeys(f"{one.name} ({one.count})" for one in counting))
+            lines.append(f"`autoplan train` and `autoplan.fit` convert the count of {counts} to the same samples")
+        return "; ".join(lines)
 
     def _plan_calls(self) -> str:
         return self._counted(self.plan) if self.plan is not None else f"{self.ratio:.3g} times as often"
@@ -120,3 +130,7 @@ class Calls:
 
     def _counted(self, calls: int | None) -> str:
         return "" if calls is None else f"{calls:,} times per epoch, {calls * self.epochs:,} per fit"
+
+
+def _names(callbacks: Iterable[BatchCallback]) -> str:
+    return ", ".join(dict.fromkeys(one.describe() for one in callbacks))

@@ -13,7 +13,7 @@ import keras
 from autoplan.plan.callback_calls import BatchCallback, calls_per_script_call, samples_per_call
 from autoplan.runtime.data.fit_arguments import FitArguments
 from autoplan.runtime.user_code import batch_hooks
-from autoplan.runtime.user_code.script_calls import called_as_in_the_script
+from autoplan.runtime.user_code.script_calls import called_as_in_the_script, join_calls, release
 from cost_models.config import TrainConfig
 
 _WRITERS = ("ModelCheckpoint", "TensorBoard", "CSVLogger", "BackupAndRestore", "RemoteMonitor", "SwapEMAWeights")
@@ -79,18 +79,31 @@ def runs_in_trials(callback: Any) -> bool:
     return hooks and not known_writer(callback)
 
 
-def trial_callbacks(arguments: FitArguments, left_out: Collection[int] = ()) -> list[Any]:
+def trial_callbacks(
+    arguments: FitArguments,
+    left_out: Collection[int] = (),
+    *,
+    change: tuple[TrainConfig, TrainConfig] | None = None,
+    micro_steps: int | None = None,
+) -> list[Any]:
     """Return the callbacks of a fit that run in a trial.
 
-    left_out  positions of callbacks that were seen to write
+    left_out     positions of callbacks that were seen to write
+    change       configurations of the script and of the trial; batch hooks are then called as in the script, where
+                 `autoplan train` does so
+    micro_steps  micro-steps per epoch in the script; None: not known
 
     Their `params` contain the script's own number of epochs, because a trial's fit has no last epoch and a schedule
     over the whole training needs the number.
     """
     every = enumerate(as_list(arguments.get("callbacks")))
     selected = [callback for position, callback in every if position not in left_out and runs_in_trials(callback)]
+    release(selected)
     for callback in selected:
         callback.set_params = functools.partial(_set_params, callback, arguments.get("epochs", 1))
+    group = None if change is None else calls_per_script_call(*change)
+    if change is not None and group is not None:
+        join_calls(selected, group, executions=change[0].steps_per_execution, micro_steps=micro_steps)
     return selected
 
 
@@ -108,11 +121,14 @@ def counts(callback: Any) -> tuple[str, int] | None:
 
 def batch_callbacks(callbacks: Any) -> list[BatchCallback]:
     """Return the callbacks whose batch hooks are the user's own, or count, with what they change in a training."""
-    return [
-        BatchCallback(name=type(one).__name__, changes=batch_hooks.changed_by(one))
-        for one in as_list(callbacks)
-        if counts(one) is not None or batch_hooks.has_own_batch_hooks(one)
-    ]
+    found = []
+    for one in as_list(callbacks):
+        own, count = batch_hooks.has_own_batch_hooks(one), counts(one)
+        if own or count is not None:
+            counted = "" if count is None else f"{count[0]}={count[1]}"
+            changes = batch_hooks.changed_by(one)
+            found.append(BatchCallback(name=type(one).__name__, own=own, count=counted, changes=changes))
+    return found
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,6 +11,7 @@ import keras
 
 from autoplan.runtime.user_code.batch_hooks import has_batch_hooks
 
+_GROUPED: weakref.WeakKeyDictionary[Any, _Grouped] = weakref.WeakKeyDictionary()
 _HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_epoch_begin", "on_epoch_end", "set_params")
 
 
@@ -17,7 +19,17 @@ _HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_epoch_begin", "on_ep
 def called_as_in_the_script(
     callbacks: Iterable[Any], group: int, *, executions: int, micro_steps: int | None
 ) -> Iterator[None]:
-    """Within this context, a fit calls the batch hooks of these callbacks once per `group` calls of Keras.
+    """Within this context, a fit calls the batch hooks of these callbacks as `join_calls` describes."""
+    listed = list(callbacks)
+    join_calls(listed, group, executions=executions, micro_steps=micro_steps)
+    try:
+        yield
+    finally:
+        release(listed)
+
+
+def join_calls(callbacks: Iterable[Any], group: int, *, executions: int, micro_steps: int | None) -> None:
+    """Let fits call the batch hooks of these callbacks once per `group` calls of Keras, until `release`.
 
     The hooks get the index that they have in the script, and the logs of the last micro-step of a group, which are of
     the same samples as in the script. `params["steps"]` is the number of micro-steps of the script.
@@ -25,13 +37,18 @@ def called_as_in_the_script(
     executions   steps_per_execution of the script
     micro_steps  micro-steps per epoch of the script; None: not known
     """
-    known = [one for one in callbacks if isinstance(one, keras.callbacks.Callback)]
-    grouped = [_Grouped(one, group, executions, micro_steps) for one in known] if group > 1 else []
-    try:
-        yield
-    finally:
-        for one in grouped:
-            one.release()
+    listed = list(callbacks)
+    release(listed)
+    for one in listed:
+        if group > 1 and isinstance(one, keras.callbacks.Callback) and one not in _GROUPED:
+            _GROUPED[one] = _Grouped(one, group, executions, micro_steps)
+
+
+def release(callbacks: Iterable[Any]) -> None:
+    """Give callbacks their own hooks back."""
+    for one in callbacks:
+        if isinstance(one, keras.callbacks.Callback) and one in _GROUPED:
+            _GROUPED.pop(one).release()
 
 
 class _Grouped:

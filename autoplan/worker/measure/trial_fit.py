@@ -113,7 +113,10 @@ class TrialFit:
 
     def callbacks(self) -> list[Any]:
         """Return the callbacks of the fit that run in this trial."""
-        return callbacks.trial_callbacks(self.call.arguments, self.left_out)
+        change = None if self.change is None else (self.change.script, self.change.wanted)
+        return callbacks.trial_callbacks(
+            self.call.arguments, self.left_out, change=change, micro_steps=self.facts.micro_steps
+        )
 
     def run_without_writers(self, run: Callable[[], Result]) -> Result:
         """Run a part of the trial, and again from its start without each callback that was about to write."""

@@ -78,6 +78,16 @@ def test_fewer_calls_mean_other_samples():
     )
 
 
+def test_counts_of_callbacks_of_keras_are_converted():
+    saves = BatchCallback(name="ModelCheckpoint", own=False, count="save_freq=100")
+    found = calls(config(64), config(64, steps_per_execution=8))
+    assert found.describe([saves]) == (
+        "`autoplan train` and `autoplan.fit` convert the count of ModelCheckpoint (save_freq=100) to the same samples"
+    )
+    assert found.describe([COUNTER, saves]).startswith("batch hooks of Counter are called 2 times per epoch")
+    assert "batch hooks of ModelCheckpoint: `autoplan" in calls(config(64), config(32, 2)).describe([saves])
+
+
 def test_calls_of_an_epoch_of_unknown_length_are_a_ratio():
     assert "Counter are called 0.125 times as often; a count" in (
         calls(config(64), config(64, steps_per_execution=8), samples=None).describe([COUNTER])

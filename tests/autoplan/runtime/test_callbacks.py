@@ -11,7 +11,7 @@ from tests.builders.observations import config
 
 class EveryMicroStep(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
-        pass
+        self.on_batch_end(batch, logs)
 
 
 class MetricLogger(EveryMicroStep):
@@ -104,10 +104,10 @@ def test_callbacks_with_batch_hooks_are_observed():
         keras.callbacks.TerminateOnNaN(),
     ]
     found = callbacks.batch_callbacks(listed)
-    assert [(one.name, one.changes) for one in found] == [
-        ("Stops", ["stop_training"]),
-        ("EveryMicroStep", []),
-        ("ModelCheckpoint", []),
+    assert [(one.name, one.own, one.count, one.changes) for one in found] == [
+        ("Stops", True, "", ["stop_training"]),
+        ("EveryMicroStep", True, "", []),
+        ("ModelCheckpoint", False, "save_freq=10", []),
     ]
 
 
@@ -122,3 +122,22 @@ def test_callbacks_in_trials_have_the_scripts_own_number_of_epochs():
     keras.callbacks.CallbackList([one], epochs=10**9, steps=3)
     assert one.params["epochs"] == 7
     assert one.params["steps"] == 3
+
+
+def test_callbacks_in_trials_are_called_as_in_the_script():
+    one = EveryMicroStep()
+    for _ in range(2):  # a trial may ask twice
+        (found,) = callbacks.trial_callbacks(
+            {"callbacks": [one], "epochs": 7}, change=(config(32), config(8, 4)), micro_steps=16
+        )
+    found.set_params({"steps": 64, "epochs": 10**9})
+    assert found.params == {"steps": 16, "epochs": 7}
+    calls = []
+    one.on_batch_end = lambda batch, logs: calls.append(batch)
+    for batch in range(8):
+        found.on_train_batch_end(batch, {})
+    assert calls == [0, 1]
+    callbacks.trial_callbacks({"callbacks": [one], "epochs": 7})
+    for batch in range(2):
+        found.on_train_batch_end(batch, {})
+    assert calls == [0, 1, 0, 1]
