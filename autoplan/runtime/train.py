@@ -161,7 +161,8 @@ class Training:
                 counted=facts.explicit_steps,
                 epochs=arguments.get("epochs", 1) - arguments.get("initial_epoch", 0),
             )
-            described = calls.describe(callbacks.batch_callbacks(listed)) if calls.group is None else ""
+            of_the_user = [one for one in callbacks.batch_callbacks(listed) if one.own]
+            described = calls.describe(of_the_user) if calls.group is None else ""
             for line in filter(None, (*lines, described)):
                 log(f"fit {call.index}: {line}")
             return call.proceed(**arguments)
