@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from jax import numpy as jnp
 from keras.src.backend.jax import distribution_lib, trainer
 
 from autoplan.errors import ConfigError
+from autoplan.runtime.exceptions import chain
 from autoplan.runtime.optimizers import innermost
 from cost_models.parallel.data_parallel import split_axis
 
@@ -24,7 +26,9 @@ _COMPILE_EVENTS = (
     "/jax/core/compile/backend_compile_duration",
 )
 _SAVED_EVENT = "/jax/compilation_cache/compile_time_saved_sec"
-_OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "out of memory", "Out of memory", "Ran out of memory")
+_RESOURCE_EXHAUSTED = re.compile(r"(?:[A-Z_]+: [^\n]*)?\bRESOURCE_EXHAUSTED: ")
+"""The status code at the start of an error of XLA, also within the code of a later stage. Text of a callback's own
+exception comes on later lines."""
 _STREAM_PASSES = 4
 
 
@@ -201,7 +205,7 @@ class JaxBackend:
         return int(total) or None
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        return isinstance(error, MemoryError) or any(word in str(error) for word in _OUT_OF_MEMORY)
+        return any(_ran_out_of_memory(one) for one in chain(error))
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         program: Callable[..., Any] = jax.jit(function)
@@ -233,6 +237,12 @@ class JaxBackend:
         sharding = jax.sharding.NamedSharding(mesh, over_data)
         array = jax.device_put(jnp.ones((len(devices) * elements,), jnp.float32), sharding)
         return lambda: total(array).block_until_ready()
+
+
+def _ran_out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, MemoryError):
+        return True
+    return isinstance(error, jax.errors.JaxRuntimeError) and _RESOURCE_EXHAUSTED.match(str(error).lstrip()) is not None
 
 
 def _without_aliases(state: Any) -> Any:

@@ -6,18 +6,17 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from autoplan.errors import ConfigError
+from autoplan.runtime.exceptions import chain
 from autoplan.runtime.optimizers import innermost
 
 
 class SingleDeviceBackend:
     """Methods of `autoplan.runtime.backends.Backend` that need no framework.
 
-    out_of_memory_errors    exception types that always mean that memory ran out
-    out_of_memory_messages  lower-case parts of the messages of other exceptions that mean the same
+    out_of_memory_errors   exception types that always mean that memory ran out
     """
 
     out_of_memory_errors: tuple[type[BaseException], ...] = (MemoryError,)
-    out_of_memory_messages: tuple[str, ...] = ()
 
     def configure_devices(self, count: int) -> None:
         """Accept one device: `keras.distribution` does not split a batch over several."""
@@ -49,10 +48,11 @@ class SingleDeviceBackend:
         return None
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        if isinstance(error, self.out_of_memory_errors):
-            return True
-        message = str(error).lower()
-        return isinstance(error, Exception) and any(words in message for words in self.out_of_memory_messages)
+        return any(isinstance(one, self.out_of_memory_errors) or self.is_failed_allocation(one) for one in chain(error))
+
+    def is_failed_allocation(self, error: BaseException) -> bool:
+        """Return whether a less specific exception of the framework itself reports a failed allocation."""
+        return False
 
     def all_reduce(self, elements: int) -> Callable[[], object] | None:
         """Return None: there is one device."""

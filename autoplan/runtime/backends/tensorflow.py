@@ -15,14 +15,12 @@ from tensorflow.python.client import device_lib
 
 from autoplan.runtime.backends.single_device import SingleDeviceBackend
 
-_OUT_OF_MEMORY = (
-    "oom when allocating",
-    "out of memory",
+_FAILED_ALLOCATIONS = (
     "failed to allocate memory",
     "cuda_error_out_of_memory",
     "dst tensor is not initialized",  # a copy to a GPU without free memory
-    "std::bad_alloc",
 )
+"""Lower-case parts of messages of `InternalError`. TensorFlow never raises this type for an exception of a script."""
 _STREAM_PASSES = 4
 
 
@@ -51,7 +49,6 @@ class TensorFlowBackend(SingleDeviceBackend):
 
     name = "tensorflow"
     out_of_memory_errors = (MemoryError, tf.errors.ResourceExhaustedError)
-    out_of_memory_messages = _OUT_OF_MEMORY
     unsupported_errors = (tf.errors.OpError, RuntimeError, NotImplementedError, TypeError)
 
     def version(self) -> str:
@@ -109,6 +106,10 @@ class TensorFlowBackend(SingleDeviceBackend):
             for index in range(len(tf.config.list_logical_devices(kind)))
         ]
         return max(peaks) if peaks else None
+
+    def is_failed_allocation(self, error: BaseException) -> bool:
+        message = str(error).lower()
+        return isinstance(error, tf.errors.InternalError) and any(words in message for words in _FAILED_ALLOCATIONS)
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a graph function; Keras compiles it with XLA only on accelerators."""

@@ -19,14 +19,16 @@ from torch._dynamo.utils import counters, get_compilation_metrics
 
 from autoplan.runtime.backends.single_device import SingleDeviceBackend
 from autoplan.runtime.data import nested_arrays
+from autoplan.runtime.exceptions import raised_by_python
 
-_OUT_OF_MEMORY = (
+_FAILED_ALLOCATIONS = (
     "out of memory",  # CUDA, MPS and XPU allocators
     "can't allocate memory",  # the CPU allocator on Linux
     "not enough memory",  # the CPU allocator elsewhere
     "cannot allocate memory",  # the operating system
     "status_alloc_failed",  # cuBLAS, cuDNN and related libraries
 )
+"""Lower-case parts of messages of a `RuntimeError` that PyTorch's compiled code raises."""
 _STREAM_PASSES = 4
 _CACHE_HIT, _CACHE_MISS = "fxgraph_cache_hit", "fxgraph_cache_miss"
 
@@ -89,7 +91,6 @@ class TorchBackend(SingleDeviceBackend):
 
     name = "torch"
     out_of_memory_errors = (MemoryError, torch.cuda.OutOfMemoryError)
-    out_of_memory_messages = _OUT_OF_MEMORY
     unsupported_errors = (RuntimeError,)  # NotImplementedError is a subclass
 
     def version(self) -> str:
@@ -125,6 +126,11 @@ class TorchBackend(SingleDeviceBackend):
         device = torch.device(core.get_device()).type
         if device in ("cuda", "xpu", "mps"):
             getattr(torch, device).synchronize()
+
+    def is_failed_allocation(self, error: BaseException) -> bool:
+        message = str(error).lower()
+        found = isinstance(error, RuntimeError) and any(words in message for words in _FAILED_ALLOCATIONS)
+        return found and not raised_by_python(error)
 
     def watch_compilation(self) -> TorchCompileWatch:
         watch = TorchCompileWatch()

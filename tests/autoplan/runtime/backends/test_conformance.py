@@ -213,6 +213,12 @@ def test_running_out_of_memory_is_recognized(seen):
     assert (found["shapes"], found["interrupt"]) == (False, False)
 
 
+def test_memory_is_recognized_by_the_types_of_the_causes_and_not_by_words_in_a_message(seen):
+    found = seen("running_out_of_memory")
+    assert found["words"] == [False, False, False]
+    assert found["hidden"] == [True, True, True, True]
+
+
 def test_micro_steps_can_be_run_without_input(seen):
     for executions, found in seen("compute_only").items():
         assert found == {"calls": 8 // int(executions), "compilations": 0}

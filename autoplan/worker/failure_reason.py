@@ -1,0 +1,62 @@
+"""Describes an exception in one line that says why: its type, its message, the cause behind it, and whose text it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import keras
+
+from autoplan import formatting
+from autoplan.runtime.exceptions import raising_entry
+
+_KERAS = str(Path(keras.__file__).parent)
+_WRAPPED = "Exception encountered when calling"
+"""Begins the message of an exception that Keras raises again with the arguments of a layer's call."""
+
+
+def reason(error: BaseException) -> str:
+    """Return one line on why something failed, such as `TypeError: float32 only`.
+
+    Keras's own texts are marked, because their advice is about Keras and not about autoplan. Of an exception without a
+    message the line of the code is shown.
+    """
+    shown = _without_arguments_of_a_call(error)
+    first = _first_of(shown)
+    line = _line(shown)
+    if first is shown or (str(first).strip() and formatting.first_line(first) in line):
+        return line
+    return f"{line} (caused by {_line(first)})"
+
+
+def is_wrapped_by_keras(error: BaseException) -> bool:
+    """Return whether Keras raised an exception again only to add the arguments of a call to its message."""
+    return str(error).startswith(_WRAPPED)
+
+
+def _without_arguments_of_a_call(error: BaseException) -> BaseException:
+    """Return the exception that Keras raised again."""
+    shown = error
+    while is_wrapped_by_keras(shown) and shown.__context__ is not None:
+        shown = shown.__context__
+    return shown
+
+
+def _first_of(error: BaseException) -> BaseException:
+    """Return the first exception that led to this one, without those that the code has hidden."""
+    first = error
+    while True:
+        before = first.__cause__ or (None if first.__suppress_context__ else first.__context__)
+        if before is None:
+            return first
+        first = before
+
+
+def _line(error: BaseException) -> str:
+    kind, entry = type(error).__name__, raising_entry(error)
+    message = formatting.first_line(str(error))
+    said_by = "Keras says: " if entry is not None and entry.tb_frame.f_code.co_filename.startswith(_KERAS) else ""
+    if message:
+        return f"{said_by}{kind}: {message}"
+    return (
+        kind if entry is None else f"{kind} in line {entry.tb_lineno} of {Path(entry.tb_frame.f_code.co_filename).name}"
+    )
