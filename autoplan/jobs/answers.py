@@ -78,6 +78,8 @@ def explain_failure(failure: Failure) -> AutoplanError:
             "cause: every trial runs the source again, and --scratch gives each an empty working directory"
         )
     where = f"; its output is in {failure.log}" if failure.log else ""
+    if failure.log:
+        failure = failure.model_copy(update={"message": formatting.first_line(failure.message)})
     if failure.outside:
         return WorkerError(f"the training was ended from outside ({failure.message}){where}. Run again to go on")
     return SourceError(

@@ -55,7 +55,8 @@ def measure(request: TuneRequest, jobs: JobRunner, findings: Findings, watch: Wa
             kept = f"{len(study.records)} trials of an earlier run are kept"
             watch(Event("note", f"{kept}; to measure again, remove {place}, or use --study PATH"))
         tried = _try(runner, findings, watch)
-        check_options_kept(space, tried, runner.ranked(), trial_seconds=runner.reference_seconds)
+        known = () if findings.estimates else findings.notes
+        check_options_kept(space, tried, runner.ranked(), trial_seconds=runner.reference_seconds, notes=known)
         if tried.interrupted:
             # The verification may be interrupted, too: the plan known so far is written before it begins.
             finish(request, measured_plan(request, findings, tried, None, runner.ranked()), findings, silent)

@@ -1,4 +1,4 @@
-"""Describes an exception in one line that says why: its type, its message, the cause behind it, and whose text it is."""
+"""Describes an exception in one line that says why: its type, its message, and the cause behind it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from autoplan import formatting
 from autoplan.runtime.exceptions import raising_entry
 
 _KERAS = str(Path(keras.__file__).parent)
-_WRAPPED = "Exception encountered when calling"
-"""Begins the message of an exception that Keras raises again with the arguments of a layer's call."""
+_WRAPPERS = ("Exception encountered when calling", "Could not automatically infer the output shape")
+"""Begin the messages of exceptions that Keras raises in place of another one, whose message they quote."""
 
 
 def reason(error: BaseException) -> str:
@@ -20,7 +20,7 @@ def reason(error: BaseException) -> str:
     Keras's own texts are marked, because their advice is about Keras and not about autoplan. Of an exception without a
     message the line of the code is shown.
     """
-    shown = _without_arguments_of_a_call(error)
+    shown = _as_first_raised(error)
     first = _first_of(shown)
     line = _line(shown)
     if first is shown or (str(first).strip() and formatting.first_line(first) in line):
@@ -29,11 +29,18 @@ def reason(error: BaseException) -> str:
 
 
 def is_wrapped_by_keras(error: BaseException) -> bool:
-    """Return whether Keras raised an exception again only to add the arguments of a call to its message."""
-    return str(error).startswith(_WRAPPED)
+    """Return whether Keras raised an exception again, only to add the arguments of a call to its message."""
+    if str(error).startswith(_WRAPPERS):
+        return True
+    before = error.__context__
+    own, theirs = raising_entry(error), None if before is None else raising_entry(before)
+    if own is None or theirs is None:
+        return False
+    # Keras gives the traceback of the first exception to the second one.
+    return (own.tb_frame, own.tb_lasti) == (theirs.tb_frame, theirs.tb_lasti)
 
 
-def _without_arguments_of_a_call(error: BaseException) -> BaseException:
+def _as_first_raised(error: BaseException) -> BaseException:
     """Return the exception that Keras raised again."""
     shown = error
     while is_wrapped_by_keras(shown) and shown.__context__ is not None:

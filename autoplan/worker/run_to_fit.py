@@ -9,19 +9,24 @@ from typing import Any
 
 from autoplan.errors import FIRST_EXCEPTION, SCRIPT_RAISED, AutoplanError, NeverFits, ScriptFailed
 from autoplan.jobs.client import SEE_OUTPUT
+from autoplan.jobs.messages import Job
 from autoplan.runtime import model_facts
 from autoplan.runtime.data.fit_arguments import FitArguments
 from autoplan.runtime.run_source import OnBuilder, run_source
+from autoplan.sources.keras_backend import backend_in_script
 from autoplan.sources.source import SourceSpec
 from autoplan.worker.custom_loops import custom_loop_functions
+from autoplan.worker.failure_reason import is_wrapped_by_keras, reason
 
 
 class InsideFit(Exception):
     """Wraps an exception from inside the awaited `fit`, to distinguish it from exceptions of the script."""
 
 
-def run(source: SourceSpec, on_builder: OnBuilder, *, directory: str | None) -> None:
+def run(source: SourceSpec, on_builder: OnBuilder, *, directory: str | None, under: str | None = None) -> None:
     """Run a source. Returns only if nothing has ended the process on the way.
+
+    under   what differs from a run of the source by itself, as `circumstances` describes it; None: nothing
 
     ScriptFailed if the source raises an exception before its fit. MemoryError passes through.
     """
@@ -33,7 +38,19 @@ def run(source: SourceSpec, on_builder: OnBuilder, *, directory: str | None) -> 
         if error.code not in (None, 0):
             raise exited_early(source, error) from None
     except BaseException as error:
-        raise script_failed(source, error) from error
+        raise script_failed(source, error, under) from error
+
+
+def circumstances(job: Job) -> str | None:
+    """Return in which way a job runs its source differently from the source by itself; None where it does not."""
+    source, config, own = job.source, job.config, job.baseline
+    written = None if source is None or source.kind != "script" else backend_in_script(source.path)
+    backend = written.name if own is None and written is not None else None if own is None else own.backend
+    if backend not in (None, job.backend):
+        return f"on {job.backend} instead of {backend}"
+    if own is None or config is None or config == own:
+        return None
+    return f"under {config.describe()}"
 
 
 def exited_early(source: SourceSpec, error: SystemExit) -> ScriptFailed:
@@ -81,21 +98,25 @@ def never_fits(source: SourceSpec, fits: int) -> NeverFits:
     )
 
 
-def script_failed(source: SourceSpec, error: BaseException) -> ScriptFailed:
-    """Return the error for an exception of the source, with the traceback of its own frames."""
+def script_failed(source: SourceSpec, error: BaseException, under: str | None = None) -> ScriptFailed:
+    """Return the error for an exception of the source: why in the first line, then its own frames and the whole text.
+
+    under  what differs from a run of the source by itself; None: nothing, so the source itself is at fault
+    """
     folder = Path(source.path).parent
     root = str(Path.cwd() if source.module or folder == Path() else folder)
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if frame.filename.startswith(root) and "site-packages" not in frame.filename]
     shown = "".join(traceback.format_list(own or frames[-2:]))
-    reason = "".join(traceback.format_exception_only(error)).strip() + _original_error(error)
+    text = "".join(traceback.format_exception_only(error)).strip() + _original_error(error)
     if isinstance(error, ImportError) and "attempted relative import" in str(error) and not source.module:
-        reason += f"\n{_module_advice(Path(source.path))}"
+        text += f"\n{_module_advice(Path(source.path))}"
     if isinstance(error, EOFError):
-        reason += (
+        text += (
             "\nThe script reads input, but trials have no input; let it read arguments instead, and give them after --"
         )
-    return ScriptFailed(f"{source.path} {SCRIPT_RAISED}:\n{shown}{reason}")
+    failed = SCRIPT_RAISED if under is None else f"failed {under}"
+    return ScriptFailed(f"{source.path} {failed}: {reason(error)}\n{shown}{text}")
 
 
 def _module_advice(path: Path) -> str:
@@ -116,6 +137,6 @@ def _original_error(error: BaseException) -> str:
     while (before := first.__cause__ or first.__context__) is not None:
         first = before
     message = str(first).strip().partition("\n")[0]
-    if message in str(error) or not str(error).startswith("Exception encountered when calling"):
+    if message in str(error) or not is_wrapped_by_keras(error):
         return ""
     return f"\n{FIRST_EXCEPTION} {type(first).__name__}: {message}"

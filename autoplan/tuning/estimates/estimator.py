@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from autoplan.errors import FIRST_EXCEPTION, HardwareError, SourceError, WorkloadError
+from autoplan.formatting import first_line
 from autoplan.jobs.messages import Observation
 from autoplan.jobs.runner import JobRunner
 from autoplan.plan.knobs import KNOBS, Knob
@@ -82,7 +83,9 @@ def estimate_space(
     rejected = (*estimator.tracer.rejected, *estimator.rejected)
     legal = [estimator.estimates[config] for config in space.configs if config in estimator.estimates]
     if not legal:
-        raise WorkloadError(f"no configuration can be traced: {'; '.join(r.reason for r in rejected)}")
+        asked = f" with {space.excluded_by}" if space.excluded_by else ""
+        reasons = "; ".join(dict.fromkeys(one.reason for one in rejected))
+        raise WorkloadError(f"no configuration{asked} can be traced: {reasons}")
     legal, no_better = _decided_by_estimates(space.baseline, legal)
     fitting, too_large = feasible(legal, measurable=measurable)
     fitting, idle = without_idle_accumulation(space.baseline, fitting)
@@ -183,11 +186,13 @@ class Tracer:
         try:
             answer = self.jobs.trace(alone)
         except (SourceError, WorkloadError) as error:
-            answer = Failure(kind=FailureKind.UNSUPPORTED, message=" ".join(str(error).split()))
+            answer = Failure(kind=FailureKind.UNSUPPORTED, message=str(error))
         if not isinstance(answer, Failure):
             return answer[1]
         if as_it_is:
-            raise WorkloadError(f"the training step cannot be traced as it is ({answer.kind.value}: {answer.message})")
+            raise WorkloadError(
+                f"the training step cannot be traced as it is ({answer.kind.value}: {first_line(answer.message)})"
+            )
         return answer
 
     def _batch_by_batch(
@@ -209,7 +214,7 @@ class Tracer:
             self.rejected.append(_unforeseen(by_batch[key], reason))
 
     def _reject(self, group: Sequence[TrainConfig], failure: Failure) -> None:
-        self.rejected.append(_unforeseen(group, f"the training step cannot be built so: {failure.message}"))
+        self.rejected.append(_unforeseen(group, f"the training step cannot be built so: {first_line(failure.message)}"))
 
 
 @dataclass

@@ -96,6 +96,7 @@ class RescueSearch:
         self.least: TrainConfig | None = None
         self.records: list[TrialRecord] = []
         self._failed: list[TrainConfig] = [baseline]
+        self._skipped: set[TrainConfig] = set()
         self._last_hope: TrainConfig | None = None
         self._hopeless = False
 
@@ -118,9 +119,15 @@ class RescueSearch:
             self._failed.append(config)
             self._hopeless = self._hopeless or config == self._last_hope
 
+    def skip(self, config: TrainConfig) -> None:
+        """Leave out a configuration that shares the settings of a refused one."""
+        self._skipped.add(config)
+
     def why_not(self, config: TrainConfig) -> str:
         """Return why a configuration was passed over: its estimate, or a trial of another one."""
         need = self.needed[config]
+        if config in self._skipped:
+            return "a trial with the same settings was refused"
         if need.low > 1:
             return "estimated to need more memory than there is"
         by = [failed for failed in self._failed if self._ruled_out_by(config, failed)]
@@ -134,7 +141,7 @@ class RescueSearch:
         """Return the configurations that may still run or have run, the least change first."""
         if self._hopeless:
             return []
-        done = {record.config for record in self.records if record.measurement is None}
+        done = {record.config for record in self.records if record.measurement is None} | self._skipped
         return [config for config in self.order if config not in done and not self._ruled_out(config)]
 
     def _ruled_out(self, config: TrainConfig) -> bool:

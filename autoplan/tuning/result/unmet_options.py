@@ -17,8 +17,12 @@ CAUSES_SHOWN = 3
 """The number of different failures that the message lists."""
 
 
-def check_options_kept(space: Space, tried: Tried, ranked: Sequence[TrialRecord], *, trial_seconds: float) -> None:
+def check_options_kept(
+    space: Space, tried: Tried, ranked: Sequence[TrialRecord], *, trial_seconds: float, notes: Sequence[str] = ()
+) -> None:
     """Raise NoFeasibleConfiguration where options exclude the baseline and no other configuration was measured.
+
+    notes   what was found before the trials, which may say why
 
     KeyboardInterrupt where the trials were interrupted: there is no result that could be written.
     """
@@ -29,16 +33,17 @@ def check_options_kept(space: Space, tried: Tried, ranked: Sequence[TrialRecord]
     legal = frozenset(space.configs)
     failed = [record for record in tried.records if record.config in legal and record.failure is not None]
     if not failed:
-        raise NoFeasibleConfiguration(_none_tried(space.excluded_by, tried, trial_seconds))
+        raise NoFeasibleConfiguration(_none_tried(space.excluded_by, tried, trial_seconds, notes))
     raise NoFeasibleConfiguration(_all_failed(space.excluded_by, failed, tried))
 
 
-def _none_tried(options: str, tried: Tried, trial_seconds: float) -> str:
+def _none_tried(options: str, tried: Tried, trial_seconds: float, notes: Sequence[str]) -> str:
     seconds = formatting.duration(trial_seconds)
+    found = "".join(f". Before the trials: {note}" for note in notes)
     return (
         f"no configuration with {options} was measured: trials ended because {tried.ended}. Your own configuration is "
         f"measured first, and a trial takes about {seconds}: give a larger --budget or more --trials, or leave "
-        f"{options} out"
+        f"{options} out{found}"
     )
 
 

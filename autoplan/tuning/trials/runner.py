@@ -9,12 +9,24 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from statistics import median
+from typing import Any, Literal
 
 from autoplan.errors import ConfigError, NoFeasibleConfiguration, StudyError
+from autoplan.formatting import first_line
 from autoplan.jobs.answers import explain_failure
 from autoplan.jobs.messages import Observation
 from autoplan.jobs.runner import JobRunner
-from autoplan.plan.records import Evidence, Failure, FailureKind, Measurement, Outcome, Rejection, Rescue, TrialRecord
+from autoplan.plan.records import (
+    FAILURES,
+    Evidence,
+    Failure,
+    FailureKind,
+    Measurement,
+    Outcome,
+    Rejection,
+    Rescue,
+    TrialRecord,
+)
 from autoplan.tuning.candidate_estimate import CandidateEstimate
 from autoplan.tuning.estimates.calibration import contenders, reordered
 from autoplan.tuning.objective import PlannedFit, settled_compile_seconds
@@ -22,10 +34,12 @@ from autoplan.tuning.oom_rescue.outcome import nothing_runs, rescue
 from autoplan.tuning.oom_rescue.search import Need, RescueSearch, cannot_run, needs
 from autoplan.tuning.request import Event, Watch
 from autoplan.tuning.space.prune import distance
+from autoplan.tuning.trials.refused_settings import refused_by
 from autoplan.tuning.trials.study import Study
 from autoplan.tuning.verification.verifier import verification_seconds
 from cost_models.config import TrainConfig
 
+Figures = Mapping[str, Any]
 MEASURED = {"groups": 8, "group_seconds": 0.5}
 """How long a trial measures: groups of micro-steps, each ended by waiting for the device."""
 ROOM_MAKERS = (FailureKind.OOM, FailureKind.COMPILE_OOM, FailureKind.TIMEOUT)
@@ -40,7 +54,7 @@ class Tried:
     reference   what others are compared with: the baseline, or the first that ran where the baseline does not
     ended       why there were no more trials
     rescued     how the reference was found where the baseline runs out of memory
-    left_out    what was not tried because a trial that needs no more ran out of memory
+    left_out    what was not tried because of a failed trial that needs no more memory, or has the same settings
     """
 
     baseline: TrialRecord
@@ -67,7 +81,7 @@ class Runner:
 
     exact               whether losses will have to be equal, which makes verification shorter
     reference_seconds   what a trial of the reference takes; 0 before there is one
-    left_out            what was taken off the shortlist because something that needs no more ran out of memory
+    left_out            what was taken off the shortlist because of failed trials
     """
 
     jobs: JobRunner
@@ -102,7 +116,7 @@ class Runner:
     def run_reference(self, failed: TrialRecord) -> Reference:
         """Where the baseline failed: the least change from it that runs.
 
-        NoFeasibleConfiguration when none has the memory to run, SourceError when none runs for another reason.
+        NoFeasibleConfiguration when none runs.
         """
         if failed.failure is not None and failed.failure.out_of_memory:
             return self._rescue(failed)
@@ -133,24 +147,31 @@ class Runner:
     def _climb(self, search: RescueSearch) -> None:
         """Try what the search names, until it ends or the budget ends."""
         while (config := search.next()) is not None and self._may_go_on():
+            if self._is_refused(config):
+                search.skip(config)
+                continue
             record = self.study.outcome(config) or self._run(config, announce=True)
             if record is None:
                 return
             search.add(record)
 
     def _first_that_runs(self, failed: TrialRecord) -> TrialRecord:
-        """By least change from a baseline that took too long. SourceError when none runs."""
+        """By least change from a baseline that took too long. NoFeasibleConfiguration when none runs."""
         baseline = failed.config
         last: TrialRecord | None = None
         for config in sorted(self.legal, key=lambda config: distance(baseline, config)):
-            if config == baseline or not self._may_fit(config) or not self._may_go_on():
+            if config == baseline or not self._may_fit(config) or self._is_refused(config) or not self._may_go_on():
                 continue
             last = self.study.outcome(config) or self._run(config, announce=True)
             if last is not None and last.measurement is not None:
                 return last
-        if last is None or last.failure is None:
+        if last is None or last.failure is None or failed.failure is None:
             raise _spent(self.jobs)
-        raise explain_failure(last.failure)
+        own, why = failed.failure.message, last.failure
+        raise NoFeasibleConfiguration(
+            f"your own configuration took too long ({first_line(own)}), and no other configuration that was tried "
+            f"runs; the last one, {last.config.describe()}, failed ({FAILURES[why.kind]}: {first_line(why.message)})"
+        )
 
     def run_rest(self) -> str:
         """Trials until none is left to try; returns why they ended."""
@@ -160,7 +181,7 @@ class Runner:
             if len(self.study.records) >= self.trials:
                 return f"all {self.trials} trials are done"
             if not self._may_go_on():
-                return "the rest of the budget is reserved for verification"
+                return self._why_no_more()
             self.study.reorder(reordered(self.study.shortlist, self.estimates, self.study.records))
             try:
                 config = self.study.ask(self._contenders)
@@ -171,6 +192,10 @@ class Runner:
                 return "every configuration of the shortlist was tried"
             if self._run(config, announce=False) is None:
                 return "the budget is spent"
+
+    def _why_no_more(self) -> str:
+        enough = self.jobs.clock.allows(self.typical_seconds())
+        return "the rest of the budget is reserved for verification" if enough else "the budget is spent"
 
     def _contenders(self, untried: Sequence[TrainConfig]) -> list[TrainConfig]:
         own = self.observation.config.batch.local
@@ -230,22 +255,30 @@ class Runner:
         return needs(baseline, self.legal, self.estimates)
 
     def _learn(self, record: TrialRecord) -> None:
-        """Take off the shortlist what needs no less than a configuration that ran out of memory."""
-        if record.failure is None or not record.failure.out_of_memory:
+        """Take off the shortlist what cannot work any better than a configuration that failed."""
+        if record.failure is None:
             return
-        config = record.config
-        needed = self._needs(config)
-        gone = self.study.leave_out(lambda other: cannot_run(other, config, needed))
-        if not gone:
-            return
-        self.left_out.append(
-            Rejection(
-                config=gone[0],
-                stage="infeasible",
-                reason=f"estimated to need no less than {config.describe()}, which ran out of memory",
-                figures={"evidence": Evidence.ANALYTIC.value, "configurations": len(gone)},
-            )
-        )
+        if record.failure.out_of_memory:
+            needed = self._needs(record.config)
+            reason = f"estimated to need no less than {record.config.describe()}, which ran out of memory"
+            gone = self.study.leave_out(lambda other: cannot_run(other, record.config, needed))
+            self._leave_out(gone, "infeasible", reason, {"evidence": Evidence.ANALYTIC.value})
+        elif record.failure.kind is FailureKind.UNSUPPORTED:
+            why = f"{first_line(record.failure.message)} (trial {record.number}, {record.config.describe()})"
+            gone = self.study.leave_out(self._is_refused)
+            self._leave_out(gone, "known_issue", f"a trial with the same settings was refused: {why}", {})
+
+    def _leave_out(
+        self, gone: Sequence[TrainConfig], stage: Literal["infeasible", "known_issue"], reason: str, figures: Figures
+    ) -> None:
+        if gone:
+            figures = {**figures, "configurations": len(gone)}
+            self.left_out.append(Rejection(config=gone[0], stage=stage, reason=reason, figures=figures))
+
+    def _is_refused(self, config: TrainConfig) -> bool:
+        """Return whether a configuration shares the settings of a refused one; it is not tried then."""
+        own = self.observation.config
+        return self.study.outcome(config) is None and refused_by(config, own, self.study.records) is not None
 
     def typical_seconds(self) -> float:
         """Return the median seconds of this run's trials, process start and end included; 0 before the first."""

@@ -29,6 +29,7 @@ from autoplan.sources.source import SourceSpec
 from autoplan.worker import run_to_fit, synthetic_data
 from autoplan.worker.channel import Channel, disk_is_full
 from autoplan.worker.custom_loops import PATIENCE_SECONDS, LoopWatch
+from autoplan.worker.failure_reason import reason
 from autoplan.worker.files.guard import guard_of
 from autoplan.worker.measure.measurement import measure_fit
 from autoplan.worker.measure.redraw import remember_initializers
@@ -60,14 +61,14 @@ def run_job(job: Job, channel: Channel) -> None:
         cause = error.__cause__
         if cause is not None:
             channel.log(cause)
-        if isinstance(cause, Exception) and backends.get(job.backend).is_out_of_memory(cause):
-            channel.failure(FailureKind.OOM, f"{type(cause).__name__}: {cause}")
+        if backends.get(job.backend).is_out_of_memory(error):
+            channel.failure(FailureKind.OOM, str(error) if cause is None else _message_of(cause))
         if job.kind in _OBSERVES_ONLY or job.kind is JobKind.PROBE:
             channel.error(error)
         if job.kind is JobKind.LOWER and isinstance(error, HardwareError):
             channel.error(error)  # the compiler does not support this hardware with any configuration
         _fail_if_disk_is_full(channel, error)
-        channel.failure(FailureKind.UNSUPPORTED if job.config else FailureKind.CRASH, str(error))
+        channel.failure(FailureKind.UNSUPPORTED if _changes(job) else FailureKind.CRASH, str(error))
     except BaseException as error:  # noqa: BLE001 -- every end of a trial is a result of its study
         channel.log(error)
         cause = error.__cause__ if isinstance(error, run_to_fit.InsideFit) and error.__cause__ is not None else error
@@ -113,7 +114,8 @@ class JobProcess:
                 raise AutoplanError(f"a {self.job.kind.value} job needs a source")
             self.guard.install()
             with self._loop_watch(source):
-                run_to_fit.run(source, self._on_builder, directory=self.job.options.get("scratch"))
+                directory, under = self.job.options.get("scratch"), run_to_fit.circumstances(self.job)
+                run_to_fit.run(source, self._on_builder, directory=directory, under=under)
         raise run_to_fit.never_fits(source, self.interception.seen.fits)
 
     def _loop_watch(self, source: SourceSpec) -> AbstractContextManager[Any]:
@@ -291,8 +293,12 @@ def _classified(job: Job, error: BaseException) -> tuple[FailureKind, str]:
         return FailureKind.OOM, message
     if _raised_by_data(error):
         return FailureKind.DATA, message
-    changes = job.config is not None and job.config != job.baseline
-    return (FailureKind.UNSUPPORTED if changes else FailureKind.CRASH), message
+    return (FailureKind.UNSUPPORTED if _changes(job) else FailureKind.CRASH), message
+
+
+def _changes(job: Job) -> bool:
+    """Return whether a job runs another configuration than the script's own."""
+    return job.config is not None and job.config != job.baseline
 
 
 def _fail_if_disk_is_full(channel: Channel, error: BaseException) -> None:
@@ -302,7 +308,9 @@ def _fail_if_disk_is_full(channel: Channel, error: BaseException) -> None:
 
 
 def _message_of(error: BaseException) -> str:
-    return f"{type(error).__name__}: {str(error).strip()[:1000]}"
+    """Return why it failed in the first line, and the whole message where it has more to say."""
+    first, text = reason(error), f"{type(error).__name__}: {str(error).strip()[:1000]}"
+    return first if text in first else f"{first}\n{text}"
 
 
 def _raised_by_data(error: BaseException) -> bool:

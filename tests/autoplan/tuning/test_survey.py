@@ -52,7 +52,7 @@ def test_without_estimates_and_without_measuring_there_is_no_plan(tune):
 def test_pins_hold_even_where_the_baseline_breaks_them(tune):
     plan = tune(fake(BEST), fix={"accumulation": "8"}, only=()).plan
     assert plan.config.batch == config(32, 8).batch
-    assert "your options exclude the baseline, so the plan is the best of the rest" in plan.notes[0]
+    assert "--fix batch.accumulation=8 excludes the baseline, so the plan is the best of the rest" in plan.notes[0]
     assert plan.verification.faster is False
 
 

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 from autoplan.errors import ScriptFailed
+from autoplan.jobs.messages import Job
 from autoplan.sources.source import SourceSpec
 from autoplan.worker import run_to_fit
+from tests.builders.observations import config
 
 SOURCE = SourceSpec(kind="script", path="/nowhere/train.py", sha256="0" * 64)
 
@@ -44,6 +46,46 @@ def look_up():
         return {}["column"]
     except KeyError:
         raise ValueError("no such column") from None
+
+
+def first_line(error, **more):
+    return str(run_to_fit.script_failed(SOURCE, error, **more)).splitlines()[0]
+
+
+@pytest.mark.parametrize("layer", [FailsTwice, FailsOnce])
+def test_the_first_line_says_why_and_whether_the_script_fails_by_itself(layer):
+    with pytest.raises((TypeError, AttributeError)) as caught:
+        layer()(keras.Input((3,)))
+    line = first_line(caught.value)
+    assert line.startswith("/nowhere/train.py failed by itself: ")
+    assert "TypeError: a traced array has no values" in line
+    assert "Exception encountered" not in line
+    tried = first_line(caught.value, under="under mixed_bfloat16, batch 64")
+    assert tried.startswith("/nowhere/train.py failed under mixed_bfloat16, batch 64: ")
+
+
+OWN = config(64)
+BF16 = config(64, precision="mixed_bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("script", "backend", "tried", "own", "under"),
+    [
+        ("", "jax", None, None, None),
+        ("", "jax", OWN, OWN, None),
+        ("", "jax", BF16, OWN, "under mixed_bfloat16, batch 64"),
+        ("", "jax", config(32, 2), OWN, f"under {config(32, 2).describe()}"),
+        ("", "jax", config(backend="tensorflow"), config(backend="tensorflow"), "on jax instead of tensorflow"),
+        ("import os; os.environ['KERAS_BACKEND'] = 'torch'", "jax", None, None, "on jax instead of torch"),
+        ("import os; os.environ['KERAS_BACKEND'] = 'jax'", "jax", None, None, None),
+    ],
+)
+def test_a_job_knows_in_what_it_differs_from_the_script_by_itself(tmp_path, script, backend, tried, own, under):
+    path = tmp_path / "train.py"
+    path.write_text(script)
+    spec = SOURCE.model_copy(update={"path": str(path)})
+    job = Job(kind="trace", source=spec, backend=backend, config=tried, baseline=own)
+    assert run_to_fit.circumstances(job) == under
 
 
 def test_a_single_error_of_the_script_is_reported_as_it_is():

@@ -474,7 +474,7 @@ def grouped():
         raise ExceptionGroup("two workers failed", [ValueError("no"), error]) from None
 
 
-class Calls(keras.layers.Layer):
+class Fails(keras.layers.Layer):
     def __init__(self, raising):
         super().__init__()
         self.raising = raising
@@ -485,11 +485,11 @@ class Calls(keras.layers.Layer):
 
 
 def words_in_a_layer():
-    Calls(words)(np.ones((2, 3), "float32"))
+    Fails(words)(np.ones((2, 3), "float32"))
 
 
 def hidden_in_a_layer():
-    Calls(hidden)(np.ones((2, 3), "float32"))
+    Fails(hidden)(np.ones((2, 3), "float32"))
 
 
 @check

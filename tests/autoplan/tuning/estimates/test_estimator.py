@@ -177,9 +177,9 @@ def test_the_users_own_structure_must_be_traceable():
 
 def test_an_error_of_the_users_own_structure_is_told_in_one_line():
     def plant(job):
-        raise SourceError("train.py failed:\n  a frame\nTypeError: no")
+        raise SourceError("train.py failed: TypeError: no\n  a frame\nTypeError: no")
 
-    with pytest.raises(WorkloadError, match=r"as it is \(unsupported: train\.py failed: a frame TypeError: no\)"):
+    with pytest.raises(WorkloadError, match=r"as it is \(unsupported: train\.py failed: TypeError: no\)"):
         surveyed(FakeClient(plant=plant))
 
 

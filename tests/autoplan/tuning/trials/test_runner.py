@@ -257,3 +257,46 @@ def test_a_baseline_that_failed_by_itself_in_an_earlier_run_is_run_again(runner)
     record = one.run_baseline(OWN)
     assert record.measurement is not None
     assert configs(one.study.records) == [OWN]
+
+
+def refuses_bfloat16(job):
+    refused = failure(FailureKind.UNSUPPORTED, "TypeError: float32 only\n  a frame")
+    return refused if job.config.precision == "mixed_bfloat16" else None
+
+
+def test_a_refused_setting_is_not_tried_again_and_what_is_left_out_is_counted(runner):
+    one = runner(FakeClient(plant=refuses_bfloat16))
+    one.run_baseline(OWN)
+    one.run_rest()
+    bfloat16 = config(64, precision="mixed_bfloat16")
+    assert configs(one.study.records) == [OWN, config(32, 2), config(16, 4), bfloat16]
+    (left_out,) = one.left_out
+    assert (left_out.config, left_out.stage) == (config(8, 8, precision="mixed_bfloat16"), "known_issue")
+    assert left_out.figures == {"configurations": 1}
+    assert left_out.reason == (
+        "a trial with the same settings was refused: TypeError: float32 only (trial 3, mixed_bfloat16, batch 64)"
+    )
+
+
+def test_a_rescue_does_not_try_a_refused_setting_again(runner):
+    def plant(job):
+        return failure() if job.config == OWN else refuses_bfloat16(job)
+
+    legal = [OWN, *(config(64 // 2**at, 2**at, precision="mixed_bfloat16") for at in range(4))]
+    client = FakeClient(plant=plant)
+    one = runner(client, legal=legal)
+    failed = one.run_baseline(OWN)
+    with pytest.raises(NoFeasibleConfiguration, match=r"failed \(unsupported: TypeError: float32 only\)"):
+        one.run_reference(failed)
+    assert len(client.of_kind(JobKind.MEASURE)) <= 3
+
+
+def test_a_baseline_that_takes_too_long_and_no_other_that_runs_is_no_fault_of_the_script(runner):
+    slow = failure(FailureKind.TIMEOUT, "not finished after 60 s")
+    refused = failure(FailureKind.UNSUPPORTED, "TypeError: no\n  a frame")
+    one = runner(FakeClient(plant=lambda job: slow if job.config == OWN else refused))
+    with pytest.raises(NoFeasibleConfiguration) as caught:
+        one.run_reference(one.run_baseline(OWN))
+    message = str(caught.value)
+    assert message.startswith("your own configuration took too long (not finished after 60 s), and no other ")
+    assert message.endswith("failed (not supported: TypeError: no)")
