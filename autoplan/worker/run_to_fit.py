@@ -13,10 +13,10 @@ from autoplan.jobs.messages import Job
 from autoplan.runtime import model_facts
 from autoplan.runtime.data.fit_arguments import FitArguments
 from autoplan.runtime.run_source import OnBuilder, run_source
+from autoplan.runtime.user_code.failure_reason import is_wrapped_by_keras, reason
 from autoplan.sources.keras_backend import backend_in_script
 from autoplan.sources.source import SourceSpec
 from autoplan.worker.custom_loops import custom_loop_functions
-from autoplan.worker.failure_reason import is_wrapped_by_keras, reason
 
 
 class InsideFit(Exception):

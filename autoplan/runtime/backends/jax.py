@@ -16,8 +16,8 @@ from jax import numpy as jnp
 from keras.src.backend.jax import distribution_lib, trainer
 
 from autoplan.errors import ConfigError
-from autoplan.runtime.exceptions import chain
 from autoplan.runtime.optimizers import innermost
+from autoplan.runtime.user_code.exceptions import chain
 from cost_models.parallel.data_parallel import split_axis
 
 _COMPILE_EVENTS = (

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from autoplan.errors import ConfigError
-from autoplan.runtime.exceptions import chain
 from autoplan.runtime.optimizers import innermost
+from autoplan.runtime.user_code.exceptions import chain
 
 
 class SingleDeviceBackend:

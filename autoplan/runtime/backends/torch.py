@@ -19,7 +19,7 @@ from torch._dynamo.utils import counters, get_compilation_metrics
 
 from autoplan.runtime.backends.single_device import SingleDeviceBackend
 from autoplan.runtime.data import nested_arrays
-from autoplan.runtime.exceptions import raised_by_python
+from autoplan.runtime.user_code.exceptions import raised_by_python
 
 _FAILED_ALLOCATIONS = (
     "out of memory",  # CUDA, MPS and XPU allocators

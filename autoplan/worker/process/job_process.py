@@ -25,11 +25,11 @@ from autoplan.runtime.data.fit_arguments import FitArguments
 from autoplan.runtime.fit import ensure_built
 from autoplan.runtime.intercept import FitCall, Interception, run_one_micro_step
 from autoplan.runtime.timing.fit_timer import NonFiniteLoss
+from autoplan.runtime.user_code.failure_reason import reason
 from autoplan.sources.source import SourceSpec
 from autoplan.worker import run_to_fit, synthetic_data
 from autoplan.worker.channel import Channel, disk_is_full
 from autoplan.worker.custom_loops import PATIENCE_SECONDS, LoopWatch
-from autoplan.worker.failure_reason import reason
 from autoplan.worker.files.guard import guard_of
 from autoplan.worker.measure.measurement import measure_fit
 from autoplan.worker.measure.redraw import remember_initializers

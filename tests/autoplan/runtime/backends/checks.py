@@ -11,6 +11,7 @@ import traceback
 from pathlib import Path
 
 import keras
+import memory_errors  # beside this file
 import numpy as np
 
 from autoplan.runtime import backends
@@ -433,63 +434,9 @@ def running_out_of_memory():
     except Exception as error:  # noqa: BLE001 -- each backend raises its own
         found["shapes"] = BACKEND.is_out_of_memory(error)
     found["interrupt"] = BACKEND.is_out_of_memory(KeyboardInterrupt())
-    found["words"] = [out_of_memory_by(raising) for raising in (words, words_of_a_runtime_error, words_in_a_layer)]
-    found["hidden"] = [out_of_memory_by(raising) for raising in (hidden, hidden_in_a_layer, hidden_from_none, grouped)]
+    for group, raising in memory_errors.GROUPS.items():
+        found[group] = [BACKEND.is_out_of_memory(memory_errors.caught(one)) for one in raising]
     return found
-
-
-def out_of_memory_by(raising):
-    try:
-        raising()
-    except Exception as error:  # noqa: BLE001 -- each has its own
-        return BACKEND.is_out_of_memory(error)
-
-
-def words():
-    raise ValueError("the table of 'out of memory' phrases has no bfloat16 column")
-
-
-def words_of_a_runtime_error():
-    raise RuntimeError("RESOURCE_EXHAUSTED: CUDA out of memory. Cannot allocate memory, OOM when allocating")
-
-
-def hidden():
-    try:
-        raise MemoryError
-    except MemoryError as error:
-        raise RuntimeError("API call failed at runner.cpp, line 145") from error
-
-
-def hidden_from_none():
-    try:
-        BACKEND.synchronize(keras.ops.ones((2**24, 2**24)))
-    except Exception:  # noqa: BLE001 -- each backend raises its own
-        raise ValueError("the batch cannot be made") from None
-
-
-def grouped():
-    try:
-        hidden()
-    except RuntimeError as error:
-        raise ExceptionGroup("two workers failed", [ValueError("no"), error]) from None
-
-
-class Fails(keras.layers.Layer):
-    def __init__(self, raising):
-        super().__init__()
-        self.raising = raising
-
-    def call(self, x):
-        self.raising()
-        return x
-
-
-def words_in_a_layer():
-    Fails(words)(np.ones((2, 3), "float32"))
-
-
-def hidden_in_a_layer():
-    Fails(hidden)(np.ones((2, 3), "float32"))
 
 
 @check

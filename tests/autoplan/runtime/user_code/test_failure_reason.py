@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from autoplan.worker.failure_reason import reason
+from autoplan.runtime.user_code.failure_reason import reason
 
 
 class Layer(keras.layers.Layer):

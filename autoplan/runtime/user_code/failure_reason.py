@@ -7,7 +7,7 @@ from pathlib import Path
 import keras
 
 from autoplan import formatting
-from autoplan.runtime.exceptions import raising_entry
+from autoplan.runtime.user_code.exceptions import raising_entry
 
 _KERAS = str(Path(keras.__file__).parent)
 _WRAPPERS = ("Exception encountered when calling", "Could not automatically infer the output shape")
@@ -17,8 +17,8 @@ _WRAPPERS = ("Exception encountered when calling", "Could not automatically infe
 def reason(error: BaseException) -> str:
     """Return one line on why something failed, such as `TypeError: float32 only`.
 
-    Keras's own texts are marked, because their advice is about Keras and not about autoplan. Of an exception without a
-    message the line of the code is shown.
+    Keras's own texts are marked, because their advice is about Keras and not about autoplan. An exception without a
+    message is shown with the line that raised it.
     """
     shown = _as_first_raised(error)
     first = _first_of(shown)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from autoplan.runtime.exceptions import chain, raised_by_python, raising_entry
+from autoplan.runtime.user_code.exceptions import chain, raised_by_python, raising_entry
 
 
 def caught(raising):
