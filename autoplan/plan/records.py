@@ -16,7 +16,12 @@ from autoplan.plan.fields import AnalyticEstimate, Config, ProgramTime
 SCHEMA_VERSION = 1
 DEFAULT_FUNCTION = "build_model"
 """The builder of a file where none is named."""
-_IF_ANY = frozenset({"callbacks_ran", "callbacks_left_out", "writers", "files_written"})
+_IF_ANY = frozenset(
+    {
+        *("callbacks_ran", "callbacks_left_out", "writers", "files_written"),
+        *("fit_micro_steps", "growth_bytes", "growth_micro_steps", "grown_bytes"),
+    }
+)
 """Fields of a measurement that are written only if they have a value."""
 NOTABLE = 0.05
 """Share by which the gain of a whole fit has to differ from that of the compiled programs to be shown beside it."""
@@ -94,14 +99,23 @@ class Measurement(Value):
     notes: list[str] = []
     callbacks_ran: list[str] = Field([], description="the script's callbacks that ran in this trial")
     callbacks_left_out: list[str] = Field([], description="callbacks that were about to write and were left out")
+    fits: int = Field(1, description="times that the fit was run, because it is shorter than a measurement")
+    fit_micro_steps: int | None = Field(None, description="micro-steps of the whole fit; None if its data do not say")
+    growth_bytes: int | None = Field(None, description="steady growth of this process's memory per micro-step")
+    growth_micro_steps: int | None = Field(None, description="micro-steps over which the growth was measured")
+    grown_bytes: int | None = Field(None, description="memory of this process at the end of the fit if it goes on")
     writers: dict[int, str] = Field({}, description="the same by their positions among the callbacks of fit")
     files_written: list[str] = Field([], description="files that the training's own code wrote during the fit")
 
     @model_serializer(mode="wrap")
-    def _without_empty_lists(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _without_empty_fields(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out what a trial did not do, as plans of earlier versions do."""
         values: dict[str, Any] = serialize(self)
-        return {name: value for name, value in values.items() if value or name not in _IF_ANY}
+        return {
+            name: value
+            for name, value in values.items()
+            if (value or name not in _IF_ANY) and (name, value) != ("fits", 1)
+        }
 
     @property
     def samples_per_micro_step(self) -> float:

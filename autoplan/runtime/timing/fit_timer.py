@@ -12,6 +12,7 @@ import numpy as np
 from keras.src.utils import python_utils
 
 from autoplan.runtime.backends import Backend, CompileWatch
+from autoplan.runtime.timing.memory_growth import MemoryGrowth
 from autoplan.runtime.timing.timed_groups import TimedGroups
 
 
@@ -29,9 +30,16 @@ class FitTimer(keras.callbacks.Callback):
     each group ends by waiting for the device. A group in which the training step was compiled again does not count. The
     fit is stopped after enough groups, or at the end of the data.
 
+    A fit that ends before may be run again with the same timer. A group continues in the next fit; the time between
+    two fits, from the end of the last epoch to the beginning of the first, is not measured.
+
     first_call_seconds  time of the first call
     recompilations      compilations after the first call
     total_micro_steps   micro-steps of the first call and of all groups
+    fits                number of fits that have begun
+    fit_micro_steps     micro-steps of the present fit
+    data_exhausted      whether the data have ended before the fit
+    memory              growth of memory during the first fit
     """
 
     def __init__(
@@ -48,8 +56,14 @@ class FitTimer(keras.callbacks.Callback):
         self._backend, self._watch, self.series, self._on_phase = backend, watch, series, on_phase
         self.first_call_seconds: float | None = None
         self.recompilations = self.total_micro_steps = 0
-        self._calls = self._steps = self._done_in_epoch = 0
+        self.fits = self.fit_micro_steps = 0
+        self.data_exhausted = False
+        self.memory = MemoryGrowth()
+        self._calls = self._calls_in_fit = self._steps = self._done_in_epoch = 0
+        self._earlier_seconds, self._earlier_steps = 0.0, 0
+        self._outputs: Any = None
         self._counted: int | None = None
+        self._first_epoch = 0
         self._first_call_micro_steps = 1
         self._first_compile_seconds: float | None = None
         self._group_started = 0.0
@@ -61,47 +75,84 @@ class FitTimer(keras.callbacks.Callback):
         self._untimed = self._timed_model.train_function
         self._timed_model.train_function = self._timed
         self._counted = self._micro_steps_counted(None)
-        self.series.start()
+        self.fits += 1
+        self.fit_micro_steps = self._calls_in_fit = 0
+        if self.fits == 1:
+            self.series.start()
+            self._on_phase("compile")
         self._group_started = time.perf_counter()
-        self._on_phase("compile")
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._done_in_epoch = 0
+        if self.fit_micro_steps == 0:
+            self._first_epoch = epoch
 
     def on_train_end(self, logs: Any = None) -> None:
         # Keras has waited for the last result, because it logs the result at the end of the epoch.
-        if self._steps and self.first_call_seconds is not None:
-            self._unfinished_seconds = (time.perf_counter() - self._group_started) / self._steps
+        if self._steps:
+            self._earlier_seconds += time.perf_counter() - self._group_started
+            self._require_finite()
+            self._earlier_steps += self._micro_steps_of_group(self._outputs)
+            self._steps = self._calls_in_fit = 0
+            if self.first_call_seconds is not None:
+                self._unfinished_seconds = self._earlier_seconds / self._earlier_steps
+        self._outputs = None
 
     def data_ended(self) -> None:
         """End the fit, because the data are exhausted. Keras would continue with the first batches, which it stores."""
+        self.data_exhausted = True
         self._timed_model.stop_training = True
 
     def detach(self) -> None:
         """Restore the model's own training function."""
-        self._timed_model.train_function = self._untimed
+        if self._untimed is not _not_started:
+            self._timed_model.train_function = self._untimed
 
     def _timed(self, *inputs: Any) -> Any:
-        outputs = self._untimed(*inputs)
+        outputs = self._outputs = self._untimed(*inputs)
+        taken = self._micro_steps_of_call()
         self._calls += 1
-        self._steps += self._micro_steps_of_call()
-        overdue = self.series.is_overdue(time.perf_counter() - self._group_started)
+        self._calls_in_fit += 1
+        self._steps += taken
+        self.fit_micro_steps += taken
+        if self.fits == 1 and self.first_call_seconds is not None:
+            self.memory.sample(self.fit_micro_steps)
+        overdue = self.series.is_overdue(self._earlier_seconds + time.perf_counter() - self._group_started)
         if self._calls >= self.series.calls_per_group or overdue:
             self._end_group(outputs)
         return outputs
 
     def _end_group(self, outputs: Any) -> None:
         self._backend.synchronize(outputs)
-        elapsed = time.perf_counter() - self._group_started
-        require_finite(self._backend.logs_of(outputs))
-        self._steps = self._micro_steps_of_group(outputs)
+        elapsed = self._earlier_seconds + time.perf_counter() - self._group_started
+        self._require_finite()
+        self._steps = self._earlier_steps + self._micro_steps_of_group(outputs)
         self.total_micro_steps += self._steps
         if self.first_call_seconds is None:
             self._after_first_call(elapsed)
         else:
             self._after_group(elapsed)
-        self._calls = self._steps = 0
+        self._calls = self._calls_in_fit = self._steps = self._earlier_steps = 0
+        self._earlier_seconds = 0.0
         self._group_started = time.perf_counter()
+
+    def _require_finite(self) -> None:
+        try:
+            require_finite(self._backend.logs_of(self._outputs))
+        except NonFiniteLoss as error:
+            raise NonFiniteLoss(f"{error} {self._where()}") from None
+
+    def _where(self) -> str:
+        """Return how far the fit has come, in words."""
+        total = self.own_micro_steps()
+        of = "" if total is None else f" of the {total:,} that the fit has"
+        return f"by micro-step {self.fit_micro_steps:,}{of}"
+
+    def own_micro_steps(self) -> int | None:
+        """Return the micro-steps of the whole fit; None if its data do not say."""
+        steps: int | None = self.params.get("steps")
+        epochs: int | None = self.params.get("epochs")
+        return None if steps is None or epochs is None else steps * max(1, epochs - self._first_epoch)
 
     def _micro_steps_of_call(self) -> int:
         """Return the micro-steps of one execution; the last execution of an epoch may have fewer."""
@@ -121,7 +172,7 @@ class FitTimer(keras.callbacks.Callback):
         if before is None or self._counted is None:
             return self._steps
         counted = self._counted - before
-        most: int = self._calls * self._timed_model.steps_per_execution
+        most: int = self._calls_in_fit * self._timed_model.steps_per_execution
         return counted if 0 < counted <= most else self._steps
 
     def _micro_steps_counted(self, outputs: Any) -> int | None:
@@ -161,7 +212,7 @@ class FitTimer(keras.callbacks.Callback):
     @property
     def micro_steps(self) -> int:
         """Micro-steps in the times that `known_seconds` returns."""
-        return self.series.micro_steps or self._steps or self._first_call_micro_steps
+        return self.series.micro_steps or self._earlier_steps or self._first_call_micro_steps
 
     def known_seconds(self) -> list[float]:
         """Return the seconds per micro-step of each group that counts.

@@ -14,6 +14,8 @@ _LEAST_GROUPS = 3
 _MOST_GROWTH = 16.0
 _LONGEST_GROUP = 2.0
 """A group of several calls ends after this many times its target: the input may stall, or another process disturb."""
+_SLOW_RESTARTS = 5.0
+"""A fit is not run again after this many times the time that all groups together are meant to take."""
 
 
 class TimedGroups:
@@ -42,6 +44,10 @@ class TimedGroups:
         """Start the clock of `max_seconds`."""
         self._began = time.perf_counter()
 
+    def elapsed_seconds(self) -> float:
+        """Return the seconds since the start."""
+        return time.perf_counter() - self._began
+
     def is_overdue(self, elapsed_seconds: float) -> bool:
         """Return whether the present group has taken too long, and ends with the calls that it has."""
         return elapsed_seconds > _LONGEST_GROUP * self.target_group_seconds
@@ -62,8 +68,15 @@ class TimedGroups:
     @property
     def is_complete(self) -> bool:
         """Whether enough groups have been timed."""
-        late = time.perf_counter() - self._began > self._max_seconds
+        late = self.elapsed_seconds() > self._max_seconds
         return len(self.group_seconds) >= self._wanted or (late and len(self.group_seconds) >= _LEAST_GROUPS)
+
+    @property
+    def is_worth_another_fit(self) -> bool:
+        """Whether to run a fit again that has ended: not for more groups if most of the time was spent between fits."""
+        usual = _SLOW_RESTARTS * self._wanted * self.target_group_seconds
+        few = len(self.group_seconds) < _LEAST_GROUPS
+        return not self.is_complete and self.elapsed_seconds() < (self._max_seconds if few else usual)
 
     def _grow(self, elapsed_seconds: float) -> None:
         factor = min(_MOST_GROWTH, self.target_group_seconds / max(elapsed_seconds, 1e-6))

@@ -32,7 +32,7 @@ from autoplan.tuning.result.choice import Choice, choose
 from autoplan.tuning.result.clean_runs import of_clean_runs, restated_trials, trial_runs, with_clean_run, with_interval
 from autoplan.tuning.result.notes import baseline_notes, busy_note, notes_for, setup_note
 from autoplan.tuning.result.provenance import hardware_record, source_record
-from autoplan.tuning.result.trial_notes import trial_notes
+from autoplan.tuning.result.trial_notes import growth_note, trial_notes
 from autoplan.tuning.space.prune import AS_GOOD, distance, nothing_fits
 from autoplan.tuning.trials.runner import Tried
 from autoplan.tuning.verification.process_spread import spread
@@ -172,6 +172,9 @@ def measured_plan(
     runs = [run.measurement.others_busy_processors for one in verified or () for run in one.runs]
     tried_beside = [one.measurement.others_busy_processors for one in tried.records if one.measurement is not None]
     busy = busy_note(runs or tried_beside, os.cpu_count() or 1, compared=bool(runs))
+    chip = findings.cluster.chip
+    usable = chip.usable_memory_bytes * findings.cluster.devices if chip.kind == "cpu" else None
+    growth = growth_note(choice.measurement or tried.baseline.measurement, usable)
     return _plan(
         request,
         findings,
@@ -191,6 +194,7 @@ def measured_plan(
             *calibration.correction_notes(tried.records),
             f"trials ended: {tried.ended}",
             *([setup] if setup else []),
+            *([growth] if growth else []),
             *trial_notes(findings.observation, [one.measurement for one in tried.records if one.measurement]),
             *_notes(findings, choice.config),
         ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from autoplan import formatting
 from autoplan.jobs.messages import Observation
 from autoplan.plan.records import Measurement
 
@@ -14,6 +15,27 @@ _REMEDY = "--scratch runs each trial in an empty working directory"
 def trial_notes(observation: Observation, measured: Sequence[Measurement]) -> list[str]:
     """Return the notes on what the trials ran of the script and what they left out."""
     return [*_on_callbacks(observation, measured), *_on_files(observation, measured)]
+
+
+def growth_note(measured: Measurement | None, usable_bytes: int | None) -> str | None:
+    """Return a note on memory that grows with every micro-step; None if it does not.
+
+    usable_bytes  memory that the process may take; None if that is not this machine's
+    """
+    if measured is None or measured.growth_bytes is None:
+        return None
+    grows = f"memory grows by {formatting.size(measured.growth_bytes)} per micro-step"
+    over = f"measured over {measured.growth_micro_steps or 0:,}"
+    own = measured.fit_micro_steps
+    if own is None:
+        return f"{grows} ({over})"
+    note = f"{grows}: {formatting.size(measured.growth_bytes * own)} over the fit's {own:,} micro-steps ({over})"
+    if measured.grown_bytes is None or usable_bytes is None or measured.grown_bytes <= usable_bytes:
+        return note
+    return (
+        f"{note}. If it goes on, the process holds {formatting.size(measured.grown_bytes)} at the end of the fit, more "
+        f"than the {formatting.size(usable_bytes)} that it may take: look for arrays that are kept after a micro-step"
+    )
 
 
 def _on_callbacks(observation: Observation, measured: Sequence[Measurement]) -> Iterator[str]:

@@ -18,11 +18,14 @@ from autoplan.runtime.optimizers import accumulation_of
 from autoplan.runtime.timing.fit_timer import FitTimer
 from autoplan.runtime.timing.timed_groups import TimedGroups, median_interval
 from autoplan.worker.measure.epoch_events import run_epoch_events
+from autoplan.worker.measure.fit_start import FitStart
 from autoplan.worker.measure.trial_fit import TrialFit
 
 _INPUT_BOUND_RATIO = 1.15
 _CHEAP_COMPILE_SECONDS = 5.0
 _COMPUTE_ONLY_GROUPS = 3
+_SECONDS_OF_LONG_FITS = 60.0
+"""No trial measures longer."""
 _PeakSource = Literal["device", "compiled", "resident"]
 
 
@@ -36,7 +39,7 @@ def measure_fit(fit: TrialFit, setup_seconds: float, *, simulated: bool) -> Meas
     """
     started = time.perf_counter()
     watch = fit.backend.watch_compilation()
-    timer, others_busy = fit.run_without_writers(lambda: _run_timed(fit, watch))
+    timer, others_busy = _timed(fit, watch)
     seconds = timer.known_seconds()
     notes = run_epoch_events(fit)
     fit.on_phase("memory")
@@ -45,6 +48,7 @@ def measure_fit(fit: TrialFit, setup_seconds: float, *, simulated: bool) -> Meas
     alone = None if brief else _compute_seconds(fit, timer.series.target_group_seconds / seconds[-1])
     median, low, high = median_interval(seconds)
     accumulation = accumulation_of(fit.model.optimizer)
+    growth, own_micro_steps = timer.memory.bytes_per_micro_step(), timer.own_micro_steps()
     return Measurement(
         micro_step_seconds=median,
         micro_step_seconds_low=low,
@@ -72,14 +76,37 @@ def measure_fit(fit: TrialFit, setup_seconds: float, *, simulated: bool) -> Meas
         callbacks_ran=[type(one).__name__ for one in fit.callbacks()],
         callbacks_left_out=fit.callbacks_left_out(),
         writers=fit.left_out,
+        fits=timer.fits,
+        fit_micro_steps=own_micro_steps,
+        growth_bytes=None if growth is None else round(growth),
+        growth_micro_steps=None if growth is None else timer.memory.micro_steps,
+        grown_bytes=None if own_micro_steps is None else timer.memory.bytes_after(own_micro_steps),
         files_written=[] if fit.guard is None else list(fit.guard.during_fit),
     )
 
 
-def _run_timed(fit: TrialFit, watch: CompileWatch) -> tuple[FitTimer, float]:
-    """Run the timed fit. Returns its timer, and the number of CPU cores that other processes kept busy meanwhile."""
-    call, options = fit.call, fit.options
+def _timed(fit: TrialFit, watch: CompileWatch) -> tuple[FitTimer, float]:
+    """Run the timed fit without callbacks that write, and take the model back to where the fit begins."""
+    call = fit.call
     call.model.train_function = None  # an earlier fit of the same model left a compiled function that is not watched
+    own_arguments = call.arguments
+    with FitStart(fit, longest_seconds=_SECONDS_OF_LONG_FITS) as start:
+
+        def run() -> tuple[FitTimer, float]:
+            call.arguments = own_arguments
+            return _run_timed(fit, watch, start)
+
+        found = fit.run_without_writers(run, start.restore)
+        start.restore()  # what follows would otherwise begin where the fit ended, perhaps with a diverged loss
+    return found
+
+
+def _run_timed(fit: TrialFit, watch: CompileWatch, start: FitStart) -> tuple[FitTimer, float]:
+    """Run the fit as the script does, and again from its start while too few groups of micro-steps are timed.
+
+    Returns the timer, and the number of CPU cores that other processes kept busy meanwhile.
+    """
+    call, options = fit.call, fit.options
     series = TimedGroups(
         groups=int(options.get("groups", 8)),
         group_seconds=float(options.get("group_seconds", 0.5)),
@@ -89,14 +116,23 @@ def _run_timed(fit: TrialFit, watch: CompileWatch) -> tuple[FitTimer, float]:
     timer = FitTimer(call.model, fit.backend, watch, series, fit.on_phase)
     call.arguments = lookahead.call_at_end(call.arguments, timer.data_ended)
     contention = processes.CpuContention()
-    arguments = without(fit.arguments(), "callbacks", "epochs", "initial_epoch", "validation_freq")
+    while True:
+        _run_once(fit, timer)
+        if timer.fit_micro_steps == 0 or timer.data_exhausted or not series.is_worth_another_fit or not start.restore():
+            return timer, contention.busy_processors()
+
+
+def _run_once(fit: TrialFit, timer: FitTimer) -> None:
+    """Run the fit from its first epoch to its last; the timer ends it earlier when it has timed enough."""
+    arguments = without(fit.arguments(), "callbacks", "epochs", "validation_freq")
+    # A fit without epochs would have nothing to measure.
+    epochs = max(fit.call.arguments.get("epochs", 1), fit.call.arguments.get("initial_epoch", 0) + 1)
     # validation_freq is raised instead of removing the validation: `validation_split` also selects the training rows.
     every = [*fit.callbacks(), timer]
     try:
-        call.proceed(**arguments, epochs=sys.maxsize, validation_freq=sys.maxsize, callbacks=every)
+        fit.call.proceed(**arguments, epochs=epochs, validation_freq=sys.maxsize, callbacks=every)
     finally:
         timer.detach()
-    return timer, contention.busy_processors()
 
 
 def _rows_per_micro_step(facts: DataFacts, global_batch: int, timer: FitTimer) -> float:

@@ -118,8 +118,8 @@ class TrialFit:
             self.call.arguments, self.left_out, change=change, micro_steps=self.facts.micro_steps
         )
 
-    def run_without_writers(self, run: Callable[[], Result]) -> Result:
-        """Run a part of the trial, and again from its start without each callback that was about to write."""
+    def run_without_writers(self, run: Callable[[], Result], restore: Callable[[], object]) -> Result:
+        """Run a part of the trial; if a callback was about to write, call `restore` and run again without it."""
         while True:
             try:
                 result = run()
@@ -129,6 +129,7 @@ class TrialFit:
                 self.left_out[found.position] = found.action.describe()
                 if self.guard is not None:
                     self.guard.forget_refused()
+                restore()
             else:
                 return result
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 import time
@@ -31,6 +32,7 @@ from autoplan.worker import run_to_fit, synthetic_data
 from autoplan.worker.channel import Channel, disk_is_full
 from autoplan.worker.custom_loops import PATIENCE_SECONDS, LoopWatch
 from autoplan.worker.files.guard import guard_of
+from autoplan.worker.measure.fit_start import FitStart
 from autoplan.worker.measure.measurement import measure_fit
 from autoplan.worker.measure.redraw import remember_initializers
 from autoplan.worker.measure.trial_fit import FitOptions, TrialFit
@@ -264,7 +266,8 @@ class JobProcess:
         self.channel.phase("numerics")
         live = self.job.source is not None and self.job.source.kind == "instance"
         trial = self._trial(call, facts, self._apply(call))
-        found = trial.run_without_writers(lambda: run_updates(trial, given_weights=live))
+        with FitStart(trial, longest_seconds=math.inf) as start:
+            found = trial.run_without_writers(lambda: run_updates(trial, given_weights=live), start.require)
         return dict(found.model_dump(mode="json"))
 
     def _trial(self, call: FitCall, facts: DataFacts, change: Change | None) -> TrialFit:

@@ -1,9 +1,11 @@
 """Notes on what trials ran of a script."""
 
 from autoplan.plan.records import Measurement
-from autoplan.tuning.result.trial_notes import trial_notes
+from autoplan.tuning.result.trial_notes import growth_note, trial_notes
 from tests.builders import plans
 from tests.builders.observations import config, observation
+
+MIB = 2**20
 
 
 def measurement(**facts):
@@ -34,3 +36,17 @@ def test_files_that_a_script_wrote_are_listed_with_the_remedy():
 
 def test_nothing_is_told_of_a_script_without_callbacks_and_files():
     assert trial_notes(observation(config(64)), [measurement()]) == []
+
+
+def test_growing_memory_is_reported_with_the_micro_steps_of_the_fit():
+    grown = {"growth_bytes": 2 * MIB, "growth_micro_steps": 640}
+    assert growth_note(measurement(**grown), None) == "memory grows by 2.00 MiB per micro-step (measured over 640)"
+    whole = measurement(**grown, fit_micro_steps=1000, grown_bytes=2900 * MIB)
+    known = "memory grows by 2.00 MiB per micro-step: 1.95 GiB over the fit's 1,000 micro-steps (measured over 640)"
+    assert growth_note(whole, 4096 * MIB) == growth_note(whole, None) == known
+    assert growth_note(whole, 2048 * MIB) == (
+        f"{known}. If it goes on, the process holds 2.83 GiB at the end of the fit, more than the 2.00 GiB that it may "
+        "take: look for arrays that are kept after a micro-step"
+    )
+    assert growth_note(measurement(), 1) is None
+    assert growth_note(None, 1) is None

@@ -1,5 +1,8 @@
 """A fit measured in this process."""
 
+import queue
+import time
+
 import keras
 import numpy as np
 import pytest
@@ -7,6 +10,7 @@ import pytest
 from autoplan.runtime import backends
 from autoplan.runtime.data import data_facts
 from autoplan.runtime.intercept import FitCall
+from autoplan.runtime.timing.fit_timer import NonFiniteLoss
 from autoplan.worker.measure.measurement import measure_fit
 from autoplan.worker.measure.trial_fit import TrialFit
 
@@ -49,3 +53,84 @@ def test_the_peak_on_a_cpu_is_that_of_the_compiled_program(measured):
     found, _ = measured
     assert found.peak_bytes_source == "compiled"
     assert found.peak_bytes > 0
+
+
+class Keeps(keras.callbacks.Callback):
+    """Keeps arrays, and tells how many it had at each beginning and end of a fit."""
+
+    def __init__(self, size=1):
+        super().__init__()
+        self.kept, self.told, self.size = [], queue.SimpleQueue(), size
+
+    def on_train_begin(self, logs=None):
+        self.told.put((len(self.kept), int(self.model.optimizer.iterations)))
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.kept.append(np.ones(self.size))
+
+    def on_train_end(self, logs=None):
+        self.told.put(len(self.kept))
+
+
+def measure(*, rows, optimizer="sgd", callbacks=(), executions=1, epochs=1, **options):
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8, "relu"), keras.layers.Dense(1)])
+    model.compile(optimizer, "mse", steps_per_execution=executions)
+    x = np.random.default_rng(0).normal(size=(rows, 8)).astype("float32")
+    arguments = {"x": x, "y": x[:, :1], "batch_size": 16, "verbose": 0, "callbacks": list(callbacks), "epochs": epochs}
+    call = FitCall(1, model, arguments, keras.Model.fit)
+    fit = TrialFit(call, data_facts.describe(arguments), None, backends.get("jax"), QUICK | options, lambda _: None)
+    return measure_fit(fit, 0.0, simulated=False)
+
+
+def rising(first, by):
+    """A learning rate that rises to 1e4 times `first` over `by` micro-steps, and goes on."""
+    return keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(first, by, 1e4))
+
+
+def told_by(callback):
+    return [callback.told.get_nowait() for _ in range(callback.told.qsize())]
+
+
+@pytest.mark.parametrize("executions", [1, 4])
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_a_short_fit_is_measured_by_running_it_again_from_its_start(executions, epochs):
+    callback = Keeps()
+    found = measure(
+        rows=160, optimizer=rising(1e-6, 10 * epochs), callbacks=[callback], executions=executions, epochs=epochs
+    )
+    calls = epochs * -(-10 // executions)
+    told = told_by(callback)
+    begun, ended = told[::2], told[1::2]
+    assert found.fits > 2
+    assert found.fit_micro_steps == 10 * epochs
+    assert found.groups >= 1
+    assert set(begun) == {(0, 0)}
+    assert len(begun) == found.fits
+    assert max(ended) == calls
+    assert found.recompilations == 0
+
+
+def test_the_time_between_fits_is_not_measured():
+    class Slow(keras.callbacks.Callback):
+        def set_model(self, model):
+            super().set_model(model)
+            time.sleep(0.1)  # five times as long as a group
+
+        def on_train_batch_end(self, batch, logs=None):
+            pass
+
+    found = measure(rows=160, callbacks=[Slow()])
+    assert found.fits > 2
+    assert found.micro_step_seconds < 0.1 / 10
+
+
+def test_a_loss_that_the_fit_itself_reaches_is_reported_with_its_micro_step():
+    with pytest.raises(NonFiniteLoss, match=r"loss is nan by micro-step \d+ of the 200 that the fit has"):
+        measure(rows=3200, optimizer=rising(1e-1, 40))
+
+
+def test_memory_that_a_callback_keeps_is_reported():
+    found = measure(rows=16 * 300, callbacks=[Keeps(2**17)], groups=2, group_seconds=0.3)
+    assert found.growth_bytes == pytest.approx(2**20, rel=0.1)
+    assert found.fit_micro_steps == 300
+    assert measure(rows=16 * 300, groups=2, group_seconds=0.3).growth_bytes is None
