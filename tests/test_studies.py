@@ -1,6 +1,7 @@
 """Every study has a README with its command, a `__main__` that `python -m` runs, and imports that resolve."""
 
 import ast
+import dataclasses
 import os
 import subprocess
 import sys
@@ -17,6 +18,8 @@ from cost_models import Batch, Mesh, TrainConfig
 from studies import harness
 from studies.backend_auto import __main__ as backend_auto
 from studies.mesh import __main__ as mesh
+from studies.same_training import __main__ as same_training
+from studies.same_training import judging
 
 ROOT = Path(__file__).resolve().parent.parent
 STUDIES = ROOT / "studies"
@@ -118,3 +121,53 @@ def test_updates_are_counted_without_autoplan(tmp_path):
     )
     done = run("-m", "studies.count_updates", str(script))
     assert harness.updates_in(done.stdout) == {1: 6, 2: 3}, done.stderr
+
+
+SMALL_TRAINING = """
+import keras, numpy
+keras.utils.set_random_seed(1)
+x = numpy.random.default_rng(1).normal(size=(200, 3)).astype("float32")
+model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)])
+model.compile(keras.optimizers.Adam(0.01), "mse")
+model.fit(x, x[:, :1], batch_size=8, verbose=0)
+"""
+
+
+def test_the_study_of_same_training_records_variables_without_autoplan(tmp_path):
+    """Keras's own accumulation of the same batches trains the same, and a change that is a little larger does not."""
+    script, lab = tmp_path / "train.py", harness.Lab(tmp_path, {"KERAS_BACKEND": "jax"})
+    script.write_text(SMALL_TRAINING)
+    plain, split = (
+        same_training.record(lab, same_training.Script(script), name, (7, 20), **variables)
+        for name, variables in (("plain", {}), ("split", {"SAME_TRAINING_SPLIT": "2"}))
+    )
+    assert (plain.updates, plain.counts, split.updates) == (25, [7, 20], 25)
+    assert (plain.facts["calls"], split.facts["calls"]) == (25, 50)
+    runs = judging.PlainRuns(plain, plain, None)
+    found = judging.compare(runs, split, 20)
+    assert found.same
+    assert 0 < found.largest < judging.LINE
+    assert judging.compare_split(runs, split, 7).same
+    assert judging.judge(judging.SAME, found, runs, split) == "right"
+    assert judging.judge(judging.DIFFERS, found, runs, split) == "missing"
+
+    kernel = {**split.arrays, "20:0": split.arrays["20:0"] + 2e-3 * split.change(0, "20")}
+    other = judging.compare(runs, dataclasses.replace(split, arrays=kernel), 20)
+    assert other.largest == pytest.approx(2e-3, rel=0.01)
+    assert judging.judge(judging.SAME, other, runs, split) == "false"
+    longer = dataclasses.replace(split, facts={**split.facts, "updates": 26})
+    assert judging.compare(runs, longer, 20).why == "26 updates instead of 25"
+
+
+def test_totals_count_false_claims_and_same_plans_that_do_not_say_so():
+    rows = [
+        {"key": key, "says": says, "same": same, "verdict": verdict}
+        for key, says, same, verdict in (
+            ("a", "same", "True", "right"), ("b", "same", "False", "false"), ("c", "within seeds", "True", "missing"),
+            ("d", "baseline", "True", "right"), ("e", "refused", "not known", "not judged"),
+        )
+    ]  # fmt: skip
+    assert same_training.totals(rows) == [
+        'false claims of "the same": 1 of 3 (b)',
+        "plans that change the configuration and train the same: 2; said to be: 1 (50%)",
+    ]

@@ -1,0 +1,60 @@
+"""The scripts that the study trains, with their arguments and the pin of the second plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from studies import harness
+
+HERE = Path(__file__).resolve().parent
+OWN = HERE / "scripts"
+
+
+@dataclass(frozen=True)
+class Script:
+    """A script, its arguments, which of its fits is tuned, and the options of its pinned plan."""
+
+    path: Path
+    arguments: tuple[str, ...] = ()
+    fit: int = 1
+    pin: tuple[str, ...] = ("--fix", "accumulation=2")
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def _of_tests(name: str, *arguments: str, fit: int = 1, pin: str = "accumulation=2") -> Script:
+    return Script(harness.SCRIPTS / f"{name}.py", arguments, fit, ("--fix", pin))
+
+
+NEW = (
+    *("mnist_convnet", "text_classification", "timeseries_transformer", "autoencoder", "siamese_contrastive", "vae"),
+    *("collaborative_filtering", "wide_and_deep", "seq2seq_lstm", "tiny_unet", "pointnet", "mlp_mixer"),
+)
+SCRIPTS: Mapping[str, Script] = {
+    **{name: Script(OWN / f"{name}.py") for name in NEW},
+    "remainder": _of_tests("remainder"),
+    "arguments_callbacks": _of_tests("arguments_callbacks", "--learning-rate", "0.001"),
+    "subclassed": _of_tests("subclassed"),
+    "tfdata": _of_tests("tfdata"),
+    "builder": _of_tests("builder"),
+    "two_fits": _of_tests("two_fits", fit=2, pin="accumulation=2"),
+    "schedule": _of_tests("schedule", pin="accumulation=2"),
+    "pydataset": _of_tests("pydataset"),
+    "generator": _of_tests("generator"),
+    "folds": _of_tests("folds", fit=2),
+    "own_loss": _of_tests("own_loss"),
+    "fine_tuning": _of_tests("fine_tuning", fit=2),
+    "messy": _of_tests("messy"),
+    "contrastive": _of_tests("contrastive"),
+    "custom_train_step": _of_tests("custom_train_step"),
+    "mixed_policy": _of_tests("mixed_policy"),
+    "mlp": _of_tests("mlp"),
+    "mlp:accumulation": _of_tests("mlp", "--batch-size", "8", "--accumulation", "8", "--epochs", "4"),
+    "resnet20": _of_tests("resnet20", "--epochs", "3"),
+    "resnet20:accumulation": _of_tests("resnet20", "--batch-size", "4", "--accumulation", "8", "--epochs", "3"),
+    "decoder": _of_tests("decoder"),
+    "decoder:dropout": _of_tests("decoder", "--dropout", "0.1"),
+    "decoder:accumulation": _of_tests("decoder", "--batch-size", "2", "--accumulation", "8"),
+}
+"""Names of scripts, the scripts, and how they are run."""
