@@ -23,7 +23,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -83,6 +83,7 @@ def optimize(
     compile_count: int | None = None,
     witnesses: int | None = None,
     watch: Watch | None = None,
+    verbose: int = 1,
 ) -> Plan:
     """Tune a model for some hardware, as `autoplan tune` does, and return the best verified plan.
 
@@ -91,23 +92,21 @@ def optimize(
                      each trial. Precision, remat and mesh of a subclassed model are tuned only through a function
     data             (x, y), a dict of arguments of `fit` such as {"x": x, "y": y, "batch_size": 64}, or a function that
                      returns either. None: train on synthetic batches
-    budget           seconds, or a time with a unit: "10m"
     effective_batch  "keep", or the samples per update: "256", or a range to try, "64..4096" or (64, 4096)
     fix, only        knobs to pin, as {"precision": "float32"}, and the knobs to tune, as ["batch"]
-    headroom         fraction of the device's memory that stays free
-    memory_limit     the largest memory of the training, in bytes or with a unit: "2GiB"
+    headroom         fraction of the memory that stays free; `budget` is in seconds or "10m", `memory_limit` "2GiB"
     compile_count    for absent hardware, the largest number of candidates to compile; `witnesses` is its former name
-    watch            called with every `autoplan.tuning.request.Event`
+    watch            called with every `autoplan.tuning.request.Event`, instead of printing the progress
+    verbose          1: print the progress on stderr, one line per stage (a table in a terminal); 0: print nothing
 
-    Works in scripts, notebooks and `__main__`. Raises AutoplanError, with a message on what to do.
+    Works in scripts and notebooks. Raises AutoplanError: NoFeasibleConfiguration where nothing fits or keeps `fix`.
     """
     from autoplan import parsing, planner  # here, so that importing autoplan stays cheap
     from autoplan.tuning.request import TuneRequest
 
-    _check_hardware_is_named(hardware)
     request = TuneRequest(
+        hardware=_named(hardware),
         source=_source(builder, data),
-        hardware=hardware,
         backend=backend,
         devices=devices,
         trials=trials,
@@ -122,7 +121,8 @@ def optimize(
         memory_limit_bytes=_read(memory_limit, parsing.size_bytes),
         compile_count=witnesses if compile_count is None else compile_count,
     )
-    return cast("Plan", planner.tune(request, watch or planner.silent).plan)  # None for a dry run only
+    with _progress(watch, verbose) as shown:
+        return cast("Plan", planner.tune(request, shown).plan)  # None for a dry run only
 
 
 def compare(
@@ -138,6 +138,7 @@ def compare(
     backend: str | None = None,
     headroom: float = 0.08,
     watch: Watch | None = None,
+    verbose: int = 1,
 ) -> Comparison:
     """Compare hardware for a training, as `autoplan compare` does: where it fits, how fast, and at what price.
 
@@ -151,7 +152,7 @@ def compare(
                      catalogue, each chip in the smallest size of at most 64 chips on which the training fits
     by_cost          sort by price instead of speed
     evidence         "analytic", or "compiled" to also run the compilers of the named hardware
-    effective_batch, fix, headroom, watch   as in `optimize`
+    effective_batch, fix, headroom, watch, verbose   as in `optimize`
 
     Nothing is trained or measured.
 
@@ -172,7 +173,8 @@ def compare(
         by_cost=by_cost,
         compile=parsing.choice("evidence", evidence, ["analytic", "compiled"]) == "compiled",
     )
-    return planner.compare(request, watch or planner.silent)
+    with _progress(watch, verbose) as shown:
+        return planner.compare(request, shown)
 
 
 def rebuild(plan: Plan, model: Any) -> Any:
@@ -258,6 +260,17 @@ def measure(
     return cast("StepMeasurement", measured)
 
 
+def _progress(watch: Watch | None, verbose: int) -> AbstractContextManager[Watch]:
+    """Return the function that receives events: the user's, else one that prints them on stderr, or nothing."""
+    from autoplan import planner
+
+    if watch is not None or not verbose:
+        return nullcontext(watch or planner.silent)
+    from autoplan.reports import progress
+
+    return progress.watching(sys.stderr)
+
+
 def _source(builder: Any, data: Any) -> SourceSpec:
     """Return the source, for a worker, of a live model, a file or module, or a function."""
     from autoplan.sources import source
@@ -288,8 +301,8 @@ def _names(names: Any) -> tuple[str, ...]:
     )
 
 
-def _check_hardware_is_named(hardware: Any) -> None:
-    """Raise ConfigError for arrays: `optimize(model, x, y)` passes y as the hardware."""
+def _named(hardware: Any) -> str:
+    """Return the name of the hardware. ConfigError for arrays: `optimize(model, x, y)` passes y as the hardware."""
     if not isinstance(hardware, str):
         from autoplan.errors import ConfigError
 
@@ -297,6 +310,7 @@ def _check_hardware_is_named(hardware: Any) -> None:
             f"the hardware is a {type(hardware).__name__}; expected a name such as 'local'. Data are one argument: "
             "optimize(model, (x, y))"
         )
+    return hardware
 
 
 def _is_live_model(value: Any) -> bool:

@@ -80,10 +80,11 @@ def rows(plan: Plan) -> list[Row]:
     The row of the micro-step is left out where the micro-batches differ in size, because the times do not compare, and
     where a micro-step is an update.
     """
-    compiled = plan.compiled if plan.config == plan.baseline.config else None  # the same program
     own, simulated, probed = plan.baseline, plan.hardware.simulated, plan.hardware.name == LOCAL
-    baseline = _column(_Side(own.config, own.measured, own.predicted, simulated, compiled, probed))
-    chosen = _column(_Side(plan.config, plan.measured, plan.predicted, simulated, plan.compiled, probed))
+    timed = _timed_by_compiler(plan)
+    compiled = _compiled(plan, own.config)
+    baseline = _column(_Side(own.config, own.measured, own.predicted, simulated, compiled, timed, probed))
+    chosen = _column(_Side(plan.config, plan.measured, plan.predicted, simulated, plan.compiled, timed, probed))
     if plan.baseline.failure is not None and plan.baseline.measured is None:
         baseline = _failed_column(plan.baseline)
     whole = [] if plan.whole_fit is None else [_whole_fit_row(plan.whole_fit)]
@@ -152,10 +153,13 @@ def _predicted(plan: Plan) -> str:
     if own_estimate is not None and not own_estimate.fits:
         does = "may not fit" if own_estimate.may_fit else "does not fit"
         return f"\n{_capitalized(_BASELINE)}, {does} on this hardware (analytic). No speed-up can be predicted."
-    compiled = [_compiled_rate(plan, config) for config in (plan.baseline.config, plan.config)]
-    analytic = [_rate(None if one is None else one.time) for one in (own_estimate, plan.predicted)]
-    rates, tier = (compiled, COMPILED_TIME) if all(compiled) else (analytic, Evidence.ANALYTIC.value)
-    own, chosen = rates
+    if _timed_by_compiler(plan):
+        programs = [_compiled(plan, config) for config in (plan.baseline.config, plan.config)]
+        own, chosen = (_rate(None if one is None else one.time) for one in programs)
+        tier = COMPILED_TIME
+    else:
+        own, chosen = (_rate(None if one is None else one.time) for one in (own_estimate, plan.predicted))
+        tier = Evidence.ANALYTIC.value
     if not own or not chosen:
         return ""
     used, uses = plan.baseline.config.mesh.devices, plan.config.mesh.devices
@@ -164,10 +168,18 @@ def _predicted(plan: Plan) -> str:
     return f"\nTraining with the plan is estimated to be {ratio} times as fast as with {_BASELINE} ({tier}).{on}"
 
 
-def _compiled_rate(plan: Plan, config: TrainConfig) -> float | None:
-    """Return samples a second of a compiled program by the roofline model; None where it has no compiled time."""
+def _timed_by_compiler(plan: Plan) -> bool:
+    """Return whether the times of baseline and plan are both those of compiled programs: only like times compare."""
+    programs = [_compiled(plan, config) for config in (plan.baseline.config, plan.config)]
+    return all(one is not None and one.time is not None for one in programs)
+
+
+def _compiled(plan: Plan, config: TrainConfig) -> CompilerEvidence | None:
+    """Return the compiler's figures of a configuration; None where it was not compiled."""
+    if config == plan.config and plan.compiled is not None:
+        return plan.compiled
     found = [trial.compiled for trial in plan.trials if trial.config == config and trial.compiled is not None]
-    return _rate(found[-1].time) if found else None
+    return found[-1] if found else None
 
 
 def _rate(time: TimeCost | None) -> float | None:
@@ -238,20 +250,31 @@ def _compared_results(plan: Plan, found: Verification) -> str:
 
 @dataclass(frozen=True)
 class _Side:
-    """The figures of one configuration. `probed`: the hardware's peak was measured, not taken from a data sheet."""
+    """The figures of one configuration.
+
+    timed    whether baseline and plan both have compiled programs, whose times are then shown
+    probed   whether the hardware's peak was measured, not taken from a data sheet
+    """
 
     config: TrainConfig
     measured: Measurement | None
     predicted: Estimate | None
     simulated: bool
     compiled: CompilerEvidence | None = None
+    timed: bool = False
     probed: bool = False
 
     @property
+    def program_time(self) -> TimeCost | None:
+        """Return the time of the compiled program, where it is shown: the other side has one too, or no estimate."""
+        shown = self.timed or self.predicted is None
+        return self.compiled.time if shown and self.compiled is not None else None
+
+    @property
     def time(self) -> TimeCost | None:
-        """Return the time of the compiled program if it has one, else of the estimate; None without both."""
-        if self.compiled is not None and self.compiled.time is not None:
-            return self.compiled.time
+        """Return the time of the compiled program where it is shown, else of the estimate; None without both."""
+        if self.program_time is not None:
+            return self.program_time
         return None if self.predicted is None else self.predicted.time
 
     @property
@@ -262,7 +285,7 @@ class _Side:
     @property
     def tier(self) -> str:
         """Return the evidence tier of times, marked where devices are simulated."""
-        if self.measured is None and self.compiled is not None and self.compiled.time is not None:
+        if self.measured is None and self.program_time is not None:
             return COMPILED_TIME
         if self.measured is None:
             return Evidence.ANALYTIC.value if self.predicted is not None else ""

@@ -1,6 +1,7 @@
 import subprocess
 import sys
 import textwrap
+from types import SimpleNamespace
 
 import pytest
 
@@ -8,6 +9,8 @@ import autoplan
 import autoplan.errors
 import autoplan.plan.file
 import autoplan.plan.records
+from autoplan import planner
+from autoplan.tuning.request import Event
 
 
 def test_every_public_name_is_there_and_is_what_its_home_says():
@@ -70,6 +73,34 @@ def test_bad_input_is_an_error_of_the_tree(arguments, message):
 def test_bad_input_of_compare_is_an_error_of_the_tree(arguments, message):
     with pytest.raises(autoplan.AutoplanError, match=message):
         autoplan.compare(**arguments)
+
+
+@pytest.fixture
+def stages(tmp_path, monkeypatch):
+    """Let tuning and comparing tell one stage and return at once; returns a script."""
+
+    def tell(request, watch):
+        watch(Event("stage", "inspecting the training"))
+        return SimpleNamespace(plan="the plan")
+
+    monkeypatch.setattr(planner, "tune", tell)
+    monkeypatch.setattr(planner, "compare", tell)
+    script = tmp_path / "train.py"
+    script.write_text("import keras\n")
+    return str(script)
+
+
+@pytest.mark.parametrize("call", [autoplan.optimize, autoplan.compare])
+def test_stages_are_printed_on_stderr_unless_they_are_watched_or_unwanted(stages, capsys, call):
+    call(stages)
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", "[0 s]  inspecting the training\n")
+    seen = []
+    call(stages, watch=seen.append)
+    call(stages, verbose=0)
+    call(stages, watch=seen.append, verbose=0)
+    assert capsys.readouterr() == ("", "")
+    assert [event.text for event in seen] == ["inspecting the training"] * 2
 
 
 BY_MAIN = """

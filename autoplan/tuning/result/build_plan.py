@@ -259,11 +259,18 @@ def _notes(findings: Findings, config: TrainConfig) -> list[str]:
             (
                 *notes_for(config, findings.space.baseline, own.observation, own.cluster, own.versions),
                 *findings.notes,
-                *baseline_notes(findings.space.baseline, findings.observation, findings.versions),
+                *_baseline_notes(findings),
                 *_excluded(findings),
             )
         )
     )
+
+
+def _baseline_notes(findings: Findings) -> list[str]:
+    baseline = findings.space.baseline
+    estimate = findings.estimates.get(baseline)
+    analytic = None if estimate is None else estimate.analytic
+    return baseline_notes(baseline, findings.observation, findings.versions, analytic)
 
 
 def _excluded(findings: Findings) -> list[str]:

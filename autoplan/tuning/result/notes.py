@@ -11,7 +11,9 @@ from autoplan.jobs.messages import Observation
 from autoplan.tuning.space.held_batch import why_not_split
 from autoplan.tuning.space.known_issues import Effect, Versions, applying
 from cost_models.config import TrainConfig
+from cost_models.estimate import Estimate
 from cost_models.hardware.cluster import Cluster
+from cost_models.time.cost import TimeCost
 
 BUSY_SHARE = 0.25
 """From this share of the processors on, a note says that other processes disturbed the measurements."""
@@ -114,13 +116,35 @@ def limit_note(limit_bytes: int | None, cluster: Cluster) -> str | None:
     return f"{limited} in estimates; the device itself was not limited"
 
 
-def baseline_notes(baseline: TrainConfig, observation: Observation, versions: Versions) -> list[str]:
-    """Return the known issues of the user's own configuration."""
-    return [
+def baseline_notes(
+    baseline: TrainConfig, observation: Observation, versions: Versions, estimate: Estimate | None = None
+) -> list[str]:
+    """Return why the user's own configuration runs without compilation, and the known issues of it.
+
+    estimate   of the baseline; it says how much of the time is launch overhead
+    """
+    issues = [
         f"known issue of the baseline: {issue.describe()}"
         for issue in applying(baseline, observation, versions)
         if issue.drops
     ]
+    return [*_without_compilation(baseline, observation, estimate), *issues]
+
+
+def _without_compilation(baseline: TrainConfig, observation: Observation, estimate: Estimate | None) -> Iterator[str]:
+    reason = observation.held.get("jit_compile")
+    if baseline.jit_compile or reason is None:
+        return
+    share = "" if estimate is None else f"; {_launch_share(estimate.time)}"
+    yield (
+        f"your training runs without jit_compile, because {reason}{share}. Apply these layers to the data instead, as "
+        "in dataset.map(layer), or leave them out: Keras then compiles the rest of the model"
+    )
+
+
+def _launch_share(time: TimeCost) -> str:
+    share = formatting.percent(float(time.parts.overhead / time.micro_step_seconds))
+    return f"launch overhead is {share} of its estimated micro-step (analytic)"
 
 
 def _of_the_backend(config: TrainConfig, baseline: TrainConfig) -> Iterator[str]:

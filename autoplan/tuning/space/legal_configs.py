@@ -118,7 +118,7 @@ def _check_unchangeable(baseline: TrainConfig, fixed: Mapping[str, Any]) -> None
 
 def _held_back(situation: Situation, asked: frozenset[str]) -> Iterator[Rejection]:
     """Yield one Rejection for each reason that holds knobs, with a configuration that it left out."""
-    others = _values_set_before_building(situation)
+    others = _held_values(situation)
     by_reason: dict[str, list[str]] = {}
     for name, reason in situation.observation.held.items():
         if name in asked and others.get(name):
@@ -132,12 +132,12 @@ def _held_back(situation: Situation, asked: frozenset[str]) -> Iterator[Rejectio
         )
 
 
-def _values_set_before_building(situation: Situation) -> dict[str, list[TrainConfig]]:
-    """Return, for each field that must be set before the model is built, the baseline with its other values."""
+def _held_values(situation: Situation) -> dict[str, list[TrainConfig]]:
+    """Return, for each field that a model or its source may hold, the baseline with the field's other values."""
     baseline = situation.baseline
     found = {"mesh": on_all_devices(situation)}
     for knob in independent_knobs():
-        if Affects.BUILD in knob.affects:
+        if Affects.PROCESS not in knob.affects:
             others = [value for value in legal(knob, situation).values if value != knob.value(baseline)]
             found[knob.field] = [knob.set(baseline, value) for value in others]
     return found

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from autoplan.plan.records import Plan
@@ -245,22 +247,35 @@ def test_a_prediction_tells_how_many_devices_each_side_uses():
     assert baseline_vs_plan.headline(analytic(config=four)).endswith(told)
 
 
-def test_a_prediction_is_of_one_tier():
-    """Where the compiler was asked about both, both rates are its programs'; else both are analytic."""
-    own, time = plans.plain_plan()["baseline"]["config"], plans.estimate(0.5, samples_per_second=100.0)["time"]
+def rates_shown(plan):
+    """The rates of baseline and plan in the table, and the tiers that it names."""
+    row = next(row for row in baseline_vs_plan.rows(plan) if row.name == "samples/s")
+    own, chosen = (float(cell.text.replace(",", "")) for cell in (row.baseline, row.plan))
+    return own, chosen, row.evidence
 
-    def compiled(config, rate):
-        return {"number": 0, "config": config, "outcome": "compiled", "compiled": evidence(time | rate)}
 
-    trials = [compiled(own, {}), compiled(plans.config(), {"samples_per_second": 250.0})]
-    both = analytic(evidence="compiled", compiled=evidence(time), trials=trials)
-    assert baseline_vs_plan.headline(both).endswith(
-        f"estimated to be 2.50 times as fast as with {BASELINE} (compiled program, analytic rates)."
-    )
-    one = analytic(evidence="compiled", compiled=evidence(time), trials=trials[1:])
-    assert baseline_vs_plan.headline(one).endswith(
-        f"Training with the plan is estimated to be 14.3 times as fast as with {BASELINE} (analytic)."
-    )
+@pytest.mark.parametrize("baseline_compiled", [True, False])
+@pytest.mark.parametrize("plan_compiled", [True, False])
+def test_headline_and_table_have_one_tier(baseline_compiled, plan_compiled):
+    """Where the compiler was asked about both, the times are of its programs; else both are analytic."""
+    own = plans.config(batch=(32, 4))
+
+    def estimated(seconds, size):
+        return plans.estimate(seconds, samples_per_second=size / seconds)
+
+    def compiled(config, seconds, size):
+        time = evidence(estimated(seconds, size)["time"])
+        return {"number": 0, "config": config, "outcome": "compiled", "compiled": time}
+
+    trials = [compiled(own, 0.5, 32)] * baseline_compiled + [compiled(plans.config(), 0.25, 128)] * plan_compiled
+    program = {"evidence": "compiled", "compiled": trials[-1]["compiled"]} if plan_compiled else {}
+    baseline = {"config": own, "predicted": estimated(0.05, 32)}
+    found = analytic(trials=trials, baseline=baseline, predicted=estimated(0.0035, 128), **program)
+    own_rate, rate, tier = rates_shown(found)
+    assert tier == (baseline_vs_plan.COMPILED_TIME if baseline_compiled and plan_compiled else "analytic")
+    told = re.search(r"estimated to be ([\d.]+) times as fast as with .* \((.*)\)\.", baseline_vs_plan.headline(found))
+    assert float(told[1]) == pytest.approx(rate / own_rate, rel=0.005)
+    assert told[2] == tier
 
 
 def test_nothing_is_predicted_of_a_baseline_that_may_not_fit_or_that_is_the_plan():

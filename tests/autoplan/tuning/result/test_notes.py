@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from autoplan import formatting
 from autoplan.jobs.messages import SplitProbe
 from autoplan.tuning.result.notes import (
     baseline_notes,
@@ -11,6 +12,7 @@ from autoplan.tuning.result.notes import (
     notes_for,
     setup_note,
 )
+from tests.builders.estimates import candidate
 from tests.builders.observations import VERSIONS, cluster, config, observation
 
 NOT_PROBED = "; whether these change an update was not probed"
@@ -191,6 +193,33 @@ def test_a_pinned_knob_that_gains_nothing_is_no_note():
 def test_known_issues_of_the_baseline_are_told():
     (told,) = baseline_notes(config(64, jit_compile=False), observation(), VERSIONS)
     assert told.startswith("known issue of the baseline: without jit_compile, JAX dispatches each operation separately")
+
+
+HELD = {"jit_compile": "Keras cannot compile layers of type RandomCrop"}
+
+
+@pytest.mark.parametrize("backend", ["jax", "tensorflow"])
+def test_a_model_that_keras_does_not_compile_is_told_with_the_layers_and_what_to_do(backend):
+    facts = observation(config(64, jit_compile=False, backend=backend), held=HELD)
+    told = baseline_notes(facts.config, facts, VERSIONS)
+    assert told[0] == (
+        "your training runs without jit_compile, because Keras cannot compile layers of type RandomCrop. Apply these "
+        "layers to the data instead, as in dataset.map(layer), or leave them out: Keras then compiles the rest of the "
+        "model"
+    )
+    assert not any("times slower" in note for note in told)
+
+
+def test_the_launch_overhead_of_such_a_model_is_that_of_its_estimate():
+    facts = observation(config(64, jit_compile=False), held=HELD)
+    estimate = candidate(facts.config).analytic
+    told = baseline_notes(facts.config, facts, VERSIONS, estimate)[0]
+    share = float(estimate.time.parts.overhead / estimate.time.micro_step_seconds)
+    assert f"RandomCrop; launch overhead is {formatting.percent(share)} of its estimated micro-step (analytic)" in told
+
+
+def test_a_compiled_training_needs_no_word_about_compilation():
+    assert baseline_notes(config(64), observation(held=HELD), VERSIONS) == []
 
 
 @pytest.mark.parametrize(("setup_seconds", "suggested"), [(1.9, False), (2.1, True)])

@@ -479,3 +479,16 @@ def test_state_is_split_where_that_is_pinned_or_asked_for():
         (True, True),
     }
     assert not any(one.layout.shard_state for one in space(config(64), devices=4).configs)
+
+
+@pytest.mark.parametrize("only", [(), ("jit_compile",), ("jit_compile", "precision")])
+def test_compilation_that_the_model_does_not_allow_is_named_with_its_reason(only):
+    reason = "Keras cannot compile layers of type RandomCrop"
+    own = config(64, jit_compile=False)
+    found = space(own, facts={"held": {"jit_compile": reason}}, only=only)
+    assert values(found, lambda c: c.jit_compile) == {False}
+    [held] = [one for one in found.rejected if one.stage == "held"]
+    assert held.reason == f"jit_compile cannot be tuned here: {reason}"
+    assert held.config == own.with_(jit_compile=True)
+    unasked = space(own, facts={"held": {"jit_compile": reason}}, only=("precision",))
+    assert not [one for one in unasked.rejected if one.stage == "held"]
