@@ -82,6 +82,7 @@ def optimize(
     memory_limit: int | str | None = None,
     compile_count: int | None = None,
     witnesses: int | None = None,
+    input_shape: Any = None,
     watch: Watch | None = None,
     verbose: int = 1,
 ) -> Plan:
@@ -90,12 +91,12 @@ def optimize(
     builder          a compiled `keras.Model`, a function that builds and compiles one, or a source of `autoplan tune`.
                      A live model is not changed: a Functional or Sequential model is built again from its config for
                      each trial. Precision, remat and mesh of a subclassed model are tuned only through a function
-    data             (x, y), a dict of arguments of `fit` such as {"x": x, "y": y, "batch_size": 64}, or a function that
-                     returns either. None: train on synthetic batches
+    data             (x, y), a dict of arguments of `fit`, or a function that returns either. None: synthetic batches
     effective_batch  "keep", or the samples per update: "256", or a range to try, "64..4096" or (64, 4096)
     fix, only        knobs to pin, as {"precision": "float32"}, and the knobs to tune, as ["batch"]
     headroom         fraction of the memory that stays free; `budget` is in seconds or "10m", `memory_limit` "2GiB"
     compile_count    for absent hardware, the largest number of candidates to compile; `witnesses` is its former name
+    input_shape      without data: the sizes of a sample, (224, 224, 3), or {"ids": (512,)} by the names of inputs
     watch            called with every `autoplan.tuning.request.Event`, instead of printing the progress
     verbose          1: print the progress on stderr, one line per stage (a table in a terminal); 0: print nothing
 
@@ -137,6 +138,7 @@ def compare(
     fix: Mapping[str, Any] | None = None,
     backend: str | None = None,
     headroom: float = 0.08,
+    input_shape: Any = None,
     watch: Watch | None = None,
     verbose: int = 1,
 ) -> Comparison:
@@ -152,7 +154,7 @@ def compare(
                      catalogue, each chip in the smallest size of at most 64 chips on which the training fits
     by_cost          sort by price instead of speed
     evidence         "analytic", or "compiled" to also run the compilers of the named hardware
-    effective_batch, fix, headroom, watch, verbose   as in `optimize`
+    effective_batch, fix, headroom, input_shape, watch, verbose   as in `optimize`
 
     Nothing is trained or measured.
 
@@ -163,7 +165,7 @@ def compare(
     from autoplan.tuning.request import CompareRequest
 
     request = CompareRequest(
-        source=_source(builder, data),
+        source=_source(builder, data, input_shape),
         hardware=_names(hardware),
         families=_names(family),
         backend=backend,

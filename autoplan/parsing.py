@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 _NUMBER = r"([0-9]{1,12}(?:\.[0-9]{1,12})?)"  # longer ones are no times, sizes or batches, and overflow
 _DURATION = re.compile(rf"(?:{_NUMBER}h)?(?:{_NUMBER}m)?(?:{_NUMBER}s)?")
@@ -102,6 +102,41 @@ def settings(pairs: Iterable[str]) -> dict[str, str]:
             raise refused(f"--fix {key} is given twice, as {found[key]} and as {value}; keep one of them")
         found[key] = value
     return found
+
+
+def input_shapes(texts: Iterable[str]) -> dict[str, list[int]]:
+    """`224,224,3` -> {"": [224, 224, 3]}; `ids=512` -> {"ids": [512]}. Shapes have no batch dimension.
+
+    ConfigError for a size that is no whole number of at least 1, and for an input that is named twice or not among
+    others that are. Names are checked elsewhere.
+    """
+    found: dict[str, list[int]] = {}
+    for text in texts:
+        before, named, after = (piece.strip() for piece in text.rpartition("="))
+        sizes = [size.strip() for size in after.split(",")]
+        known = all(size.isascii() and size.isdecimal() and len(size) <= _LONGEST_COUNT for size in sizes)
+        if not known or min(map(int, sizes)) < 1 or (named and not before):
+            raise refused(
+                f"--input-shape {text}: expected the sizes of one sample, without the batch, such as 224,224,3, or "
+                "NAME=224,224,3 for one of several inputs"
+            )
+        if before in found or (found and "" in (before, *found)):
+            several = (
+                f"the input {before} twice" if before in found and before else "several inputs, one without a name"
+            )
+            raise refused(f"--input-shape is given for {several}; give each input once, as NAME=SIZE,...")
+        found[before] = [int(size) for size in sizes]
+    return found
+
+
+def shape_texts(shape: object) -> list[str]:
+    """Return shapes as the option takes them: (224, 224, 3) -> ["224,224,3"], {"ids": (512,)} -> ["ids=512"]."""
+    if shape is None:
+        return []
+    if isinstance(shape, Mapping):
+        return [f"{name}={','.join(shape_texts(sizes))}" for name, sizes in shape.items()]
+    sizes = [shape] if isinstance(shape, int | str) else shape
+    return [",".join(map(str, sizes))] if isinstance(sizes, Iterable) else [str(shape)]
 
 
 def names(texts: Iterable[str], option: str = "--only") -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from autoplan.plan.records import Failure
 from autoplan.sources import keras_backend
 from autoplan.tuning.backend_choice import on_a_backend
 from autoplan.tuning.estimates.configuration import ConfigurationEstimate, answered
+from autoplan.tuning.estimates.largest_part import largest_part_note
 from autoplan.tuning.measure import dry_run, measure, refuse_unusable_study
 from autoplan.tuning.plan_for_absent_hardware import plan_for_absent_hardware
 from autoplan.tuning.request import (
@@ -106,7 +107,8 @@ def estimate(request: EstimateRequest, watch: Watch = silent) -> ConfigurationEs
     with workers_for() as workers:
         cluster = workers.cluster(request.hardware, backend, None, lambda text: watch(Event("stage", text)))
         with job_runner(workers, request.source, backend, cluster, Clock.start(None), watch) as jobs:
-            baseline = jobs.observe(abstract=True).config
+            observation = jobs.observe(abstract=True)
+            baseline = observation.config
             jobs = jobs.with_(baseline=baseline)
             config = request.config(baseline, cluster)
             traced = jobs.trace(config.with_(batch=Batch(config.batch.local), mesh=Mesh()))
@@ -118,9 +120,9 @@ def estimate(request: EstimateRequest, watch: Watch = silent) -> ConfigurationEs
             if request.compile:
                 compiled = answered(jobs.compile(config, model_flops=analytic.model_flops), config)
             explanation = explain(workload, config, cluster) if request.explain else None
-            return ConfigurationEstimate(
-                analytic, compiled, explanation, notes=tuple(request.assumptions(baseline, cluster))
-            )
+            largest = largest_part_note(analytic, observation, cluster)
+            notes = (*observation.assumed, *request.assumptions(baseline, cluster))
+            return ConfigurationEstimate(analytic, compiled, explanation, notes, largest)
 
 
 def compare(request: CompareRequest, watch: Watch = silent) -> Comparison:

@@ -18,8 +18,8 @@ from cost_models.config import TrainConfig
 from cost_models.errors import ConfigError
 from cost_models.execution import check, profile_for, schedule_of, updates_of
 from cost_models.hardware.cluster import Cluster
-from cost_models.validation import raised_as, read_fields, whole
-from cost_models.workload.workload import Kind, Role, Workload
+from cost_models.validation import raised_as, read_fields, several, text, whole
+from cost_models.workload.workload import Kind, OtherBatch, Role, Workload
 from cost_models.xla.buffers.liveness import schedule
 from cost_models.xla.buffers.purpose import Purpose
 from cost_models.xla.buffers.schedule import Schedule
@@ -36,6 +36,8 @@ _FETCHED = ("parameters", "optimizer")
 """State that is fetched to the chip ahead of its use, as far as it has room."""
 _FILLED = 0.4
 """Share of the free memory on the chip at the peak that may have values which are counted in the device's memory."""
+_GROUPED = 32
+"""The number of largest temporaries among which groups of one shape are looked for."""
 _SHARDED = ("parameters", "gradients", "optimizer", "accumulators")
 
 
@@ -168,14 +170,80 @@ class LiveTensor:
         }
 
 
+@dataclass(frozen=True)
+class LargestTensors:
+    """Temporaries of one shape that are live at the peak, and together the largest such group.
+
+    layer, purpose   of the largest of them
+    """
+
+    layer: str
+    purpose: str
+    dtype: str
+    shape: tuple[int, ...]
+    count: int
+    bytes: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        return {**vars(self), "shape": list(self.shape)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> LargestTensors:
+        """Read what `to_dict` writes. ConfigError for a missing or a wrong figure."""
+        names = {"layer": text, "purpose": text, "dtype": text}
+        readers = {**names, "shape": several(whole), "count": whole, "bytes": whole}
+        with raised_as(ConfigError, "the largest temporaries cannot be read: "):
+            return cls(**read_fields(data, "largest", readers))
+
+
 def memory(workload: Workload, config: TrainConfig, cluster: Cluster) -> MemoryCost:
-    """Estimate the bytes per device of `config` on `cluster`.
+    """Estimate the bytes per device of `config` on `cluster`: of the largest batch, where batches of the data differ.
 
     WorkloadError when the workload does not hold for this configuration (other precision, remat, a model axis, a
     batch it does not hold for).
     """
+    step, at = _largest_step(workload, config)
+    usual = step_memory(workload, config, cluster)
+    return usual if step is workload else usual.peak(step_memory(step, at, cluster))
+
+
+def step_memory(workload: Workload, config: TrainConfig, cluster: Cluster) -> MemoryCost:
+    """Estimate the bytes per device of a micro-step on the usual batch. WorkloadError as `memory`."""
     check(workload, config)
     return memory_on(workload, config, profile_for(config, cluster))
+
+
+def validation_memory(
+    workload: Workload, config: TrainConfig, cluster: Cluster, rows: int | None = None
+) -> MemoryCost | None:
+    """Estimate the bytes per device while validating; None where no validation step was traced.
+
+    The whole batch goes through the forward pass, while the optimizer keeps its state.
+
+    rows  rows at once on all devices; None: those of the script
+    """
+    other = workload.validation
+    if other is None:
+        return None
+    if rows is not None:
+        other = replace(other, rows=rows)
+    forward = step_memory(other.step, _at(other, config), cluster)
+    training = step_memory(workload, config, cluster)
+    kept = {name: getattr(training, name) for name in ("optimizer", "accumulators")}
+    more = sum(kept.values()) - sum(getattr(forward, name) for name in kept)
+    totals = {name: getattr(forward, name) + more for name in ("total", "total_low", "total_high")}
+    return replace(forward, **kept, **totals)
+
+
+def _largest_step(workload: Workload, config: TrainConfig) -> tuple[Workload, TrainConfig]:
+    """Return the step on the largest batch, and the configuration with the rows of that batch."""
+    return (workload, config) if workload.largest is None else (workload.largest.step, _at(workload.largest, config))
+
+
+def _at(other: OtherBatch, config: TrainConfig) -> TrainConfig:
+    batch = config.batch
+    return config.with_(batch=replace(batch, local=other.local_rows(batch.global_size, batch.data)))
 
 
 @lru_cache(maxsize=16384)
@@ -212,12 +280,26 @@ def _uncertainty(workload: Workload, profile: Profile) -> tuple[float, float]:
 
 
 def largest(workload: Workload, config: TrainConfig, cluster: Cluster, count: int = 10) -> tuple[LiveTensor, ...]:
-    """Return the largest temporaries at the peak, largest first."""
+    """Return the largest temporaries at the peak, largest first; those of the largest batch, where batches differ."""
+    workload, config = _largest_step(workload, config)
     plan, batch = schedule_of(workload, config, cluster), config.batch.local
     alive = np.flatnonzero(plan.alive(plan.peak(batch)[1]) & (plan.temporaries.tensor >= 0))
     sizes = plan.sizes(batch)
     chosen = alive[np.argsort(-sizes[alive], kind="stable")[:count]]
     return tuple(_describe(plan, int(row), batch, round(float(sizes[row]))) for row in chosen)
+
+
+def largest_group(workload: Workload, config: TrainConfig, cluster: Cluster) -> LargestTensors | None:
+    """Return the shape whose temporaries take the most memory at the peak; None where there are no temporaries."""
+    groups: dict[tuple[str, tuple[int, ...]], list[LiveTensor]] = {}
+    for tensor in largest(workload, config, cluster, _GROUPED):
+        groups.setdefault((tensor.dtype, tensor.shape), []).append(tensor)
+    if not groups:
+        return None
+    group = max(groups.values(), key=lambda tensors: sum(one.bytes for one in tensors))
+    first = group[0]
+    total = sum(one.bytes for one in group)
+    return LargestTensors(first.layer, first.purpose, first.dtype, first.shape, len(group), total)
 
 
 def _describe(plan: Schedule, row: int, batch: int, size: int) -> LiveTensor:

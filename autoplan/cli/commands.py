@@ -40,6 +40,7 @@ Source = Annotated[
         show_default=False,
     ),
 ]
+Hardware = Annotated[str, typer.Option(help="local, a name from `autoplan hardware list`, or a YAML file.")]
 PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file.", show_default=False)]
 Output = Annotated[
     Format,
@@ -80,6 +81,14 @@ Pins = Annotated[
     typer.Option(metavar="K=V", help="Pin a setting, listed below, such as precision=float32. Repeatable."),
 ]
 Names = Annotated[list[str] | None, typer.Option(metavar="K,...", help="Tune only these settings, listed below.")]
+InputShape = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="[NAME=]N,...",
+        help="For a model without data: sizes of one sample that it leaves open, such as 224,224,3. Repeatable.",
+        show_default=False,
+    ),
+]
 Fit = Annotated[int, typer.Option(min=1, help="Which fit() call of a script, counted from 1.", metavar="N")]
 
 
@@ -102,9 +111,7 @@ def _autoplan(
 def tune(
     context: typer.Context,
     source: Source,
-    hardware: Annotated[
-        str, typer.Option(help="local, a name from `autoplan hardware list`, or a YAML file.")
-    ] = "local",
+    hardware: Hardware = "local",
     backend: AnyBackend = None,
     devices: Annotated[int | None, typer.Option(min=1, metavar="N", help="Simulate N devices on this CPU.")] = None,
     trials: Annotated[int, typer.Option(min=1, metavar="N", help="Try at most N configurations.")] = 20,
@@ -113,6 +120,7 @@ def tune(
     fix: Pins = None,
     only: Names = None,
     fit: Fit = 1,
+    input_shape: InputShape = None,
     study: Annotated[str | None, typer.Option(metavar="PATH|URL", help="Where trials are stored.")] = None,
     headroom: Headroom = "8%",
     memory_limit: MemoryLimit = None,
@@ -137,7 +145,7 @@ def tune(
     from autoplan.tuning.request import TuneRequest
 
     request = TuneRequest(
-        source=_resolve(source, source_arguments(context), fit),
+        source=_resolve(source, source_arguments(context), fit, input_shape),
         hardware=hardware,
         backend=None if backend is None else keras_backend.check_option(backend),
         devices=devices,
@@ -197,9 +205,7 @@ def _answer_tune(result: TuneResult, format_: Format, *, everything: bool) -> No
 def estimate(
     context: typer.Context,
     source: Source,
-    hardware: Annotated[
-        str, typer.Option(help="local, a name from `autoplan hardware list`, or a YAML file.")
-    ] = "local",
+    hardware: Hardware = "local",
     batch_size: Annotated[
         int | None,
         typer.Option(min=1, metavar="N", help="Samples per micro-step over all devices, as fit's batch_size."),
@@ -223,6 +229,7 @@ def estimate(
         str, typer.Option(metavar="TIER", help="analytic, or compiled: use the hardware's own compiler.")
     ] = "analytic",
     fit: Fit = 1,
+    input_shape: InputShape = None,
     headroom: Headroom = "8%",
     explain: Annotated[bool, typer.Option("--explain", help="Describe each part.")] = False,
     format_: Output = Format.TEXT,
@@ -239,7 +246,7 @@ def estimate(
     counts = {"global": batch_size, "accumulation": accumulation, "steps_per_execution": steps_per_execution}
     settings = {**counts, **_known_modes(precision, remat), "shard_state": shard_state or None}
     request = EstimateRequest(
-        source=_resolve(source, source_arguments(context), fit),
+        source=_resolve(source, source_arguments(context), fit, input_shape),
         hardware=hardware,
         settings={name: value for name, value in settings.items() if value is not None},
         mesh=None if mesh is None else parsing.mesh_axes(mesh),
@@ -285,6 +292,7 @@ def compare(
     fix: Pins = None,
     backend: Backend = None,
     fit: Fit = 1,
+    input_shape: InputShape = None,
     headroom: Headroom = "8%",
     format_: Output = Format.TEXT,
 ) -> None:
@@ -300,7 +308,7 @@ def compare(
     from autoplan.tuning.space import options
 
     request = CompareRequest(
-        source=_resolve(source, source_arguments(context), fit),
+        source=_resolve(source, source_arguments(context), fit, input_shape),
         hardware=parsing.names(hardware or [], "--hardware"),
         families=parsing.names(family or [], "--family"),
         backend=backend,
@@ -426,10 +434,11 @@ def _answer(format_: Format, document: Callable[[], dict[str, Any]], report_: Ca
         plan_table.print_to(plan_table.open_console(sys.stdout), report_())
 
 
-def _resolve(source: str, arguments: list[str], fit_index: int) -> SourceSpec:
+def _resolve(source: str, arguments: list[str], fit_index: int, shapes: list[str] | None = None) -> SourceSpec:
     from autoplan.sources.source import resolve
 
-    return resolve(source, arguments, fit_index)
+    given = parsing.input_shapes(shapes or [])
+    return resolve(source, arguments, fit_index).model_copy(update={"input_shapes": given})
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ each kind of hardware. A chip with several sizes is compared in the smallest siz
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import isclose
@@ -28,6 +28,7 @@ from autoplan.tuning.request import CompareRequest, Event, Watch
 from autoplan.tuning.space.legal_configs import Space, legal_configs
 from autoplan.tuning.space.prune import KEEP_AT_MOST
 from cost_models.config import Precision, Remat, RematMode, TrainConfig
+from cost_models.estimate import Estimate
 from cost_models.estimate import estimate as analytic_estimate
 from cost_models.hardware.chip_sizes import canonical, chips, chips_of_group, larger, sizes
 from cost_models.hardware.cluster import Cluster
@@ -304,7 +305,7 @@ def _row(empty: HardwareRow, seen: _Seen) -> HardwareRow:
     best = fastest(candidates)
     if verdict is FitVerdict.UNCERTAIN:
         best = min(candidates, key=lambda one: one.needed_bytes)
-    notes = tuple(f"left out: {reason}" for reason in seen.unpublished)
+    notes = (*_on_validation(best.analytic), *(f"left out: {reason}" for reason in seen.unpublished))
     time = best.analytic.time
     return replace(
         empty,
@@ -318,6 +319,17 @@ def _row(empty: HardwareRow, seen: _Seen) -> HardwareRow:
         bound=time.bound,
         notes=notes,
     )
+
+
+def _on_validation(found: Estimate) -> Iterator[str]:
+    """Yield a note where the script's validation needs more memory than a device has."""
+    validation = found.validation
+    if validation is not None and not validation.fits:
+        fewer = "" if validation.fitting_rows is None else f"; {validation.fitting_rows:,} rows at once fit"
+        yield (
+            f"validation ({validation.rows:,} rows at once) {'may not fit' if validation.may_fit else 'does not fit'}: "
+            f"it needs up to {formatting.size(validation.memory.total_high)}{fewer}"
+        )
 
 
 def _refined(request: CompareRequest, look: Look, jobs: JobRunner, watch: Watch) -> HardwareRow:
@@ -392,7 +404,7 @@ def _compiled(row: HardwareRow, estimate: CandidateEstimate, evidence: CompilerE
 def _notes(baseline: TrainConfig, rows: Sequence[HardwareRow], observation: Observation) -> list[str]:
     """Return the notes on the configurations of all rows."""
     best = [row.config for row in rows if row.verdict is FitVerdict.TRAINS and row.config is not None]
-    notes = [*observation.notes]
+    notes = [*observation.assumed, *observation.notes]
     others = sorted({config.precision.value for config in best if config.precision is not baseline.precision})
     if others:
         own = baseline.precision.value

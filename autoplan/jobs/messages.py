@@ -29,6 +29,7 @@ class JobKind(StrEnum):
     split     run the source up to the chosen fit, then a few micro-steps -> SplitProbe
     numerics  a few updates with each of some seeds -> NumericsRun
     lower     the same as trace, but what a compiler says -> {"evidence": CompilerEvidence} or {"too_large": ...}
+    validate  one micro-step of the chosen fit, then one batch of its validation -> {"rows": ..., "held_bytes": ...}
     probe     this machine's rates -> a hardware profile
     """
 
@@ -38,6 +39,7 @@ class JobKind(StrEnum):
     MEASURE = "measure"
     NUMERICS = "numerics"
     LOWER = "lower"
+    VALIDATE = "validate"
     PROBE = "probe"
 
 
@@ -82,6 +84,37 @@ class SplitProbe(Value):
     compilations: int | None = Field(None, description="compilations of the training step")
 
 
+class Batches(Value):
+    """The batches of a fit, as far as they were looked at. Shapes are those of every array of a batch, rows first."""
+
+    looked: int
+    of: int | None = Field(description="batches of an epoch, or of the fit where it counts them; None: not known")
+    common: list[list[int]] = Field(description="the most frequent shapes")
+    largest: list[list[int]] = Field(description="the shapes with the most bytes")
+    mean_rows: float
+    differ_in_rows: bool
+    differ_in_shape: bool
+
+    @property
+    def largest_rows(self) -> int:
+        """Rows of the largest batch."""
+        return self.largest[0][0]
+
+    @property
+    def differ(self) -> bool:
+        """Whether the largest batch is no usual batch, so that its memory is another."""
+        return self.largest != self.common
+
+
+class ValidationRows(Value):
+    """The validation of a fit: how many rows it computes at once."""
+
+    rows: int
+    samples: int | None
+    fixed: bool = Field(description="the script sets the rows, so that no plan changes them")
+    settable: bool = Field(description="validation_batch_size sets the rows, because the data are arrays")
+
+
 class Observation(Value):
     """The facts of the chosen `fit`, known before its first micro-step."""
 
@@ -95,6 +128,11 @@ class Observation(Value):
     explicit_steps_per_epoch: bool
     data: str = Field(description="arrays | tf.data | PyDataset | DataLoader | generator | synthetic | other")
     rebatchable: bool
+    splits_only: bool = Field(False, description="each batch can be split, but no two batches can be joined")
+    batches: Batches | None = Field(None, description="None: the data were not looked through")
+    data_bytes: int | None = Field(None, description="bytes of the arrays that are given to fit, validation included")
+    logits: list[list[int]] = Field([], description="shapes of outputs with logits of classes, without the batch")
+    validation: ValidationRows | None = Field(None, description="None: nothing is validated, or it is not known")
     batch_norm: bool
     random_layers: bool = Field(description="dropout, noise, random augmentation")
     recurrent: bool
@@ -124,6 +162,7 @@ class Observation(Value):
     device_memory_bytes: int | None
     process_bytes: int | None = Field(None, description="held before the first micro-step: libraries, data, weights")
     environment: dict[str, str]
+    assumed: list[str] = Field([], description="notes on which batches the figures are of, where batches may differ")
     notes: list[str] = []
 
     def calls_under(self, wanted: TrainConfig) -> Calls:

@@ -116,6 +116,8 @@ class JobRunner:
     traced     traces so far; runners of one source on several backends share them
     writers    callbacks that trials have seen write, by position, with what they do; later trials leave them out
     began      when the tuning began, in seconds since the epoch: older files are the user's
+    batches    options of every job that name the usual and the largest batch, once an observation found that they
+               differ; shared like `traced`
     notify     takes what a user should know of a job while it runs
     """
 
@@ -133,6 +135,7 @@ class JobRunner:
     traced: dict[TrainConfig, tuple[Observation, Workload]] = field(default_factory=dict)
     writers: dict[int, str] = field(default_factory=dict)
     began: float = field(default_factory=time.time)
+    batches: dict[str, Any] = field(default_factory=dict)
     notify: Callable[[str], None] = _silent
 
     def of(self, config: TrainConfig) -> JobRunner:
@@ -159,6 +162,9 @@ class JobRunner:
         found = Observation.model_validate(value_of(result))
         # A live model's fixed knobs and assumptions are known without asking a worker.
         known = {"held": {**found.held, **self.source.held}, "notes": [*found.notes, *self.source.notes]}
+        if found.batches is not None and found.batches.differ:
+            seen = found.batches
+            self.batches.update(usual_batch=seen.common, largest_batch=seen.largest, mean_rows=seen.mean_rows)
         return found.model_copy(update=known)
 
     def _what_is_too_large(self) -> str:
@@ -235,6 +241,23 @@ class JobRunner:
         measured = Measurement.model_validate(value_of(result))
         self.writers.update(measured.writers)
         return measured
+
+    def validate(self, config: TrainConfig, *, rows: int | None = None) -> Failure | None:
+        """Run one batch of the fit's validation under `config`, after a micro-step. Returns what ended it, if it fails.
+
+        rows  rows at once, where the data are arrays; None: those of the script
+        """
+        options = {} if rows is None else {"validation_rows": rows}
+        jobs = self.of(config)
+        result = jobs._ask(JobKind.VALIDATE, config, options, "validate", self.limit_seconds)
+        if result.failure is not None:
+            return result.failure
+        # The peak may come after the last look at the process, so the process reports it, too.
+        limit, held = jobs._memory_limit(JobKind.VALIDATE), value_of(result).get("held_bytes")
+        if limit is None or held is None or held <= limit:
+            return None
+        message = f"used {formatting.size(held)} of the allowed {formatting.size(limit)} in phase validation"
+        return Failure(kind=FailureKind.OOM, message=message, held_bytes=held)
 
     def numerics(
         self, config: TrainConfig, *, seeds: Sequence[int], updates: int, options: Options | None = None
@@ -333,7 +356,13 @@ class JobRunner:
             config=config,
             baseline=self.baseline,
             devices=self.cluster.devices if self.cluster.simulated else None,
-            options={**self._folders(kind), "left_out": self.writers, "tuning_began": self.began, **options},
+            options={
+                **self._folders(kind),
+                "left_out": self.writers,
+                "tuning_began": self.began,
+                **self.batches,
+                **options,
+            },
         )
 
     def _folders(self, kind: JobKind) -> dict[str, str]:

@@ -65,6 +65,11 @@ class Value(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+def _without_none(values: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return plain values without this one, if it is None."""
+    return {key: value for key, value in values.items() if key != name or value is not None}
+
+
 class Measurement(Value):
     """A measurement of one process on this machine."""
 
@@ -212,6 +217,14 @@ class SourceRecord(Value):
     sha256: str
     fit: FitRecord
     args: list[str] = []
+    input_shapes: dict[str, list[int]] | None = Field(
+        None, description="shapes of inputs without the batch that were given for a model without data, by name"
+    )
+
+    @model_serializer(mode="wrap")
+    def _written(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Write `input_shapes` only where there are any: plans of earlier versions do not have the key."""
+        return _without_none(serialize(self), "input_shapes")
 
 
 class HardwareRecord(Value):
@@ -282,6 +295,18 @@ class Verification(Value):
     validation_ran: bool = False
     checkpoint_saved: bool = False
     remainder_ran: bool = False
+
+
+class ValidationMemory(Value):
+    """Whether the validation of the fit has enough memory, where the script sets how many rows it takes at once."""
+
+    rows: int = Field(description="rows at once, as the script has it")
+    fits: bool
+    evidence: Evidence = Field(description="measured where it was run, analytic where the estimate decides")
+    needed_bytes: int | None = Field(
+        None, description="what one device needs, by the estimate; or the most that was in use when it was stopped"
+    )
+    fitting_rows: int | None = Field(None, description="a validation_batch_size that fits, where the script's does not")
 
 
 class WholeFit(Value):
@@ -367,6 +392,7 @@ class Plan(Value):
     compiled: CompilerEvidence | None = None
     measured: Measurement | None = None
     verification: Verification | None = None
+    validation: ValidationMemory | None = Field(None, description="None: it takes as many rows as training, or none")
     whole_fit: WholeFit | None = Field(None, description="where the script's own fit is of known length")
     rescue: Rescue | None = Field(None, description="the smallest change that runs, if the baseline does not")
     trials: list[TrialRecord] = []
@@ -374,6 +400,11 @@ class Plan(Value):
     notes: list[str] = []
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+    @model_serializer(mode="wrap")
+    def _written(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Write `validation` only where it was judged: plans of earlier versions do not have the key."""
+        return _without_none(serialize(self), "validation")
 
     def __str__(self) -> str:
         """Return one line for people; `to_plain` and `autoplan explain` have the rest."""

@@ -8,7 +8,6 @@ from typing import Any
 
 from autoplan import formatting
 from autoplan.machine.local_hardware import LOCAL
-from autoplan.plan.next_commands import SYNTHETIC
 from autoplan.plan.records import (
     FAILURES,
     BaselineRecord,
@@ -20,7 +19,9 @@ from autoplan.plan.records import (
     Verification,
     WholeFit,
 )
+from autoplan.reports.host_bound import beside_computing
 from autoplan.tuning.oom_rescue.outcome import described_changes
+from autoplan.tuning.verification import validation_check
 from cost_models.config import Batch, TrainConfig
 from cost_models.estimate import Estimate
 from cost_models.time.cost import TimeCost
@@ -103,6 +104,18 @@ def differences(before: TrainConfig, after: TrainConfig) -> list[KnobDifference]
 
 
 def headline(plan: Plan) -> str:
+    """Return the result, and first of all that validation does not fit, where it does not."""
+    validation = _validation(plan)
+    return _result(plan) if validation is None else f"{validation}.\n{_result(plan)}"
+
+
+def _validation(plan: Plan) -> str | None:
+    """Return that validation has not enough memory, with the rows that would fit; None where it has, or none is run."""
+    found, limit = plan.validation, plan.hardware.memory_limit_bytes or plan.hardware.capacity_bytes
+    return None if found is None or limit is None else validation_check.verdict(found, limit)
+
+
+def _result(plan: Plan) -> str:
     """Return the result in one sentence that claims no more than the evidence shows."""
     if plan.compiled is not None and plan.evidence is Evidence.COMPILED:
         size = formatting.size(plan.compiled.memory.must_fit_bytes)
@@ -414,9 +427,8 @@ def _where_time_goes(plan: Plan) -> str:
         line = f"The largest part of a micro-step was {before} and is still {after}; both figures are analytic."
     else:
         line = f"The largest part of a micro-step was {before} and is now {after}; both figures are analytic."
-    if plan.measured is not None and plan.measured.input_bound and plan.source.fit.data != SYNTHETIC:
-        line += " Reading the data is slower than computing (measured): a faster input pipeline would help most now."
-    return line
+    beside = beside_computing(plan)
+    return line if beside is None else f"{line} {beside}"
 
 
 def _largest_part(predicted: Estimate | None) -> str | None:

@@ -70,7 +70,9 @@ def estimated(estimate: ConfigurationEstimate, *, explain: bool = False) -> Rend
         f"{named} Nothing was run or measured: every figure is {estimate.evidence}.",
         heading("Memory per device"),
         _memory(analytic.memory, explain),
+        *([f"{estimate.largest[:1].upper()}{estimate.largest[1:]}."] if estimate.largest else []),
         _fits(analytic),
+        *_validation(analytic),
         heading("Time"),
         _time(analytic.time, explain, probed=analytic.hardware == LOCAL),
         _band(analytic.time, analytic.accuracy),
@@ -99,6 +101,7 @@ def _compiled(
         table,
         f"{verdict}: it needs up to {formatting.size(needed)}, and {_offered(analytic.capacity)}.",
         *([f"{HELD} {formatting.size(needed)}."] if needed != total else []),
+        *_validation(analytic),
         f"The estimate was {formatting.size(analytic.memory.total)} (analytic).",
         *_compiled_time(compiler.time, explain),
         *_exchanged(compiler.collectives),
@@ -163,6 +166,19 @@ def _fits(estimate: Estimate) -> str:
         return f"It may fit: it needs {between}, and {offered}. {ask}"
     verdict = "It fits" if estimate.fits else "It does not fit"
     return f"{verdict}: it needs up to {upper}, and {offered}."
+
+
+def _validation(estimate: Estimate) -> list[RenderableType]:
+    """Return whether the script's validation fits, where it sets how many rows are validated at once."""
+    found = estimate.validation
+    if found is None:
+        return []
+    of, upper = f"Validation ({found.rows:,} rows at once)", formatting.size(found.memory.total_high)
+    if found.fits:
+        return [f"{of} fits: it needs up to {upper} (analytic)."]
+    verdict = "may not fit" if found.may_fit else "does not fit"
+    fewer = "" if found.fitting_rows is None else f"; {found.fitting_rows:,} rows at once fit (validation_batch_size)"
+    return [f"{of} {verdict}: it needs up to {upper} (analytic){fewer}."]
 
 
 def _time(time: TimeCost, explain: bool, *, probed: bool = False) -> RenderableType:

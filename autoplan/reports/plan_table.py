@@ -106,6 +106,7 @@ def shortlist(result: TuneResult, *, everything: bool = False) -> RenderableType
         *([f"… and {left:,} more (--all)"] if left else []),
         *(_rejections(result.rejected) if everything else _rejections_in_short(result.rejected)),
     ]
+    parts += notes_section(result.notes)
     if result.estimated_seconds is not None:
         parts.append(f"\nTuning would take about {formatting.duration(result.estimated_seconds)} (analytic).")
     return Group(*parts)
@@ -147,6 +148,7 @@ def shortlist_document(result: TuneResult) -> dict[str, Any]:
         ],
         "rejected": [to_plain(item) for item in result.rejected],
         "forecast_seconds": result.estimated_seconds,
+        "notes": list(result.notes),
     }
 
 

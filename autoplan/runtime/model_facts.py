@@ -90,6 +90,21 @@ def has_masks(model: Any) -> bool:
     )
 
 
+def logits_shapes(model: Any) -> list[list[int]]:
+    """Return the shapes, without the batch, of outputs that a loss takes as logits of classes, as far as known."""
+    losses = keras.tree.flatten(getattr(getattr(model, "_compile_loss", None), "_user_loss", None))
+    takes_logits = any(getattr(loss, "_fn_kwargs", {}).get("from_logits") for loss in losses)
+    outputs = keras.tree.flatten(getattr(model, "outputs", None) or []) if takes_logits else []
+    shapes = [list(output.shape)[1:] for output in outputs if hasattr(output, "shape")]
+    return [shape for shape in shapes if shape and None not in shape]
+
+
+def has_free_dimensions(model: Any) -> bool:
+    """Return whether an input of a Functional or Sequential model has an open dimension besides that of the batch."""
+    inputs = keras.tree.flatten(getattr(model, "inputs", None))
+    return any(None in tuple(spec.shape)[1:] for spec in inputs if spec is not None)
+
+
 def sums_loss(model: Any) -> bool:
     """Return whether a compiled loss is a sum over the batch; averaging it over micro-steps would make it smaller."""
     losses = getattr(getattr(model, "_compile_loss", None), "_user_loss", None)

@@ -37,6 +37,7 @@ class SourceSpec(Value):
                         name
     path      absolute path of the file
     sha256    hash of the file; of a callable's source text and data; of a live model's config, classes and data
+    input_shapes  shapes of inputs without the batch, by name, for a model without data ("" is a model's only input)
     held      knobs that cannot be tuned, with the reason
     notes     assumptions about a live model
     """
@@ -50,6 +51,7 @@ class SourceSpec(Value):
     payload: str | None = None
     sha256: str
     directory: str = Field("", description="working directory that the source expects")
+    input_shapes: dict[str, list[int]] = {}
     held: dict[str, str] = {}
     notes: list[str] = []
 

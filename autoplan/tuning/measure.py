@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from autoplan.jobs.runner import JobRunner
+from autoplan.plan.records import ValidationMemory
 from autoplan.tuning.estimates.findings import Findings
 from autoplan.tuning.request import Event, TuneRequest, TuneResult, Watch, silent
 from autoplan.tuning.result.build_plan import measured_plan
@@ -15,6 +16,7 @@ from autoplan.tuning.trials.runner import Reference, Runner, Tried
 from autoplan.tuning.trials.storage import StudyPlace, study_name
 from autoplan.tuning.trials.study import PREDICTED_FIRST, Study, knob_choices, refuse_unusable
 from autoplan.tuning.trials.study_identity import identity, known_at_once, stem
+from autoplan.tuning.verification import validation_check
 from autoplan.tuning.verification.numerics import exactness_expected
 from autoplan.tuning.verification.statistics import Timed
 from autoplan.tuning.verification.verifier import MOST_PAIRS, PAIRS, Verified, Verifier, verification_seconds
@@ -60,8 +62,9 @@ def measure(request: TuneRequest, jobs: JobRunner, findings: Findings, watch: Wa
         if tried.interrupted:
             # The verification may be interrupted, too: the plan known so far is written before it begins.
             finish(request, measured_plan(request, findings, tried, None, runner.ranked()), findings, silent)
-        verified, repeats, interrupted = _verify(runner, tried, watch)
-        plan = measured_plan(request, findings, tried, verified, runner.ranked(), repeats)
+        validation = _validation(runner, findings, tried, watch, limited=request.memory_limit_bytes is not None)
+        verified, repeats, interrupted = _verify(runner, tried, validation, watch)
+        plan = measured_plan(request, findings, tried, verified, runner.ranked(), repeats, validation)
         result = finish(request, plan, findings, watch)
     return replace(result, study_path=str(place), interrupted=tried.interrupted or interrupted)
 
@@ -92,7 +95,22 @@ def _try(runner: Runner, findings: Findings, watch: Watch) -> Tried:
     )
 
 
-def _verify(runner: Runner, tried: Tried, watch: Watch) -> tuple[list[Verified] | None, list[Timed], bool]:
+def _validation(
+    runner: Runner, findings: Findings, tried: Tried, watch: Watch, *, limited: bool
+) -> ValidationMemory | None:
+    """Return whether the script's validation fits beside the reference; the same holds for every candidate."""
+    config = tried.reference.config
+    estimate = findings.estimates.get(config)
+    if tried.interrupted or tried.reference.measurement is None:
+        return validation_check.by_estimate(findings.observation, estimate)
+    with suppress(KeyboardInterrupt):
+        return validation_check.check(runner.jobs, findings.observation, estimate, config, watch, limited=limited)
+    return None
+
+
+def _verify(
+    runner: Runner, tried: Tried, validation: ValidationMemory | None, watch: Watch
+) -> tuple[list[Verified] | None, list[Timed], bool]:
     """Verify what is better than the reference, or where nothing is, repeat the reference; None: nothing came of it.
 
     Where options exclude the reference, training results of what will be the plan are compared in any case.
@@ -106,6 +124,7 @@ def _verify(runner: Runner, tried: Tried, watch: Watch) -> tuple[list[Verified] 
         runner.observation,
         watch,
         most_pairs=PAIRS if tried.interrupted else MOST_PAIRS,
+        validation=validation,
     )
     attempts = 1 if tried.interrupted else VERIFICATION_ATTEMPTS
     reference, first = tried.reference.config, tried.reference.measurement
@@ -129,7 +148,9 @@ def dry_run(request: TuneRequest, findings: Findings, *, here: bool) -> TuneResu
     seconds = trials * trial_seconds + verification_seconds(
         trial_seconds, trial_seconds, setup_seconds, exact=_exact(findings)
     )
-    return TuneResult(None, findings.candidates(), findings.rejected, seconds if here else None, None, None)
+    notes = (*findings.observation.assumed, *findings.notes)
+    shown = seconds if here else None
+    return TuneResult(None, findings.candidates(), findings.rejected, shown, None, None, notes=notes)
 
 
 def _exact(findings: Findings) -> bool:

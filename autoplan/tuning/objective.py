@@ -16,21 +16,30 @@ COMPILE_NOISE = 0.5
 
 @dataclass(frozen=True)
 class PlannedFit:
-    """The length of the script's own fit. `samples` an epoch; None when it is not known."""
+    """The length of the script's own fit.
+
+    samples  samples of an epoch; None when they are not known
+    batches  micro-steps of an epoch whose batches differ in rows, so that no batch size gives their number
+    """
 
     samples: int | None
     epochs: int
+    batches: int | None = None
 
     @classmethod
     def of(cls, observation: Observation) -> PlannedFit:
         """Return the length of a fit by its data, or by the micro-steps that the script counts."""
-        samples = observation.samples
+        samples, seen = observation.samples, observation.batches
+        if seen is not None and seen.differ_in_rows and not observation.rebatchable:
+            return cls(samples, observation.epochs, observation.steps_per_epoch)
         if observation.steps_per_epoch is not None and (samples is None or observation.explicit_steps_per_epoch):
             samples = observation.steps_per_epoch * observation.config.batch.global_size
         return cls(samples or None, observation.epochs)
 
     def micro_steps(self, global_batch: int) -> int | None:
         """Return the micro-steps of the whole fit. A partial last batch of an epoch counts as one."""
+        if self.batches is not None:
+            return self.epochs * self.batches
         return None if self.samples is None else self.epochs * -(-self.samples // global_batch)
 
     def seconds(self, config: TrainConfig, measurement: Measurement, compile_seconds: float) -> float | None:

@@ -182,7 +182,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class TuneResult:
-    """plan is None only for a dry run."""
+    """plan is None only for a dry run, whose notes are in `notes`: a plan has its own."""
 
     plan: Plan | None
     shortlist: tuple[Candidate, ...]
@@ -191,6 +191,7 @@ class TuneResult:
     study_path: str | None
     written_to: Path | None
     interrupted: bool = False
+    notes: tuple[str, ...] = ()
 
 
 Watch = Callable[[Event], None]

@@ -9,13 +9,18 @@ from typing import Any
 
 import keras
 
+from autoplan import formatting
 from autoplan._version import __version__
-from autoplan.jobs.messages import Observation
+from autoplan.jobs.messages import Batches, Observation, ValidationRows
 from autoplan.runtime import callbacks, model_facts, optimizers
 from autoplan.runtime.backends import Backend
+from autoplan.runtime.data import validation_facts
+from autoplan.runtime.data.batch_shapes import BatchShapes
 from autoplan.runtime.data.data_facts import DataFacts
+from autoplan.runtime.data.fit_arguments import FitArguments
 from autoplan.runtime.fit import ensure_built, script_config
 from autoplan.runtime.intercept import FitCall, SeenCalls
+from autoplan.worker import synthetic_data
 
 
 def observe_fit(call: FitCall, facts: DataFacts, seen: SeenCalls, backend: Backend) -> Observation:
@@ -36,6 +41,11 @@ def observe_fit(call: FitCall, facts: DataFacts, seen: SeenCalls, backend: Backe
         samples_exact=facts.exact,
         rebatchable=not why_fixed,
         why_fixed_batch=why_fixed,
+        splits_only=bool(facts.why_not_joined),
+        batches=_batches(facts.shapes),
+        validation=_validation(arguments, facts),
+        data_bytes=_data_bytes(arguments),
+        logits=model_facts.logits_shapes(model),
         batch_norm=model_facts.has_batch_norm(model),
         random_layers=model_facts.has_random_layers(model),
         recurrent=model_facts.has_recurrent_layers(model),
@@ -61,6 +71,7 @@ def observe_fit(call: FitCall, facts: DataFacts, seen: SeenCalls, backend: Backe
         device_kind=kind,
         device_memory_bytes=memory_bytes,
         environment=environment(backend),
+        assumed=_assumed(call.model, facts),
         notes=_notes(call, facts, seen),
     )
 
@@ -102,11 +113,42 @@ def environment(backend: Backend) -> dict[str, str]:
     }
 
 
+def _validation(arguments: FitArguments, facts: DataFacts) -> ValidationRows | None:
+    found = validation_facts.of_fit(arguments, facts)
+    if found is None:
+        return None
+    return ValidationRows(rows=found.rows, samples=found.samples, fixed=found.fixed, settable=found.settable)
+
+
+def _data_bytes(arguments: FitArguments) -> int | None:
+    """Return the bytes of the arrays that are given to fit; None if the data are no arrays."""
+    given = [arguments.get(name) for name in ("x", "y", "sample_weight", "validation_data")]
+    sizes = [getattr(leaf, "nbytes", None) for leaf in keras.tree.flatten(given) if leaf is not None]
+    known = [int(size) for size in sizes if isinstance(size, int)]
+    return sum(known) if known else None
+
+
+def _batches(shapes: BatchShapes | None) -> Batches | None:
+    if shapes is None:
+        return None
+    return Batches(
+        looked=shapes.looked,
+        of=shapes.batches,
+        common=[list(shape) for shape in shapes.common],
+        largest=[list(shape) for shape in shapes.largest],
+        mean_rows=shapes.samples / shapes.looked,
+        differ_in_rows=shapes.differ_in_rows,
+        differ_in_shape=shapes.differ_in_shape,
+    )
+
+
 def _notes(call: FitCall, facts: DataFacts, seen: SeenCalls) -> list[str]:
     notes = []
     why_fixed = _why_fixed_batch(call, facts)
     if why_fixed:
         notes.append(f"{why_fixed}, so the global batch is not tuned")
+    if facts.why_not_joined:
+        notes.append(f"batches of the data are split, but not joined, because {facts.why_not_joined}")
     if facts.samples is not None and facts.batch > facts.samples:
         notes.append(
             f"the global batch is {facts.batch:,}, but an epoch has only {facts.samples:,} samples; estimates assume "
@@ -117,6 +159,32 @@ def _notes(call: FitCall, facts: DataFacts, seen: SeenCalls) -> list[str]:
     if seen.remat_modes and seen.remat_modes[-1] not in ("None", "full", "activations"):
         notes.append(f"the script's own RematScope({seen.remat_modes[-1]!r}) is reported as full")
     return notes + _execution_notes(call.model)
+
+
+def _assumed(model: Any, facts: DataFacts) -> list[str]:
+    """Return notes on which batches the figures are of, where batches differ or may differ in shape."""
+    if facts.kind == "synthetic":
+        return synthetic_data.assumptions(model, facts.input_shapes)
+    shapes, notes = facts.shapes, []
+    may_differ = bool(facts.why_not_joined) or model_facts.has_free_dimensions(model)
+    if shapes is None:
+        unknown = may_differ and facts.kind not in ("arrays", "synthetic")
+        text = "an input has a free dimension: the figures are of the first batch; no other batch was looked at"
+        return [text] if unknown else []
+    if shapes.differ_in_shape or shapes.differ_in_rows:
+        more = "" if shapes.complete else "; a larger batch may follow"
+        usual, largest = shapes.shown(shapes.common), shapes.shown(shapes.largest)
+        what = [word for word, differ in (("rows", shapes.differ_in_rows), ("shape", shapes.differ_in_shape)) if differ]
+        notes.append(
+            f"batches differ in {formatting.listed(what)}: memory is that of the largest, {largest}, and estimated "
+            f"times are of the most frequent, {usual} ({shapes.progress}{more})"
+        )
+    elif not shapes.complete and may_differ:
+        notes.append(
+            f"an input has a free dimension: the figures are of batches of {shapes.shown(shapes.common)}; "
+            f"{shapes.progress}"
+        )
+    return notes
 
 
 def _execution_notes(model: Any) -> list[str]:

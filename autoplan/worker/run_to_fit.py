@@ -7,7 +7,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from autoplan.errors import FIRST_EXCEPTION, SCRIPT_RAISED, AutoplanError, NeverFits, ScriptFailed
+from autoplan.errors import FIRST_EXCEPTION, SCRIPT_RAISED, AutoplanError, ConfigError, NeverFits, ScriptFailed
 from autoplan.jobs.client import SEE_OUTPUT
 from autoplan.jobs.messages import Job
 from autoplan.runtime import model_facts
@@ -71,6 +71,15 @@ def check_fit(source: SourceSpec | None, index: int, model: Any, arguments: FitA
     batch: object = arguments.get("batch_size")  # a script may pass anything
     if batch is not None and not (isinstance(batch, Real) and float(batch) >= 1 and float(batch).is_integer()):
         raise ScriptFailed(f"{where} has batch_size={batch!r}; expected a whole number of at least 1")
+
+
+def refuse_shapes(source: SourceSpec | None) -> None:
+    """Raise ConfigError where shapes of inputs were given for a training that has data."""
+    if source is not None and source.input_shapes:
+        raise ConfigError(
+            f"--input-shape is for models without data, and {source.path} trains on data, whose shapes count; leave "
+            "the option out"
+        )
 
 
 def no_samples(source: SourceSpec | None, index: int) -> ScriptFailed:

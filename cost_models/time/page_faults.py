@@ -11,7 +11,7 @@ from __future__ import annotations
 from cost_models.config import TrainConfig
 from cost_models.hardware.cluster import Cluster
 from cost_models.hardware.efficiency import efficiency_of
-from cost_models.memory import memory
+from cost_models.memory import step_memory
 from cost_models.workload.workload import Workload
 from cost_models.xla.profiles.choice import compiler_profile
 from cost_models.xla.rules import rule
@@ -43,7 +43,7 @@ def returned_bytes(workload: Workload, config: TrainConfig, cluster: Cluster) ->
     """
     if config.keep_freed_memory or not config.jit_compile or not may_page(config, cluster):
         return 0
-    cost = memory(workload, config, cluster)
+    cost = step_memory(workload, config, cluster)
     temporary_bytes = cost.gradients + cost.weight_copies + cost.activations + cost.workspace
     return temporary_bytes if temporary_bytes > LARGEST_KEPT_BYTES else 0
 

@@ -21,7 +21,7 @@ from cost_models.errors import SchemaError, WorkloadError
 from cost_models.validation import converted, quoted, raised_as
 from cost_models.workload.affine import LARGEST, Affine
 from cost_models.workload.compiled_op import Compiled, CompiledCollective
-from cost_models.workload.workload import Kind, Op, Phase, Role, Tensor, UnknownOp, Variable, Workload
+from cost_models.workload.workload import Kind, Op, OtherBatch, Phase, Role, Tensor, UnknownOp, Variable, Workload
 
 SCHEMA = 1
 LARGEST_BYTES = 2**60
@@ -89,6 +89,12 @@ class _UnknownOpRecord(_Record):
     reason: str = UnknownOp.reason
 
 
+class _OtherBatchRecord(_Record):
+    step: _WorkloadRecord
+    rows: Positive
+    usual: Positive | None = None
+
+
 class _WorkloadRecord(_Record):
     schema: Literal[1]
     local_batch: Positive
@@ -105,6 +111,8 @@ class _WorkloadRecord(_Record):
     outputs: tuple[Count, ...]
     unknown_ops: tuple[_UnknownOpRecord, ...]
     notes: tuple[str, ...]
+    largest: _OtherBatchRecord | None = None
+    validation: _OtherBatchRecord | None = None
 
 
 def workload_from_dict(data: object) -> Workload:
@@ -119,33 +127,44 @@ def workload_from_dict(data: object) -> Workload:
     if isinstance(data.get("schema"), bool) or data.get("schema") != SCHEMA:
         raise WorkloadError(f"a workload of schema {quoted(data.get('schema'))}; this version reads schema {SCHEMA}")
     with raised_as(WorkloadError, "a workload that cannot be read: ", "; trace the model again"), _collection_paused():
-        record = converted(data, _WorkloadRecord, "workload")
-        _check_references(record)
-        reader = _Reader(record.local_batch)
-        tensors = reader.tensors(record.tensors)
-        workload = Workload(
-            local_batch=record.local_batch,
-            precision=record.precision,
-            remat=record.remat,
-            backend=record.backend,
-            tensors=tensors,
-            ops=reader.ops(record.ops, [len(tensor.shape) for tensor in tensors]),
-            variables=tuple(Variable(*row) for row in record.variables),
-            inputs=record.inputs,
-            outputs=record.outputs,
-            dispatches=record.dispatches,
-            batch_exact=record.batch_exact,
-            optimizer=record.optimizer,
-            unknown_ops=tuple(UnknownOp(op.primitive, op.count, op.reason) for op in record.unknown_ops),
-            notes=record.notes,
-        )
-        _check_totals(workload)
+        return _workload(converted(data, _WorkloadRecord, "workload"))
+
+
+def _workload(record: _WorkloadRecord) -> Workload:
+    _check_references(record)
+    reader = _Reader(record.local_batch)
+    tensors = reader.tensors(record.tensors)
+    workload = Workload(
+        local_batch=record.local_batch,
+        precision=record.precision,
+        remat=record.remat,
+        backend=record.backend,
+        tensors=tensors,
+        ops=reader.ops(record.ops, [len(tensor.shape) for tensor in tensors]),
+        variables=tuple(Variable(*row) for row in record.variables),
+        inputs=record.inputs,
+        outputs=record.outputs,
+        dispatches=record.dispatches,
+        batch_exact=record.batch_exact,
+        optimizer=record.optimizer,
+        unknown_ops=tuple(UnknownOp(op.primitive, op.count, op.reason) for op in record.unknown_ops),
+        notes=record.notes,
+        largest=_other_batch(record.largest),
+        validation=_other_batch(record.validation),
+    )
+    _check_totals(workload)
     return workload
+
+
+def _other_batch(record: _OtherBatchRecord | None) -> OtherBatch | None:
+    return None if record is None else OtherBatch(_workload(record.step), record.rows, record.usual)
 
 
 def workload_to_dict(workload: Workload) -> dict[str, Any]:
     """Return a workload as plain values, for files and for messages between processes."""
+    others = {"largest": workload.largest, "validation": workload.validation}
     return {
+        **{name: _other_to_dict(other) for name, other in others.items() if other is not None},
         "schema": SCHEMA,
         "local_batch": workload.local_batch,
         "batch_exact": workload.batch_exact,
@@ -162,6 +181,10 @@ def workload_to_dict(workload: Workload) -> dict[str, Any]:
         "unknown_ops": [op.to_dict() for op in workload.unknown_ops],
         "notes": list(workload.notes),
     }
+
+
+def _other_to_dict(other: OtherBatch) -> dict[str, Any]:
+    return {"step": workload_to_dict(other.step), "rows": other.rows, "usual": other.usual}
 
 
 def workload_digest(workload: Workload) -> str:

@@ -193,6 +193,8 @@ class Workload:
     local_batch   local batch of the trace
     batch_exact   whether sizes hold at `local_batch` alone, because the step's structure changes with the batch
     dispatches    number of operations that run one by one without a compiler
+    largest       the step on the largest batch, where batches of the data differ; this step is on the usual batch
+    validation    the forward pass on the rows that are validated at once, where the script sets their number
     """
 
     local_batch: int
@@ -209,6 +211,8 @@ class Workload:
     optimizer: str = ""
     unknown_ops: tuple[UnknownOp, ...] = ()
     notes: tuple[str, ...] = ()
+    largest: OtherBatch | None = None
+    validation: OtherBatch | None = None
 
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, Workload) and self._values() == other._values())
@@ -271,6 +275,25 @@ class Workload:
         """
         scopes = frozenset(v.path.partition("/")[0] for v in self.variables if v.role in _OF_OPTIMIZERS)
         return Affine.sum(_model_flops(op, scopes, lines=not self.batch_exact) for op in self.ops)
+
+
+@dataclass(frozen=True)
+class OtherBatch:
+    """A program of the training that runs on another batch than the usual micro-step.
+
+    step      the program
+    rows      its rows on all devices
+    usual     rows of the usual batch, in proportion to which the rows change; None if they do not change
+    """
+
+    step: Workload
+    rows: int
+    usual: int | None = None
+
+    def local_rows(self, global_batch: int, data: int) -> int:
+        """Return its rows on one of `data` devices under a global batch of the training."""
+        rows = self.rows if self.usual is None else self.rows * global_batch / self.usual
+        return max(1, math.ceil(rows / data))
 
 
 def walk(ops: tuple[Op, ...]) -> list[Op]:

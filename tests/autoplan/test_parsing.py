@@ -157,3 +157,35 @@ def test_choices_name_what_is_near():
     with pytest.raises(ConfigError) as caught:
         parsing.choice("--remat", "x", ("none", "full"))
     assert str(caught.value) == "--remat x: expected one of none, full"
+
+
+@pytest.mark.parametrize(
+    ("texts", "shapes"),
+    [
+        ([], {}),
+        (["224,224,3"], {"": [224, 224, 3]}),
+        (["ids=512", " mask = 512 "], {"ids": [512], "mask": [512]}),
+    ],
+)
+def test_input_shapes(texts, shapes):
+    assert parsing.input_shapes(texts) == shapes
+
+
+@pytest.mark.parametrize("text", ["", "ids=", "=3", "224x224x3", "224,,3", "0,3", "-1", "1e3", "9" * 20, "None,3"])
+def test_wrong_input_shapes_are_refused(text):
+    with pytest.raises(ConfigError, match=r"--input-shape .*: expected the sizes of one sample, without the batch"):
+        parsing.input_shapes([text])
+
+
+@pytest.mark.parametrize("texts", [["3", "4"], ["3", "ids=4"], ["ids=3", "4"], ["ids=3", "ids=4"]])
+def test_each_input_is_given_once(texts):
+    with pytest.raises(ConfigError, match="give each input once, as NAME=SIZE"):
+        parsing.input_shapes(texts)
+
+
+@pytest.mark.parametrize(
+    ("shape", "texts"),
+    [(None, []), ((224, 224, 3), ["224,224,3"]), ({"ids": (512,), "rows": 4}, ["ids=512", "rows=4"]), (5, ["5"])],
+)
+def test_shapes_from_python_become_texts(shape, texts):
+    assert parsing.shape_texts(shape) == texts

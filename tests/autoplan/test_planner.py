@@ -12,7 +12,7 @@ import pytest
 from autoplan import planner
 from autoplan.errors import ConfigError, OutputError
 from autoplan.jobs import workers
-from autoplan.jobs.messages import JobKind
+from autoplan.jobs.messages import JobKind, ValidationRows
 from autoplan.machine import local_hardware
 from autoplan.plan import file
 from autoplan.plan.records import Evidence, FailureKind
@@ -214,6 +214,23 @@ def assert_empty(folder):
     assert list(Path(folder).iterdir()) == []
 
 
+def test_a_validation_that_does_not_fit_is_no_fault_of_a_candidate(tune):
+    """It is judged apart; the plan is verified with the rows that fit."""
+    rows = {"rows": 4096, "samples": 4096, "fixed": True, "settable": True}
+
+    def plant(job):
+        many = job.kind is JobKind.VALIDATE and job.options.get("validation_rows", 4096) > 1024
+        return failure(FailureKind.OOM) if many else None
+
+    client = fake(facts={"validation": ValidationRows(**rows)}, plant=plant)
+    plan = tune(client, memory_limit_bytes=2**33).plan
+    assert (plan.validation.fits, plan.validation.fitting_rows, plan.validation.evidence) == (False, 512, "measured")
+    assert plan.config != plan.baseline.config
+    assert plan.verification.validation_ran
+    (verified,) = (job for job in client.jobs if job.options.get("validation"))
+    assert verified.options["validation_rows"] == 512
+
+
 # From here on everything is real: scripts, workers, measurements; only the groups of micro-steps are short.
 
 SCRIPT = """
@@ -325,3 +342,34 @@ def test_a_real_estimate_for_hardware_that_is_not_here(quick):
     assert estimated["memory"]["per_device_bytes"]["parameters"] >= parameters
     assert estimated["memory"]["fits"]
     assert estimated["time"]["update_seconds"] == pytest.approx(2 * estimated["time"]["micro_step_seconds"])
+
+
+OPEN_SIZES = """
+import keras
+def build_model():
+    image = keras.Input((None, None, 3), name="image")
+    hidden = keras.layers.Conv2D(16, 3, activation="relu")(image)
+    model = keras.Model(image, keras.layers.Dense(2)(keras.layers.GlobalAveragePooling2D()(hidden)))
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+"""
+
+
+@pytest.mark.parametrize("size", [64, 256])
+def test_an_estimate_is_of_the_sizes_that_are_given(quick, tmp_path, size):
+    (tmp_path / "model.py").write_text(OPEN_SIZES)
+    spec = source.resolve("model.py")
+    assumed = planner.estimate(EstimateRequest(source=spec, hardware="gpu-a100-80gb")).to_dict()
+    assert "128 is assumed for each, so the figures are of samples of 128 x 128 x 3" in assumed["notes"][0]
+    spec = spec.model_copy(update={"input_shapes": {"image": [size, size, 3]}})
+    given = planner.estimate(EstimateRequest(source=spec, hardware="gpu-a100-80gb")).to_dict()
+    told = f"the figures are of samples of {size} x {size} x 3 at the input image (--input-shape)"
+    assert given["notes"] == [told]
+    ratio = given["memory"]["per_device_bytes"]["total"] / assumed["memory"]["per_device_bytes"]["total"]
+    assert ratio == pytest.approx((size / 128) ** 2, rel=0.2)
+
+
+def test_sizes_are_refused_for_a_training_with_data(quick):
+    spec = source.resolve(str(quick), ["2"]).model_copy(update={"input_shapes": {"": [16]}})
+    with pytest.raises(ConfigError, match=r"--input-shape is for models without data, and .*train.py trains on data"):
+        planner.estimate(EstimateRequest(source=spec, hardware="gpu-a100-80gb"))

@@ -6,13 +6,16 @@ import sys
 
 import pytest
 
+from autoplan.jobs.budget import Clock
 from autoplan.jobs.client import Client
 from autoplan.jobs.messages import Job, JobKind, Observation
+from autoplan.jobs.runner import JobRunner
 from autoplan.plan import file
 from autoplan.plan.records import Measurement, Plan
 from autoplan.sources import source
 from cost_models.config import Batch
 from cost_models.workload.serialization import workload_from_dict
+from tests.builders.observations import cluster
 from tests.builders.plans import plain_plan
 
 QUICK = {"groups": 3, "group_seconds": 0.05, "max_seconds": 20}
@@ -192,3 +195,69 @@ def test_losses_do_not_depend_on_the_micro_batches_of_a_stream(client, short, da
     )
     assert len(alone) == 8
     assert cut == pytest.approx(alone, rel=1e-5)
+
+
+BATCHES_DIFFER = """
+import keras, numpy as np
+class Rows(keras.utils.PyDataset):
+    def __len__(self):
+        return 10
+    def __getitem__(self, index):
+        rows, length = (8, 128) if index == 3 else (32, 8)
+        x = np.random.default_rng(index).integers(0, 50, (rows, length))
+        return x.astype("int32"), x[:, :1].astype("float32")
+class Attend(keras.layers.Layer):
+    def call(self, x):
+        return keras.ops.matmul(keras.ops.softmax(keras.ops.matmul(x, keras.ops.transpose(x, (0, 2, 1)))), x)
+model = keras.Sequential([keras.Input((None,), dtype="int32"), keras.layers.Embedding(50, 4), Attend(),
+                          keras.layers.GlobalAveragePooling1D(), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+model.fit(Rows(), shuffle=False, verbose=0)
+"""
+
+
+def test_batches_that_differ_are_measured_by_their_rows_and_their_largest(client, tmp_path):
+    """Nine batches have 32 rows, one has 8, whose scores take 8 x 128 x 128 float32."""
+    (tmp_path / "train.py").write_text(BATCHES_DIFFER)
+    spec = source.resolve(str(tmp_path / "train.py"))
+    jobs = JobRunner(client, spec, "jax", cluster(), Clock.start(None), tracer=client)
+    seen = jobs.observe()
+    own = seen.config
+    assert (own.batch.global_size, seen.rebatchable, seen.samples) == (32, False, 9 * 32 + 8)
+    jobs = jobs.with_(baseline=own)
+    _, workload = jobs.trace(own)
+    assert (workload.largest.rows, workload.largest.usual) == (8, 32)
+    found = jobs.measure(own, "trial-0", options={**QUICK, "groups": 4})
+    assert isinstance(found, Measurement), found
+    assert found.samples_per_micro_step == pytest.approx(29.6, rel=0.05)
+    assert found.recompilations >= 1
+    assert found.peak_bytes_source == "compiled"
+    assert found.peak_bytes > 8 * 128 * 128 * 4
+    assert found.input_bound is None
+
+
+VALIDATES = """
+import keras, numpy as np
+x, y = np.zeros((32, 64, 64, 3), "uint8"), np.zeros(32)
+xv, yv = np.zeros((2048, 64, 64, 3), "uint8"), np.zeros(2048)
+model = keras.Sequential([keras.Input((64, 64, 3)), keras.layers.Conv2D(16, 3, padding="same"), keras.layers.ReLU(),
+                          keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(10)])
+model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+model.fit(x, y, batch_size=8, validation_data=(xv, yv), validation_batch_size=2048, verbose=0)
+"""
+
+
+def test_a_validation_is_run_apart_from_the_training(client, tmp_path):
+    """The feature maps of 2,048 images take 512 MiB, and those of 32 images 8 MiB."""
+    (tmp_path / "train.py").write_text(VALIDATES)
+    jobs = JobRunner(client, source.resolve(str(tmp_path / "train.py")), "jax", cluster(), Clock.start(None))
+    seen = jobs.observe()
+    assert (seen.validation.rows, seen.validation.fixed, seen.validation.settable) == (2048, True, True)
+    limited = cluster(usable_bytes=seen.process_bytes + 300 * 2**20)
+    jobs = jobs.with_(baseline=seen.config, cluster=limited, tracer=client)
+    failed = jobs.validate(seen.config)
+    assert failed.out_of_memory
+    assert "in phase validation" in failed.message
+    assert jobs.validate(seen.config, rows=32) is None
+    _, workload = jobs.trace(seen.config)
+    assert workload.validation.rows == 2048

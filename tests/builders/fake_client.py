@@ -80,6 +80,8 @@ class FakeClient:
                 return {"observation": self.observed(job.backend), "workload": _workload(config)}
             case JobKind.SPLIT:
                 return self._probed().model_dump(mode="json")
+            case JobKind.VALIDATE:
+                return {"rows": job.options.get("validation_rows", 1)}
             case JobKind.MEASURE:
                 return self._measured(config, job)
             case JobKind.LOWER:

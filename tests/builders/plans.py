@@ -192,6 +192,13 @@ def plain_plan(**changes: Any) -> dict[str, Any]:
             "checkpoint_saved": True,
             "remainder_ran": True,
         },
+        "validation": {
+            "rows": 256,
+            "fits": True,
+            "evidence": "analytic",
+            "needed_bytes": 200 * MIB,
+            "fitting_rows": None,
+        },
         "whole_fit": {"seconds": 3.81, "baseline_seconds": 161.25},
         "rescue": None,
         "trials": [

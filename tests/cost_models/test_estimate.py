@@ -31,7 +31,8 @@ GPU = cluster("gpu", 8)
 def test_the_json_has_the_keys_that_were_decided():
     answer = estimate(dense(K, N), config(64), GPU).to_dict()
     assert list(answer) == [
-        *("schema", "hardware", "evidence", "config", "memory", "time", "accuracy", "model_flops", "coverage")
+        *("schema", "hardware", "evidence", "config", "memory", "time", "accuracy", "model_flops", "coverage"),
+        "largest",
     ]
     assert (answer["schema"], answer["hardware"], answer["evidence"]) == (1, "made-gpu", "analytic")
     assert list(answer["memory"]) == ["per_device_bytes", "capacity_bytes", "headroom", "fits", "may_fit"]

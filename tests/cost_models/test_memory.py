@@ -6,10 +6,10 @@ import pytest
 
 from cost_models.config import Batch, Layout, Mesh, Precision, Remat, RematMode, TrainConfig
 from cost_models.errors import WorkloadError
-from cost_models.memory import MemoryCost, largest, memory
+from cost_models.memory import MemoryCost, largest, memory, step_memory
 from cost_models.workload.affine import Affine
 from cost_models.workload.serialization import workload_from_dict, workload_to_dict
-from cost_models.workload.workload import Kind, Op, Role, Tensor
+from cost_models.workload.workload import Kind, Op, OtherBatch, Role, Tensor
 from cost_models.xla.profiles.choice import compiler_profile
 from tests.builders.configs import local_config as config
 from tests.builders.workloads import B, Step, cluster, dense
@@ -225,3 +225,21 @@ def test_the_peak_of_two_programs_in_turn_is_that_of_the_fuller():
 def test_a_cost_is_read_as_it_was_written():
     found = memory(dense(K, N), config(8), GPU)
     assert MemoryCost.from_dict(found.to_dict() | {"more": 1}) == found
+
+
+@pytest.mark.parametrize(("rows", "usual"), [(8, 8), (32, 8), (8, None)])
+def test_memory_is_that_of_the_largest_batch(rows, usual):
+    """The step on the largest batch is five times as wide; its rows follow those of the usual batch."""
+    usual_step, wide = dense(K, N), dense(5 * K, N)
+    both = replace(usual_step, largest=OtherBatch(wide, rows, usual))
+    asked = config(64)
+    at = 64 * rows // usual if usual else rows
+    assert memory(both, asked, GPU) == memory(usual_step, asked, GPU).peak(memory(wide, config(at), GPU))
+    assert largest(both, asked, GPU) == largest(wide, config(at), GPU)
+    assert step_memory(both, asked, GPU) == memory(usual_step, asked, GPU)
+
+
+def test_rows_of_another_batch_are_split_over_devices():
+    other = OtherBatch(dense(K, N), 10)
+    assert [other.local_rows(64, data) for data in (1, 4, 16)] == [10, 3, 1]
+    assert OtherBatch(dense(K, N), 10, usual=20).local_rows(64, 2) == 16

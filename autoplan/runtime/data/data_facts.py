@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import GeneratorType
 from typing import Any
 
 import keras
 import numpy as np
 
-from autoplan.runtime.data import lookahead, nested_arrays, torch_dataloader
+from autoplan.runtime.data import batch_shapes, lookahead, nested_arrays, torch_dataloader
+from autoplan.runtime.data.batch_shapes import BatchShapes, Shapes
 from autoplan.runtime.data.fit_arguments import FitArguments
 
 _DEFAULT_BATCH = 32  # the default of `fit` for arrays
@@ -28,6 +30,10 @@ class DataFacts:
     why_fixed      why the data cannot be re-batched; empty if they can
     last_rows      rows of the last batch of an epoch, if it was looked at
     exact          False if samples counts full batches, and a batch may be partial
+    why_not_joined why batches cannot be concatenated, although each can be split; empty if they can
+    shapes         shapes of the batches, if they were looked at
+    sampled        shapes of the batch that `sample_batch` returns, instead of those of the first batch
+    input_shapes   shapes of inputs without the batch that the user gave for synthetic data, by name
     """
 
     kind: str
@@ -38,6 +44,10 @@ class DataFacts:
     why_fixed: str = ""
     last_rows: int | None = None
     exact: bool = True
+    why_not_joined: str = ""
+    shapes: BatchShapes | None = None
+    sampled: Shapes | None = None
+    input_shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     @property
     def batches(self) -> int | None:
@@ -62,12 +72,79 @@ def is_arrays(x: Any) -> bool:
     )
 
 
-def describe(arguments: FitArguments, *, batch: int | None = None) -> DataFacts:
+def describe(arguments: FitArguments, *, batch: int | None = None, look_seconds: float = 0.0) -> DataFacts:
     """Return the facts about the arguments of a fit, which `lookahead.buffer_first_batch` has returned.
 
-    batch  rows of a `tf.data` batch if its element_spec does not say; None reads the first batch. Reading it is an
-           iteration of its own: it consumes rows of a pipeline that can be read only once, and advances a shuffle.
+    batch         rows of a `tf.data` batch if its element_spec does not say; None reads the first batch. Reading it is
+                  an iteration of its own: it consumes rows of a pipeline that can be read only once, and advances a
+                  shuffle.
+    look_seconds  time for looking at further batches, which is such an iteration too; 0 looks at none
     """
+    facts = _described(arguments, batch)
+    return facts if not look_seconds else _with_shapes(facts, _look(arguments, facts, look_seconds))
+
+
+def _look(arguments: FitArguments, facts: DataFacts, seconds: float) -> BatchShapes | None:
+    """Look at the batches of data that can be read again; of others, only the first batch is known."""
+    x, batches = arguments.get("x"), facts.micro_steps
+    if facts.explicit_steps and batches is not None:  # Keras goes on in the data where the epoch before has ended
+        batches *= max(1, arguments.get("epochs", 1) - arguments.get("initial_epoch", 0))
+    if facts.kind == "tf.data":
+        return batch_shapes.of_tf_dataset(x, batches, seconds)
+    if facts.kind == "PyDataset" and isinstance(x, keras.utils.PyDataset):
+        return batch_shapes.of_py_dataset(x, x.num_batches, seconds)
+    if facts.kind == "DataLoader":
+        return batch_shapes.of_loader(x, torch_dataloader.micro_steps_of(x), seconds)
+    first = lookahead.buffered_batch(x) if facts.kind == "generator" else None
+    return None if first is None else batch_shapes.of_first(first, batches)
+
+
+def _with_shapes(facts: DataFacts, shapes: BatchShapes | None) -> DataFacts:
+    """Return the facts with what the look showed: the usual batch, the samples, and whether batches can be joined."""
+    if shapes is None:
+        return facts
+    changes: dict[str, Any] = {"shapes": shapes}
+    reason = batch_shapes.why_not_regrouped(shapes)
+    if facts.kind == "PyDataset" and reason:
+        changes["why_fixed"] = reason
+    if facts.kind == "tf.data":
+        changes |= _of_pipeline(facts, shapes, reason)
+    if facts.kind in ("tf.data", "PyDataset") and shapes.differ_in_rows:
+        changes |= _of_differing_rows(facts, shapes)
+    if shapes.differ_in_shape:
+        changes["sampled"] = shapes.common
+    return replace(facts, **changes)
+
+
+def with_usual_batch(facts: DataFacts, shapes: Sequence[Sequence[int]]) -> DataFacts:
+    """Return the facts of data whose usual batch has these shapes, as an earlier look has found."""
+    sampled = tuple(tuple(shape) for shape in shapes)
+    if facts.kind in ("tf.data", "PyDataset"):
+        facts = replace(facts, batch=sampled[0][0])
+    return replace(facts, sampled=sampled)
+
+
+def _of_pipeline(facts: DataFacts, shapes: BatchShapes, reason: str) -> dict[str, Any]:
+    """Return why a tf.data pipeline cannot be re-batched: TensorFlow can split and join rows of one shape only."""
+    if shapes.differ_in_shape:
+        held = shapes.differ_in_rows
+        return {"why_fixed": reason if held else "", "why_not_joined": "" if held else reason}
+    if facts.why_not_joined and not shapes.complete:
+        return {"why_not_joined": f"{facts.why_not_joined} ({shapes.progress})"}
+    return {"why_not_joined": ""}
+
+
+def _of_differing_rows(facts: DataFacts, shapes: BatchShapes) -> dict[str, Any]:
+    """Return the usual batch, and the samples of an epoch by the mean number of rows of the batches looked at."""
+    changes: dict[str, Any] = {"batch": shapes.common[0][0], "exact": shapes.complete and not facts.explicit_steps}
+    if facts.micro_steps is not None:
+        changes["samples"] = round(facts.micro_steps * shapes.samples / shapes.looked)
+    elif shapes.complete:
+        changes |= {"samples": shapes.samples, "micro_steps": shapes.batches}
+    return changes
+
+
+def _described(arguments: FitArguments, batch: int | None) -> DataFacts:
     x, steps = arguments.get("x"), arguments.get("steps_per_epoch")
     if is_tf_dataset(x):
         return _describe_dataset(x, steps, batch)
@@ -112,8 +189,17 @@ def _describe_dataset(dataset: Any, steps: int | None, known_batch: int | None) 
         micro_steps, samples = steps, steps * batch
     dense = all(type(spec).__name__ == "TensorSpec" for spec in specs)
     why_fixed = "" if dense else "its batches are not all dense tensors"
-    exact = specified is not None
-    return DataFacts("tf.data", samples, batch, micro_steps, steps is not None, why_fixed=why_fixed, exact=exact)
+    free = dense and any(spec.shape.rank is None or None in spec.shape[1:] for spec in specs)
+    return DataFacts(
+        "tf.data",
+        samples,
+        batch,
+        micro_steps,
+        steps is not None,
+        why_fixed=why_fixed,
+        exact=specified is not None,
+        why_not_joined="its batches may differ in shape" if free else "",
+    )
 
 
 def _describe_py_dataset(dataset: Any, steps: int | None) -> DataFacts:
@@ -195,12 +281,20 @@ def sample_batch(arguments: FitArguments, facts: DataFacts, batch_size: int) -> 
 
     Returns None for data of an unknown kind and for sparse data.
     """
-    batch = _one_batch(arguments, facts)
+    batch = _in_shapes(_one_batch(arguments, facts), facts.sampled)
     if batch is None or not nested_arrays.is_dense(batch):
         return None
     if facts.kind == "arrays":
         return nested_arrays.map_leaves(_in_floatx, _with_rows(batch, batch_size))
     return _with_rows(_weighted(batch, arguments), batch_size)
+
+
+def _in_shapes(batch: Any, shapes: Shapes | None) -> Any:
+    """Return a batch of these shapes, which repeats the values of the given batch; unchanged without shapes."""
+    if batch is None or shapes is None:
+        return batch
+    wanted = iter(shapes)
+    return nested_arrays.map_leaves(lambda leaf: np.resize(np.asarray(leaf), next(wanted)), batch)
 
 
 def _in_floatx(array: Any) -> Any:

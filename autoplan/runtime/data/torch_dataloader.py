@@ -70,9 +70,17 @@ def samples_of(loader: Any) -> int | None:
 
 def first_batch(loader: Any) -> Any:
     """Return the first batch, without advancing random number generators or starting worker processes."""
+    return next(batches_of(loader))
+
+
+def batches_of(loader: Any) -> Iterator[Any]:
+    """Yield the batches of an epoch, without advancing random number generators or starting worker processes.
+
+    The generators are restored when this iterator is exhausted or closed.
+    """
     with _preserved_generators(loader):
         alone = loader if why_fixed(loader) or not loader.num_workers else like(loader, num_workers=0)
-        return next(iter(alone))
+        yield from alone
 
 
 def like(loader: Any, **instead: Any) -> Any:

@@ -13,6 +13,7 @@ from keras.src.utils import python_utils
 
 from autoplan.runtime.backends import Backend, CompileWatch
 from autoplan.runtime.timing.memory_growth import MemoryGrowth
+from autoplan.runtime.timing.row_counter import RowCounter
 from autoplan.runtime.timing.timed_groups import TimedGroups
 
 
@@ -40,6 +41,7 @@ class FitTimer(keras.callbacks.Callback):
     fit_micro_steps     micro-steps of the present fit
     data_exhausted      whether the data have ended before the fit
     memory              growth of memory during the first fit
+    rows                counts the rows of the batches, where it is given
     """
 
     def __init__(
@@ -49,11 +51,13 @@ class FitTimer(keras.callbacks.Callback):
         watch: CompileWatch,
         series: TimedGroups,
         on_phase: Callable[[str], None],
+        rows: RowCounter | None = None,
     ) -> None:
         super().__init__()
         # Not `self.model`: on JAX, reading that property takes the state from the training loop.
         self._timed_model = model
         self._backend, self._watch, self.series, self._on_phase = backend, watch, series, on_phase
+        self.rows = rows
         self.first_call_seconds: float | None = None
         self.recompilations = self.total_micro_steps = 0
         self.fits = self.fit_micro_steps = 0
@@ -109,7 +113,8 @@ class FitTimer(keras.callbacks.Callback):
             self._timed_model.train_function = self._untimed
 
     def _timed(self, *inputs: Any) -> Any:
-        outputs = self._outputs = self._untimed(*inputs)
+        counted = inputs if self.rows is None else self.rows.watched(inputs)
+        outputs = self._outputs = self._untimed(*counted)
         taken = self._micro_steps_of_call()
         self._calls += 1
         self._calls_in_fit += 1

@@ -19,12 +19,14 @@ class ConfigurationEstimate:
     compiled     the compiler's figures, or the program that it found too large; None where no compiler was asked
     explanation  the largest temporaries at the memory peak, where they were asked for
     notes        what was assumed
+    largest      a sentence that names the largest part of the memory; None where no part stands out
     """
 
     analytic: Estimate
     compiled: CompilerEvidence | Failure | None = None
     explanation: Explanation | None = None
     notes: tuple[str, ...] = ()
+    largest: str | None = None
 
     @property
     def config(self) -> TrainConfig:
@@ -41,7 +43,7 @@ class ConfigurationEstimate:
         explained = {} if self.explanation is None else {"explanation": self.explanation.to_dict()}
         analytic = self.analytic.to_dict() | explained
         if self.compiled is None:
-            return {**analytic, "notes": list(self.notes)}
+            return {**analytic, **self._largest(), "notes": list(self.notes)}
         return {
             "schema": SCHEMA,
             "hardware": self.analytic.hardware,
@@ -49,8 +51,12 @@ class ConfigurationEstimate:
             "config": self.config.to_dict(),
             **_compiled(self.analytic, self.compiled),
             "analytic": analytic,
+            **self._largest(),
             "notes": list(self.notes),
         }
+
+    def _largest(self) -> dict[str, str]:
+        return {} if self.largest is None else {"largest_part": self.largest}
 
 
 def answered(found: CompilerEvidence | Failure, config: TrainConfig) -> CompilerEvidence | Failure:

@@ -31,6 +31,7 @@ from autoplan.tuning.space.prune import (
 )
 from cost_models.config import Affects, Batch, Layout, Mesh, Remat, RematMode, TrainConfig
 from cost_models.estimate import estimate as analytic_estimate
+from cost_models.estimate import validation_of
 from cost_models.memory import MemoryCost
 from cost_models.workload.workload import Workload
 
@@ -242,6 +243,9 @@ class _Estimator:
                 unpublished.setdefault(str(error), []).append(config)
                 continue
             outside_bytes = self._outside_bytes(config, one.memory)
+            if one.validation is not None and outside_bytes:
+                validation = validation_of(workload, config, cluster, one.capacity, outside_bytes)
+                one = replace(one, validation=validation)
             self.estimates[config] = CandidateEstimate.of(one, samples, outside_bytes)
         for reason, configs in unpublished.items():
             self.rejected.append(_unforeseen(configs, reason))

@@ -19,22 +19,25 @@ from autoplan.plan.records import (
     Rejection,
     Rescue,
     TrialRecord,
+    ValidationMemory,
     Verification,
     WholeFit,
 )
 from autoplan.tuning.compiler_check import CheckedByCompiler
 from autoplan.tuning.estimates import calibration
 from autoplan.tuning.estimates.findings import Findings
+from autoplan.tuning.estimates.largest_part import largest_part_note
 from autoplan.tuning.objective import PlannedFit, settled_compile_seconds
 from autoplan.tuning.request import TuneRequest
 from autoplan.tuning.result.attribution import contributions, idle_devices, measured_rates, predicted_rates, scaling
 from autoplan.tuning.result.choice import Choice, choose
 from autoplan.tuning.result.clean_runs import of_clean_runs, restated_trials, trial_runs, with_clean_run, with_interval
-from autoplan.tuning.result.notes import baseline_notes, busy_note, notes_for, setup_note
+from autoplan.tuning.result.notes import baseline_notes, busy_note, notes_for, recompilation_note, setup_note
 from autoplan.tuning.result.provenance import hardware_record, source_record
 from autoplan.tuning.result.trial_notes import growth_note, trial_notes
 from autoplan.tuning.space.prune import AS_GOOD, distance, nothing_fits
 from autoplan.tuning.trials.runner import Tried
+from autoplan.tuning.verification import validation_check
 from autoplan.tuning.verification.process_spread import spread
 from autoplan.tuning.verification.statistics import Timed
 from autoplan.tuning.verification.verifier import Verified
@@ -157,10 +160,12 @@ def measured_plan(
     verified: Sequence[Verified] | None,
     ranked: Sequence[TrialRecord],
     repeats: Sequence[Timed] = (),
+    validation: ValidationMemory | None = None,
 ) -> Plan:
     """Return the plan for the verified winner; else for the baseline; else, if that is excluded, for the best trial.
 
     verified  None where verification was interrupted; empty where no trial was worth it
+    validation  whether the script's validation fits
     repeats   runs of configurations that ran more than once; from them every interval is widened to hold for other
               processes too
     """
@@ -175,6 +180,7 @@ def measured_plan(
     chip = findings.cluster.chip
     usable = chip.usable_memory_bytes * findings.cluster.devices if chip.kind == "cpu" else None
     growth = growth_note(choice.measurement or tried.baseline.measurement, usable)
+    recompiled = choice.measurement and recompilation_note(choice.measurement.recompilations, findings.observation)
     return _plan(
         request,
         findings,
@@ -187,6 +193,7 @@ def measured_plan(
         trials=[_with_whole_fit(record, findings, tried.records) for record in tried.records],
         rescue=tried.rescued,
         left_out=tried.left_out,
+        validation=validation,
         notes=[
             choice.why,
             *([busy] if busy else []),
@@ -196,6 +203,7 @@ def measured_plan(
             *([setup] if setup else []),
             *([growth] if growth else []),
             *trial_notes(findings.observation, [one.measurement for one in tried.records if one.measurement]),
+            *([recompiled] if recompiled else []),
             *_notes(findings, choice.config),
         ],
     )
@@ -305,8 +313,12 @@ def _plan(
     trials: list[TrialRecord] | None = None,
     rescue: Rescue | None = None,
     left_out: Sequence[Rejection] = (),
+    validation: ValidationMemory | None = None,
 ) -> Plan:
     estimate = findings.estimates.get(config)
+    if evidence is not Evidence.MEASURED:
+        validation = validation_check.by_estimate(findings.observation, estimate)
+    largest = estimate and largest_part_note(estimate.analytic, findings.observation, findings.cluster)
     return Plan(
         schema_version=SCHEMA_VERSION,
         evidence=evidence,
@@ -319,9 +331,10 @@ def _plan(
         compiled=compiled,
         measured=measured,
         verification=verification,
+        validation=validation,
         whole_fit=whole_fit,
         rescue=rescue,
         trials=trials or [],
         rejected=[*findings.rejected, *left_out],
-        notes=notes,
+        notes=[*notes, *filter(None, [largest])],
     )

@@ -71,6 +71,7 @@ def notes_for(
         *_of_callbacks(config, baseline, observation),
         *_of_known_issues(config, observation, versions),
         *_of_the_script(observation),
+        *observation.assumed,
         *observation.notes,
     ]
 
@@ -83,6 +84,16 @@ def setup_note(setup_seconds: float, trial_seconds: float) -> str | None:
         f"the script's code before fit takes {setup_seconds:.1f} s, {setup_seconds / trial_seconds:.0%} of a trial, "
         "and runs in every trial; a file with build_model() and train_data() can be tuned faster"
     )
+
+
+def recompilation_note(recompilations: int | None, observation: Observation) -> str | None:
+    """Return a note on compilations of the training step after its first micro-step; None where there were none."""
+    if not recompilations:
+        return None
+    times = formatting.counted(recompilations, "more time")
+    shapes = observation.batches
+    differ = "" if shapes is None or not shapes.differ else ": its batches differ, and each shape is compiled once"
+    return f"the training step was compiled {times} after its first micro-step{differ}"
 
 
 def busy_note(others_busy: Iterable[float | None], processors: int, *, compared: bool = True) -> str | None:

@@ -24,7 +24,14 @@ def source_record(request: TuneRequest, observation: Observation) -> SourceRecor
         data=observation.data,
         updates=updates,
     )
-    return SourceRecord(kind=spec.kind, path=_named(spec), sha256=spec.sha256, fit=fit, args=list(spec.args))
+    return SourceRecord(
+        kind=spec.kind,
+        path=_named(spec),
+        sha256=spec.sha256,
+        fit=fit,
+        args=list(spec.args),
+        input_shapes=spec.input_shapes or None,
+    )
 
 
 def _named(spec: SourceSpec) -> str:

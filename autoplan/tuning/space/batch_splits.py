@@ -98,7 +98,7 @@ def _data_axes(situation: Situation, limits: Limits) -> list[int]:
 
 def _effective_batches(situation: Situation, limits: Limits) -> list[int]:
     own, samples = situation.baseline.batch.effective, situation.observation.samples
-    if limits.effective_range is None or "batch" not in limits.free:
+    if limits.effective_range is None or "batch" not in limits.free or _rows_differ(situation):
         return [own]
     low, high = limits.effective_range
     if low == high and low <= (samples or low):
@@ -125,7 +125,7 @@ def _accumulations(effective: int, situation: Situation, limits: Limits) -> list
     own, fixed = situation.baseline.batch.accumulation, limits.fixed.get("accumulation")
     if "batch" not in limits.free and fixed is None:
         return [own]
-    legal = [a for a in _divisors(effective) if _data_can_give(effective // a, situation)]
+    legal = [a for a in _divisors(effective) if _data_can_give(effective // a, a, situation)]
     if accumulation_is_held(situation.observation):
         legal = [a for a in legal if a == own]
     if fixed is not None or limits.fixed.keys() & {"global", "local"}:
@@ -133,12 +133,21 @@ def _accumulations(effective: int, situation: Situation, limits: Limits) -> list
     return sorted({own} & set(legal) | set(_one_an_octave(legal, situation.observation.samples, effective)))
 
 
-def _data_can_give(global_batch: int, situation: Situation) -> bool:
+def _rows_differ(situation: Situation) -> bool:
+    """Return whether batches that are held differ in rows, so that any number of them an update is of other samples."""
+    seen = situation.observation
+    return not seen.rebatchable and seen.batches is not None and seen.batches.differ_in_rows
+
+
+def _data_can_give(global_batch: int, accumulation: int, situation: Situation) -> bool:
     """Return whether the script's data can come in this global batch, in whole micro-steps where it counts them."""
     seen, own = situation.observation, situation.baseline.batch.global_size
     if not seen.rebatchable or seen.ema:
         # Keras averages weights at every micro-step, so another number of them an update is another average.
         return global_batch == own
+    if seen.splits_only and global_batch != own:  # an update has to be one batch of the script
+        update_is_batch = situation.baseline.batch.accumulation == 1
+        return update_is_batch and global_batch * accumulation == own
     if seen.explicit_steps_per_epoch and seen.steps_per_epoch:
         return (seen.steps_per_epoch * own) % global_batch == 0
     return seen.samples is None or global_batch <= max(seen.samples, own)

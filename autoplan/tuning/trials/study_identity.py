@@ -23,6 +23,7 @@ def known_at_once(jobs: JobRunner) -> StudyIdentity:
         "function": source.function,
         "arguments": list(source.args),
         "fit": source.fit_index,
+        **({"input shapes": source.input_shapes} if source.input_shapes else {}),
         "hardware": local_hardware.identity(jobs.cluster),
         "devices": jobs.cluster.devices,
         "memory": formatting.size(jobs.usable_bytes()),

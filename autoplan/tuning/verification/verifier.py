@@ -8,7 +8,7 @@ from typing import Any
 
 from autoplan.jobs.messages import Observation
 from autoplan.jobs.runner import JobRunner
-from autoplan.plan.records import Failure, FailureKind, Measurement, TrialRecord, Verification
+from autoplan.plan.records import Failure, FailureKind, Measurement, TrialRecord, ValidationMemory, Verification
 from autoplan.tuning.request import Event, Watch
 from autoplan.tuning.verification.judgement import Numerics
 from autoplan.tuning.verification.numerics import TrainingComparison
@@ -60,6 +60,7 @@ class FailedRun:
 class Verifier:
     """Verifies winners against a reference. All runs find the programs that the trials compiled, so all start equal.
 
+    validation    whether the script's validation fits; one that does not is run with the rows that fit, or not at all
     interrupted   whether Ctrl-C ended it early, with what there was by then
     """
 
@@ -67,6 +68,7 @@ class Verifier:
     observation: Observation
     watch: Watch
     most_pairs: int = MOST_PAIRS
+    validation: ValidationMemory | None = None
     interrupted: bool = False
 
     def verify_best(self, reference: TrainConfig, ranked: Sequence[TrialRecord]) -> list[Verified]:
@@ -188,10 +190,17 @@ class Verifier:
 
     def _measure(self, config: TrainConfig, pair: int, *, thorough: bool, clear: bool = False) -> Measurement | Failure:
         """Run one process of a pair. Brief runs suffice for the first pairs, and where the difference is clear."""
-        extras = {"validation": True, "checkpoint": True, "remainder": True} if thorough and pair == 1 else {}
+        extras = {**self._validated(), "checkpoint": True, "remainder": True} if thorough and pair == 1 else {}
         options = {**(BRIEF if pair <= FEWEST_PAIRS or clear else LONGER), **extras}
         role = "plan" if thorough else "reference"
         return self.jobs.measure(config, f"verify-{pair}-{role}", options=options, patience=2.0)
+
+    def _validated(self) -> dict[str, Any]:
+        """Return the options for the validation: what does not fit beside the reference is no fault of a candidate."""
+        found = self.validation
+        if found is None or found.fits:
+            return {"validation": True}
+        return {} if found.fitting_rows is None else {"validation": True, "validation_rows": found.fitting_rows}
 
     def _time_for(self, pair: tuple[Timed, Timed]) -> bool:
         return self.jobs.clock.allows(sum(one.measurement.wall_seconds for one in pair) * 1.2)

@@ -9,13 +9,10 @@ import math
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-import keras
 
 from autoplan.runtime import callbacks
 from autoplan.runtime.apply import Change
-from autoplan.runtime.data import data_facts, regroup
+from autoplan.runtime.data import data_facts, regroup, validation_facts
 from autoplan.runtime.data.data_facts import DataFacts
 from autoplan.runtime.data.fit_arguments import FitArguments
 from autoplan.runtime.intercept import FitCall
@@ -78,24 +75,37 @@ def _end_of_dataset(fit: TrialFit) -> FitArguments:
     return fit.arguments({"x": end, **NOTHING_BUT_MICRO_STEPS}, replace(facts, micro_steps=end.num_batches))
 
 
+def run_one_training_micro_step(fit: TrialFit) -> None:
+    """Run one micro-step as the fit does, so that the optimizer's state and the program are there."""
+    arguments: FitArguments = {"steps_per_epoch": 1}
+    if fit.facts.kind == "arrays":  # without a batch size, a single micro-step would take all rows
+        arguments["batch_size"] = fit.global_batch
+    fit.call.proceed(**{**fit.arguments(NOTHING_BUT_MICRO_STEPS), **arguments})
+
+
+def run_validation_batch(fit: TrialFit) -> int | None:
+    """Run one batch of the fit's validation. Returns its rows; None if the fit does not validate."""
+    found = validation_facts.of_fit(fit.call.arguments, fit.facts)
+    return None if found is None or not _evaluate(fit, steps=1) else fit.options.get("validation_rows", found.rows)
+
+
 def _run_validation(fit: TrialFit) -> list[str]:
-    data = _validation_data(fit.call)
+    return ["validation"] if _evaluate(fit, fit.call.arguments.get("validation_steps")) else []
+
+
+def _evaluate(fit: TrialFit, steps: int | None) -> bool:
+    """Evaluate the validation data in the batches of the fit, or of as many rows as the options ask for."""
+    data = validation_facts.validation_arguments(fit.call.arguments)
     if data is None:
-        return []
+        return False
     fit.on_phase("validation")
-    x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
-    steps = fit.call.arguments.get("validation_steps")
-    size = None if data_facts.is_tf_dataset(x) else validation_batch(fit.call.arguments, fit.facts, fit.change)
-    fit.model.evaluate(x, y, batch_size=size, sample_weight=weight, steps=steps, verbose=0)
-    return ["validation"]
-
-
-def _validation_data(call: FitCall) -> Any:
-    """Return the script's validation data, or the rows of its validation_split; None if it does not validate."""
-    given = call.arguments.get("validation_data")
-    if given is not None or not call.arguments.get("validation_split"):
-        return given
-    return tuple(rows_of_data(call, slice(data_facts.training_samples(call.arguments), None)).values())
+    size = None
+    if data_facts.is_arrays(data["x"]):
+        size = fit.options.get("validation_rows") or validation_batch(fit.call.arguments, fit.facts, fit.change)
+    elif not data_facts.is_tf_dataset(data["x"]):
+        size = validation_batch(fit.call.arguments, fit.facts, fit.change)
+    fit.model.evaluate(**data, batch_size=size, steps=steps, verbose=0)
+    return True
 
 
 def _save_checkpoint(call: FitCall) -> list[str]:

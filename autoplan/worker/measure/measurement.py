@@ -6,16 +6,16 @@ import math
 import resource
 import sys
 import time
-from typing import Literal
+from typing import Any, Literal
 
 from autoplan.machine import processes
 from autoplan.plan.records import Measurement
 from autoplan.runtime.backends import CompileWatch
 from autoplan.runtime.data import data_facts, lookahead
-from autoplan.runtime.data.data_facts import DataFacts
 from autoplan.runtime.data.fit_arguments import without
 from autoplan.runtime.optimizers import accumulation_of
 from autoplan.runtime.timing.fit_timer import FitTimer
+from autoplan.runtime.timing.row_counter import RowCounter
 from autoplan.runtime.timing.timed_groups import TimedGroups, median_interval
 from autoplan.worker.measure.epoch_events import run_epoch_events
 from autoplan.worker.measure.fit_start import FitStart
@@ -45,7 +45,9 @@ def measure_fit(fit: TrialFit, setup_seconds: float, *, simulated: bool) -> Meas
     fit.on_phase("memory")
     brief = bool(fit.options.get("brief"))
     peak, peak_source = (None, None) if brief else _peak_bytes(fit, cheap=_cheap_to_compile_again(fit, timer))
-    alone = None if brief else _compute_seconds(fit, timer.series.target_group_seconds / seconds[-1])
+    # A micro-step alone is compared with those of the fit only where all batches take as long.
+    with_alone = not brief and "largest_batch" not in fit.options
+    alone = _compute_seconds(fit, timer.series.target_group_seconds / seconds[-1]) if with_alone else None
     median, low, high = median_interval(seconds)
     accumulation = accumulation_of(fit.model.optimizer)
     growth, own_micro_steps = timer.memory.bytes_per_micro_step(), timer.own_micro_steps()
@@ -54,7 +56,7 @@ def measure_fit(fit: TrialFit, setup_seconds: float, *, simulated: bool) -> Meas
         micro_step_seconds_low=low,
         micro_step_seconds_high=high,
         update_seconds=median * accumulation,
-        samples_per_second=_rows_per_micro_step(fit.facts, fit.global_batch, timer) / median,
+        samples_per_second=_rows_per_micro_step(fit, timer) / median,
         updates_per_second=1 / (median * accumulation),
         compute_micro_step_seconds=alone,
         input_bound=None if alone is None else low > alone * _INPUT_BOUND_RATIO,
@@ -85,6 +87,11 @@ def measure_fit(fit: TrialFit, setup_seconds: float, *, simulated: bool) -> Meas
     )
 
 
+def _rows_may_differ(fit: TrialFit) -> bool:
+    """Return whether batches may have other numbers of rows than the data's length and batch size say."""
+    return "largest_batch" in fit.options or fit.facts.kind in ("generator", "other")
+
+
 def _timed(fit: TrialFit, watch: CompileWatch) -> tuple[FitTimer, float]:
     """Run the timed fit without callbacks that write, and take the model back to where the fit begins."""
     call = fit.call
@@ -113,7 +120,8 @@ def _run_timed(fit: TrialFit, watch: CompileWatch, start: FitStart) -> tuple[Fit
         max_seconds=float(options.get("max_seconds", 60.0)),
         on_phase=fit.on_phase,
     )
-    timer = FitTimer(call.model, fit.backend, watch, series, fit.on_phase)
+    rows = RowCounter() if _rows_may_differ(fit) else None
+    timer = FitTimer(call.model, fit.backend, watch, series, fit.on_phase, rows)
     call.arguments = lookahead.call_at_end(call.arguments, timer.data_ended)
     contention = processes.CpuContention()
     while True:
@@ -135,12 +143,21 @@ def _run_once(fit: TrialFit, timer: FitTimer) -> None:
         timer.detach()
 
 
-def _rows_per_micro_step(facts: DataFacts, global_batch: int, timer: FitTimer) -> float:
-    """Return the mean number of samples of a micro-step: less than a batch if an epoch ends in a partial batch."""
+def _rows_per_micro_step(fit: TrialFit, timer: FitTimer) -> float:
+    """Return the mean number of samples of a micro-step: counted, if batches differ, else by the length of the data.
+
+    It is less than a batch if an epoch ends in a partial batch.
+    """
+    facts, global_batch = fit.facts, float(fit.global_batch)
+    counted = None if timer.rows is None else timer.rows.mean_rows
+    if counted is not None:
+        return counted
+    if "mean_rows" in fit.options:  # TensorFlow reads its batches in a graph
+        return float(fit.options["mean_rows"])
     micro_steps: int | None = timer.params.get("steps")
     if facts.kind not in ("arrays", "PyDataset", "DataLoader") or not micro_steps or facts.explicit_steps:
-        return float(global_batch)
-    return min(float(global_batch), (facts.samples or 0) / micro_steps)
+        return global_batch
+    return min(global_batch, (facts.samples or 0) / micro_steps)
 
 
 def _cheap_to_compile_again(fit: TrialFit, timer: FitTimer) -> bool:
@@ -151,18 +168,33 @@ def _cheap_to_compile_again(fit: TrialFit, timer: FitTimer) -> bool:
 def _peak_bytes(fit: TrialFit, *, cheap: bool) -> tuple[int | None, _PeakSource | None]:
     """Return the peak memory of a device and where the number comes from.
 
-    In order of preference: the device's own counter; the compiled program, if compiling it again is cheap; the
-    resident size of this process.
+    If batches differ, the largest batch is run once. In order of preference: the device's own counter; the compiled
+    program, if compiling it again is cheap; the resident size of this process.
     """
+    batch = _largest_batch(fit)
+    compiled = None
+    if batch is not None and fit.model.jit_compile and cheap and fit.backend.peak_bytes() is None:
+        compiled = fit.backend.compiled_bytes(fit.model, batch)
+    if batch is not None and "largest_batch" in fit.options:
+        fit.on_phase("largest batch")
+        fit.backend.fixed_batch_runner(fit.model, batch)(1)
     on_device = fit.backend.peak_bytes()
     if on_device is not None:
         return on_device, "device"
-    batch = data_facts.sample_batch(fit.call.arguments, fit.facts, fit.global_batch)
-    if batch is not None and fit.model.jit_compile and cheap:
-        compiled = fit.backend.compiled_bytes(fit.model, batch)
-        if compiled is not None:
-            return compiled, "compiled"
+    if compiled is not None:
+        return compiled, "compiled"
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, "resident"
+
+
+def _largest_batch(fit: TrialFit) -> Any:
+    """Return a batch of the trial's size; if batches differ, the largest. None if no batch is available."""
+    facts, rows = fit.facts, fit.global_batch
+    shapes = fit.options.get("largest_batch")
+    if shapes is not None:
+        usual_rows = (facts.sampled or shapes)[0][0]
+        rows = math.ceil(rows * shapes[0][0] / usual_rows)
+        facts = data_facts.with_usual_batch(facts, shapes)
+    return data_facts.sample_batch(fit.call.arguments, facts, rows)
 
 
 def _compute_seconds(fit: TrialFit, micro_steps_per_group: float) -> float | None:

@@ -45,6 +45,9 @@ class FitOptions(TypedDict, total=False):
     compare_with   file of another job's changes, which are compared with those of this one
     nudged         change the initial weights in their last digit
     left_out       positions of callbacks that earlier trials have seen write, with what they do
+    usual_batch, largest_batch   shapes of the arrays of these batches, if batches differ
+    validation_rows   rows of an array that are validated at once, instead of the script's
+    mean_rows      rows of a batch on average, if batches differ in rows
     """
 
     groups: int
@@ -64,6 +67,10 @@ class FitOptions(TypedDict, total=False):
     compare_with: str
     nudged: bool
     left_out: Mapping[int, str]
+    usual_batch: list[list[int]]
+    largest_batch: list[list[int]]
+    mean_rows: float
+    validation_rows: int
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import os
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, cast
@@ -20,7 +20,8 @@ from autoplan.machine import process_settings, processes
 from autoplan.plan.records import FailureKind
 from autoplan.runtime import backends, callbacks
 from autoplan.runtime.apply import Change, ProcessSettings, apply_to_model
-from autoplan.runtime.data import data_facts, lookahead, rebatch, regroup, torch_dataloader
+from autoplan.runtime.data import data_facts, lookahead, rebatch, regroup, torch_dataloader, validation_facts
+from autoplan.runtime.data.batch_shapes import LOOK_SECONDS
 from autoplan.runtime.data.data_facts import DataFacts
 from autoplan.runtime.data.fit_arguments import FitArguments
 from autoplan.runtime.fit import ensure_built
@@ -32,6 +33,7 @@ from autoplan.worker import run_to_fit, synthetic_data
 from autoplan.worker.channel import Channel, disk_is_full
 from autoplan.worker.custom_loops import PATIENCE_SECONDS, LoopWatch
 from autoplan.worker.files.guard import guard_of
+from autoplan.worker.measure.epoch_events import run_one_training_micro_step, run_validation_batch
 from autoplan.worker.measure.fit_start import FitStart
 from autoplan.worker.measure.measurement import measure_fit
 from autoplan.worker.measure.redraw import remember_initializers
@@ -164,15 +166,18 @@ class JobProcess:
     def _on_builder(self, model: Any, arguments: FitArguments) -> None:
         """Fit a builder's model, on synthetic data if the builder has none."""
         batch_size = int(self.job.options.get("batch_size") or synthetic_data.SYNTHETIC_BATCH)
+        shapes = self.job.source.input_shapes if self.job.source is not None else {}
         if "x" in arguments:
+            run_to_fit.refuse_shapes(self.job.source)
             model.fit(**arguments)
         elif self.job.kind in _TRAINS_NOTHING:
             run_to_fit.check_fit(self.job.source, 1, model, arguments)
-            self._answer(FitCall(1, model, {"batch_size": batch_size}, type(model).fit), _synthetic_facts(batch_size))
+            facts = _synthetic_facts(batch_size, shapes)
+            self._answer(FitCall(1, model, {"batch_size": batch_size}, type(model).fit), facts)
         else:
             timed = self.change if self.job.kind is JobKind.MEASURE else None
             wanted = None if timed is None else timed.wanted.batch
-            model.fit(**arguments, **synthetic_data.synthetic_arguments(model, batch_size, wanted))
+            model.fit(**arguments, **synthetic_data.synthetic_arguments(model, batch_size, wanted, shapes))
 
     def _on_fit(self, call: FitCall) -> Any:
         """Called in place of each `fit` of the source."""
@@ -181,6 +186,8 @@ class JobProcess:
         source = self.job.source
         wanted = source.fit_index if source is not None else 1
         run_to_fit.check_fit(source, call.index, call.model, call.arguments)
+        if source is not None and source.kind == "script":
+            run_to_fit.refuse_shapes(source)
         if call.index < wanted:
             self.interception.checkpoints.add(call.model, call.arguments.get("callbacks"))
             if self._abstract():
@@ -198,12 +205,17 @@ class JobProcess:
 
     def _facts(self, call: FitCall) -> DataFacts:
         try:
-            facts = data_facts.describe(call.arguments)
+            facts = data_facts.describe(call.arguments, look_seconds=self._look_seconds())
         except StopIteration:  # the data have no first batch
             raise run_to_fit.no_samples(self.job.source, call.index) from None
         if facts.samples == 0:
             raise run_to_fit.no_samples(self.job.source, call.index)
-        return facts
+        usual = self.job.options.get("usual_batch")
+        return facts if usual is None else data_facts.with_usual_batch(facts, usual)
+
+    def _look_seconds(self) -> float:
+        """Return the time for looking through the data: only a job that ends without training may read them ahead."""
+        return LOOK_SECONDS if self.job.kind is JobKind.OBSERVE else 0.0
 
     def _answer(self, call: FitCall, facts: DataFacts) -> None:
         answers: dict[JobKind, Callable[[FitCall, DataFacts], Answer]] = {
@@ -213,6 +225,7 @@ class JobProcess:
             JobKind.NUMERICS: self._numerics,
             JobKind.LOWER: self._lower,
             JobKind.SPLIT: self._split,
+            JobKind.VALIDATE: self._validate,
         }
         self.channel.result(answers[self.job.kind](call, facts))
 
@@ -227,13 +240,18 @@ class JobProcess:
         return found.model_copy(update={"process_bytes": resident, "files_written": written})
 
     def _trace(self, call: FitCall, facts: DataFacts) -> Answer:
-        from autoplan.worker.trace.trace_fit import trace_with_fallback
+        from autoplan.worker.trace.trace_fit import trace_with_fallback, with_largest_batch, with_validation
 
         observation = self._observed(call, facts)
         self._apply(call)
         self.channel.phase("trace")
         built_with = self.job.config or observation.config
         workload = trace_with_fallback(call.model, call.arguments, facts, built_with.batch.local, built_with)
+        largest = self.job.options.get("largest_batch")
+        if largest is not None:
+            workload = with_largest_batch(workload, call.model, call.arguments, facts, largest, built_with)
+        validation = validation_facts.of_fit(call.arguments, facts)
+        workload = with_validation(workload, call.model, call.arguments, validation, built_with)
         return {"observation": observation.model_dump(mode="json"), "workload": workload_to_dict(workload)}
 
     def _split(self, call: FitCall, facts: DataFacts) -> Answer:
@@ -262,6 +280,13 @@ class JobProcess:
         found = measure_fit(self._trial(call, facts, change), setup_seconds, simulated=simulated)
         return dict(found.model_dump(mode="json"))
 
+    def _validate(self, call: FitCall, facts: DataFacts) -> Answer:
+        ensure_built(call.model, call.arguments, facts)
+        trial = self._trial(call, facts, self._apply(call))
+        self.channel.phase("compile")
+        run_one_training_micro_step(trial)
+        return {"rows": run_validation_batch(trial), "held_bytes": processes.standalone_bytes(os.getpid(), ever=True)}
+
     def _numerics(self, call: FitCall, facts: DataFacts) -> Answer:
         self.channel.phase("numerics")
         live = self.job.source is not None and self.job.source.kind == "instance"
@@ -281,8 +306,8 @@ def _change(job: Job) -> Change | None:
     return Change(job.baseline, job.config)
 
 
-def _synthetic_facts(batch_size: int) -> DataFacts:
-    return DataFacts("synthetic", None, batch_size, None, explicit_steps=False)
+def _synthetic_facts(batch_size: int, shapes: Mapping[str, Sequence[int]]) -> DataFacts:
+    return DataFacts("synthetic", None, batch_size, None, explicit_steps=False, input_shapes=shapes)
 
 
 def _classified(job: Job, error: BaseException) -> tuple[FailureKind, str]:

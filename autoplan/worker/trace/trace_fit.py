@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from autoplan.errors import WorkloadError
-from autoplan.runtime.data import data_facts
+from autoplan.runtime.data import data_facts, validation_facts
 from autoplan.runtime.data.data_facts import DataFacts
 from autoplan.runtime.data.fit_arguments import FitArguments
+from autoplan.runtime.data.validation_facts import ValidationFacts
 from autoplan.worker.synthetic_data import synthetic_specs
 from autoplan.worker.trace.train_step import trace_train_step
+from autoplan.worker.trace.validation_step import trace_validation_step
 from cost_models.config import TrainConfig
-from cost_models.workload.workload import Workload
+from cost_models.workload.workload import OtherBatch, Workload
 
 
 def trace_at_batch(
@@ -45,12 +49,51 @@ def trace_with_fallback(
         return found
 
 
+def with_largest_batch(
+    workload: Workload,
+    model: Any,
+    arguments: FitArguments,
+    facts: DataFacts,
+    shapes: Sequence[Sequence[int]],
+    config: TrainConfig,
+) -> Workload:
+    """Return a workload with the step on the largest batch, whose arrays have these shapes."""
+    rows, usual = shapes[0][0], (facts.sampled or shapes)[0][0]
+    largest = data_facts.with_usual_batch(facts, shapes)
+    size = config.batch.local if rows == usual else rows
+    step = trace_at_batch(model, arguments, largest, size, config)
+    exact = workload.batch_exact or step.batch_exact
+    return replace(workload, batch_exact=exact, largest=OtherBatch(step, rows, usual))
+
+
+def with_validation(
+    workload: Workload, model: Any, arguments: FitArguments, validation: ValidationFacts | None, config: TrainConfig
+) -> Workload:
+    """Return a workload with the validation step, where the script sets how many rows are validated at once.
+
+    A step that cannot be traced, such as one of another backend's operations, is left out.
+    """
+    if validation is None or not validation.fixed:
+        return workload
+    batch = validation_facts.sample(arguments, validation)
+    if batch is None:
+        return workload
+    names = {"precision": config.precision.value, "remat": config.remat.mode.value}
+    try:
+        step = trace_validation_step(model, batch, local_batch=validation.rows, **names)
+    except Exception:  # noqa: BLE001 -- a script's own test_step may do anything
+        return workload
+    return replace(workload, validation=OtherBatch(step, validation.rows))
+
+
 def training_batch(model: Any, arguments: FitArguments, facts: DataFacts, size: int) -> Any:
     """Return a real batch, or a batch of `size` synthetic samples if there are no data.
 
     WorkloadError for data that have no batches of arrays.
     """
-    batch = synthetic_specs(model, size) if facts.kind == "synthetic" else data_facts.sample_batch(arguments, facts, 1)
+    if facts.kind == "synthetic":
+        return synthetic_specs(model, size, facts.input_shapes)
+    batch = data_facts.sample_batch(arguments, facts, 1)
     if batch is None:
         raise WorkloadError(
             f"the data ({type(arguments.get('x')).__name__}) have no batches of dense arrays, so the model cannot be "

@@ -103,7 +103,7 @@ def test_the_json_schema_names_only_definitions_that_it_has():
 UNKNOWN = "unknown key; expected one of "
 PLAN_KEYS = (
     "schema, evidence, source, hardware, environment, config, baseline, predicted, compiled, measured, verification, "
-    "whole_fit, rescue, "
+    "validation, whole_fit, rescue, "
 )
 PRECISIONS = "float32, mixed_bfloat16, mixed_float16, bfloat16, float16, float64, other"
 FAILURES = "oom, compile_oom, timeout, nan, unsupported, data, crash"

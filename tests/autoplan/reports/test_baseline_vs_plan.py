@@ -332,7 +332,9 @@ def test_the_same_part_before_and_after_is_said_to_be_so():
 
 
 def test_why_without_estimates_and_with_slow_data():
-    plan = plans.plan(predicted=None, measured=plans.measurement(input_bound=True))
+    plain = plans.plain_plan()
+    source = plain["source"] | {"fit": plain["source"]["fit"] | {"data": "PyDataset"}}
+    plan = plans.plan(predicted=None, measured=plans.measurement(input_bound=True), source=source)
     assert baseline_vs_plan.reasons(plan)[1] == (
         "Where the time goes is not known. "
         "Reading the data is slower than computing (measured): a faster input pipeline would help most now."

@@ -10,11 +10,11 @@ from autoplan.reports import estimate as estimate_report
 from autoplan.reports import plan_table
 from autoplan.tuning.estimates.configuration import ConfigurationEstimate
 from cost_models.accuracy import Accuracy
-from cost_models.estimate import Explanation
+from cost_models.estimate import Estimate, Explanation, Validation
 from cost_models.memory import Capacity, LiveTensor, MemoryCost
 from cost_models.time.cost import TimeParts
 from cost_models.workload.workload import UnknownOp
-from tests.builders import plans
+from tests.builders import estimates, plans
 
 
 def estimate(accuracy=None, capacity=None, unknown_ops=(), explanation=None, notes=(), hardware="tpu-v4-8", **time):
@@ -140,3 +140,27 @@ def test_a_bare_step_is_never_printed():
 def test_an_estimate_names_the_release_of_its_rules_where_another_is_installed(monkeypatch):
     monkeypatch.setattr(estimate_report, "rules_note", lambda: "rules of jaxlib 0.10.2")
     assert "rules of jaxlib 0.10.2" in text(estimate())
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"fits": True, "may_fit": True}, "fits: it needs up to 2.00 GiB (analytic)."),
+        (
+            {"fits": False, "may_fit": False, "fitting_rows": 1024},
+            "does not fit: it needs up to 2.00 GiB (analytic); 1,024 rows at once fit (validation_batch_size).",
+        ),
+        ({"fits": False, "may_fit": True}, "may not fit: it needs up to 2.00 GiB (analytic)."),
+    ],
+)
+def test_a_validation_of_its_own_number_of_rows_has_a_verdict(changes, words):
+    cost = estimates.memory(2 * 2**30)
+    one = replace(plans.analytic(), validation=Validation(4096, cost, **changes))
+    assert f"Validation (4,096 rows at once) {words}" in text(ConfigurationEstimate(one))
+    assert Estimate.from_dict(one.to_dict()).validation == one.validation
+
+
+def test_the_largest_part_is_named_below_the_memory():
+    one = ConfigurationEstimate(plans.analytic(), largest="the largest part of the memory: logits, 6.00 GiB (analytic)")
+    assert "The largest part of the memory: logits, 6.00 GiB (analytic)." in text(one)
+    assert one.to_dict()["largest_part"].startswith("the largest part")

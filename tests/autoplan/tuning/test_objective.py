@@ -76,3 +76,12 @@ def test_the_noise_of_compilers_does_not_choose_the_winner_of_a_short_fit():
         planned.seconds_per_sample(config(64), one, settled_compile_seconds(one, records)) for one in (slow, fast)
     ]
     assert scores[1] < scores[0]
+
+
+def test_batches_that_differ_in_rows_are_counted():
+    """Of 110 batches with 37.2 rows on average, 16 rows are the most frequent."""
+    batches = {"looked": 110, "of": 110, "common": [[16, 128]], "largest": [[16, 128]], "mean_rows": 37.2}
+    batches |= {"differ_in_rows": True, "differ_in_shape": True}
+    facts = {"rebatchable": False, "batches": batches, "steps_per_epoch": 110}
+    planned = PlannedFit.of(observation(config(16), samples=4092, epochs=3, **facts))
+    assert (planned.samples, planned.micro_steps(16)) == (4092, 330)

@@ -63,3 +63,51 @@ def test_layers_that_keras_cannot_compile_fix_jit_compile():
     assert found.config.jit_compile is False
     assert found.held == {"jit_compile": "Keras cannot compile layers of type Uncompiled"}
     assert observed().held == {}
+
+
+class Texts(keras.utils.PyDataset):
+    """Batches of four token sequences of these lengths."""
+
+    def __init__(self, *lengths):
+        super().__init__()
+        self.lengths = lengths
+
+    def __len__(self):
+        return len(self.lengths)
+
+    def __getitem__(self, index):
+        return np.zeros((4, self.lengths[index]), "int32"), np.zeros((4, 1), "float32")
+
+
+def read(data, *, look_seconds=5.0, length=None):
+    model = keras.Sequential([keras.Input((length,), dtype="int32"), keras.layers.Embedding(9, 2)])
+    model.add(keras.layers.GlobalAveragePooling1D())
+    model.compile("sgd", "mse")
+    arguments = {"x": data}
+    facts = data_facts.describe(arguments, look_seconds=look_seconds)
+    call = FitCall(1, model, arguments, type(model).fit)
+    return observe_fit(call, facts, SeenCalls(), backends.get("jax"))
+
+
+def test_the_batches_that_figures_are_of_are_named_where_they_differ():
+    found = read(Texts(8, 8, 8, 64, 8, 8, 8))
+    told = (
+        "batches differ in shape: memory is that of the largest, 4 x 64, and estimated times are of the most frequent, "
+        "4 x 8 (7 of 7 batches were looked at)"
+    )
+    assert found.assumed == [told]
+    assert (found.batches.largest, found.batches.mean_rows, found.batches.differ) == ([[4, 64], [4, 1]], 4.0, True)
+    assert found.notes == [
+        "the data (Texts) cannot be re-batched (its batches differ in shape), so the global batch is not tuned"
+    ]
+
+
+def test_an_open_dimension_is_named_where_not_all_batches_were_looked_at():
+    found = read(Texts(*[8] * 9), look_seconds=1e-9)
+    assert found.assumed == [
+        "an input has a free dimension: the figures are of batches of 4 x 8; 1 of 9 batches was looked at"
+    ]
+    unseen = "an input has a free dimension: the figures are of the first batch; no other batch was looked at"
+    assert read(Texts(*[8] * 9), look_seconds=0.0).assumed == [unseen]
+    assert read(Texts(*[8] * 9)).assumed == []
+    assert read(Texts(*[8] * 9), look_seconds=1e-9, length=8).assumed == []

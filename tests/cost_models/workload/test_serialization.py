@@ -19,7 +19,7 @@ from cost_models.errors import WorkloadError
 from cost_models.hardware.lookup import cluster
 from cost_models.workload.affine import Affine
 from cost_models.workload.serialization import workload_digest, workload_from_dict, workload_to_dict
-from cost_models.workload.workload import Phase, Tensor
+from cost_models.workload.workload import OtherBatch, Phase, Tensor
 from tests.builders.workloads import dense, looping
 from tests.models import zoo
 
@@ -38,6 +38,14 @@ VALUES = (*NUMBERS, None, "", "x", [], [1, 2], [1, 2, 3], {}, {"a": 1}, LEFT_OUT
 def test_a_workload_survives_json(workload):
     again = workload_from_dict(json.loads(json.dumps(workload_to_dict(workload))))
     assert again == workload
+
+
+def test_programs_on_other_batches_survive_json():
+    workload = replace(DENSE, largest=OtherBatch(dense(2 * K, N), 64, 32), validation=OtherBatch(looping(), 4096))
+    again = workload_from_dict(json.loads(json.dumps(workload_to_dict(workload))))
+    assert again == workload
+    assert again != DENSE
+    assert again.validation.usual is None
     assert hash(again) == hash(workload)
     assert again.ops == workload.ops
     assert again.tensors == workload.tensors

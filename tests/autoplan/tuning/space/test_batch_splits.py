@@ -76,3 +76,20 @@ def test_the_baseline_on_all_devices():
     assert [one.mesh.data for one in on_all_devices(situation(devices=4))] == [4]
     assert on_all_devices(situation()) == []
     assert on_all_devices(situation(config(6), devices=4)) == []
+
+
+BUCKETS = {"looked": 9, "of": 9, "common": [[16, 128]], "largest": [[16, 128]], "mean_rows": 37.2}
+
+
+def test_batches_that_cannot_be_joined_are_split():
+    """An update of the script's one batch is split; more samples an update are more of its batches."""
+    where = situation(config(4), splits_only=True)
+    assert splits(where, limits()) == [(4, 1, 1, False), (2, 2, 1, False), (1, 4, 1, False)]
+    assert splits(where, limits((8, 8))) == [(4, 2, 1, False)]
+    assert splits(situation(config(2, 2), splits_only=True), limits()) == [(2, 2, 1, False)]
+
+
+def test_batches_that_differ_in_rows_have_no_other_effective_batch():
+    buckets = BUCKETS | {"differ_in_rows": True, "differ_in_shape": True}
+    where = situation(config(16), rebatchable=False, batches=buckets)
+    assert splits(where, limits((64, 256))) == [(16, 1, 1, False)]

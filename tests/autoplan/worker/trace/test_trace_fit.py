@@ -7,8 +7,15 @@ import pytest
 from autoplan.errors import WorkloadError
 from autoplan.runtime.data import data_facts
 from autoplan.worker.trace import trace_fit
-from autoplan.worker.trace.trace_fit import trace_at_batch, trace_with_fallback, training_batch
+from autoplan.worker.trace.trace_fit import (
+    trace_at_batch,
+    trace_with_fallback,
+    training_batch,
+    with_largest_batch,
+)
+from cost_models.memory import memory
 from tests.builders.configs import local_config
+from tests.builders.workloads import cluster
 from tests.models import zoo
 
 BATCH = 4
@@ -61,3 +68,31 @@ def test_a_batch_whose_indices_overflow_is_traced_at_the_datas_own_unless_the_st
     else:
         trace_with_fallback(None, {}, facts, 2**31, local_config(8))
     assert traced == [2**31, 16]
+
+
+class Lengths(keras.utils.PyDataset):
+    """Batches of four sequences; one is eight times as long as the others."""
+
+    def __len__(self):
+        return 5
+
+    def __getitem__(self, index):
+        length = 256 if index == 3 else 32
+        return np.zeros((4, length), "int32"), np.zeros((4, 1), "float32")
+
+
+def test_the_largest_batch_is_traced_beside_the_usual_one():
+    """Two matrices of scores, each as long as wide, take 64 times as much where the sequence is 8 times as long."""
+    tokens = keras.Input((None,), dtype="int32")
+    embedded = keras.layers.Embedding(50, 8)(tokens)
+    attended = keras.layers.Attention()([embedded, embedded])
+    model = keras.Model(tokens, keras.layers.Dense(1)(keras.layers.GlobalAveragePooling1D()(attended)))
+    model.compile("adam", "mse")
+    arguments = {"x": Lengths()}
+    facts = data_facts.describe(arguments, look_seconds=5.0)
+    usual = trace_at_batch(model, arguments, facts, BATCH, local_config(BATCH))
+    both = with_largest_batch(usual, model, arguments, facts, facts.shapes.largest, local_config(BATCH))
+    assert (both.largest.rows, both.largest.usual) == (4, 4)
+    alone, together = (memory(one, local_config(BATCH), cluster()).activations for one in (usual, both))
+    scores = 4 * 256 * 256 * 4
+    assert alone < scores < together
