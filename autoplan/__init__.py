@@ -89,16 +89,15 @@ def optimize(
     """Tune a model for some hardware, as `autoplan tune` does, and return the best verified plan.
 
     builder          a compiled `keras.Model`, a function that builds and compiles one, or a source of `autoplan tune`.
-                     A live model is not changed: a Functional or Sequential model is built again from its config for
-                     each trial. Precision, remat and mesh of a subclassed model are tuned only through a function
+                     A live model is not changed: a Functional or Sequential model is built again for each trial.
+                     Precision, remat and mesh of a subclassed model are tuned only through a function
     data             (x, y), a dict of arguments of `fit`, or a function that returns either. None: synthetic batches
     effective_batch  "keep", or the samples per update: "256", or a range to try, "64..4096" or (64, 4096)
     fix, only        knobs to pin, as {"precision": "float32"}, and the knobs to tune, as ["batch"]
     headroom         fraction of the memory that stays free; `budget` is in seconds or "10m", `memory_limit` "2GiB"
     compile_count    for absent hardware, the largest number of candidates to compile; `witnesses` is its former name
     input_shape      without data: the sizes of a sample, (224, 224, 3), or {"ids": (512,)} by the names of inputs
-    watch            called with every `autoplan.tuning.request.Event`, instead of printing the progress
-    verbose          1: print the progress on stderr, one line per stage (a table in a terminal); 0: print nothing
+    watch, verbose   called with every `autoplan.tuning.request.Event`; without it, 1 prints progress on stderr, 0 nothing
 
     Works in scripts and notebooks. Raises AutoplanError: NoFeasibleConfiguration where nothing fits or keeps `fix`.
     """
@@ -107,7 +106,7 @@ def optimize(
 
     request = TuneRequest(
         hardware=_named(hardware),
-        source=_source(builder, data),
+        source=_source(builder, data, input_shape),
         backend=backend,
         devices=devices,
         trials=trials,
@@ -273,8 +272,15 @@ def _progress(watch: Watch | None, verbose: int) -> AbstractContextManager[Watch
     return progress.watching(sys.stderr)
 
 
-def _source(builder: Any, data: Any) -> SourceSpec:
-    """Return the source, for a worker, of a live model, a file or module, or a function."""
+def _source(builder: Any, data: Any, input_shape: Any = None) -> SourceSpec:
+    """Return the source, for a worker, of a live model, a file or module, or a function, with given input shapes."""
+    from autoplan import parsing
+
+    texts = [input_shape] if isinstance(input_shape, str) else parsing.shape_texts(input_shape)
+    return _resolved(builder, data).model_copy(update={"input_shapes": parsing.input_shapes(texts)})
+
+
+def _resolved(builder: Any, data: Any) -> SourceSpec:
     from autoplan.sources import source
 
     if isinstance(builder, str | Path):
