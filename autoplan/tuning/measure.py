@@ -157,5 +157,8 @@ def _exact(findings: Findings) -> bool:
     """Whether the best prediction's losses must be the baseline's."""
     facts, best = findings.observation, findings.shortlist[0]
     return exactness_expected(
-        findings.space.baseline, best, random_layers=facts.random_layers, batch_norm=facts.batch_norm
+        findings.space.baseline,
+        best,
+        random_numbers=facts.draws_random_numbers,
+        batch_statistics=facts.takes_batch_statistics,
     )

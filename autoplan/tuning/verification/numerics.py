@@ -45,9 +45,11 @@ def trains_with_same_program(reference: TrainConfig, winner: TrainConfig) -> boo
     return reference.key(NUMBERS) == winner.key(NUMBERS)
 
 
-def exactness_expected(baseline: TrainConfig, winner: TrainConfig, *, random_layers: bool, batch_norm: bool) -> bool:
-    """Return whether results should agree within rounding: both in float32, no random numbers, no BatchNorm."""
-    return _float32(baseline, winner) and not random_layers and not batch_norm
+def exactness_expected(
+    baseline: TrainConfig, winner: TrainConfig, *, random_numbers: bool, batch_statistics: bool
+) -> bool:
+    """Return whether results should agree within rounding: in float32, without random numbers and batch statistics."""
+    return _float32(baseline, winner) and not random_numbers and not batch_statistics
 
 
 def _float32(baseline: TrainConfig, winner: TrainConfig) -> bool:
@@ -58,15 +60,20 @@ class _Stopped(Exception):
     """A run failed, or cannot be compared; the text says why."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class TrainingComparison:
-    """Compares two configurations. `tell` shows what is run."""
+    """Compares two configurations.
+
+    tell   shows what is run
+    alone  whether every seed takes a process of its own, because several in one ran out of memory
+    """
 
     jobs: JobRunner
     observation: Observation
     reference: TrainConfig
     winner: TrainConfig
     tell: Callable[[str], None]
+    alone: bool = False
 
     def result(self) -> Numerics:
         """Return the verdict; `not_compared` with the reason where there is none."""
@@ -87,7 +94,10 @@ class TrainingComparison:
     def _compare(self) -> Numerics:
         facts = self.observation
         expected = exactness_expected(
-            self.reference, self.winner, random_layers=facts.random_layers, batch_norm=facts.batch_norm
+            self.reference,
+            self.winner,
+            random_numbers=facts.draws_random_numbers,
+            batch_statistics=facts.takes_batch_statistics,
         )
         seeds = range(FIRST_SEED, FIRST_SEED + (1 if expected else SEEDS))
         theirs = self._baseline_runs(seeds, changes_to=str(self._changes))
@@ -146,7 +156,7 @@ class TrainingComparison:
         known = Circumstances(
             self._tolerances,
             self.winner.precision.compute_dtype,
-            other_statistics=facts.batch_norm and sizes[0] != sizes[1],
+            other_statistics=facts.takes_batch_statistics and sizes[0] != sizes[1],
         )
         verdict, detail, state = within_seeds(theirs, ours, known)
         return replace(found, verdict=verdict, detail=detail, state=state, seeds=len(theirs))
@@ -199,6 +209,8 @@ class TrainingComparison:
         return self._run(self.reference, seeds, compare_with=str(self._changes), **options)
 
     def _run(self, config: TrainConfig, seeds: Sequence[int], **options: Any) -> NumericsRun:
+        """Run the updates with some seeds, or with the first of them."""
+        seeds = seeds[:1] if self.alone else seeds
         whose = "plan's" if config == self.winner else "baseline's"
         shown = f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {seeds[0]} to {seeds[-1]}"
         self.tell(f"verification, {self._updates} updates with {shown}: {config.describe()}")
@@ -206,6 +218,9 @@ class TrainingComparison:
         found = self.jobs.numerics(
             config, seeds=list(seeds), updates=self._updates, options={"accumulations": accumulations, **options}
         )
+        if isinstance(found, Failure) and found.out_of_memory and len(seeds) > 1:
+            self.alone = True
+            return self._run(config, seeds, **options)
         if isinstance(found, Failure):
             raise _Stopped(f"the run for the {whose} losses failed ({found.kind.value}: {found.message})")
         return found

@@ -39,10 +39,9 @@ def remember_initializers() -> Callable[[], None]:
 
 @dataclass(frozen=True)
 class StartingPoint:
-    """The values with which a fit begins, and how those that were drawn at random are drawn with another seed."""
+    """How each variable gets the value with which a fit begins, for a seed. Values that are zero are not kept."""
 
-    values: tuple[tuple[Any, Any], ...]
-    draws: tuple[tuple[Any, Callable[[int], Any]], ...]
+    values: tuple[tuple[Any, Callable[[int], Any]], ...]
 
     @classmethod
     def of(cls, model: Any, *, given_weights: bool) -> StartingPoint | None:
@@ -51,31 +50,35 @@ class StartingPoint:
         given_weights  keep the weights: only seeds of random numbers are drawn again
         """
         _build_optimizer(model)
-        variables = [*model.variables, *model.optimizer.variables]
-        values = tuple((variable, _value(variable)) for variable in variables)
-        generators = _seed_generators(model)
-        draws: list[tuple[Any, Callable[[int], Any]]] = [
-            (generator.state, functools.partial(_seed_state, _value(generator.state)))
-            for generator in generators
-            if generator._initial_seed is None
-        ]
-        seeds = {id(generator.state) for generator in generators}
-        for variable, value in () if given_weights else values[: len(model.variables)]:
-            if id(variable) in seeds:
-                continue
-            known, draw = _drawing(variable, value)
-            if not known and variable.trainable:
-                return None
-            if draw is not None:
-                draws.append((variable, draw))
-        return cls(values, tuple(draws))
+        generators = {id(one.state): one for one in _seed_generators(model)}
+        own = {id(variable) for variable in model.variables}
+        values: list[tuple[Any, Callable[[int], Any]]] = []
+        shared = [one.state for one in generators.values() if id(one.state) not in own]
+        for variable in [*model.variables, *model.optimizer.variables, *shared]:
+            value = _value(variable)
+            draw: Callable[[int], Any] | None = None
+            if id(variable) in generators:
+                drawn = generators[id(variable)]._initial_seed is None
+                draw = functools.partial(_seed_state, value) if drawn else None
+            elif id(variable) in own and not given_weights:
+                known, draw = _drawing(variable, value)
+                if not known and variable.trainable:
+                    return None
+            values.append((variable, draw or _kept(value)))
+        return cls(tuple(values))
 
     def begin(self, seed: int) -> None:
         """Set all variables to where a fit with this seed begins."""
         for variable, value in self.values:
-            variable.assign(value)
-        for variable, draw in self.draws:
-            variable.assign(draw(seed))
+            variable.assign(value(seed))
+
+
+def _kept(value: Any) -> Callable[[int], Any]:
+    """Return a function that gives this value for every seed."""
+    if value.any():
+        return lambda seed: value
+    shape, dtype = value.shape, value.dtype
+    return lambda seed: np.zeros(shape, dtype)
 
 
 def _drawing(variable: Any, value: Any) -> tuple[bool, Callable[[int], Any] | None]:

@@ -78,7 +78,7 @@ def _run(fit: TrialFit, data: UpdateData, seed: int) -> tuple[UpdateRun, list[Va
     recorder = UpdateRecorder(int(fit.options.get("updates", 20)) * accumulation)
     seed_fit(seed)
     _fit(fit, fit.arguments(data.arguments, data.facts), recorder)
-    changes = [] if recorder.before is None else recorder.before.changes_to(Values.of(model))
+    changes = [] if recorder.before is None else recorder.before.changes(model)
     losses = np.asarray(recorder.losses[: len(recorder.losses) // accumulation * accumulation], dtype="float64")
     weight_change = weight_changes.weight_norm(changes) if changes else None
     run = UpdateRun(

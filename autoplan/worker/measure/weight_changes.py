@@ -54,7 +54,7 @@ def kinds_of_state(model: Any) -> dict[int, VariableKind]:
 
 @dataclass(frozen=True)
 class Values:
-    """The values of a model's variables at one moment, in the order of `model.variables`."""
+    """The values of a model's variables at one moment, in the order of `model.variables`, metrics left out."""
 
     paths: tuple[str, ...]
     kinds: tuple[VariableKind, ...]
@@ -63,17 +63,32 @@ class Values:
     @classmethod
     def of(cls, model: Any) -> Values:
         """Copy the values of all variables except metrics."""
-        state, trained = kinds_of_state(model), {id(variable) for variable in model.trainable_variables}
-        known = [variable for variable in model.variables if id(variable) in trained or id(variable) in state]
-        kinds: list[VariableKind] = ["weight" if id(one) in trained else state[id(one)] for one in known]
-        return cls(tuple(one.path for one in known), tuple(kinds), tuple(_array(one) for one in known))
+        known = _variables(model)
+        paths, kinds = tuple(variable.path for variable, _ in known), tuple(kind for _, kind in known)
+        return cls(paths, kinds, tuple(_array(variable) for variable, _ in known))
 
-    def changes_to(self, later: Values) -> list[VariableChange]:
-        """Return the changes from these values to later ones; empty where the model had no variables before."""
-        if self.paths != later.paths:
+    def changes(self, model: Any) -> list[VariableChange]:
+        """Return the changes from these values to the present ones; empty where the model had no variables before.
+
+        The changes take the place of these values, so that only one copy of the weights is held.
+        """
+        now = _variables(model)
+        if self.paths != tuple(variable.path for variable, _ in now):
             return []
-        known = zip(self.paths, self.kinds, self.arrays, later.arrays, strict=True)
-        return [VariableChange(path, kind, after - before) for path, kind, before, after in known]
+        for before, (variable, _) in zip(self.arrays, now, strict=True):
+            np.subtract(_array(variable), before, out=before)
+        known = zip(self.paths, self.kinds, self.arrays, strict=True)
+        return [VariableChange(path, kind, change) for path, kind, change in known]
+
+
+def _variables(model: Any) -> list[tuple[Any, VariableKind]]:
+    """Return the variables of a model with their kinds, without metrics."""
+    state, trained = kinds_of_state(model), {id(variable) for variable in model.trainable_variables}
+    return [
+        (variable, "weight" if id(variable) in trained else state[id(variable)])
+        for variable in model.variables
+        if id(variable) in trained or id(variable) in state
+    ]
 
 
 def _array(variable: Any) -> Array:
@@ -109,39 +124,47 @@ def compare(changes: list[VariableChange], path: Path) -> ChangeComparison | Non
     The difference of a variable is the norm of (these changes - those of the file), relative to the norm of the change
     in the file. Seed states are left out: they count the draws of a process.
     """
+    measured: list[tuple[VariableChange, Array, float, float]] = []
     with np.load(path) as saved:
         if not changes or len(saved.files) != len(changes):
             return None
-        theirs = {number: saved[f"arr_{number}"] for number in range(len(changes))}
-    if any(theirs[number].shape != one.change.shape for number, one in enumerate(changes)):
-        return None
-    weights = {number: one for number, one in enumerate(changes) if one.kind == "weight"}
-    elements = sum(one.change.size for one in weights.values())
-    whole = math.sqrt(sum(_norm(theirs[number]) ** 2 for number in weights))
-    apart = math.sqrt(sum(_norm(one.change - theirs[number]) ** 2 for number, one in weights.items()))
-    mean_change = whole / math.sqrt(max(elements, 1))
-    compared = [
-        _difference(one, theirs[number], mean_change if one.kind == "weight" else 0.0)
-        for number, one in enumerate(changes)
-        if one.kind != "seed"
-    ]
-    return ChangeComparison(weights=_ratio(apart, whole), variables=compared)
+        for name, one in zip(saved.files, changes, strict=True):
+            theirs = saved[name]
+            if theirs.shape != one.change.shape:
+                return None
+            measured.append((one, theirs.ravel()[:2], _norm(theirs), _norm(one.change - theirs)))
+    weights = [(one.change.size, whole, apart) for one, _, whole, apart in measured if one.kind == "weight"]
+    all_changes = math.sqrt(sum(whole**2 for _, whole, _ in weights))
+    mean_change = all_changes / math.sqrt(max(1, sum(size for size, _, _ in weights)))
+    return ChangeComparison(
+        weights=_ratio(math.sqrt(sum(apart**2 for *_, apart in weights)), all_changes),
+        variables=[
+            _difference(one, first, whole, apart, mean_change if one.kind == "weight" else 0.0)
+            for one, first, whole, apart in measured
+            if one.kind != "seed"
+        ],
+    )
 
 
-def _difference(ours: VariableChange, theirs: Array, mean_change: float) -> VariableDifference:
-    least = NEGLIGIBLE_CHANGE * mean_change * math.sqrt(max(theirs.size, 1))
-    scalar = theirs.size == 1
+def _difference(
+    ours: VariableChange, first: Array, whole: float, apart: float, mean_change: float
+) -> VariableDifference:
+    """Return the difference of a variable whose change in the file has the norm `whole` and begins with `first`."""
+    least = NEGLIGIBLE_CHANGE * mean_change * math.sqrt(max(ours.change.size, 1))
+    scalar = ours.change.size == 1
     return VariableDifference(
         path=ours.path,
         kind=ours.kind,
-        difference=_ratio(_norm(ours.change - theirs), max(_norm(theirs), least)),
-        baseline_change=float(theirs.ravel()[0]) if scalar else None,
+        difference=_ratio(apart, max(whole, least)),
+        baseline_change=float(first[0]) if scalar else None,
         plan_change=float(ours.change.ravel()[0]) if scalar else None,
     )
 
 
 def _norm(array: Array) -> float:
-    return float(np.linalg.norm(array.ravel().astype("float64")))
+    """Return the Euclidean norm, summed in float64."""
+    flat = array.ravel()
+    return math.sqrt(float(np.einsum("i,i->", flat, flat, dtype="float64")))
 
 
 def _ratio(part: float, whole: float) -> float:

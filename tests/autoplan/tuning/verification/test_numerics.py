@@ -45,12 +45,12 @@ def weights(difference, *, path="dense/kernel"):
         ({}, {}, True),
         ({"remat": {"mode": "activations"}}, {}, True),
         ({"precision": "mixed_bfloat16"}, {}, False),
-        ({}, {"random_layers": True}, False),
-        ({}, {"batch_norm": True}, False),
+        ({}, {"random_numbers": True}, False),
+        ({}, {"batch_statistics": True}, False),
     ],
 )
 def test_equal_results_are_expected_in_float32_without_dropout_and_batch_norm(changes, facts, expected):
-    facts = {"random_layers": False, "batch_norm": False} | facts
+    facts = {"random_numbers": False, "batch_statistics": False} | facts
     assert exactness_expected(config(), config(**changes), **facts) is expected
 
 
@@ -111,6 +111,16 @@ def test_seeds_that_one_process_cannot_run_take_further_processes():
     client = FakeClient(observation(OWN, random_layers=True), losses=differing(0.001), plant=alone)
     assert compared(client).verdict == "within_seed_band"
     assert [seeds[0] for own, seeds in jobs_of(client) if own == OWN] == [1, 2, 3, 4, 5]
+
+
+def test_seeds_that_do_not_fit_in_one_process_take_one_each():
+    def plant(job):
+        several = job.kind is JobKind.NUMERICS and len(job.options["seeds"]) > 1
+        return failure() if several else None
+
+    client = FakeClient(observation(OWN, random_layers=True), losses=differing(0.001), plant=plant)
+    assert compared(client).verdict == "within_seed_band"
+    assert [seeds for own, seeds in jobs_of(client) if own == OWN] == [[1, 2, 3, 4, 5], [1], [2], [3], [4], [5]]
 
 
 def test_a_difference_is_called_one_only_after_the_baseline_has_repeated_its_results():
