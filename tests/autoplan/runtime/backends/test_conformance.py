@@ -13,10 +13,11 @@ import pytest
 
 from autoplan.errors import ConfigError, NeverFits
 from autoplan.jobs.client import Client
-from autoplan.jobs.messages import Job, JobKind, Observation
+from autoplan.jobs.messages import Job, JobKind, NumericsRun, Observation
 from autoplan.machine import local_hardware
 from autoplan.plan.records import Measurement
 from autoplan.sources import source
+from cost_models.config import Precision
 
 CHECKS = Path(__file__).with_name("checks.py")
 BACKENDS = ("jax", "tensorflow", "torch")
@@ -248,20 +249,71 @@ def test_a_fit_is_measured(worker, observed):
     assert found.recompilations == 0 or worker.name == "jax"  # its last, partial batch
 
 
-def test_losses_are_the_same_for_a_seed_and_for_micro_batches(worker, observed):
-    own = observed.config
-    batch = own.batch
+def test_a_few_updates_are_the_same_for_a_seed_and_for_micro_batches(worker, observed, tmp_path):
+    own, batch, kept = observed.config, observed.config.batch, str(tmp_path / "changes.npz")
     cut = worker.changed(own, batch=type(batch)(batch.local // 4, accumulation=4))
 
-    def losses(config, seed):
-        options = {"seeds": [seed], "updates": 6}
-        return worker.value(JobKind.NUMERICS, config=config, baseline=own, options=options)["runs"][0]["losses"]
+    def ran(config, seeds, **options):
+        options = {"seeds": seeds, "updates": 6, "accumulations": [1, 4], **options}
+        return NumericsRun.model_validate(worker.value(JobKind.NUMERICS, config=config, baseline=own, options=options))
 
-    first, other = losses(own, 1), losses(own, 2)
-    assert len(first) == 6
-    assert losses(own, 1) == pytest.approx(first, rel=1e-6)
-    assert losses(cut, 1) == pytest.approx(first, rel=1e-5)
-    assert other != pytest.approx(first, rel=1e-3)
+    first = ran(own, [1, 2], changes_to=kept)
+    halves, second = ran(cut, [1], compare_with=kept), ran(own, [2])
+    assert [run.seed for run in first.runs] == [1, 2], "both seeds in one process"
+    assert [run.applied for run in (*first.runs, *halves.runs)] == [6, 6, 6]
+    assert halves.runs[0].losses == pytest.approx(first.runs[0].losses, rel=1e-5)
+    assert first.remainder_rows == halves.remainder_rows == 2000 % batch.effective > 0
+    assert 0 < halves.compared.weights < 1e-3
+    assert max(one.difference for one in halves.compared.variables) < 1e-3
+    for other in (first.runs[1], second.runs[0]):
+        assert other.losses != pytest.approx(first.runs[0].losses, rel=1e-3)
+        assert other.losses == pytest.approx(first.runs[0].losses, rel=0.5)
+        assert other.weight_change == pytest.approx(first.runs[0].weight_change, rel=0.2)
+
+
+LATE = """
+import keras
+import numpy as np
+
+class Noisy(keras.layers.Layer):
+    def build(self, shape):
+        self.seed_generator = keras.random.SeedGenerator(3)
+        self.calls = self.add_weight(shape=(), dtype="int32", initializer="zeros", trainable=False, name="calls")
+
+    def call(self, x, training=False):
+        if training:
+            self.calls.assign(self.calls + 1)
+            x = x + keras.random.normal(keras.ops.shape(x), dtype=x.dtype, seed=self.seed_generator)
+        return x
+
+keras.utils.set_random_seed(0)
+x = np.random.default_rng(0).normal(size=(96, 4)).astype("float32")
+y = (1e8 * x[:, :1]).astype("float32")
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4), Noisy(), keras.layers.Dense(1)])
+model.compile(keras.optimizers.SGD(1e-20), "mse")
+model.fit(x, y, batch_size=32, verbose=0)
+"""
+
+
+def test_counters_draws_and_skipped_updates_are_seen(worker, tmp_path):
+    script, kept = tmp_path / "late.py", str(tmp_path / "changes.npz")
+    script.write_text(LATE)
+    own = Observation.model_validate(worker.value(JobKind.OBSERVE, script=script, arguments=())).config
+
+    def ran(config, **options):
+        job = {"config": config, "baseline": own, "options": {"updates": 3, "accumulations": [1, 2], **options}}
+        return NumericsRun.model_validate(worker.value(JobKind.NUMERICS, script=script, arguments=(), **job))
+
+    first = ran(own, changes_to=kept)
+    (calls,) = [
+        one
+        for one in ran(own.with_(batch=type(own.batch)(16, accumulation=2)), compare_with=kept).compared.variables
+        if one.kind == "state"
+    ]
+    assert (calls.path.rpartition("/")[2], calls.baseline_change, calls.plan_change) == ("calls", 3, 6)
+    assert [path.rpartition("/")[2] for path in first.runs[0].random_draws] == ["seed_generator_state"]
+    skipped = ran(own.with_(precision=Precision.MIXED_FLOAT16)).runs[0]
+    assert (first.runs[0].applied, skipped.applied, skipped.weight_change) == (3, 0, 0.0)
 
 
 def test_the_machine_is_measured(worker):
