@@ -144,10 +144,10 @@ def test_a_pin_is_kept_where_one_configuration_with_it_runs(tune):
     ("wishes", "ended"),
     [
         ({"trials": 1}, "trials ended because all 1 trials are done"),
-        ({"budget_seconds": 45.0}, "trials ended because the rest of the budget is reserved"),
+        ({"budget_seconds": 45.0}, "trials ended because the budget is spent"),
         (
             {"budget_seconds": 45.0, "only": (), "fix": {"accumulation": "1"}},
-            "trials ended because the rest of the budget is reserved",
+            "trials ended because the budget is spent",
         ),
     ],
 )

@@ -305,11 +305,8 @@ def test_counters_draws_and_skipped_updates_are_seen(worker, tmp_path):
         return NumericsRun.model_validate(worker.value(JobKind.NUMERICS, script=script, arguments=(), **job))
 
     first = ran(own, changes_to=kept)
-    (calls,) = [
-        one
-        for one in ran(own.with_(batch=type(own.batch)(16, accumulation=2)), compare_with=kept).compared.variables
-        if one.kind == "state"
-    ]
+    halves = ran(own.with_(batch=type(own.batch)(16, accumulation=2)), compare_with=kept)
+    (calls,) = [one for one in halves.compared.variables if one.kind == "state"]
     assert (calls.path.rpartition("/")[2], calls.baseline_change, calls.plan_change) == ("calls", 3, 6)
     assert [path.rpartition("/")[2] for path in first.runs[0].random_draws] == ["seed_generator_state"]
     skipped = ran(own.with_(precision=Precision.MIXED_FLOAT16)).runs[0]
