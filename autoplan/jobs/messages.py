@@ -151,6 +151,9 @@ class Observation(Value):
         [], description="callbacks with batch hooks that count or are own code"
     )
     counting_code: list[str] = Field([], description="classes whose own code adds a number at every micro-step")
+    other_models: list[str] = Field([], description="models with weights at the fit that the tuned model is no part of")
+    own_policies: list[str] = Field([], description="dtype policies that the process had before the fit")
+    may_fit_again: bool = Field(False, description="the script's text has other calls of fit, or one in a loop")
     intercepted: list[str] = Field([], description="calls of the script that a candidate overrides")
     why_fixed_batch: str = Field("", description="why the batch cannot be changed, where `rebatchable` is false")
     probe: SplitProbe | None = Field(None, description="what micro-steps showed; None: the model was not probed")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import inspect
 from collections import Counter
@@ -70,6 +71,28 @@ def counting_code(model: Any) -> list[str]:
     """Return the classes of a model, its layers and its metrics whose own code adds a number at every micro-step."""
     parts = [*model._flatten_layers(), *getattr(model, "metrics", [])]
     return sorted({type(one).__name__ for one in parts if counts_micro_steps(one)})
+
+
+def other_models(model: Any) -> list[str]:
+    """Return the names of other models in this process that have weights of their own, and none of this model's.
+
+    A model that is a part of another one is left out.
+    """
+    if not _models_without_weights_of(model):
+        return []
+    gc.collect()  # a model that the script has dropped may still be there
+    found = _models_without_weights_of(model)
+    whole = [one for one, weights in found if not any(weights < others for _, others in found)]
+    return sorted({one.name for one in whole})
+
+
+def _models_without_weights_of(model: Any) -> list[tuple[Any, set[int]]]:
+    """Return models with the identities of their weights, without those that Keras makes inside a Sequential model."""
+    every = [one for one in gc.get_objects() if issubclass(type(one), keras.Model) and getattr(one, "built", False)]
+    inside = {id(getattr(one, "_functional", None)) for one in every}
+    known = {id(weight) for weight in model.weights}
+    found = [(one, {id(weight) for weight in one.weights}) for one in every if id(one) not in inside]
+    return [(one, weights) for one, weights in found if weights and not weights & known]
 
 
 def has_added_losses(model: Any) -> bool:

@@ -1,7 +1,8 @@
-"""Detects in a script's text that it trains in a custom loop without `fit`, so that no job waits for that loop."""
+"""Reads from a script's text how it trains: in a custom loop, for which no job waits, or in several calls of `fit`."""
 
 from __future__ import annotations
 
+import ast
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -13,6 +14,10 @@ PATIENCE_SECONDS = 60.0
 """Time that a script may run before its text is searched for a custom loop and a call of `fit`."""
 _WORDS = ("train_on_batch", "GradientTape", "value_and_grad", "stateless_apply", "stateless_call", ".backward(")
 _FIT = ".fit("
+_KERAS_ARGUMENTS = frozenset(
+    ("batch_size", "epochs", "verbose", "callbacks", "validation_split", "validation_data", "steps_per_epoch")
+)
+"""Arguments by which a call of `fit` of Keras differs from that of other libraries."""
 _OURS = tuple(Path(__file__).parents[2] / package for package in ("autoplan", "cost_models"))
 
 
@@ -25,6 +30,28 @@ def custom_loop_functions(source: SourceSpec) -> list[str]:
 def contains_fit(source: SourceSpec) -> bool:
     """Return whether the script or its own imported modules contain a call of `fit`."""
     return any(_FIT in text for text in _texts(source))
+
+
+def may_fit_again(source: SourceSpec) -> bool:
+    """Return whether the script contains several calls of Keras's `fit`, or calls it in a loop."""
+    found = 0
+    for text in _texts(source):
+        try:
+            tree = ast.parse(text)
+        except SyntaxError:
+            continue
+        loops = [one for one in ast.walk(tree) if isinstance(one, ast.For | ast.While)]
+        found += sum(map(_fits, ast.walk(tree))) + sum(_fits(one) for loop in loops for one in ast.walk(loop))
+    return found > 1
+
+
+def _fits(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "fit"
+        and any(keyword.arg in _KERAS_ARGUMENTS for keyword in node.keywords)
+    )
 
 
 class LoopWatch:

@@ -63,6 +63,8 @@ def observe_fit(call: FitCall, facts: DataFacts, seen: SeenCalls, backend: Backe
         ],
         batch_callbacks=callbacks.batch_callbacks(arguments.get("callbacks")),
         counting_code=model_facts.counting_code(model),
+        other_models=model_facts.other_models(model),
+        own_policies=sorted(seen.policies),
         intercepted=list(seen.overridden),
         held=_fixed_knobs(model),
         layer_kinds=model_facts.layer_kinds(model),

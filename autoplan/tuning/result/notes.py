@@ -8,6 +8,7 @@ from typing import Literal
 
 from autoplan import formatting
 from autoplan.jobs.messages import Observation
+from autoplan.plan import knobs
 from autoplan.tuning.space.held_batch import why_not_split
 from autoplan.tuning.space.known_issues import Effect, Versions, applying
 from cost_models.config import TrainConfig
@@ -69,6 +70,7 @@ def notes_for(
         *_of_the_change(config, baseline, observation),
         *_of_the_remainder(config, baseline, observation),
         *_of_callbacks(config, baseline, observation),
+        *_of_other_models(config, baseline, observation),
         *_of_known_issues(config, observation, versions),
         *_of_the_script(observation),
         *observation.assumed,
@@ -265,6 +267,34 @@ def _of_callbacks(config: TrainConfig, baseline: TrainConfig, observation: Obser
             f"code of {', '.join(observation.counting_code)} adds a number at every micro-step, of which there are "
             f"{ratio:.3g} times as many under the plan, so a count of micro-steps means another number of samples"
         )
+
+
+def _of_other_models(config: TrainConfig, baseline: TrainConfig, observation: Observation) -> Iterator[str]:
+    """Describe settings that other models of the script get as well, because Keras sets them for a process.
+
+    `autoplan train` gives a model its own precision back before its fit, unless the script sets policies itself.
+    """
+    changed = [name for name in knobs.build_fields() if getattr(config, name) != getattr(baseline, name)]
+    for_all = [name for name in changed if name != "precision" or len(observation.own_policies) > 1]
+    others = observation.other_models
+    if others and changed:
+        fits = "" if for_all else ", except in a fit of their own under `autoplan train`"
+        yield (
+            f"{_settings(config, baseline, changed)} also for the other models of the script "
+            f"({formatting.listed(others)}){fits}; they were neither tuned nor compared"
+        )
+    elif observation.may_fit_again and for_all:
+        yield (
+            f"{_settings(config, baseline, for_all)} for every model that the script trains; a model of another fit "
+            "was neither tuned nor compared"
+        )
+
+
+def _settings(config: TrainConfig, baseline: TrainConfig, fields: Iterable[str]) -> str:
+    """Return the changed settings of these fields, as the subject of a sentence and its verb."""
+    rows = [knob for name in fields for knob in knobs.parts_of(name) if knob.value(config) != knob.value(baseline)]
+    named = [f"{knob.label} {knobs.formatted(knob.value(config))}" for knob in rows]
+    return f"{' and '.join(named)} {'is' if len(named) == 1 else 'are'} set"
 
 
 def _of_the_script(observation: Observation) -> Iterator[str]:

@@ -31,7 +31,7 @@ from autoplan.runtime.user_code.failure_reason import reason
 from autoplan.sources.source import SourceSpec
 from autoplan.worker import run_to_fit, synthetic_data
 from autoplan.worker.channel import Channel, disk_is_full
-from autoplan.worker.custom_loops import PATIENCE_SECONDS, LoopWatch
+from autoplan.worker.custom_loops import PATIENCE_SECONDS, LoopWatch, may_fit_again
 from autoplan.worker.files.guard import guard_of
 from autoplan.worker.measure.epoch_events import run_one_training_micro_step, run_validation_batch
 from autoplan.worker.measure.fit_start import FitStart
@@ -237,7 +237,9 @@ class JobProcess:
         # With abstract variables, the memory of this process says nothing about a training.
         resident = None if self._abstract() else processes.standalone_bytes(os.getpid())
         written = list(self.guard.before_fit)
-        return found.model_copy(update={"process_bytes": resident, "files_written": written})
+        source = self.job.source
+        again = source is not None and source.kind == "script" and may_fit_again(source)
+        return found.model_copy(update={"process_bytes": resident, "files_written": written, "may_fit_again": again})
 
     def _trace(self, call: FitCall, facts: DataFacts) -> Answer:
         from autoplan.worker.trace.trace_fit import trace_with_fallback, with_largest_batch, with_validation

@@ -138,3 +138,29 @@ def test_the_precision_is_that_of_the_global_policy():
     assert model_facts.precision_of(compiled(), {"float32"}) is Precision.FLOAT32
     assert model_facts.precision_of(with_own, {"float32"}) is Precision.OTHER
     assert model_facts.precision_of(with_own, {"float32", "mixed_bfloat16"}) is Precision.MIXED_BFLOAT16
+
+
+def test_other_models_are_those_with_weights_of_their_own():
+    tuned = compiled(keras.layers.Dense(2))
+    before = model_facts.other_models(tuned)
+    base = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(2)], name="base_of_teacher")
+    teacher = keras.Sequential([keras.layers.Input((4,)), base, keras.layers.Dense(1)], name="teacher")
+    shared = keras.Model(tuned.inputs, tuned.layers[0].output, name="features")
+    without = keras.Sequential([keras.layers.Input((4,)), keras.layers.Flatten()], name="flattening")
+    assert set(model_facts.other_models(tuned)) - set(before) == {"teacher"}
+    del base, teacher, shared, without
+    assert "teacher" not in model_facts.other_models(tuned)
+
+
+class CountsSteps(keras.layers.Layer):
+    def build(self, shape):
+        self.step = self.add_weight(shape=(), initializer="zeros", trainable=False)
+
+    def call(self, inputs):
+        self.step.assign_add(1)
+        return inputs
+
+
+def test_code_that_counts_micro_steps_is_named():
+    assert model_facts.counting_code(compiled(CountsSteps())) == ["CountsSteps"]
+    assert model_facts.counting_code(compiled(metrics=["mae"])) == []

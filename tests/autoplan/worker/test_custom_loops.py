@@ -58,3 +58,21 @@ def test_a_cancelled_watch_reports_nothing(script):
         watch.cancel()
         time.sleep(0.5)
     assert not heard.is_set()
+
+
+@pytest.mark.parametrize(
+    ("text", "again"),
+    [
+        ("scaler.fit(x, y)\nmodel.fit(x, y, epochs=3)\n", False),
+        ("a.fit(x, y, epochs=3)\nb.fit(x, y, batch_size=8)\n", True),
+        ("for fold in folds:\n    build().fit(x, y, verbose=0)\n", True),
+        ("def main():\n    model.fit(x, callbacks=[])\nfor x in y: pass\n", False),
+    ],
+    ids=["another library", "two", "loop", "one"],
+)
+def test_further_calls_of_fit_are_found(script, text, again):
+    assert custom_loops.may_fit_again(script(text)) is again
+
+
+def test_calls_of_fit_in_modules_beside_the_script_count(script):
+    assert custom_loops.may_fit_again(script("a.fit(x, epochs=1)\n", "def more(b):\n    b.fit(x, epochs=2)\n"))

@@ -180,6 +180,28 @@ def test_code_that_counts_micro_steps_is_noted():
     assert notes(config(64), config(64, steps_per_execution=8), counting_code=["Net"]) == []
 
 
+def test_settings_that_other_models_get_are_noted():
+    own, more = ["float32"], ["float32", "mixed_float16"]
+    bfloat16, remat = config(64, precision="mixed_bfloat16"), config(64, remat={"mode": "activations"})
+    other = {"other_models": ["student", "teacher"], "own_policies": own}
+    (note,) = notes(config(64), bfloat16, **other)
+    assert note == (
+        "precision mixed_bfloat16 is set also for the other models of the script (student and teacher), except in a "
+        "fit of their own under `autoplan train`; they were neither tuned nor compared"
+    )
+    (note,) = notes(config(64), remat, **other)
+    assert note.startswith(
+        "remat activations is set also for the other models of the script (student and teacher); they"
+    )
+    assert notes(config(64), config(32, 2), **other) == []
+    assert notes(config(64), bfloat16, may_fit_again=True, own_policies=own) == []
+    (note,) = notes(config(64), bfloat16, may_fit_again=True, own_policies=more)
+    assert note == (
+        "precision mixed_bfloat16 is set for every model that the script trains; a model of another fit was neither "
+        "tuned nor compared"
+    )
+
+
 def test_what_is_handled_is_told_with_its_citation():
     (told,) = notes(config(64), config(32, 2, precision="mixed_float16"))
     assert told.startswith("LossScaleOptimizer refuses gradient_accumulation_steps")
