@@ -7,10 +7,13 @@ from collections.abc import Iterator
 from types import CodeType
 from typing import Any
 
+_FRAMEWORKS = frozenset(("keras", "tensorflow", "jax", "torch"))
+
 
 def own_bases(cls: type) -> list[type]:
-    """Return a class and its bases, without those of Keras and without `object`."""
-    return [base for base in cls.__mro__ if base is not object and base.__module__.partition(".")[0] != "keras"]
+    """Return a class and its bases, without those of Keras and its backends, and without `object`."""
+    own = (base for base in cls.__mro__ if base is not object)
+    return [base for base in own if base.__module__.partition(".")[0] not in _FRAMEWORKS]
 
 
 def names_in_own_code(cls: type) -> set[str]:

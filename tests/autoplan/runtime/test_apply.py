@@ -149,6 +149,7 @@ def test_settings_of_the_tuned_model_are_taken_back_for_a_training_of_other_weig
     plan = UnderAPlan(batch=Batch(8, accumulation=4), jit_compile=False, steps_per_execution=8)
     with plan as others:
         model = small()
+        own = model.jit_compile
         others.add_tuned(model)
         apply_to_model(model, plan.change)
         assert (model.jit_compile, model.steps_per_execution) == (False, 8)
@@ -156,7 +157,7 @@ def test_settings_of_the_tuned_model_are_taken_back_for_a_training_of_other_weig
         model.layers[0].trainable = False
         others.set_back(model)
         assert others.is_tuned(model)
-    assert (model.jit_compile, model.steps_per_execution) == (True, 1)
+    assert (model.jit_compile, model.steps_per_execution) == (own, 1)
     assert accumulation_of(model.optimizer) == 1
 
 

@@ -11,12 +11,17 @@ from autoplan.runtime.intercept import FitCall, SeenCalls
 from autoplan.worker.observation import observe_fit
 
 
-def observed(*layers, strategy=None, batch_size=None, **compiling):
+def observed(*layers, strategy=None, batch_size=None, optimizer="sgd", callbacks=None, **compiling):
     model = keras.Sequential([keras.Input((4,)), *layers, keras.layers.Dense(1)])
-    model.compile("sgd", "mse", **compiling)
+    model.compile(optimizer, "mse", **compiling)
     if strategy is not None:
         model._distribute_strategy = strategy
-    arguments = {"x": np.zeros((64, 4), "float32"), "y": np.zeros((64, 1), "float32"), "batch_size": batch_size}
+    arguments = {
+        "x": np.zeros((64, 4), "float32"),
+        "y": np.zeros((64, 1), "float32"),
+        "batch_size": batch_size,
+        "callbacks": callbacks,
+    }
     call = FitCall(1, model, arguments, type(model).fit)
     return observe_fit(call, data_facts.describe(arguments), SeenCalls(), backends.get("jax"))
 
@@ -111,3 +116,23 @@ def test_an_open_dimension_is_named_where_not_all_batches_were_looked_at():
     assert read(Texts(*[8] * 9), look_seconds=0.0).assumed == [unseen]
     assert read(Texts(*[8] * 9)).assumed == []
     assert read(Texts(*[8] * 9), look_seconds=1e-9, length=8).assumed == []
+
+
+class OwnApply(keras.optimizers.SGD):
+    def apply(self, grads, trainable_variables=None):
+        super().apply(grads, trainable_variables)
+
+
+def test_an_optimizer_with_its_own_apply_holds_the_batch():
+    found = observed(optimizer=OwnApply())
+    assert not found.rebatchable
+    assert found.why_fixed_batch == ("the optimizer OwnApply has its own method apply, which runs at every micro-step")
+    assert found.notes == [f"{found.why_fixed_batch}, so the global batch is not tuned"]
+    assert observed().rebatchable
+
+
+def test_batch_hooks_and_policies_are_observed():
+    stops = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: setattr(stops.model, "lr", 1))
+    found = observed(callbacks=[stops, keras.callbacks.EarlyStopping()])
+    assert [(one.name, one.changes) for one in found.batch_callbacks] == [("LambdaCallback", ["lr"])]
+    assert (found.counting_code, found.own_policies) == ([], [])
