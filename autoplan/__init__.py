@@ -97,7 +97,7 @@ def optimize(
     headroom         fraction of the memory that stays free; `budget` is in seconds or "10m", `memory_limit` "2GiB"
     compile_count    for absent hardware, the largest number of candidates to compile; `witnesses` is its former name
     input_shape      without data: the sizes of a sample, (224, 224, 3), or {"ids": (512,)} by the names of inputs
-    watch, verbose   called with every `autoplan.tuning.request.Event`; without it, 1 prints progress on stderr, 0 nothing
+    watch, verbose   called with every `autoplan.tuning.request.Event`; without it, 1 prints progress on stderr
 
     Works in scripts and notebooks. Raises AutoplanError: NoFeasibleConfiguration where nothing fits or keeps `fix`.
     """
