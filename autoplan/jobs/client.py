@@ -30,7 +30,7 @@ from autoplan.jobs import exit_status
 from autoplan.jobs.exit_status import Ending, Watched
 from autoplan.jobs.messages import Answer, Job, JobResult
 from autoplan.jobs.output import JobOutput
-from autoplan.machine import processes
+from autoplan.machine import kept_files, processes
 from autoplan.machine.tempdirs import LockedFolder
 from autoplan.plan.records import Failure, FailureKind
 from autoplan.sources.source import SourceSpec as SourceSpec  # what a job is about; its home is below this module
@@ -301,7 +301,7 @@ class Client:
 def _temporary_files() -> Iterator[str | None]:
     """Yield a folder for a job's temporary files, and remove it: a killed job does not remove its files itself.
 
-    None where there is no room for a folder.
+    Files of the user that the job has changed are put back first. None where there is no room for a folder.
     """
     try:
         folder = LockedFolder()
@@ -311,6 +311,7 @@ def _temporary_files() -> Iterator[str | None]:
     try:
         yield str(folder.path)
     finally:
+        kept_files.put_back(folder.path)
         folder.remove()
 
 

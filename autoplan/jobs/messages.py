@@ -147,6 +147,7 @@ class Observation(Value):
     optimizer: str
     writers_left_out: list[str] = Field([], description="callbacks that write and are left out of trials")
     files_written: list[str] = Field([], description="files that the script wrote before its fit, in this job")
+    files_put_back: list[str] = Field([], description="the same, put back as they were before the tuning")
     batch_callbacks: list[BatchCallback] = Field(
         [], description="callbacks with batch hooks that count or are own code"
     )

@@ -57,9 +57,13 @@ def _on_files(observation: Observation, measured: Sequence[Measurement]) -> Iter
     if observation.files_written:
         files = _listed(observation.files_written)
         yield f"the script's code before fit wrote files in every trial: {files}; {_REMEDY}"
+    if observation.files_put_back:
+        files = _listed(observation.files_put_back)
+        yield f"files that the script's code before fit changed were put back after every trial: {files}"
     during = _distinct(path for one in measured for path in one.files_written)
     if during:
-        yield f"the training's own code wrote files during the fit in trials: {_listed(during)}; {_REMEDY}"
+        files = f"{_listed(during)} (files that existed were put back)"
+        yield f"the training's own code wrote files during the fit in trials: {files}; {_REMEDY}"
 
 
 def _listed(paths: Sequence[str]) -> str:

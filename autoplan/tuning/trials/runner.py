@@ -104,6 +104,8 @@ class Runner:
         """
         for kept in self.study.records:
             self._learn(kept)
+            if kept.measurement is not None:
+                self.jobs.writers.update(kept.measurement.writers)
         record = self.study.outcome(config)
         if record is None or (record.failure is not None and record.failure.kind not in ROOM_MAKERS):
             record = self._run(config, announce=True)

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from autoplan.machine.kept_files import KeptFiles
 from autoplan.worker.files import native_writers, open_files
 from autoplan.worker.files.events import EVENTS, Action, ActionKind, actions, shown
 
@@ -39,7 +40,7 @@ class CallbackWrites(BaseException):
 
 
 class OverwriteRefused(PermissionError):
-    """The training's own code, outside of callbacks, was about to change a file of the user."""
+    """The training's own code, outside of callbacks, was about to change a file that is too large to put back."""
 
 
 class WriteGuard:
@@ -47,21 +48,29 @@ class WriteGuard:
 
     Before the fit nothing is refused, because scripts create the folders and files that they need. During a fit, a
     callback may not write, connect to another machine or start a program. Other code of the training (its data, its
-    `train_step`) may create files, but may not replace a file that existed before the tuning.
+    `train_step`) may. A file that existed before the tuning is first copied (`KeptFiles`), to be put back when the job
+    has ended; if it is too large for that, the training's own code may not replace it during the fit.
 
     Never counted: folders of this job, caches of libraries, devices, and new files in the system's temporary folder.
 
     own_folders   folders of this job
     temporary     the system's temporary folder
-    tuning_began  seconds since the epoch; files that have changed since then are not protected from the training's code
+    tuning_began  seconds since the epoch; files that have changed since then are written by trials, and are not kept
+    kept          keeps copies of files; None keeps none
 
-    before_fit  files that the script wrote before its fit, in order
-    during_fit  files that the training's own code wrote during the fit
+    before_fit  files that the script wrote before its fit, in order, and whether each is put back
+    during_fit  the same for the training's own code during the fit
     """
 
     def __init__(
-        self, own_folders: Sequence[str], *, temporary: str | None = None, tuning_began: float | None = None
+        self,
+        own_folders: Sequence[str],
+        *,
+        temporary: str | None = None,
+        tuning_began: float | None = None,
+        kept: KeptFiles | None = None,
     ) -> None:
+        self._kept = kept
         self._own = tuple(os.path.realpath(folder) for folder in own_folders)
         self._caches = _cache_folders()
         self._system_temporary = os.path.realpath(temporary or tempfile.gettempdir())
@@ -70,12 +79,13 @@ class WriteGuard:
         self._in_fit = False
         self._local = threading.local()
         self._refused: CallbackWrites | None = None
-        self.before_fit: dict[str, None] = {}
-        self.during_fit: dict[str, None] = {}
+        self.before_fit: dict[str, bool] = {}
+        self.during_fit: dict[str, bool] = {}
 
     def install(self) -> None:
         """Begin to watch. An audit hook cannot be removed, so the process must end with the job."""
         sys.addaudithook(self._hook)
+        native_writers.patch(self.consider)
 
     @contextlib.contextmanager
     def fit(self, callbacks: Sequence[Any]) -> Iterator[None]:
@@ -120,24 +130,21 @@ class WriteGuard:
     def _consider(self, action: Action, frame: FrameType | None) -> None:
         if action.on_files and self._is_no_file_of_the_user(action):
             return
-        if not self._in_fit:
-            if action.on_files and action.kind is not ActionKind.CREATES:
-                _add(self.before_fit, action.target)
-            return
-        position = _position(frame, self._callbacks)
+        position = _position(frame, self._callbacks) if self._in_fit else None
         if position is not None:
             self._refused = CallbackWrites(position, action)
             raise self._refused
-        if not action.on_files:
+        if not action.on_files or action.kind is ActionKind.CREATES:
             return
-        if action.kind is ActionKind.REPLACES and self._existed_before(action.target):
+        existed = self._existed_before(action.target)
+        put_back = existed and self._kept is not None and self._kept.keep(Path(action.target))
+        if self._in_fit and action.kind is ActionKind.REPLACES and existed and not put_back:
             raise OverwriteRefused(
-                f"{shown(action.target)} would be replaced by the training's own code during the fit, and trials leave "
-                "existing files alone. Use --scratch, which runs each trial in an empty working directory, or write "
-                "elsewhere if AUTOPLAN_TRIAL is set"
+                f"{shown(action.target)} would be replaced by the training's own code during the fit, and it is too "
+                "large to be put back after the trial. Use --scratch, which runs each trial in an empty working "
+                "directory, or write elsewhere if AUTOPLAN_TRIAL is set"
             )
-        if action.kind is not ActionKind.CREATES:
-            _add(self.during_fit, action.target)
+        _add(self.during_fit if self._in_fit else self.before_fit, action.target, put_back)
 
     def _is_of_the_user(self, path: str) -> bool:
         return _BYTECODE not in path and not _is_in(path, (*_SYSTEM, *self._own, *self._caches))
@@ -159,7 +166,7 @@ class WriteGuard:
             found = os.lstat(path)
         except OSError:
             return False
-        return max(found.st_mtime, found.st_ctime) < self._began
+        return found.st_mtime < self._began  # not st_ctime: a file that was put back has a new one
 
 
 def _position(frame: FrameType | None, callbacks: Sequence[Any]) -> int | None:
@@ -179,9 +186,9 @@ def _position(frame: FrameType | None, callbacks: Sequence[Any]) -> int | None:
     return found
 
 
-def _add(paths: dict[str, None], path: str) -> None:
+def _add(paths: dict[str, bool], path: str, put_back: bool) -> None:
     if len(paths) < _MOST_PATHS:
-        paths[shown(path)] = None
+        paths.setdefault(shown(path), put_back)
 
 
 def _is_in(path: str, folders: Sequence[str]) -> bool:
@@ -201,4 +208,5 @@ def guard_of(options: Mapping[str, Any]) -> WriteGuard:
         [folder for folder in folders if folder],
         temporary=None if own is None else str(Path(own).parent),
         tuning_began=options.get("tuning_began"),
+        kept=None if own is None else KeptFiles(Path(own)),
     )

@@ -32,7 +32,7 @@ from autoplan.sources.source import SourceSpec
 from autoplan.worker import run_to_fit, synthetic_data
 from autoplan.worker.channel import Channel, disk_is_full
 from autoplan.worker.custom_loops import PATIENCE_SECONDS, LoopWatch, may_fit_again
-from autoplan.worker.files.guard import guard_of
+from autoplan.worker.files.guard import WriteGuard, guard_of
 from autoplan.worker.measure.epoch_events import run_one_training_micro_step, run_validation_batch
 from autoplan.worker.measure.fit_start import FitStart
 from autoplan.worker.measure.measurement import measure_fit
@@ -236,10 +236,10 @@ class JobProcess:
         found = observe_fit(call, facts, self.interception.seen, self.backend)
         # With abstract variables, the memory of this process says nothing about a training.
         resident = None if self._abstract() else processes.standalone_bytes(os.getpid())
-        written = list(self.guard.before_fit)
         source = self.job.source
         again = source is not None and source.kind == "script" and may_fit_again(source)
-        return found.model_copy(update={"process_bytes": resident, "files_written": written, "may_fit_again": again})
+        files = _files_of(self.guard)
+        return found.model_copy(update={"process_bytes": resident, "may_fit_again": again, **files})
 
     def _trace(self, call: FitCall, facts: DataFacts) -> Answer:
         from autoplan.worker.trace.trace_fit import trace_with_fallback, with_largest_batch, with_validation
@@ -306,6 +306,15 @@ def _change(job: Job) -> Change | None:
     if job.config is None or job.baseline is None:
         return None
     return Change(job.baseline, job.config)
+
+
+def _files_of(guard: WriteGuard) -> dict[str, list[str]]:
+    """Return the files that the script wrote before its fit, as an `Observation` names them."""
+    before = guard.before_fit
+    return {
+        "files_written": [path for path, put_back in before.items() if not put_back],
+        "files_put_back": [path for path, put_back in before.items() if put_back],
+    }
 
 
 def _synthetic_facts(batch_size: int, shapes: Mapping[str, Sequence[int]]) -> DataFacts:

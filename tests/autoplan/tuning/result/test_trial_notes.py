@@ -25,12 +25,13 @@ def test_callbacks_are_listed_by_whether_they_ran():
 
 
 def test_files_that_a_script_wrote_are_listed_with_the_remedy():
+    own = "the training's own code wrote files"
     script = "the script's code before fit"
     remedy = "; --scratch runs each trial in an empty working directory"
     facts = observation(config(64), files_written=[f"{name}.csv" for name in "abcdef"])
     assert trial_notes(facts, [measurement(files_written=["cache.npy"]), measurement(files_written=["cache.npy"])]) == [
         f"{script} wrote files in every trial: a.csv, b.csv, c.csv, d.csv, e.csv and 1 more{remedy}",
-        f"the training's own code wrote files during the fit in trials: cache.npy{remedy}",
+        f"{own} during the fit in trials: cache.npy (files that existed were put back){remedy}",
     ]
 
 

@@ -13,6 +13,7 @@ import keras
 import numpy as np
 import pytest
 
+from autoplan.machine.kept_files import KeptFiles, put_back
 from autoplan.worker.files.guard import CallbackWrites, OverwriteRefused, WriteGuard
 
 GUARD = WriteGuard([])
@@ -167,7 +168,17 @@ def test_data_may_create_a_file_and_write_it_again(folder):
     assert (folder / "cache.npy").exists()
 
 
-def test_data_may_not_replace_a_file_of_the_user(folder):
+def test_data_may_replace_a_file_that_is_put_back(folder, tmp_path_factory, monkeypatch):
+    temporary = tmp_path_factory.mktemp("job")
+    monkeypatch.setattr(GUARD, "_kept", KeptFiles(temporary))
+    fit(data=Data(lambda: open("kept.txt", "w").close()))
+    assert GUARD.during_fit == {"kept.txt": True}
+    assert (folder / "kept.txt").read_text() == ""
+    assert put_back(temporary) == [folder / "kept.txt"]
+    assert (folder / "kept.txt").read_text() == "of the real training"
+
+
+def test_data_may_not_replace_a_file_that_cannot_be_put_back(folder):
     with pytest.raises(OverwriteRefused, match=r"kept\.txt would be replaced"):
         fit(data=Data(lambda: open("kept.txt", "w").close()))
     assert (folder / "kept.txt").read_text() == "of the real training"

@@ -231,3 +231,35 @@ def test_trials_leave_a_file_of_a_callback_alone_and_say_what_ran(ask, tmp_path,
     assert losses.failure is None
     assert (tmp_path / "trace.txt").read_text() == "of the real training"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["settings.json", "trace.txt", "train.py"]
+
+
+EARLY = """
+import keras, numpy as np, os, shutil
+class Trace(keras.callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.file = open("trace.txt", "w")
+    def on_train_batch_end(self, batch, logs=None):
+        self.file.write(f"{batch}\\n")
+        self.file.flush()
+shutil.rmtree("logs")
+os.makedirs("logs")
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+model.fit(np.zeros((64, 2)), np.zeros((64, 1)), batch_size=2, epochs=2, callbacks=[Trace()], verbose=0)
+"""
+
+
+def test_files_that_a_script_replaces_before_its_fit_are_put_back(ask, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(EARLY)
+    (tmp_path / "logs").mkdir()
+    files = (tmp_path / "trace.txt", tmp_path / "logs" / "events")
+    for file in files:
+        file.write_text("of the real training")
+    seen = observed(ask(JobKind.OBSERVE, tmp_path / "train.py"))
+    assert sorted(seen.files_put_back) == ["logs", "logs/events", "trace.txt"]
+    assert [file.read_text() for file in files] == ["of the real training"] * 2
+    result = ask(JobKind.MEASURE, tmp_path / "train.py", changes={}, baseline=seen.config, **QUICK)
+    assert Measurement.model_validate(result.value).callbacks_ran == ["Trace"]
+    assert [file.read_text() for file in files] == ["of the real training"] * 2
