@@ -356,14 +356,13 @@ class JobRunner:
             config=config,
             baseline=self.baseline,
             devices=self.cluster.devices if self.cluster.simulated else None,
-            options={
-                **self._folders(kind),
-                "left_out": self.writers,
-                "tuning_began": self.began,
-                **self.batches,
-                **options,
-            },
+            options={**self._folders(kind), **self._on_files(), **self.batches, **options},
         )
+
+    def _on_files(self) -> Options:
+        """Return which files are the user's, and which callbacks are known to write."""
+        known = {"left_out": self.writers} if self.writers else {}
+        return {"tuning_began": self.began, **known}
 
     def _folders(self, kind: JobKind) -> dict[str, str]:
         """Return the cache of compiled programs, and an empty working directory where one is wanted."""

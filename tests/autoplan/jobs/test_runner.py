@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from autoplan.errors import NoFeasibleConfiguration, OutputError, SourceError, WorkerError
@@ -86,7 +88,24 @@ def test_jobs_carry_configuration_baseline_and_simulated_devices():
     (job,) = client.jobs
     assert job.config == config(64, mesh={"data": 4})
     assert job.baseline == own
-    assert (job.devices, job.backend, job.options) == (4, "jax", {"groups": 2})
+    assert (job.devices, job.backend, job.options["groups"]) == (4, "jax", 2)
+    assert job.options.keys() == {"groups", "tuning_began"}
+
+
+def test_callbacks_that_one_trial_has_seen_write_are_left_out_of_later_trials():
+    class Writes(FakeClient):
+        def run(self, job, **limits):
+            result = super().run(job, **limits)
+            return replace(result, value=result.value | {"writers": {1: "writes trace.txt"}})
+
+    client = Writes()
+    one = jobs(client, baseline=config(32))
+    one.measure(config(32), "trial-0")
+    one.with_(limit_seconds=1.0).measure(config(32), "trial-1")
+    first, second = client.jobs
+    assert "left_out" not in first.options
+    assert second.options["left_out"] == {1: "writes trace.txt"}
+    assert first.options["tuning_began"] == second.options["tuning_began"]
 
 
 def test_a_measurement_or_a_failure_comes_back():
