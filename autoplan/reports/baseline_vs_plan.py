@@ -221,8 +221,8 @@ def reasons(plan: Plan) -> list[str]:
 
 
 def numerics(plan: Plan) -> str | None:
-    """Return whether the plan trains as the baseline does, as verification found."""
-    if plan.verification is None:
+    """Return whether the plan trains as the baseline does, as verification found; None for the baseline itself."""
+    if plan.verification is None or plan.config == plan.baseline.config:
         return None
     if plan.rescue is not None and plan.verification.numerics == "not_compared":
         return "Training results cannot be compared, because the baseline does not run."

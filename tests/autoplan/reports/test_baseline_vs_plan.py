@@ -375,6 +375,14 @@ def test_numerics_of_earlier_plans_in_words(verdict, start):
     assert baseline_vs_plan.numerics(plans.plan(verification=None)) is None
 
 
+def test_the_baseline_as_the_plan_is_not_compared_with_itself():
+    """What became of a candidate that trains differently is in the notes, and says nothing of this plan."""
+    plain = plans.plain_plan()
+    verification = plain["verification"] | {"numerics": "not_compared", "numerics_detail": "the best trial was refused"}
+    plan = plans.plan(config=plain["baseline"]["config"], verification=verification)
+    assert baseline_vs_plan.numerics(plan) is None
+
+
 @pytest.mark.parametrize(
     ("found", "told"),
     [
