@@ -88,7 +88,7 @@ def _tune(request: TuneRequest, chosen: keras_backend.BackendChoice, clock: Cloc
             if here and not request.dry_run:
                 refuse_unusable_study(request, jobs)
             findings = found(request, jobs, watch)
-            jobs = jobs.with_(baseline=findings.space.baseline)
+            jobs = jobs.with_(baseline=findings.space.baseline, padding=findings.observation.padding)
             if request.backend == keras_backend.AUTO:
                 jobs, findings = found_on_all_backends(request, jobs, findings, workers, watch)
             findings = with_notes(findings, *chosen.notes, limit_note(request.memory_limit_bytes, cluster))

@@ -31,6 +31,7 @@ COVERED_BY = {
     "autoplan/worker/process/server": "tests/autoplan/test_worker.py",
     "autoplan/worker/split_probe/attribution": "tests/autoplan/worker/split_probe/test_probe.py",
     "autoplan/worker/split_probe/gradient_sums": "tests/autoplan/worker/split_probe/test_probe.py",
+    "autoplan/worker/split_probe/padding": "tests/autoplan/worker/split_probe/test_probe.py",
     "autoplan/worker/split_probe/micro_steps": "tests/autoplan/worker/split_probe/test_probe.py",
     "cost_models/errors": "tests/cost_models/test_validation.py",
 }

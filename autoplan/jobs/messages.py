@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from autoplan.plan.callback_calls import BatchCallback, Calls
-from autoplan.plan.fields import Config
+from autoplan.plan.fields import Compared, Config
 from autoplan.plan.records import Failure, Value
 from autoplan.sources.source import SourceSpec
 from cost_models.config import TrainConfig
@@ -60,10 +60,6 @@ class Job(Value):
         if self.config is not None and self.baseline is None:
             raise ValueError("a job with a configuration needs the script's own beside it, as its baseline")
         return self
-
-
-Compared = Literal["same", "differs", "not_known"]
-"""The result of a comparison of two ways to run an update."""
 
 
 class SplitProbe(Value):
@@ -189,6 +185,11 @@ class Observation(Value):
     def takes_batch_statistics(self) -> bool:
         """Whether layers take statistics over a micro-step: as probed, else by the names of its layers."""
         return bool(self.probe.batch_statistics) if self.probe is not None and self.probe.ran else self.batch_norm
+
+    @property
+    def padding(self) -> Compared | None:
+        """What a probe found of rows of weight zero; None where the model was not probed."""
+        return None if self.probe is None or not self.probe.ran else self.probe.padding
 
     @property
     def can_pad(self) -> bool:

@@ -26,6 +26,7 @@ from autoplan.jobs.budget import Clock
 from autoplan.jobs.messages import Job, JobKind, JobResult, NumericsRun, Observation, Options, SplitProbe
 from autoplan.machine import compiler_packages, tempdirs, this_machine
 from autoplan.machine.tempdirs import LockedFolder
+from autoplan.plan.fields import Compared
 from autoplan.plan.records import CompilerEvidence, Failure, FailureKind, Measurement, Outcome
 from autoplan.sources.source import SourceSpec
 from cost_models.config import Affects, Layout, Mesh, TrainConfig
@@ -109,6 +110,7 @@ def temporary_folder() -> Iterator[Path]:
 class JobRunner:
     """Runs the jobs of one tuning: its source, its cluster and its limits.
 
+    padding    what a probe found of rows of weight zero
     logs       the folder of the jobs' output; None: it is not kept
     scratch    where each job gets an empty working directory; None: it runs where the source expects to
     tracer     workers on JAX, which trace whatever the training runs on; None where JAX is not installed
@@ -128,6 +130,7 @@ class JobRunner:
     clock: Clock
     logs: Path | None = None
     baseline: TrainConfig | None = None
+    padding: Compared | None = None
     scratch: Path | None = None
     limit_seconds: float = LONGEST_LIMIT_SECONDS
     tracer: Runs | None = None
@@ -356,13 +359,17 @@ class JobRunner:
             config=config,
             baseline=self.baseline,
             devices=self.cluster.devices if self.cluster.simulated else None,
-            options={**self._folders(kind), **self._on_files(), **self.batches, **options},
+            options={**self._folders(kind), **self._on_files(), **self._found(), **self.batches, **options},
         )
 
     def _on_files(self) -> Options:
         """Return which files are the user's, and which callbacks are known to write."""
         known = {"left_out": self.writers} if self.writers else {}
         return {"tuning_began": self.began, **known}
+
+    def _found(self) -> Options:
+        """Return what a probe found that a trial depends on."""
+        return {} if self.padding is None else {"padding": self.padding}
 
     def _folders(self, kind: JobKind) -> dict[str, str]:
         """Return the cache of compiled programs, and an empty working directory where one is wanted."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Protocol, TypeVar
+from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 from pydantic import PlainSerializer, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError, PydanticKnownError
@@ -17,6 +17,9 @@ UNREADABLE_CONFIG = "unreadable_config"
 """The type of pydantic's error for a mapping that is no configuration."""
 UNREADABLE_COST = "unreadable_cost"
 """The type of pydantic's error for a mapping that is no estimate."""
+
+Compared = Literal["same", "differs", "not_known"]
+"""The result of a comparison of two ways to run an update."""
 
 
 class _Read(Protocol):

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
-from autoplan.plan.fields import AnalyticEstimate, Config, ProgramTime
+from autoplan.plan.fields import AnalyticEstimate, Compared, Config, ProgramTime
 
 SCHEMA_VERSION = 1
 DEFAULT_FUNCTION = "build_model"
@@ -207,6 +207,7 @@ class FitRecord(Value):
         None, description="arrays | tf.data | PyDataset | DataLoader | generator | synthetic (it has none) | other"
     )
     updates: int | None = Field(None, description="updates of the weights that the script's own fit makes")
+    padding: Compared | None = Field(None, description="what a probe found of updates with rows of weight zero")
 
 
 class SourceRecord(Value):

@@ -128,7 +128,7 @@ def change_to(plan: Plan) -> Change:
     # This has less effect once a backend has started its threads; `autoplan train` does it earlier.
     for message in process_settings.apply(wanted):
         warnings.warn(f"{message}; the rest of the plan is applied", stacklevel=2)
-    return Change(plan.baseline.config, wanted)
+    return Change(plan.baseline.config, wanted, plan.source.fit.padding)
 
 
 def _settings(plan: Plan, change: Change) -> ProcessSettings:

@@ -13,6 +13,7 @@ from typing import Any
 import keras
 
 from autoplan.plan import knobs
+from autoplan.plan.fields import Compared
 from autoplan.runtime import model_settings
 from autoplan.runtime.backends import Backend
 from autoplan.runtime.optimizers import accumulation_of, adapt_optimizer
@@ -21,10 +22,14 @@ from cost_models.config import Batch, Precision, RematMode, TrainConfig
 
 @dataclass(frozen=True)
 class Change:
-    """The change from the script's own configuration to the wanted configuration."""
+    """The change from the script's own configuration to the wanted configuration.
+
+    padding  what a probe found of rows of weight zero; None if the model was not probed
+    """
 
     script: TrainConfig
     wanted: TrainConfig
+    padding: Compared | None = None
 
     def differs(self, knob: str) -> bool:
         """Return whether this knob differs or may differ: the effect of `jit_compile="auto"` depends on the backend."""

@@ -35,7 +35,7 @@ def script_config(model: Any, facts: DataFacts, seen: SeenCalls, backend: Backen
 def arguments_under(model: Any, arguments: FitArguments, facts: DataFacts, change: Change) -> FitArguments:
     """Return the arguments of `fit` under the wanted batch; unchanged arguments if it is the script's own batch."""
     script, wanted = change.script.batch, change.wanted.batch
-    return rebatch.rebatched(arguments, facts, script, wanted, can_pad=padding_is_exact(model))
+    return rebatch.rebatched(arguments, facts, script, wanted, can_pad=padding_is_exact(model, change))
 
 
 def ensure_built(model: Any, arguments: FitArguments, facts: DataFacts, *, entirely: bool = False) -> None:
@@ -59,11 +59,14 @@ def ensure_built(model: Any, arguments: FitArguments, facts: DataFacts, *, entir
             raise  # on TensorFlow `fit` builds while it traces the first micro-step; elsewhere it builds as above
 
 
-def padding_is_exact(model: Any) -> bool:
-    """Return whether a row of weight zero does not change an update.
+def padding_is_exact(model: Any, change: Change | None = None) -> bool:
+    """Return whether a row of weight zero does not change an update, as a probe found.
 
-    It does if the model has BatchNorm, unweighted metrics, losses added by layers, masks, or a custom micro-step.
+    Without a probe: it does if the model has BatchNorm, unweighted metrics, losses added by layers, masks, or a custom
+    micro-step.
     """
+    if change is not None and change.padding in ("same", "differs"):
+        return change.padding == "same"
     return not (
         model_facts.has_batch_norm(model)
         or model_facts.has_unweighted_metrics(model)

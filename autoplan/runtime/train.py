@@ -37,7 +37,7 @@ class Training:
 
     def __init__(self, plan: Plan, source: SourceSpec) -> None:
         self.plan, self.source = plan, source
-        self.change = Change(plan.baseline.config, plan.config)
+        self.change = Change(plan.baseline.config, plan.config, plan.source.fit.padding)
         self.backend = backends.get(self.change.wanted.backend)
         if plan.hardware.simulated:
             self.backend.configure_devices(plan.hardware.devices)
@@ -190,7 +190,7 @@ class Training:
         if facts.kind != "arrays" or facts.explicit_steps or facts.samples is None:
             return
         wanted = self.change.wanted.batch
-        mode = rebatch.remainder_mode(facts.samples, wanted, can_pad=padding_is_exact(call.model))
+        mode = rebatch.remainder_mode(facts.samples, wanted, can_pad=padding_is_exact(call.model, self.change))
         dropped = rebatch.dropped_samples(facts.samples, wanted, mode)
         if dropped:
             log(

@@ -51,7 +51,7 @@ def with_other_backends(
         except AutoplanError as error:
             refused.append(_left_out(own, name, " ".join(str(error).split())))
             continue
-        runners[name] = other.jobs.with_(baseline=found[name].space.baseline)
+        runners[name] = other.jobs.with_(baseline=found[name].space.baseline, padding=found[name].observation.padding)
     return jobs.with_(others=runners), _merged(own, found, refused)
 
 

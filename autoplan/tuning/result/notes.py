@@ -231,7 +231,10 @@ def _of_the_remainder(config: TrainConfig, baseline: TrainConfig, observation: O
     elif observation.can_pad:
         yield f"the last {rest} samples of an epoch are padded with samples of weight zero{_why_padded(observation)}"
     else:
-        yield f"{over} of the {samples} samples of an epoch are left out: they do not divide by the micro-steps"
+        yield (
+            f"{over} of the {samples} samples of an epoch are left out: they do not divide by the micro-steps"
+            f"{_why_not_padded(observation)}"
+        )
 
 
 def _why_padded(observation: Observation) -> str:
@@ -239,6 +242,12 @@ def _why_padded(observation: Observation) -> str:
     if observation.probe is not None and observation.probe.padding == "same":
         return ", which changed nothing where it was compared"
     return "; whether these change an update was not probed"
+
+
+def _why_not_padded(observation: Observation) -> str:
+    """Return why rows are left out instead of padded, if a probe has found it."""
+    probe = observation.probe
+    return f", and they are not padded because {probe.padding_reason}" if probe and probe.padding_reason else ""
 
 
 def _split_is_compared(observation: Observation) -> bool:
@@ -253,7 +262,10 @@ def _of_partial_batches(accumulation: int, observation: Observation) -> Iterator
     if observation.can_pad:
         yield f"a partial batch, if there is one, is padded with samples of weight zero{_why_padded(observation)}"
     else:
-        yield f"samples of a partial batch, if there is one, are left out if they do not divide by {accumulation}"
+        yield (
+            f"samples of a partial batch, if there is one, are left out if they do not divide by {accumulation}"
+            f"{_why_not_padded(observation)}"
+        )
 
 
 def _of_callbacks(config: TrainConfig, baseline: TrainConfig, observation: Observation) -> Iterator[str]:

@@ -23,6 +23,7 @@ def source_record(request: TuneRequest, observation: Observation) -> SourceRecor
         epochs=observation.epochs,
         data=observation.data,
         updates=updates,
+        padding=observation.padding,
     )
     return SourceRecord(
         kind=spec.kind,

@@ -305,7 +305,7 @@ class JobProcess:
 def _change(job: Job) -> Change | None:
     if job.config is None or job.baseline is None:
         return None
-    return Change(job.baseline, job.config)
+    return Change(job.baseline, job.config, job.options.get("padding"))
 
 
 def _files_of(guard: WriteGuard) -> dict[str, list[str]]:

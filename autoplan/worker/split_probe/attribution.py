@@ -134,7 +134,7 @@ def _apart(one: Any, other: Any) -> float:
 
 
 def _of_the_loss(model: Any, rows: SampleRows, whole: Update, parts: Update, found: Sequence[UpdateDifference]) -> str:
-    name = _loss_name(model)
+    name = loss_name(model)
     own, mean = whole.loss, parts.loss
     if own is None or mean is None or all(one.kind != "loss" for one in found):
         worst = max(found, key=lambda one: one.relative)
@@ -153,7 +153,7 @@ def _values(rows: SampleRows, own: float, mean: float) -> str:
     return f"depends on which rows a micro-step has together: it is {values}"
 
 
-def _loss_name(model: Any) -> str:
+def loss_name(model: Any) -> str:
     """Return the loss in words: the own code that computes it, or the losses of `compile`."""
     if model_facts.has_custom_train_step(model):
         return f"the loss of {type(model).__name__}'s own micro-step"

@@ -15,9 +15,11 @@ from autoplan.runtime.backends import Backend
 from autoplan.runtime.data.data_facts import DataFacts
 from autoplan.runtime.fit import ensure_built
 from autoplan.runtime.intercept import FitCall, run_one_micro_step
+from autoplan.runtime.optimizers import accumulation_of
 from autoplan.worker.split_probe.attribution import explained
 from autoplan.worker.split_probe.fixed_values import fixed_values
 from autoplan.worker.split_probe.micro_steps import MicroSteps, computes_in
+from autoplan.worker.split_probe.padding import has_targets, why_not_padded
 from autoplan.worker.split_probe.rows import SampleRows, affordable_rows, chosen_rows
 from autoplan.worker.split_probe.updates import TOLERANCES, Update, differences
 
@@ -45,7 +47,10 @@ def probe_fit(call: FitCall, facts: DataFacts, backend: Backend, options: SplitO
     started, watch = time.monotonic(), backend.watch_compilation()
     _build(call, facts)
     with fixed_values() as recorded:
-        found = _Comparison(call, facts, backend, options, started).run()
+        comparison = _Comparison(call, facts, backend, options, started)
+        found = comparison.run()
+        if found.split == "same":
+            found = comparison.with_padding(found, recorded.batch_statistics)
     return found.model_copy(
         update={
             "random_draws": recorded.random_draws,
@@ -81,6 +86,8 @@ class _Comparison:
     most: float = 0.0
 
     def run(self) -> SplitProbe:
+        """Compare updates with their halves."""
+        self.remainder = self._may_have_a_remainder()
         why_not = self._why_not()
         batches = [] if why_not else chosen_rows(self.call.arguments, self.facts, self._rows())
         if not batches:
@@ -144,7 +151,25 @@ class _Comparison:
                 reason = explained(self.call.model, batch, whole, parts, found, self.tolerance)
                 return SplitProbe(split="differs", split_reason=reason, compared=self._described())
             self.steps.advance(whole)
+            self.batch = batch
         return SplitProbe(split="same", compared=self._described())
+
+    def _may_have_a_remainder(self) -> bool:
+        """Return whether an epoch may end with rows that do not fill an update."""
+        samples, effective = self.facts.samples, self.facts.batch * accumulation_of(self.call.model.optimizer)
+        unknown = samples is None or not self.facts.exact or samples % effective != 0
+        return bool(self.options.get("any_remainder")) or unknown
+
+    def with_padding(self, found: SplitProbe, batch_statistics: Sequence[str]) -> SplitProbe:
+        """Add whether rows of weight zero change an update, where an epoch may have a remainder to pad."""
+        if not self.remainder or not has_targets(self.batch):
+            return found
+        if batch_statistics:
+            reason = f"{', '.join(batch_statistics)} takes its statistics over rows of weight zero too"
+            return found.model_copy(update={"padding": "differs", "padding_reason": reason})
+        call, rows = self.call, self.batch.parts(2)[-1]
+        why_not = why_not_padded(call.model, call.arguments, self.steps, rows, self.tolerance)
+        return found.model_copy(update={"padding": "differs" if why_not else "same", "padding_reason": why_not or ""})
 
     def _described(self) -> str:
         counted = formatting.counted(self.batches, "batch", "batches")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
@@ -29,12 +29,16 @@ _COMPARED_BYTES = 2**26
 class SampleRows:
     """Rows of a fit's data, in the form in which `fit` takes them.
 
-    kind   kind of the data, see `DataFacts`
-    leaves nested arrays: {"x", "y", "sample_weight"} of arrays, or a batch as an iterable yields it
+    kind    kind of the data, see `DataFacts`
+    leaves  nested arrays: {"x", "y", "sample_weight"} of arrays, or a batch as an iterable yields it
+    has_class_weights  whether the sample weights include the weights of classes
+    padded  number of rows that are padding
     """
 
     kind: str
     leaves: Any
+    has_class_weights: bool = False
+    padded: int = 0
 
     @property
     def count(self) -> int:
@@ -42,9 +46,8 @@ class SampleRows:
 
     def take(self, index: Any) -> SampleRows:
         """Return some of the rows, by a slice or by indices."""
-        return SampleRows(
-            self.kind, nested_arrays.map_leaves(lambda leaf: nested_arrays.take_rows(leaf, index), self.leaves)
-        )
+        leaves = nested_arrays.map_leaves(lambda leaf: nested_arrays.take_rows(leaf, index), self.leaves)
+        return replace(self, leaves=leaves)
 
     def parts(self, count: int) -> list[SampleRows]:
         """Return the rows in `count` equal parts, in their order."""
@@ -53,7 +56,8 @@ class SampleRows:
 
     def fit_arguments(self, arguments: FitArguments) -> dict[str, Any]:
         """Return the data arguments of a `fit` with one micro-step over these rows."""
-        data: dict[str, Any] = {"class_weight": arguments.get("class_weight")}
+        class_weight = None if self.has_class_weights else arguments.get("class_weight")
+        data: dict[str, Any] = {"class_weight": class_weight}
         if self.kind == "arrays":
             return {**data, **self.leaves, "batch_size": self.count}
         return {**data, "x": _one_batch(self.kind, self.leaves)}

@@ -5,7 +5,9 @@ import numpy as np
 import pytest
 
 from autoplan.runtime import fit
+from autoplan.runtime.apply import Change
 from autoplan.runtime.data import data_facts
+from cost_models.config import Batch, TrainConfig
 
 
 class Adds(keras.layers.Layer):
@@ -53,6 +55,9 @@ def test_padding_is_exact_only_if_rows_of_weight_zero_have_no_effect(layer, by_w
     model = keras.Sequential([keras.layers.Input((4,)), layer, keras.layers.Dense(2)])
     model.compile("sgd", "mse")
     assert fit.padding_is_exact(model) is by_weight_alone
+    for padding, exact in (("same", True), ("differs", False), ("not_known", by_weight_alone)):
+        probed = Change(TrainConfig(Batch(8)), TrainConfig(Batch(4, accumulation=2)), padding)
+        assert fit.padding_is_exact(model, probed) is exact
 
 
 def test_a_subclassed_model_is_built_before_it_fits():

@@ -83,6 +83,10 @@ def test_padding_that_was_compared_is_noted():
     differs = SplitProbe(split="same", padding="differs")
     (note,) = notes(config(64), config(16, 4), samples=64 * 5 + 6, probe=differs)
     assert note.startswith("2 of the 326 samples of an epoch are left out")
+    reason = "the metric mae counts rows of weight zero"
+    named = SplitProbe(split="same", padding="differs", padding_reason=reason)
+    (note,) = notes(config(64), config(16, 4), samples=64 * 5 + 6, probe=named)
+    assert note.endswith(f"and they are not padded because {reason}")
 
 
 def test_what_counts_micro_steps_is_stretched():

@@ -20,6 +20,7 @@ from autoplan.worker.split_probe.probe import probe_fit
 BACKEND = backends.get(keras.backend.backend())
 CASES = {}
 ROWS = 144
+"""Rows of the data: four batches of 32 and half of one."""
 
 
 def case(function):
@@ -95,6 +96,26 @@ def penalty_of_outputs():
 @case
 def unweighted_metrics():
     return fit(model_of(metrics=["mae"]))
+
+
+@case
+def weighted_metrics():
+    return fit(model_of(weighted_metrics=["mae"]))
+
+
+@case
+def loss_over_its_rows():
+    """The loss is a mean over the rows, which takes rows of weight zero into account."""
+
+    def mean_of_all(true, predicted):
+        return ops.mean(ops.square(true - predicted + 1.0))
+
+    return fit(model_of(loss=mean_of_all))
+
+
+@case
+def no_remainder():
+    return fit(model_of(), batch_size=36)
 
 
 @case

@@ -100,10 +100,39 @@ def test_an_update_that_may_not_be_split_has_a_reason_with_a_name(found, case, w
     assert [word for word in words if word not in result.split_reason] == [], result.split_reason
 
 
+@pytest.mark.parametrize(
+    ("case", "padding", "words"),
+    [
+        ("plain", "same", ""),
+        ("weights_in_the_data", "same", ""),
+        ("weights_of_classes", "same", ""),
+        ("several_outputs_and_dictionaries", "same", ""),
+        ("weighted_metrics", "same", ""),
+        ("mask_that_is_consumed", "same", ""),
+        ("batches_of_a_data_set", "same", ""),
+        ("batches_of_a_generator", "same", ""),
+        ("no_remainder", "not_known", ""),
+        ("batch_of_one_row", "not_known", ""),
+        ("loss_of_pairs", "not_known", ""),
+        ("unweighted_metrics", "differs", "the metric mae counts rows of weight zero"),
+        ("batch_normalization", "differs", "norm (BatchNormalization) takes its statistics over rows of weight zero"),
+        ("mean_with_sample_weight", "differs", "rows of weight zero change the total loss (mean_squared_error)"),
+        ("loss_over_its_rows", "differs", "rows of weight zero change the total loss (mean_of_all)"),
+        ("penalty_of_outputs", "differs", "rows of weight zero change the total loss (mse)"),
+        ("own_micro_step", "differs", "rows of weight zero change the total loss (OwnMicroStep's own micro-step)"),
+    ],
+)
+def test_rows_of_weight_zero_are_compared_where_an_epoch_has_a_remainder(found, case, padding, words):
+    result = probe(found, case)
+    assert result.padding == padding
+    assert result.padding_reason.startswith(words)
+    assert bool(result.padding_reason) is (padding == "differs")
+
+
 def test_state_outside_of_variables_is_no_evidence_for_a_split(found):
     """A program that is traced keeps the first state; elsewhere the same rows give other results."""
     assert probe(found, "state_outside_of_variables").split in ("differs", "not_known")
 
 
 def test_one_program_for_each_number_of_rows(found):
-    assert all(probe(found, case).compilations <= 2 for case in ("plain", "dropout", "batches_of_a_data_set"))
+    assert all(probe(found, case).compilations <= 2 for case in ("no_remainder", "loss_of_pairs", "counted_calls"))
