@@ -14,7 +14,7 @@ from autoplan.plan.knobs import Knob, Tradeoff, Tuning
 from cost_models.config import TrainConfig
 
 MEANING: Mapping[Tradeoff, str] = {
-    Tradeoff.ACCUMULATION: "accumulation keeps the effective batch, and with it the training",
+    Tradeoff.ACCUMULATION: "accumulation keeps the effective batch",
     Tradeoff.PRECISION: "another precision keeps every setting of the training and rounds its numbers differently",
     Tradeoff.REMAT: "rematerialization keeps every number and computes activations again instead of storing them",
     Tradeoff.MESH: "another mesh keeps the training and takes other devices",

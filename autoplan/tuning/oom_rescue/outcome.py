@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from autoplan import formatting
+from autoplan.jobs.messages import Observation
 from autoplan.plan.knobs import Tradeoff, changes
 from autoplan.plan.records import Evidence, Failure, Rescue, Rung, TrialRecord
 from autoplan.tuning.candidate_estimate import CandidateEstimate
@@ -23,7 +24,7 @@ def rescue(
     estimates: Mapping[TrainConfig, CandidateEstimate],
     *,
     usable_bytes: int | None,
-    batch_norm: bool,
+    observation: Observation,
 ) -> Rescue | None:
     """Return the smallest change that runs and why, as a plan records it; None when nothing ran."""
     least = search.least
@@ -34,7 +35,7 @@ def rescue(
     return Rescue(
         config=least,
         changed=changes(search.baseline, least),
-        because=_because(search, least, batch_norm=batch_norm),
+        because=_because(search, least, observation),
         baseline_bytes=_held(baseline.failure),
         usable_bytes=usable_bytes,
         tried=[*tried, *passed_over],
@@ -74,10 +75,10 @@ def described_changes(baseline: TrainConfig, config: TrainConfig) -> str:
     return words if before == after else f"{words} (batch {before} → {after})"
 
 
-def _because(search: RescueSearch, least: TrainConfig, *, batch_norm: bool) -> str:
+def _because(search: RescueSearch, least: TrainConfig, observation: Observation) -> str:
     """Return what the change keeps, why smaller changes are not enough, and what differs nevertheless."""
     baseline, kinds = search.baseline, kinds_of_change(search.baseline, least)
-    parts = [MEANING[kind] for kind in kinds]
+    parts = [f"{MEANING[kind]}{_compared(kind, observation)}" for kind in kinds]
     parts += [f"no other {NAMES[kind]} is legal here" for kind in _illegal(search, kinds)]
     smaller = _smaller(search, least)
     if smaller:
@@ -88,12 +89,23 @@ def _because(search: RescueSearch, least: TrainConfig, *, batch_norm: bool) -> s
         parts.append(f"smaller changes are not enough: {'; '.join(part for part in (failed, passed) if part)}")
     else:
         parts.append("there is no smaller change")
-    if batch_norm and baseline.batch.global_size != least.batch.global_size:
+    if observation.takes_batch_statistics and baseline.batch.global_size != least.batch.global_size:
         parts.append(
             f"BatchNormalization takes its statistics over {least.batch.global_size} samples instead of "
             f"{baseline.batch.global_size}; no configuration with this change avoids that"
         )
     return "; ".join(parts)
+
+
+def _compared(kind: Tradeoff, observation: Observation) -> str:
+    """Return what is known of the training with another accumulation: what a probe compared, or that none was made."""
+    if kind is not Tradeoff.ACCUMULATION:
+        return ""
+    probe = observation.probe
+    if probe is None or probe.split != "same":
+        return "; whether it keeps the training was not compared"
+    drawn = ", apart from random numbers" if probe.random_draws else ""
+    return f", and with it the training, as far as it was compared{drawn} ({probe.compared})"
 
 
 def _illegal(search: RescueSearch, kinds: Sequence[Tradeoff]) -> list[Tradeoff]:

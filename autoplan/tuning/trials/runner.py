@@ -137,8 +137,8 @@ class Runner:
             if search.least is None:
                 raise
             interrupted = True
-        usable_bytes, batch_norm = self.jobs.usable_bytes(), self.observation.batch_norm
-        found = rescue(search, failed, self.estimates, usable_bytes=usable_bytes, batch_norm=batch_norm)
+        usable_bytes = self.jobs.usable_bytes()
+        found = rescue(search, failed, self.estimates, usable_bytes=usable_bytes, observation=self.observation)
         if found is None and search.next() is not None:
             raise _spent(self.jobs)
         if found is None:

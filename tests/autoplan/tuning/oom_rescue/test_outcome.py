@@ -6,7 +6,7 @@ from autoplan import planner
 from autoplan.errors import NoFeasibleConfiguration, StudyError
 from autoplan.jobs import workers
 from autoplan.jobs.client import Client
-from autoplan.jobs.messages import Job, JobKind
+from autoplan.jobs.messages import Job, JobKind, SplitProbe
 from autoplan.plan import file
 from autoplan.plan.records import Evidence, FailureKind
 from autoplan.sources import source
@@ -22,13 +22,20 @@ BF16 = {"precision": "mixed_bfloat16"}
 NEEDS = {OWN: 1.9, config(32, 2): 1.05, config(16, 4): 0.6, config(8, 8): 0.4, config(64, **BF16): 1.0}
 
 
-def rescued(runs, known, *, legal=None, batch_norm=False, kind=FailureKind.OOM):
+COMPARED = "an update of 64 rows was compared with its halves"
+
+
+def rescued(runs, known, *, legal=None, kind=FailureKind.OOM, **facts):
     """The rescue where `runs(config)` says what runs, and the search as it then stands."""
     found = estimates(known)
     search = RescueSearch(OWN, legal or known, needs(OWN, legal or known, found))
     while (one := search.next()) is not None:
         search.add(ran(one) if runs(one) else failed(one, kind, held=1.01))
-    return rescue(search, failed(OWN, held=1.02), found, usable_bytes=GIB, batch_norm=batch_norm), search, found
+    return (
+        rescue(search, failed(OWN, held=1.02), found, usable_bytes=GIB, observation=observation(**facts)),
+        search,
+        found,
+    )
 
 
 def test_the_least_change_is_told_with_what_was_not_enough():
@@ -36,7 +43,8 @@ def test_the_least_change_is_told_with_what_was_not_enough():
     assert (found.config, found.changed) == (config(16, 4), ["accumulation 4"])
     assert (found.baseline_bytes, found.usable_bytes) == (int(1.02 * GIB), GIB)
     assert found.because == (
-        "accumulation keeps the effective batch, and with it the training; smaller changes are not enough: "
+        "accumulation keeps the effective batch; whether it keeps the training was not compared; "
+        "smaller changes are not enough: "
         "accumulation 2 ran out of memory at 1.01 GiB"
     )
     assert [(rung.changed, rung.outcome, rung.evidence) for rung in found.tried] == [
@@ -65,6 +73,16 @@ def test_what_is_not_legal_is_said():
         "another precision keeps every setting of the training and rounds its numbers differently; "
         "no other accumulation is legal here; there is no smaller change"
     )
+
+
+def test_the_training_is_kept_only_as_far_as_it_was_compared():
+    runs = lambda one: one.batch.global_size <= 16  # noqa: E731
+    kept = "accumulation keeps the effective batch, and with it the training, as far as it was compared"
+    found, _, _ = rescued(runs, NEEDS, probe=SplitProbe(split="same", compared=COMPARED))
+    assert found.because.startswith(f"{kept} ({COMPARED}); ")
+    drawn = SplitProbe(split="same", compared=COMPARED, random_draws=["drop (Dropout)"])
+    found, _, _ = rescued(runs, NEEDS, probe=drawn)
+    assert found.because.startswith(f"{kept}, apart from random numbers ({COMPARED}); ")
 
 
 def test_batch_normalization_is_said_to_differ():
