@@ -188,7 +188,7 @@ class Observation(Value):
 
     @property
     def padding(self) -> Compared | None:
-        """What a probe found of rows of weight zero; None where the model was not probed."""
+        """The result of a probe with rows of weight zero; None where the model was not probed."""
         return None if self.probe is None or not self.probe.ran else self.probe.padding
 
     @property
