@@ -5,12 +5,13 @@ A plan that breaks a pin would be worse than none: the user would train with it 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from autoplan import formatting
 from autoplan.errors import NoFeasibleConfiguration
-from autoplan.plan.records import FAILURES, Failure, TrialRecord
+from autoplan.plan.records import FAILURES, TrialRecord
 from autoplan.tuning.space.legal_configs import Space
+from autoplan.tuning.trials.refused_settings import common_reason
 from autoplan.tuning.trials.runner import Tried
 
 CAUSES_SHOWN = 3
@@ -48,8 +49,12 @@ def _none_tried(options: str, tried: Tried, trial_seconds: float, notes: Sequenc
 
 
 def _all_failed(options: str, failed: Sequence[TrialRecord], tried: Tried) -> str:
-    causes = list(dict.fromkeys(_causes(failed)))
-    more = [f"{len(causes) - CAUSES_SHOWN} more failed"] if len(causes) > CAUSES_SHOWN else []
+    alike: dict[tuple[str, str], list[TrialRecord]] = {}
+    for record in failed:
+        kind = "" if record.failure is None else record.failure.kind.value
+        alike.setdefault((kind, common_reason(record)), []).append(record)
+    causes = [_cause(group) for group in alike.values()]
+    more = [f"{len(causes) - CAUSES_SHOWN} more with other causes"] if len(causes) > CAUSES_SHOWN else []
     return (
         f"no configuration with {options} runs: {'; '.join([*causes[:CAUSES_SHOWN], *more])}. "
         f"Trials ended because {tried.ended}. No plan is written, because it would not keep {options}; leave "
@@ -57,8 +62,11 @@ def _all_failed(options: str, failed: Sequence[TrialRecord], tried: Tried) -> st
     )
 
 
-def _causes(failed: Sequence[TrialRecord]) -> Iterator[str]:
-    for record in failed:
-        if isinstance(record.failure, Failure):
-            why = f"{FAILURES[record.failure.kind]}: {formatting.first_line(record.failure.message)}"
-            yield f"trial {record.number}, {record.config.describe()} ({why})"
+def _cause(alike: Sequence[TrialRecord]) -> str:
+    """Return the first of several trials that failed for one reason, and how many others did."""
+    first = alike[0]
+    others = f", and {formatting.counted(len(alike) - 1, 'other trial')} likewise" if len(alike) > 1 else ""
+    if first.failure is None:
+        return first.config.describe()
+    why = f"{FAILURES[first.failure.kind]}: {formatting.first_line(first.failure.message)}"
+    return f"trial {first.number}, {first.config.describe()} ({why}){others}"

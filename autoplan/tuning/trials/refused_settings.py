@@ -14,7 +14,7 @@ from typing import Any
 
 from autoplan.formatting import first_line
 from autoplan.plan.records import FailureKind, TrialRecord
-from cost_models.config import TrainConfig
+from cost_models.config import Affects, TrainConfig
 from cost_models.execution import Executor
 
 Changes = frozenset[tuple[str, Any]]
@@ -31,7 +31,7 @@ def refused_by(config: TrainConfig, baseline: TrainConfig, records: Sequence[Tri
         if _same_but_for_the_batch(config, one.config, baseline) and not _runs(one.config, baseline, measured):
             return one
     for one, other in combinations(refused, 2):
-        if _reason(one) != _reason(other):
+        if common_reason(one) != common_reason(other):
             continue
         common = changed(one.config, baseline) & changed(other.config, baseline)
         executors = {Executor.of(one.config), Executor.of(other.config)}
@@ -45,9 +45,19 @@ def refused_by(config: TrainConfig, baseline: TrainConfig, records: Sequence[Tri
 
 
 def changed(config: TrainConfig, baseline: TrainConfig) -> Changes:
-    """Return the settings in which a configuration differs from the baseline."""
-    names = [name for name in config.settings() if getattr(config, name) != getattr(baseline, name)]
+    """Return the settings in which a configuration differs from the baseline, but for those of the process alone."""
+    names = [
+        name
+        for name in config.settings()
+        if getattr(config, name) != getattr(baseline, name) and config.affects(name) != Affects.PROCESS
+    ]
     return frozenset(_BATCH if name == "batch" else (name, getattr(config, name)) for name in names)
+
+
+def common_reason(record: TrialRecord) -> str:
+    """Return the first line of a failure without its configuration and without numbers, which depend on the batch."""
+    message = first_line(record.failure.message) if record.failure is not None else ""
+    return _NUMBERS.sub("#", message.replace(record.config.describe(), ""))
 
 
 def _same_but_for_the_batch(config: TrainConfig, refused: TrainConfig, baseline: TrainConfig) -> bool:
@@ -64,9 +74,3 @@ def _runs(refused: TrainConfig, baseline: TrainConfig, measured: Iterable[TrainC
 
 def _has(config: TrainConfig, baseline: TrainConfig, settings: Changes, executors: Iterable[Executor]) -> bool:
     return settings <= changed(config, baseline) and Executor.of(config) in executors
-
-
-def _reason(record: TrialRecord) -> str:
-    """Return the first line of a refusal without its configuration and without numbers, which depend on the batch."""
-    message = first_line(record.failure.message) if record.failure is not None else ""
-    return _NUMBERS.sub("#", message.replace(record.config.describe(), ""))

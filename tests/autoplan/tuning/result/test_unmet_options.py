@@ -36,16 +36,17 @@ def test_a_candidate_that_was_measured_or_a_baseline_that_is_a_candidate_is_enou
 
 
 def test_the_first_line_of_each_failure_is_told_once():
-    records = [failed(at + 1, one, f"TypeError: no {at}\nmore") for at, one in enumerate(PINNED)]
+    words = ("one", "two", "three", "four", "four")
+    records = [failed(at + 1, one, f"TypeError: no {words[at]}\nmore") for at, one in enumerate(PINNED)]
     with pytest.raises(NoFeasibleConfiguration) as caught:
         check(tried(*records))
     message = str(caught.value)
     assert message.startswith(
         "no configuration with --fix precision=mixed_bfloat16 runs: trial 1, mixed_bfloat16, batch 64 "
-        "(not supported: TypeError: no 0); trial 2, "
+        "(not supported: TypeError: no one); trial 2, "
     )
     assert message.count("not supported") == CAUSES_SHOWN
-    assert "2 more failed. Trials ended because the budget is spent." in message
+    assert "; 1 more with other causes. Trials ended because the budget is spent." in message
     assert "more\n" not in message
 
 
@@ -59,3 +60,9 @@ def test_failures_of_other_configurations_are_not_the_pins():
 def test_an_interruption_leaves_no_result():
     with pytest.raises(KeyboardInterrupt):
         check(tried(failed(1, PINNED[0], "TypeError: no"), interrupted=True))
+
+
+def test_failures_for_one_reason_are_told_once():
+    records = [failed(at + 1, one, f"ValueError: {one.batch.local} is odd") for at, one in enumerate(PINNED)]
+    with pytest.raises(NoFeasibleConfiguration, match=r"ValueError: 64 is odd\), and 4 other trials likewise\. Trials"):
+        check(tried(*records))

@@ -43,6 +43,7 @@ def test_the_batch_is_a_setting_without_a_value():
     ("refused_ones", "config_", "ruled_out"),
     [
         ([config(64, **BF16)], config(32, 2, **BF16), True),
+        ([config(64, **BF16)], config(64, keep_freed_memory=True, **BF16), True),
         ([config(64, **BF16)], config(32, 2), False),
         ([config(64, **BF16)], config(64, **BF16, **REMAT), False),  # remat may change the operation
         ([config(64, **BF16)], config(64, **BF16, **PLAIN), False),  # another compiler
