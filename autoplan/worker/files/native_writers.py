@@ -61,8 +61,8 @@ def _patch(module: Any, attribute: str, consider: Consider, kind: ActionKind) ->
 def _replace(original: Any, name: str, replacement: Any) -> None:
     """Replace a function or class wherever a module of its package has it under this name."""
     for module in list(sys.modules.values()):
-        owners = (module, getattr(module, "MultiDeviceSaver", None))
-        for owner in owners:
+        attributes = getattr(module, "__dict__", {})  # not `getattr(module, name)`, which loads lazy modules
+        for owner in (module, attributes.get("MultiDeviceSaver")):
             if owner is not None and getattr(owner, "__dict__", {}).get(name) is original:
                 setattr(owner, name, replacement)
 
