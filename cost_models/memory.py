@@ -217,7 +217,7 @@ def step_memory(workload: Workload, config: TrainConfig, cluster: Cluster) -> Me
 def validation_memory(
     workload: Workload, config: TrainConfig, cluster: Cluster, rows: int | None = None
 ) -> MemoryCost | None:
-    """Estimate the bytes per device while validating; None where no validation step was traced.
+    """Estimate the bytes per device while validating; None where no validation step was traced for so many rows.
 
     The whole batch goes through the forward pass, while the optimizer keeps its state.
 
@@ -228,7 +228,10 @@ def validation_memory(
         return None
     if rows is not None:
         other = replace(other, rows=rows)
-    forward = step_memory(other.step, _at(other, config), cluster)
+    at = _at(other, config)
+    if other.step.batch_exact and at.batch.local != other.step.local_batch:
+        return None
+    forward = step_memory(other.step, at, cluster)
     training = step_memory(workload, config, cluster)
     kept = {name: getattr(training, name) for name in ("optimizer", "accumulators")}
     more = sum(kept.values()) - sum(getattr(forward, name) for name in kept)

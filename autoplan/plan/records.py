@@ -308,6 +308,7 @@ class ValidationMemory(Value):
         None, description="what one device needs, by the estimate; or the most that was in use when it was stopped"
     )
     fitting_rows: int | None = Field(None, description="a validation_batch_size that fits, where the script's does not")
+    fitting_ran: bool = Field(False, description="so many rows were run; else they fit by the estimate or the training")
 
 
 class WholeFit(Value):

@@ -198,6 +198,7 @@ def plain_plan(**changes: Any) -> dict[str, Any]:
             "evidence": "analytic",
             "needed_bytes": 200 * MIB,
             "fitting_rows": None,
+            "fitting_ran": False,
         },
         "whole_fit": {"seconds": 3.81, "baseline_seconds": 161.25},
         "rescue": None,

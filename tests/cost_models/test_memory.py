@@ -6,7 +6,8 @@ import pytest
 
 from cost_models.config import Batch, Layout, Mesh, Precision, Remat, RematMode, TrainConfig
 from cost_models.errors import WorkloadError
-from cost_models.memory import MemoryCost, largest, memory, step_memory
+from cost_models.estimate import estimate
+from cost_models.memory import MemoryCost, largest, memory, step_memory, validation_memory
 from cost_models.workload.affine import Affine
 from cost_models.workload.serialization import workload_from_dict, workload_to_dict
 from cost_models.workload.workload import Kind, Op, OtherBatch, Role, Tensor
@@ -243,3 +244,23 @@ def test_rows_of_another_batch_are_split_over_devices():
     other = OtherBatch(dense(K, N), 10)
     assert [other.local_rows(64, data) for data in (1, 4, 16)] == [10, 3, 1]
     assert OtherBatch(dense(K, N), 10, usual=20).local_rows(64, 2) == 16
+
+
+def test_a_validation_keeps_the_optimizers_state_and_has_its_own_rows():
+    training, forward = dense(K, N, slots=2), dense(K, N)
+    both = replace(training, validation=OtherBatch(forward, 4096))
+    alone, of_forward = memory(training, config(8, accumulation=4), GPU), memory(forward, config(4096), GPU)
+    found = validation_memory(both, config(8, accumulation=4), GPU)
+    assert (found.optimizer, found.accumulators) == (alone.optimizer, alone.accumulators)
+    assert found.activations == of_forward.activations
+    assert found.total == sum(found.components().values())
+    assert validation_memory(both, config(8), GPU, rows=64).inputs == memory(forward, config(64), GPU).inputs
+    assert validation_memory(training, config(8), GPU) is None
+
+
+def test_a_validation_step_that_depends_on_its_rows_holds_for_these_alone():
+    exact = replace(dense(K, N, batch=512), batch_exact=True)
+    both = replace(dense(K, N), validation=OtherBatch(exact, 512))
+    assert validation_memory(both, config(8), GPU) is not None
+    assert validation_memory(both, config(8), GPU, rows=64) is None
+    assert estimate(both, config(8, data=8), cluster("gpu", 8)).validation is None

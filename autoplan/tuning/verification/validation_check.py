@@ -59,17 +59,17 @@ def check(
         if sure is not None or by_estimate(observation, estimate) is None:
             return sure
     watch(Event("stage", f"running a batch of the validation, {seen.rows:,} rows at once"))
+    began = jobs.clock.elapsed()
     failure = jobs.validate(config)
     if failure is None or not failure.out_of_memory:
         return None if failure is not None else _ran(seen.rows)
-    rows = _rows_that_ran(jobs, observation, estimate, config) if seen.settable else None
-    return ValidationMemory(
-        rows=seen.rows,
-        fits=False,
-        evidence=Evidence.MEASURED,
-        needed_bytes=failure.held_bytes,
-        fitting_rows=rows,
-    )
+    found = ValidationMemory(rows=seen.rows, fits=False, evidence=Evidence.MEASURED, needed_bytes=failure.held_bytes)
+    if not seen.settable:
+        return found
+    rows = _rows_that_ran(jobs, seen.rows, estimate, config, seconds=jobs.clock.elapsed() - began)
+    # A forward pass on the rows of a micro-step takes less than that micro-step, which ran.
+    fitting = rows or min(config.batch.global_size, seen.rows - 1) or None
+    return found.model_copy(update={"fitting_rows": fitting, "fitting_ran": rows is not None})
 
 
 def _ran(rows: int) -> ValidationMemory:
@@ -77,14 +77,17 @@ def _ran(rows: int) -> ValidationMemory:
 
 
 def _rows_that_ran(
-    jobs: JobRunner, observation: Observation, estimate: CandidateEstimate | None, config: TrainConfig
+    jobs: JobRunner, own: int, estimate: CandidateEstimate | None, config: TrainConfig, *, seconds: float
 ) -> int | None:
-    """Run fewer rows at once until they fit, beginning with those that the estimate says fit; None if none did."""
-    own = 1 if observation.validation is None else observation.validation.rows
+    """Run fewer rows at once until they fit, beginning with those that the estimate says fit; None if none did.
+
+    own      rows of the script
+    seconds  time that a run takes
+    """
     estimated = None if estimate is None else estimate.analytic.validation
     rows = (estimated and estimated.fitting_rows) or own // 2
     for _ in range(MOST_TRIES - 1):
-        if rows < 1 or not jobs.clock.allows(jobs.clock.elapsed() / 4):
+        if rows < 1 or not jobs.clock.allows(seconds):
             return None
         failure = jobs.validate(config, rows=rows)
         if failure is None:
@@ -106,7 +109,8 @@ def verdict(found: ValidationMemory, usable_bytes: int) -> str | None:
     words = f"Training fits, validation ({found.rows:,} rows at once) does not fit in {formatting.size(usable_bytes)}"
     if found.fitting_rows is None:
         return f"{words}{needs}: use smaller batches of validation data"
-    ran = ", which was run and fits" if found.evidence is Evidence.MEASURED else ""
+    unproved = ", which no run has tried" if found.evidence is Evidence.MEASURED else ""
+    ran = ", which was run and fits" if found.fitting_ran else unproved
     return f"{words}{needs}: set validation_batch_size={found.fitting_rows}{ran}"
 
 

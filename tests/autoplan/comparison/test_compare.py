@@ -22,7 +22,7 @@ from cost_models.estimate import estimate
 from cost_models.hardware.catalogue import rows
 from cost_models.hardware.lookup import cluster
 from cost_models.workload.serialization import workload_from_dict, workload_to_dict
-from cost_models.workload.workload import Tensor
+from cost_models.workload.workload import OtherBatch, Tensor
 from tests.builders import estimates as made
 from tests.builders import workloads
 from tests.builders.fake_client import FakeClient, failure
@@ -342,3 +342,27 @@ def test_where_no_compiler_can_be_asked_the_estimate_stays_and_says_so(checked):
 def test_ctrl_c_while_compiling_is_ctrl_c(checked):
     with pytest.raises(KeyboardInterrupt):
         checked(lambda findings: CheckedByCompiler(None, (), (), "interrupted", interrupted=True))
+
+
+def test_a_validation_that_does_not_fit_is_a_note_of_its_row(compare):
+    """Its inputs alone, 65,536 rows of 2 MiB, take 128 GiB."""
+    width = 2**19
+    client = training()
+    usual = client.plant
+
+    def plant(job):
+        result = usual(job)
+        if job.kind is not JobKind.TRACE:
+            return result
+        step = workload_from_dict(result.value["workload"])
+        forward = workloads.dense(width, 1)
+        named = {"precision": step.precision, "remat": step.remat}
+        forward = computed_in(job.config.precision.compute_dtype, dataclasses.replace(forward, **named))
+        both = dataclasses.replace(step, validation=OtherBatch(forward, 2**16))
+        return JobResult(result.value | {"workload": workload_to_dict(both)}, None, 1.0)
+
+    client.plant = plant
+    (row,) = compare(client, "gpu-a100-80gb", fix={"precision": "float32"}).rows
+    (note,) = (note for note in row.notes if note.startswith("validation"))
+    assert note.startswith("validation (65,536 rows at once) does not fit: it needs up to ")
+    assert note.endswith("rows at once fit")

@@ -345,6 +345,12 @@ def test_all_of_a_dry_run_is_there_for_whoever_asks(dry):
     assert "--all" not in told
 
 
+def test_a_dry_run_says_what_its_figures_are_of(dry):
+    noted = replace(dry, notes=("the figures are of samples of 64 x 64 x 3",))
+    assert "  - the figures are of samples of 64 x 64 x 3" in text(plan_table.tuned(noted))
+    assert plan_table.shortlist_document(noted)["notes"] == ["the figures are of samples of 64 x 64 x 3"]
+
+
 def test_a_dry_run_as_a_document(dry):
     document = plan_table.shortlist_document(dry)
     assert (document["schema"], document["evidence"], document["forecast_seconds"]) == (1, "analytic", 200.0)

@@ -10,6 +10,7 @@ from autoplan.tuning.result.notes import (
     learning_rate_rule,
     limit_note,
     notes_for,
+    recompilation_note,
     setup_note,
 )
 from tests.builders.estimates import candidate
@@ -299,3 +300,12 @@ def test_a_mask_makes_another_split_weigh_differently():
     found = notes(config(64), config(16, 4), masks=True)
     assert any("averaged over the unmasked positions of each micro-step" in note for note in found)
     assert notes(config(64), config(64), masks=True) == []
+
+
+def test_compilations_after_the_first_are_told_with_their_cause_where_it_was_seen():
+    alike, told = observation(), "the training step was compiled 3 more times after its first micro-step"
+    batches = {"looked": 9, "of": 9, "common": [[4, 8]], "mean_rows": 4.0, "differ_in_rows": False}
+    differ = observation(batches=batches | {"largest": [[4, 64]], "differ_in_shape": True})
+    assert recompilation_note(3, alike) == told
+    assert recompilation_note(3, differ) == f"{told}: its batches differ, and each shape is compiled once"
+    assert recompilation_note(0, differ) is None

@@ -25,7 +25,7 @@ def estimated(*, fits=False, fitting_rows=512, needed=2 * GIB):
     return CandidateEstimate.of(replace(estimates.estimate(OWN), validation=validation))
 
 
-def checked(estimate, *, largest=10**9, limited=True, kind=FailureKind.OOM, **rows):
+def checked(estimate, *, largest=10**9, limited=True, kind=FailureKind.OOM, budget=None, **rows):
     """The verdict, and the rows of each run; more rows than `largest` run out of memory."""
     facts = {"rows": 4096, "samples": 4096, "fixed": True, "settable": True} | rows
     seen = observation(OWN, validation=ValidationRows(**facts))
@@ -35,7 +35,7 @@ def checked(estimate, *, largest=10**9, limited=True, kind=FailureKind.OOM, **ro
         return Failure(kind=kind, message="used 1.1 GiB", held_bytes=GIB) if asked > largest else None
 
     client = FakeClient(seen, plant=plant)
-    jobs = JobRunner(client, SOURCE, "jax", cluster(), Clock.start(None), baseline=OWN)
+    jobs = JobRunner(client, SOURCE, "jax", cluster(), Clock.start(budget), baseline=OWN)
     verdict = validation_check.check(jobs, seen, estimate, OWN, lambda event: None, limited=limited)
     runs = [job.options.get("validation_rows") for job in client.jobs if job.kind is JobKind.VALIDATE]
     return verdict, runs
@@ -53,7 +53,7 @@ def test_under_a_limit_it_is_run_in_any_case():
 
 @pytest.mark.parametrize(
     ("largest", "rows", "runs"),
-    [(4096, None, [None]), (512, 512, [None, 512]), (100, 32, [None, 512, 128, 32]), (1, None, [None, 512, 128, 32])],
+    [(4096, None, [None]), (512, 512, [None, 512]), (100, 32, [None, 512, 128, 32]), (16, 16, [None, 512, 128, 32])],
 )
 def test_one_that_may_not_fit_is_run_and_then_with_fewer_rows(largest, rows, runs):
     verdict, ran = checked(estimated(), largest=largest)
@@ -65,6 +65,12 @@ def test_without_an_estimate_it_is_run_under_a_limit_only():
     assert checked(None, limited=False) == (None, [])
     verdict, runs = checked(None, largest=2048)
     assert (verdict.fits, verdict.fitting_rows, runs) == (False, 2048, [None, 2048])
+
+
+def test_without_time_for_a_search_the_rows_of_a_micro_step_fit():
+    """A micro-step of 16 rows ran, and their forward pass takes less."""
+    verdict, runs = checked(estimated(), largest=16, budget=1e-9)
+    assert (verdict.fitting_rows, verdict.fitting_ran, runs) == (16, False, [None])
 
 
 def test_rows_that_follow_the_training_or_cannot_be_set_are_not_searched():
@@ -82,7 +88,7 @@ def test_a_validation_that_fails_for_another_reason_says_nothing_of_memory():
     ("changes", "text"),
     [
         (
-            {"evidence": "measured", "needed_bytes": GIB, "fitting_rows": 512},
+            {"evidence": "measured", "needed_bytes": GIB, "fitting_rows": 512, "fitting_ran": True},
             " (it held 1.00 GiB, measured): set validation_batch_size=512, which was run and fits",
         ),
         (
