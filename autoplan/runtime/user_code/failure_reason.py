@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import keras
@@ -12,6 +13,9 @@ from autoplan.runtime.user_code.exceptions import raising_entry
 _KERAS = str(Path(keras.__file__).parent)
 _WRAPPERS = ("Exception encountered when calling", "Could not automatically infer the output shape")
 """Begin the messages of exceptions that Keras raises in place of another one, whose message they quote."""
+_ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
+_WHERE = ("Graph execution error", "Detected at node", "File ", "<")
+"""Begin lines of TensorFlow's messages that only say where an exception was raised."""
 
 
 def reason(error: BaseException) -> str:
@@ -60,10 +64,16 @@ def _first_of(error: BaseException) -> BaseException:
 
 def _line(error: BaseException) -> str:
     kind, entry = type(error).__name__, raising_entry(error)
-    message = formatting.first_line(str(error))
+    message = _first_line(str(error))
     said_by = "Keras says: " if entry is not None and entry.tb_frame.f_code.co_filename.startswith(_KERAS) else ""
     if message:
         return f"{said_by}{kind}: {message}"
     return (
         kind if entry is None else f"{kind} in line {entry.tb_lineno} of {Path(entry.tb_frame.f_code.co_filename).name}"
     )
+
+
+def _first_line(message: str) -> str:
+    """Return the first line of a message that says more than where the exception was raised."""
+    lines = [line.strip() for line in _ESCAPES.sub("", message).splitlines() if line.strip()]
+    return next((line for line in lines if not line.startswith(_WHERE)), next(iter(lines), ""))

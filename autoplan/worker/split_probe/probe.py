@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from autoplan.runtime.data.data_facts import DataFacts
 from autoplan.runtime.fit import ensure_built
 from autoplan.runtime.intercept import FitCall, run_one_micro_step
 from autoplan.runtime.optimizers import accumulation_of
+from autoplan.runtime.user_code.failure_reason import reason
 from autoplan.worker.split_probe.attribution import explained
 from autoplan.worker.split_probe.fixed_values import fixed_values
 from autoplan.worker.split_probe.micro_steps import MicroSteps, computes_in
@@ -27,8 +27,6 @@ MOST_ROWS = 64
 """Rows of a compared update, if the script's batch has as many."""
 ENOUGH_SECONDS = 20.0
 """After this time no further rows are compared."""
-
-_WHERE = ("Graph execution error", "Detected at node", "Exception encountered when calling", "File ", "<")
 
 
 class SplitOptions(TypedDict, total=False):
@@ -180,14 +178,7 @@ class _Comparison:
 
 
 def _does_not_take(rows: int, error: Exception) -> str:
-    return f"the model does not take a micro-step of {rows} rows ({type(error).__name__}: {_first_line(error)})"
-
-
-def _first_line(error: Exception) -> str:
-    """Return the first line of a message that says more than where the exception was raised."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    plain = [re.sub(r"\x1b\[\d+m", "", line) for line in lines if not line.startswith(_WHERE)]
-    return next(iter(plain or lines), "no message")
+    return f"the model does not take a micro-step of {rows} rows ({reason(error)})"
 
 
 def _why_not_repeatable(first: Update, second: Update, tolerance: float) -> str:

@@ -104,3 +104,8 @@ def test_texts_of_keras_are_marked(call):
 
 def test_an_exception_that_was_never_raised_has_its_type():
     assert reason(MemoryError()) == "MemoryError"
+
+
+def test_lines_that_only_say_where_are_left_out():
+    message = "Graph execution error:\n\nDetected at node add\n  File x\n<stack>\n\x1b[1mNo shapes\x1b[0m"
+    assert reason(ValueError(message)) == "ValueError: No shapes"
