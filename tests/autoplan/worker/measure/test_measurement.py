@@ -134,3 +134,30 @@ def test_memory_that_a_callback_keeps_is_reported():
     assert found.growth_bytes == pytest.approx(2**20, rel=0.1)
     assert found.fit_micro_steps == 300
     assert measure(rows=16 * 300, groups=2, group_seconds=0.3).growth_bytes is None
+
+
+class Stalling(keras.utils.PyDataset):
+    """Batches that come at once for a while, and then only after a wait of three groups each."""
+
+    def __len__(self):
+        return 500
+
+    def __getitem__(self, index):
+        if index > 250:
+            time.sleep(0.3)
+        return np.ones((4, 3), "float32"), np.ones((4, 1), "float32")
+
+
+def test_a_group_ends_where_the_input_stalls():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    arguments = {"x": Stalling(), "shuffle": False, "verbose": 0}
+    options = {"groups": 30, "group_seconds": 0.1, "max_seconds": 1.5}
+    call = FitCall(1, model, arguments, keras.Model.fit)
+    found = measure_fit(
+        TrialFit(call, data_facts.describe(arguments), None, backends.get("jax"), options, lambda _: None),
+        0.0,
+        simulated=False,
+    )
+    assert max(found.group_seconds) > 0.2, "a group has stalled batches"
+    assert found.wall_seconds < 30, "a group of as many calls as before the stall would take longer"
