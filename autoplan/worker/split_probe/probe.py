@@ -25,8 +25,10 @@ from autoplan.worker.split_probe.updates import TOLERANCES, Update, differences
 
 MOST_ROWS = 64
 """Rows of a compared update, if the script's batch has as many."""
-ENOUGH_SECONDS = 20.0
-"""After this time no further rows are compared."""
+ENOUGH_SECONDS = 10.0
+"""After this time without compilations no further rows are compared."""
+LONG_SECONDS = 40.0
+"""After this time, compilations included, no further rows are compared."""
 
 
 class SplitOptions(TypedDict, total=False):
@@ -73,6 +75,7 @@ class _Comparison:
 
     batches  number of compared batches so far
     most     the largest relative difference so far
+    compiled_at  when both programs were compiled
     """
 
     call: FitCall
@@ -82,6 +85,7 @@ class _Comparison:
     started: float
     batches: int = 0
     most: float = 0.0
+    compiled_at: float | None = None
 
     def run(self) -> SplitProbe:
         """Compare updates with their halves."""
@@ -134,7 +138,7 @@ class _Comparison:
 
     def _halves(self, first: Update, batches: Sequence[SampleRows]) -> SplitProbe:
         for batch in batches:
-            if self.batches and time.monotonic() - self.started > ENOUGH_SECONDS:
+            if self.batches and self._long_enough():
                 break
             whole = first if self.batches == 0 else self.steps.update([batch])
             try:
@@ -148,9 +152,14 @@ class _Comparison:
             if found:
                 reason = explained(self.call.model, batch, whole, parts, found, self.tolerance)
                 return SplitProbe(split="differs", split_reason=reason, compared=self._described())
+            self.compiled_at = self.compiled_at or time.monotonic()
             self.steps.advance(whole)
             self.batch = batch
         return SplitProbe(split="same", compared=self._described())
+
+    def _long_enough(self) -> bool:
+        now = time.monotonic()
+        return now - (self.compiled_at or now) > ENOUGH_SECONDS or now - self.started > LONG_SECONDS
 
     def _may_have_a_remainder(self) -> bool:
         """Return whether an epoch may end with rows that do not fill an update."""
