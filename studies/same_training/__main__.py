@@ -2,7 +2,7 @@
 
 python -m studies.same_training [SCRIPT ...]
 
-Rows of results.csv stay: a script whose two rows are there is left out unless --again is given.
+Rows of results.csv stay: a plan whose row is there is not made again unless --again is given.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from studies.same_training.cases import HERE, SCRIPTS, Script
 QUESTION = "Is training the same wherever a plan says so, and do plans say so wherever it is?"
 RECORDER = HERE / "recorder"
 RESULTS = HERE / "results.csv"
+PLANS = ("unpinned", "pinned")
 UPDATES = 20
 LATER = (32, 48, 64)
 """Numbers of updates that are compared where a plan runs so many micro-steps at once that it has no record at 20."""
@@ -117,11 +118,11 @@ def plain_runs(
     return judging.PlainRuns(first, again, rounded, tuple(one for one in others if one is not None))
 
 
-def study(name: str, limits: Sequence[str], keep: Path | None) -> list[dict[str, Any]]:
-    """Make both plans of a script, train with and without them, and return a row for each plan."""
+def study(name: str, plans: Sequence[str], limits: Sequence[str], keep: Path | None) -> list[dict[str, Any]]:
+    """Make plans of a script, train with and without them, and return a row for each plan."""
     script, origin = SCRIPTS[name], harness.provenance()
     with lab(keep, name) as here:
-        tuned = [tune(here, script, which, limits) for which in ("unpinned", "pinned")]
+        tuned = [tune(here, script, which, limits) for which in plans]
         said = {one.name: judging.claim(one.plan, one.ran.code, one.ran.output) for one in tuned}
         planned = {
             one.name: record(here, script, f"trained-{one.name}", (UPDATES, *LATER), plan=f"{one.name}.yaml")
@@ -135,7 +136,11 @@ def study(name: str, limits: Sequence[str], keep: Path | None) -> list[dict[str,
             for one, training in planned.items()
             if plain is not None and training is not None
         }
-        if plain is not None and said["pinned"] == judging.REFUSED and "--fix accumulation=2" in " ".join(script.pin):
+        if (
+            plain is not None
+            and said.get("pinned") == judging.REFUSED
+            and "--fix accumulation=2" in " ".join(script.pin)
+        ):
             split = record(here, script, "split", (SPLIT_UPDATES,), SAME_TRAINING_SPLIT="2")
             by_keras = judging.compare_split(plain, split, SPLIT_UPDATES) if split is not None else None
             if by_keras is not None:
@@ -218,9 +223,15 @@ def stored() -> list[dict[str, Any]]:
         return [dict(row) for row in csv.DictReader(stream)]
 
 
+def finished(rows: Sequence[Mapping[str, Any]]) -> set[str]:
+    """Return the keys of plans that were made; where the budget ended before, the plan is tried again."""
+    return {row["key"] for row in rows if row["says"] != judging.OUT_OF_TIME}
+
+
 def main() -> None:
     parser = harness.parser("studies.same_training", __doc__)
     parser.add_argument("scripts", nargs="*", help=", ".join(SCRIPTS))
+    parser.add_argument("--plan", action="append", choices=PLANS, help="make this plan only")
     parser.add_argument("--trials", type=int, default=3)
     parser.add_argument("--budget", default="60s")
     parser.add_argument("--again", action="store_true", help="run scripts again whose rows are there")
@@ -230,11 +241,13 @@ def main() -> None:
     names = harness.chosen(SCRIPTS, arguments.scripts)
     if not arguments.table:
         harness.header(QUESTION)
-        there = {row["script"] for row in stored()}
+        there = set() if arguments.again else finished(stored())
         for name in names:
-            if name in there and not arguments.again:
+            plans = [plan for plan in arguments.plan or PLANS if f"{name}: {plan}" not in there]
+            if not plans:
                 continue
-            rows = study(name, ("--trials", str(arguments.trials), "--budget", arguments.budget), arguments.keep)
+            limits = ("--trials", str(arguments.trials), "--budget", arguments.budget)
+            rows = study(name, plans, limits, arguments.keep)
             harness.write_rows(RESULTS, rows, key="key")
             for row in rows:
                 print(f"{row['key']}: says {row['says']}; {row['verdict']} {row['found']} {row['detail']}", flush=True)

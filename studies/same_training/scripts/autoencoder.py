@@ -10,7 +10,7 @@ from keras import layers
 
 keras.utils.set_random_seed(4)
 rng = np.random.default_rng(4)
-clean = np.clip(rng.normal(0.5, 0.2, (500, 7, 7, 1)).repeat(4, axis=1).repeat(4, axis=2), 0, 1).astype("float32")
+clean = np.clip(rng.normal(0.5, 0.2, (487, 7, 7, 1)).repeat(4, axis=1).repeat(4, axis=2), 0, 1).astype("float32")
 noisy = np.clip(clean + 0.4 * rng.normal(size=clean.shape), 0, 1).astype("float32")
 
 inputs = layers.Input(shape=(28, 28, 1))

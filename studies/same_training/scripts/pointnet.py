@@ -41,8 +41,8 @@ def tnet(inputs, num_features):
 
 keras.utils.set_random_seed(11)
 rng = np.random.default_rng(11)
-labels = rng.integers(0, 4, 480)
-points = (rng.normal(size=(480, POINTS, 3)) * (1 + labels[:, None, None] * [1, 0, 0.5])).astype("float32")
+labels = rng.integers(0, 4, 469)
+points = (rng.normal(size=(469, POINTS, 3)) * (1 + labels[:, None, None] * [1, 0, 0.5])).astype("float32")
 inputs = keras.Input(shape=(POINTS, 3))
 x = tnet(inputs, 3)
 x = layers.Conv1D(16, 1, activation="relu")(x)

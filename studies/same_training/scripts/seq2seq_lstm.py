@@ -11,8 +11,8 @@ TOKENS, LATENT = 20, 24
 
 keras.utils.set_random_seed(9)
 rng = np.random.default_rng(9)
-source = rng.integers(1, TOKENS, (500, 10))
-target = np.concatenate([np.zeros((500, 1), dtype=int), source[:, ::-1][:, :8]], axis=1)
+source = rng.integers(1, TOKENS, (502, 10))
+target = np.concatenate([np.zeros((502, 1), dtype=int), source[:, ::-1][:, :8]], axis=1)
 encoder_input_data = np.eye(TOKENS, dtype="float32")[source]
 decoder_input_data = np.eye(TOKENS, dtype="float32")[target[:, :-1]]
 decoder_target_data = np.eye(TOKENS, dtype="float32")[target[:, 1:]]
