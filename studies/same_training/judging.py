@@ -95,7 +95,8 @@ def differences(plain: Record, other: Record, at: str) -> dict[str, float]:
 class Found:
     """The comparison of a plain training with one under a plan.
 
-    same        whether every variable changed alike, within LINE or rounding, and as many updates were made
+    same        whether every variable changed alike, within LINE or rounding, after 20 updates and at the end of the
+                fit, and as many updates were made
     largest     the largest relative difference, of the variable `variable`
     rounding    the difference that rounding alone makes to that variable
     by_rounding the training is the same only because differences of rounding are allowed
@@ -138,13 +139,13 @@ def compare(plain: PlainRuns, planned: Record, least: int) -> Found:
     at = compared_at(first, planned, least)
     if at is None:
         return Found(same=False, why=f"{planned.updates} updates instead of {first.updates}")
-    at_end = None
-    if first.updates == planned.updates:
-        at_end = max(differences(first, planned, "end").values(), default=0.0)
     found = _found(plain, planned, at)
-    if first.updates == planned.updates:
-        return replace(found, at_end=at_end)
-    return replace(found, same=False, why=f"{planned.updates} updates instead of {first.updates}")
+    if first.updates != planned.updates:
+        return replace(found, same=False, why=f"{planned.updates} updates instead of {first.updates}")
+    end = _found(plain, planned, "end")
+    if found.same and not end.same:
+        return replace(end, at_end=end.largest, why="differs at the end of the fit")
+    return replace(found, at_end=end.largest)
 
 
 def compare_split(plain: PlainRuns, split: Record, at: int) -> Found | None:

@@ -10,7 +10,7 @@ from keras import layers
 
 keras.utils.set_random_seed(2)
 rng = np.random.default_rng(2)
-tokens = rng.integers(0, 500, (477, 60))
+tokens = rng.integers(0, 500, (701, 60))
 labels = (tokens[:, :30].mean(axis=1) > 250).astype("float32")
 
 inputs = keras.Input(shape=(None,), dtype="int64")
