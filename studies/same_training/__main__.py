@@ -130,7 +130,9 @@ def study(name: str, plans: Sequence[str], limits: Sequence[str], keep: Path | N
             if one.plan is not None
         }
         records = [one for one in planned.values() if one is not None]
-        plain = plain_runs(here, script, records, seeds=judging.WITHIN_SEEDS in said.values()) if records else None
+        refused = said.get("pinned") == judging.REFUSED and "accumulation=2" in script.pin
+        seeds = judging.WITHIN_SEEDS in said.values()
+        plain = plain_runs(here, script, records, seeds=seeds) if records or refused else None
         found = {
             one: judging.compare(plain, training, UPDATES)
             for one, training in planned.items()
