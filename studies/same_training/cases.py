@@ -30,6 +30,7 @@ def _of_tests(name: str, *arguments: str, fit: int = 1, pin: str = "accumulation
 NEW = (
     *("mnist_convnet", "text_classification", "timeseries_transformer", "autoencoder", "siamese_contrastive", "vae"),
     *("collaborative_filtering", "wide_and_deep", "seq2seq_lstm", "tiny_unet", "pointnet", "mlp_mixer"),
+    "no_labels",
 )
 SCRIPTS: Mapping[str, Script] = {
     **{name: Script(OWN / f"{name}.py") for name in NEW},
