@@ -201,6 +201,17 @@ class Observation(Value):
         )
 
 
+    def samples_left_out(self, wanted: TrainConfig) -> int:
+        """Return how many samples of an epoch a configuration leaves out, as far as their number is known.
+
+        The rule is that of `runtime/data/rebatch.remainder_mode`.
+        """
+        batch = wanted.batch
+        if batch == self.config.batch or self.explicit_steps_per_epoch or self.can_pad or not self.samples_exact:
+            return 0
+        return (self.samples or 0) % batch.effective % batch.accumulation
+
+
 VariableKind = Literal["weight", "seed", "batch_statistics", "state"]
 """weight: trained; seed: state of a random number generator; batch_statistics: of BatchNormalization; state: other."""
 

@@ -209,6 +209,11 @@ class FitRecord(Value):
     updates: int | None = Field(None, description="updates of the weights that the script's own fit makes")
     padding: Compared | None = Field(None, description="what a probe found of updates with rows of weight zero")
 
+    @model_serializer(mode="wrap")
+    def _written(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Write `padding` only where it was probed: plans of earlier versions do not have the key."""
+        return _without_none(serialize(self), "padding")
+
 
 class SourceRecord(Value):
     """The source that was tuned: its path, its content, its arguments, and which of its fits."""
@@ -284,6 +289,7 @@ class Verification(Value):
     updates_applied: int | None = Field(None, description="of these under the plan; a loss scale skips some")
     baseline_updates_applied: int | None = None
     remainder_compared: bool = Field(False, description="the partial last update of an epoch was among them")
+    samples_left_out: int = Field(0, description="samples of an epoch that the plan leaves out; no update had them")
     seeds_compared: int = Field(0, description="seeds with which the baseline ran these updates")
     largest_weight_difference: float | None = Field(
         None, description="of the change of a weight over these updates, relative to the baseline's change"
@@ -296,6 +302,26 @@ class Verification(Value):
     validation_ran: bool = False
     checkpoint_saved: bool = False
     remainder_ran: bool = False
+
+    @model_serializer(mode="wrap")
+    def _written(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Write what was compared only where something was: plans of earlier versions do not have the keys."""
+        plain: dict[str, Any] = serialize(self)
+        fields = type(self).model_fields
+        return {
+            name: value
+            for name, value in plain.items()
+            if name not in _COMPARED or getattr(self, name) != fields[name].default
+        }
+
+
+_COMPARED = frozenset(
+    {
+        *("same_program", "updates_compared", "updates_applied", "baseline_updates_applied", "remainder_compared"),
+        *("samples_left_out", "seeds_compared", "largest_weight_difference", "largest_weight_difference_of"),
+        *("state", "failure"),
+    }
+)
 
 
 class ValidationMemory(Value):

@@ -258,7 +258,18 @@ def _compared_results(plan: Plan, found: Verification) -> str:
     else:
         what = "losses and weights" if found.state == "none" else "losses, weights and other variables"
         within = f"{over}, {what} of {compared} are equal within rounding"
-    return f"Training gives the same results: {within}"
+    return f"{_same_except(found.samples_left_out)}: {within}"
+
+
+def _same_except(left_out: int) -> str:
+    """Return the claim that results are the same, restricted where the plan does not train on all samples."""
+    if not left_out:
+        return "Training gives the same results"
+    samples = formatting.counted(left_out, "sample")
+    verb = "is" if left_out == 1 else "are"
+    return (
+        f"Each full update gives the same results, but training differs: {samples} of each epoch {verb} left out by the plan"
+    )
 
 
 @dataclass(frozen=True)

@@ -222,17 +222,16 @@ def _of_the_remainder(config: TrainConfig, baseline: TrainConfig, observation: O
     rest = samples % batch.effective if samples else 0
     if batch == baseline.batch or observation.explicit_steps_per_epoch or not rest:
         return
-    over = rest % batch.accumulation
     if batch.accumulation == 1:
         if config.mesh.data > 1 and rest % config.mesh.data:
             yield f"the last {rest} samples of an epoch do not divide by the devices: every device computes all of them"
-    elif over == 0:
+    elif rest % batch.accumulation == 0:
         yield f"the last {rest} samples of an epoch form an update of {batch.accumulation} smaller micro-steps"
     elif observation.can_pad:
         yield f"the last {rest} samples of an epoch are padded with samples of weight zero{_why_padded(observation)}"
     else:
         yield (
-            f"{over} of the {samples} samples of an epoch are left out: they do not divide by the micro-steps"
+            f"{observation.samples_left_out(config)} of the {samples} samples of an epoch are left out: they do not divide by the micro-steps"
             f"{_why_not_padded(observation)}"
         )
 

@@ -59,6 +59,7 @@ class Numerics:
     state: State | None = None
     seeds: int = 0
     same_program: bool = False
+    left_out: int = 0
 
 
 @dataclass(frozen=True)

@@ -113,6 +113,7 @@ class TrainingComparison:
             baseline_applied=base.applied,
             remainder=ours.remainder_rows > 0,
             seeds=len(theirs),
+            left_out=facts.samples_left_out(self.winner),
         )
         if found.detail:
             return found

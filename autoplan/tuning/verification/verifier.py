@@ -261,6 +261,7 @@ def _record(numerics: Numerics, **timing: Any) -> Verification:
         updates_applied=numerics.applied,
         baseline_updates_applied=numerics.baseline_applied,
         remainder_compared=numerics.remainder,
+        samples_left_out=numerics.left_out,
         seeds_compared=numerics.seeds,
         largest_weight_difference=numerics.weight_difference,
         largest_weight_difference_of=numerics.weight_difference_of,

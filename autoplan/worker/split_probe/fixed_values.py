@@ -24,13 +24,20 @@ _LIBRARIES = ("keras.", "autoplan.")
 
 @dataclass
 class Recorded:
-    """Layers, by name and class, that took random numbers or batch statistics."""
+    """Layers, by name and class, that took random numbers or batch statistics.
+
+    shared_masks  those that dropped the same units in all rows: an update in two micro-steps draws two masks
+    """
 
     random_draws: list[str] = field(default_factory=list)
+    shared_masks: list[str] = field(default_factory=list)
     batch_statistics: list[str] = field(default_factory=list)
 
-    def draw(self) -> None:
-        _add(self.random_draws, _caller())
+    def draw(self, *, shared: bool = False) -> None:
+        caller = _caller()
+        _add(self.random_draws, caller)
+        if shared:
+            _add(self.shared_masks, caller)
 
     def statistics(self, layer: Any) -> None:
         _add(self.batch_statistics, described(layer))
@@ -69,7 +76,7 @@ def _replacements(recorded: Recorded) -> Iterator[tuple[Any, str, Replace]]:
 def _recording(recorded: Recorded, value: Callable[..., Any]) -> Replace:
     def replacement(_: Callable[..., Any]) -> Callable[..., Any]:
         def draw(*args: Any, **kwargs: Any) -> Any:
-            recorded.draw()
+            recorded.draw(shared=value is _dropout and _has_one_mask(*args, **kwargs))
             return value(*args, **kwargs)
 
         return draw
@@ -116,6 +123,10 @@ def _categorical(logits: Any, num_samples: int, dtype: Any = "int32", seed: Any 
 
 def _dropout(inputs: Any, rate: Any, noise_shape: Any = None, seed: Any = None) -> Any:
     return inputs
+
+
+def _has_one_mask(inputs: Any, rate: Any, noise_shape: Any = None, seed: Any = None) -> bool:
+    return noise_shape is not None and len(noise_shape) > 0 and noise_shape[0] == 1
 
 
 def _shuffle(x: Any, axis: int = 0, seed: Any = None) -> Any:

@@ -79,6 +79,16 @@ class MicroSteps:
                 moved[path] = (weight - step).astype(weight.dtype)
         self.start = moved
 
+    def untrained_scalars(self) -> dict[str, Any]:
+        """Return the values of state variables with one element, such as switches and weights of losses."""
+        state = {id(variable) for variable in _state(self._model)}
+        found = {path: self.start[path] for path, variable in self.variables.items() if id(variable) in state}
+        return {path: value for path, value in found.items() if value.size == 1}
+
+    def start_with(self, values: Values) -> None:
+        """Start the next updates with other values of some variables."""
+        self.start = {**self.start, **values}
+
     def _restore(self) -> None:
         for path, variable in self.variables.items():
             variable.assign(self.start[path])

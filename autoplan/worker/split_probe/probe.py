@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import Any, TypedDict
+
+import numpy as np
 
 from autoplan import formatting
 from autoplan.jobs.messages import SplitProbe
@@ -30,6 +32,12 @@ ENOUGH_SECONDS = 10.0
 LONG_SECONDS = 40.0
 """After this time, compilations included, no further rows are compared."""
 
+DESCENT_UPDATES = 40
+DESCENT_SECONDS = 1.0
+"""A loss may treat rows apart at the start of a training and together later, once it is small."""
+LATER_TOLERANCE = 10
+"""Factor of the tolerance after a descent, where gradients are small sums of large numbers."""
+
 
 class SplitOptions(TypedDict, total=False):
     """Options of the job.
@@ -49,8 +57,13 @@ def probe_fit(call: FitCall, facts: DataFacts, backend: Backend, options: SplitO
     with fixed_values() as recorded:
         comparison = _Comparison(call, facts, backend, options, started)
         found = comparison.run()
+        if found.split == "same" and recorded.shared_masks:
+            reason = f"{', '.join(recorded.shared_masks)} drops the same units in all rows of a micro-step"
+            found = found.model_copy(update={"split": "differs", "split_reason": reason})
         if found.split == "same":
             found = comparison.with_padding(found, recorded.batch_statistics)
+    if found.compared and recorded.random_draws:
+        found = found.model_copy(update={"compared": f"{found.compared}, with random draws switched off"})
     return found.model_copy(
         update={
             "random_draws": recorded.random_draws,
@@ -155,7 +168,36 @@ class _Comparison:
             self.compiled_at = self.compiled_at or time.monotonic()
             self.steps.advance(whole)
             self.batch = batch
-        return SplitProbe(split="same", compared=self._described())
+        why_not = self._later()
+        return SplitProbe(split="differs" if why_not else "same", split_reason=why_not, compared=self._described())
+
+    def _later(self) -> str:
+        """Return what differs as the training may be later: after a descent, and with other values of switches."""
+        started = time.monotonic()
+        for _ in range(DESCENT_UPDATES):
+            self.steps.advance(self.steps.update([self.batch]))
+            if time.monotonic() - started > DESCENT_SECONDS or self._long_enough():
+                break
+        after_a_descent = self._difference()
+        if after_a_descent:
+            return f"after a descent on the compared rows, {after_a_descent}"
+        own = self.steps.untrained_scalars()
+        if not own or self._long_enough():
+            return ""
+        self.steps.start_with({path: _switched(value) for path, value in own.items()})
+        switched = self._difference()
+        self.steps.start_with(own)
+        names = " and ".join(path.rpartition("#")[0] for path in own)
+        return f"with another value of {names}, {switched}" if switched else ""
+
+    def _difference(self) -> str:
+        """Return what differs for the last compared rows from the present start; "" where the loss is not finite."""
+        whole, parts = self.steps.update([self.batch]), self.steps.update(self.batch.parts(2))
+        tolerance = LATER_TOLERANCE * self.tolerance
+        found, _ = differences(whole, parts, tolerance)
+        if not found or not whole.finite or not parts.finite:
+            return ""
+        return explained(self.call.model, self.batch, whole, parts, found, tolerance)
 
     def _long_enough(self) -> bool:
         now = time.monotonic()
@@ -184,6 +226,11 @@ class _Comparison:
             f"an update of {self.rows} rows was compared with its halves on {counted}: loss and gradients differed by "
             f"{self.most:.1e} of their size at most (allowed {self.tolerance:.0e})"
         )
+
+
+def _switched(value: Any) -> Any:
+    """Return another value of a variable with one element: one instead of zero, otherwise zero."""
+    return np.where(value == 0, 1, 0).astype(value.dtype).reshape(value.shape)
 
 
 def _does_not_take(rows: int, error: Exception) -> str:

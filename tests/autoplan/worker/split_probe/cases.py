@@ -377,6 +377,36 @@ def state_outside_of_variables():
     return fit(model_of(Noisy()))
 
 
+def flooded(true, predicted):
+    """The loss of flooding (Ishida et al. 2020): it turns round once the mean of a micro-step is below a level."""
+    return ops.abs(ops.mean(ops.square(true - predicted)) - 0.05) + 0.05
+
+
+@case
+def loss_that_turns_round():
+    return fit(model_of(loss=flooded))
+
+
+class Switched(layers.Layer):
+    """Subtracts the mean over the rows once its switch is on."""
+
+    def build(self, shape):
+        self.on = self.add_weight(shape=(), initializer="zeros", trainable=False, name="on")
+
+    def call(self, x):
+        return x - ops.cast(self.on, x.dtype) * ops.mean(x, axis=0, keepdims=True)
+
+
+@case
+def switch_of_a_callback():
+    return fit(model_of(Switched()))
+
+
+@case
+def one_mask_for_all_rows():
+    return fit(model_of(layers.Dropout(0.5, noise_shape=(1, 8), name="shared")))
+
+
 def probed(make):
     model, arguments = make()
     call = FitCall(1, model, lookahead.buffer_first_batch(arguments), keras.Model.fit)

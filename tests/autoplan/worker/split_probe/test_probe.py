@@ -92,6 +92,9 @@ def test_draws_and_statistics_are_recorded_and_do_not_count_as_a_difference(foun
         ("standardized_over_rows", ["the output of scores (BatchScores)", OTHER_OUTPUT]),
         ("fixed_number_of_rows", ["the model does not take a micro-step of 16 rows"]),
         ("own_micro_step_over_rows", ["the loss of OwnMicroStep's own micro-step", DIFFERENT_ROWS]),
+        ("loss_that_turns_round", ["after a descent on the compared rows", "the loss flooded"]),
+        ("switch_of_a_callback", ["with another value of", "switched/on", "Switched"]),
+        ("one_mask_for_all_rows", ["shared (Dropout) drops the same units in all rows of a micro-step"]),
     ],
 )
 def test_an_update_that_may_not_be_split_has_a_reason_with_a_name(found, case, words):
