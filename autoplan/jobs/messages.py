@@ -200,7 +200,6 @@ class Observation(Value):
             self.batch_norm or self.unweighted_metrics or self.added_losses or self.masks or self.custom_train_step
         )
 
-
     def samples_left_out(self, wanted: TrainConfig) -> int:
         """Return how many samples of an epoch a configuration leaves out, as far as their number is known.
 

@@ -247,29 +247,29 @@ def _compared_results(plan: Plan, found: Verification) -> str:
         seeds = found.seeds_compared > 1 or updates is None
         where = ": the plan's results lie outside the variation between seeds" if seeds else ""
         return f"Training gives different results{where}"
-    last = ", the partial last update of an epoch among them" if found.remainder_compared else ""
-    over = f"over {updates} updates{last}"
+    over = "" if updates is None else _over(plan, found, updates)
     if found.numerics == "within_seed_band":
-        what = "the plan's losses lie" if updates is None else f"{over}, losses and changes of the plan's weights lie"
-        return f"Training gives similar results: {what} within the variation between seeds"
+        what = "the plan's losses lie" if updates is None else "losses and changes of the plan's weights lie"
+        return f"Training gives similar results{over}: {what} within the variation between seeds"
     if updates is None:
         moved = plan.config.backend != plan.baseline.config.backend
         within = f"the losses of {compared} are equal within {'1e-3' if moved else '1e-5'}"
     else:
         what = "losses and weights" if found.state == "none" else "losses, weights and other variables"
-        within = f"{over}, {what} of {compared} are equal within rounding"
-    return f"{_same_except(found.samples_left_out)}: {within}"
+        within = f"{what} of {compared} are equal within rounding"
+    if found.samples_left_out:
+        samples = formatting.counted(found.samples_left_out, "sample")
+        left_out = f"Training differs by {samples} of each epoch that the plan leaves out"
+        return f"{left_out}; results are the same{over}: {within}"
+    return f"Training gives the same results{over}: {within}"
 
 
-def _same_except(left_out: int) -> str:
-    """Return the claim that results are the same, restricted where the plan does not train on all samples."""
-    if not left_out:
-        return "Training gives the same results"
-    samples = formatting.counted(left_out, "sample")
-    verb = "is" if left_out == 1 else "are"
-    return (
-        f"Each full update gives the same results, but training differs: {samples} of each epoch {verb} left out by the plan"
-    )
+def _over(plan: Plan, found: Verification, updates: int) -> str:
+    """Return which updates were compared: nothing is claimed of the others."""
+    whole = plan.source.fit.updates
+    of = f", of {whole:,} in the fit" if whole is not None and whole > updates else ""
+    last = ", the partial last update of an epoch among them" if found.remainder_compared else ""
+    return f" over the {updates} updates that were compared{of}{last}"
 
 
 @dataclass(frozen=True)

@@ -47,9 +47,19 @@ def choose(
     sound = [one for one in ranked if one.config.describe() not in refused]
     best = (sound or ranked)[0]
     of_best = [one.verification for one in verified or () if one.config == best.config]
-    verification = of_best[-1] if of_best and baseline_runs else unverified(why)
+    if not baseline_runs:
+        verification = unverified(why)
+    else:
+        verification = of_best[-1] if of_best else unverified(_why_not_compared(verified))
     why = f"{why}; {findings.space.excluded_by} excludes {named}, so the plan is the best of the rest"
     return Choice(best.config, best.measurement, verification, why)
+
+
+def _why_not_compared(verified: Sequence[Verified] | None) -> str:
+    """Return why the training of a plan was not compared: the verifier compares it where time allows."""
+    if verified is None:
+        return "tuning was interrupted before that"
+    return "the time budget ended before that; a larger --budget leaves time for it"
 
 
 def _of_its_trial(config: TrainConfig, ranked: Sequence[TrialRecord]) -> Measurement | None:

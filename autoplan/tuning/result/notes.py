@@ -231,8 +231,8 @@ def _of_the_remainder(config: TrainConfig, baseline: TrainConfig, observation: O
         yield f"the last {rest} samples of an epoch are padded with samples of weight zero{_why_padded(observation)}"
     else:
         yield (
-            f"{observation.samples_left_out(config)} of the {samples} samples of an epoch are left out: they do not divide by the micro-steps"
-            f"{_why_not_padded(observation)}"
+            f"{observation.samples_left_out(config)} of the {samples} samples of an epoch are left out: they do not "
+            f"divide by the micro-steps{_why_not_padded(observation)}"
         )
 
 

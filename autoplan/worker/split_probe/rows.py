@@ -179,25 +179,27 @@ def _row_bytes(leaf: Any) -> int:
 
 
 def _keys(rows: SampleRows) -> list[Any]:
-    """Return numbers by which rows may differ: the mean of their targets, and the zeros of integer inputs.
+    """Return numbers by which rows may differ: the mean of their targets, zeros of integer inputs, and weights.
 
     Rows without a label have other targets, and masked positions are zeros.
     """
-    x, targets = _inputs_and_targets(rows)
+    x, targets, weights = _inputs_targets_weights(rows)
     numbers = [leaf for leaf in targets if leaf.dtype.kind in "biuf"][:1]
     integers = [leaf for leaf in x if leaf.dtype.kind in "iu"][:1]
     keys = [np.nan_to_num(_flat(leaf).mean(axis=1), nan=-1e30) for leaf in numbers]
     keys += [(_flat(leaf) == 0).mean(axis=1) for leaf in integers]
+    keys += [_flat(leaf).mean(axis=1) for leaf in weights[:1]]
     return [key for key in keys if key.size and key.min() != key.max()]
 
 
-def _inputs_and_targets(rows: SampleRows) -> tuple[list[Any], list[Any]]:
+def _inputs_targets_weights(rows: SampleRows) -> tuple[list[Any], list[Any], list[Any]]:
     if rows.kind == "arrays":
-        x, y = rows.leaves["x"], rows.leaves.get("y")
+        parts = [rows.leaves.get(name) for name in ("x", "y", "sample_weight")]
     else:
         batch = rows.leaves if isinstance(rows.leaves, tuple) else (rows.leaves,)
-        x, y = batch[0], batch[1] if len(batch) > 1 else None
-    return _leaves(x), _leaves(y)
+        parts = [*batch, None, None][:3]
+    x, targets, weights = (_leaves(part) for part in parts)
+    return x, targets, weights
 
 
 def _leaves(nest: Any) -> list[Any]:

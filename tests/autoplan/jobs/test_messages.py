@@ -14,6 +14,13 @@ def test_a_configuration_without_what_it_changes_is_no_job():
     assert Job(kind=JobKind.MEASURE, config=config, baseline=config).config == config
 
 
+def test_samples_are_left_out_where_a_remainder_is_neither_padded_nor_divided():
+    facts, wanted = observation(samples=326, batch_norm=True), TrainConfig(Batch(16, accumulation=4))
+    assert facts.samples_left_out(wanted) == 326 % 64 % 4 == 2
+    assert facts.samples_left_out(facts.config) == 0
+    assert observation(samples=326).samples_left_out(wanted) == 0
+
+
 def test_facts_found_by_a_probe_replace_those_by_name():
     named = observation(random_layers=True, batch_norm=True, masks=True)
     assert (named.draws_random_numbers, named.takes_batch_statistics, named.can_pad) == (True, True, False)

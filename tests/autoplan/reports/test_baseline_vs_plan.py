@@ -389,22 +389,31 @@ def test_the_baseline_as_the_plan_is_not_compared_with_itself():
         (
             {"state": "equal", "remainder_compared": True},
             (
-                "Training gives the same results: over 20 updates, the partial last update of an epoch among them, "
-                "losses, weights and other variables of baseline and plan are equal within rounding (why)."
+                "Training gives the same results over the 20 updates that were compared, of 640 in the fit, the "
+                "partial last update of an epoch among them: losses, weights and other variables of baseline and plan "
+                "are equal within rounding (why)."
             ),
         ),
         (
             {"state": "none"},
             (
-                "Training gives the same results: over 20 updates, losses and weights of baseline and plan are equal "
+                "Training gives the same results over the 20 updates that were compared, of 640 in the fit: losses and "
+                "weights of baseline and plan are equal within rounding (why)."
+            ),
+        ),
+        (
+            {"state": "none", "samples_left_out": 1},
+            (
+                "Training differs by 1 sample of each epoch that the plan leaves out; results are the same over the 20 "
+                "updates that were compared, of 640 in the fit: losses and weights of baseline and plan are equal "
                 "within rounding (why)."
             ),
         ),
         (
             {"numerics": "within_seed_band", "seeds_compared": 5},
             (
-                "Training gives similar results: over 20 updates, losses and changes of the plan's weights lie within "
-                "the variation between seeds (why)."
+                "Training gives similar results over the 20 updates that were compared, of 640 in the fit: losses and "
+                "changes of the plan's weights lie within the variation between seeds (why)."
             ),
         ),
         ({"numerics": "outside", "seeds_compared": 1}, "Training gives different results (why)."),

@@ -27,6 +27,13 @@ def test_the_most_and_the_least_masked_rows_are_chosen():
     assert any((batch[2:] == 0).all() and (batch[:2] == 1).all() for batch in batches)
 
 
+def test_rows_with_the_most_different_weights_are_chosen():
+    weight = np.ones(100, "float32")
+    weight[40:42], weight[70:72] = 9, 0
+    batches = chosen({"x": np.arange(100.0), "y": np.zeros(100), "sample_weight": weight}, 4)
+    assert [70, 71, 40, 41] in [rows.leaves["x"].tolist() for rows in batches]
+
+
 def test_rows_for_validation_are_not_chosen():
     batches = chosen({"x": np.arange(100.0), "y": np.zeros(100), "validation_split": 0.5}, 4)
     assert max(rows.leaves["x"].max() for rows in batches) == 49
