@@ -117,7 +117,7 @@ def of_py_dataset(dataset: Any, batches: int | None, seconds: float) -> BatchSha
     if batches == 0:
         return None
     indices = range(MOST_LOOKED_AT) if batches is None else _in_order_of_look(batches)
-    with lookahead.preserved_random_state():
+    with lookahead.unchanged(dataset):
         read = ((index, nested_arrays.as_tuple(dataset[index])) for index in indices)
         last = None if batches is None else batches - 1
         return _looked_at(read, batches, seconds, last_index=last)

@@ -14,6 +14,7 @@ import numpy as np
 
 from autoplan.runtime.data import nested_arrays
 from autoplan.runtime.data.fit_arguments import FitArguments
+from autoplan.runtime.data.python_state import PythonState
 
 _FIRST: weakref.WeakKeyDictionary[Generator[Any, None, None], Any] = weakref.WeakKeyDictionary()
 """The buffered first batch of each generator that `buffer_first_batch` has returned."""
@@ -53,8 +54,19 @@ def buffered_batch(generator: Any) -> Any:
 def first_middle_last(dataset: Any, batches: int | None) -> list[Any]:
     """Return the first, middle and last batch of a `PyDataset`; the first two batches if it is endless."""
     indices = [0, 1] if batches is None else sorted({0, batches // 2, batches - 1})
-    with preserved_random_state():
+    with unchanged(dataset):
         return [nested_arrays.as_tuple(dataset[index]) for index in indices] if batches != 0 else []
+
+
+@contextlib.contextmanager
+def unchanged(dataset: Any) -> Iterator[None]:
+    """Restore what reading a `PyDataset` changes: its own attributes and generators, and the global generators."""
+    state = PythonState([dataset])
+    try:
+        with preserved_random_state():
+            yield
+    finally:
+        state.restore()
 
 
 @contextlib.contextmanager

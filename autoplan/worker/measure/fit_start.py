@@ -19,8 +19,8 @@ import numpy as np
 from keras.src.backend.common import global_state
 
 from autoplan.errors import AutoplanError
+from autoplan.runtime.data.python_state import PythonState
 from autoplan.runtime.optimizers import innermost
-from autoplan.worker.measure.python_state import PythonState
 from autoplan.worker.measure.trial_fit import TrialFit
 
 _PLAIN = (bool, int, float, str, type(None))

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 
-from autoplan.runtime.data import lookahead, nested_arrays
+from autoplan.runtime.data import batch_shapes, lookahead, nested_arrays
 
 X, Y = np.zeros((20, 3), "float32"), np.zeros((20, 1), "float32")
 
@@ -67,22 +67,21 @@ def test_the_callback_runs_at_the_end_of_a_generator():
 class Random(keras.utils.PyDataset):
     def __init__(self, length=7):
         super().__init__()
-        self.length, self.asked = length, []
+        self.length = length
 
     @property
     def num_batches(self):
         return self.length
 
     def __getitem__(self, index):
-        self.asked.append(index)
-        return [np.random.rand(4, 2), np.full((4, 1), random.random())]
+        return [np.random.rand(4, 2), np.full((4, 1), random.random()), np.full(4, index)]
 
 
 @pytest.mark.parametrize(("length", "places"), [(7, [0, 3, 6]), (2, [0, 1]), (1, [0]), (0, []), (None, [0, 1])])
 def test_the_first_middle_and_last_batch_of_a_dataset_are_read(length, places):
     dataset = Random(length)
     looked = lookahead.first_middle_last(dataset, length)
-    assert dataset.asked == places
+    assert [int(batch[2][0]) for batch in looked] == places
     assert all(type(batch) is tuple for batch in looked)
 
 
@@ -105,3 +104,26 @@ def test_rows_and_density_are_read_off_the_arrays():
     assert not nested_arrays.is_dense((sparse.csr_matrix(X), Y))
     assert not nested_arrays.is_dense((X, 1.0))
     assert not nested_arrays.is_dense(())
+
+
+class Mined(keras.utils.PyDataset):
+    """Draws its batches from a generator of its own, and counts them."""
+
+    def __init__(self):
+        super().__init__()
+        self.rng, self.served = np.random.default_rng(3), []
+
+    def __len__(self):
+        return 9
+
+    def __getitem__(self, index):
+        self.served.append(index)
+        return self.rng.normal(size=(4, 2)), np.full((4, 1), len(self.served))
+
+
+def test_a_look_at_a_data_set_leaves_its_own_state_as_it_was():
+    looked, untouched = Mined(), Mined()
+    assert len(lookahead.first_middle_last(looked, 9)) == 3
+    assert batch_shapes.of_py_dataset(looked, 9, 1.0) is not None
+    assert looked.served == []
+    np.testing.assert_array_equal(looked[0][0], untouched[0][0])

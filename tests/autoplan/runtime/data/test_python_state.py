@@ -6,7 +6,7 @@ from collections import defaultdict, deque
 import keras
 import numpy as np
 
-from autoplan.worker.measure.python_state import PythonState
+from autoplan.runtime.data.python_state import PythonState
 
 COUNT = 0
 KEPT = []
