@@ -63,7 +63,7 @@ def _status_kept(outcome: Outcome) -> str:
 
 def _left_or_said(outcome: Outcome) -> str:
     other_is_left = "of b: float32" in outcome.of(1)
-    honest = "unchanged by the plan" not in outcome.of(1) and "mixed_bfloat16" in outcome.of(0)
+    honest = "as in the script" not in outcome.of(1) and "mixed_bfloat16" in outcome.of(0)
     return (
         "" if other_is_left or honest else "the second model is trained in another precision and said to be left alone"
     )

@@ -192,7 +192,10 @@ def test_an_estimate_is_of_all_devices_on_data_unless_a_mesh_is_given(tune, monk
     assert estimated["config"]["mesh"] == {"data": 8, "model": 1}
     assert estimated["evidence"] == "analytic"
     (told,) = estimated["notes"]
-    assert told.startswith("no --mesh was given, so the batch is split over all 8 devices; `tune` starts from the ")
+    assert told == (
+        "no --mesh was given, so the batch is split over all 8 devices; the script uses 1 device, which `estimate --mesh "
+        "data=1` estimates"
+    )
     estimated = planner.estimate(EstimateRequest(source=spec, hardware="tpu-v5e-8", mesh={"data": 2})).to_dict()
     assert estimated["notes"] == []
     assert estimated["config"]["batch"] == {"local": 16, "global": 32, "accumulation": 8, "effective": 256}
