@@ -336,8 +336,8 @@ def _classified(job: Job, error: BaseException) -> tuple[FailureKind, str]:
 
 
 def _changes(job: Job) -> bool:
-    """Return whether a job runs another configuration than the script's own."""
-    return job.config is not None and job.config != job.baseline
+    """Return whether a job runs another configuration than the script's own, or compiles it for other hardware."""
+    return job.config is not None and (job.kind is JobKind.LOWER or job.config != job.baseline)
 
 
 def _fail_if_disk_is_full(channel: Channel, error: BaseException) -> None:
