@@ -136,7 +136,7 @@ def test_a_script_trains_with_its_own_number_of_updates(client, spec, observatio
     finished = subprocess.run(command, cwd=scripts, capture_output=True, text=True, timeout=240)
     assert finished.returncode == 0, finished.stderr
     assert json.loads(finished.stdout.splitlines()[-1]).items() >= expected.items()
-    assert f"fit {fit}: float32, batch {batch[0]}x{batch[1]}" in finished.stderr
+    assert f"fit {fit}: float32, {with_batch(seen.config, *batch).batch.describe()}" in finished.stderr
 
 
 SHORT = """
