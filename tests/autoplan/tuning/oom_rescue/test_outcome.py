@@ -122,7 +122,7 @@ def test_changes_are_spoken_with_what_they_make_of_the_batch():
     assert described_changes(OWN, config(16, 4)) == "accumulation 4 (batch 64 → 16)"
     assert described_changes(OWN, config(64, **BF16)) == "precision mixed_bfloat16"
     assert described_changes(config(8, 2), config(4, 4)) == "accumulation 4 (batch 8 → 4)"
-    assert described_changes(OWN, config(16)) == "global batch 16 (batch 64 -> 16)"
+    assert described_changes(OWN, config(16)) == "global batch 16 (batch 64 → 16)"
 
 
 # A whole tuning on the made-up machine
