@@ -68,15 +68,14 @@ class MicroSteps:
             sums = now
         return Update(losses, gradients, self.start, self._values(), logs)
 
-    def advance(self, update: Update) -> None:
-        """Start the next updates from the variables after this one, with weights that have moved a little."""
+    def advance(self, update: Update, step: float = _STEP) -> None:
+        """Start the next updates from the variables after this one, with weights moved by this share of their norm."""
         weights = {path: self.start[path] for path in update.gradients[0]}
         length, size = _norm(weights), _norm({path: update.gradient(path) for path in weights})
         moved = dict(update.after)
         if size > 0 and np.isfinite(size):
             for path, weight in weights.items():
-                step = _STEP * (length or 1.0) / size * update.gradient(path)
-                moved[path] = (weight - step).astype(weight.dtype)
+                moved[path] = (weight - step * (length or 1.0) / size * update.gradient(path)).astype(weight.dtype)
         self.start = moved
 
     def untrained_scalars(self) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
 import numpy as np
@@ -32,8 +32,9 @@ ENOUGH_SECONDS = 10.0
 LONG_SECONDS = 40.0
 """After this time, compilations included, no further rows are compared."""
 
-DESCENT_UPDATES = 40
-DESCENT_SECONDS = 1.0
+DESCENT_UPDATES = 20
+DESCENT_STEP = 0.03
+DESCENT_SECONDS = 2.0
 """A loss may treat rows apart at the start of a training and together later, once it is small."""
 LATER_TOLERANCE = 10
 """Factor of the tolerance after a descent, where gradients are small sums of large numbers."""
@@ -89,6 +90,7 @@ class _Comparison:
     batches  number of compared batches so far
     most     the largest relative difference so far
     compiled_at  when both programs were compiled
+    spreads  how far the losses of its halves lay apart, for each compared batch
     """
 
     call: FitCall
@@ -99,6 +101,7 @@ class _Comparison:
     batches: int = 0
     most: float = 0.0
     compiled_at: float | None = None
+    spreads: list[tuple[float, SampleRows]] = field(default_factory=list)
 
     def run(self) -> SplitProbe:
         """Compare updates with their halves."""
@@ -168,36 +171,37 @@ class _Comparison:
             self.compiled_at = self.compiled_at or time.monotonic()
             self.steps.advance(whole)
             self.batch = batch
+            self.spreads.append((_spread(parts), batch))
         why_not = self._later()
         return SplitProbe(split="differs" if why_not else "same", split_reason=why_not, compared=self._described())
 
     def _later(self) -> str:
-        """Return what differs as the training may be later: after a descent, and with other values of switches."""
-        started = time.monotonic()
+        """Return what differs as the training may be later: during a descent, and with other values of switches."""
+        batch, started = max(self.spreads, key=lambda one: one[0])[1], time.monotonic()
         for _ in range(DESCENT_UPDATES):
-            self.steps.advance(self.steps.update([self.batch]))
+            whole, different = self._difference(batch)
+            if different:
+                return f"after a descent on the compared rows, {different}"
             if time.monotonic() - started > DESCENT_SECONDS or self._long_enough():
                 break
-        after_a_descent = self._difference()
-        if after_a_descent:
-            return f"after a descent on the compared rows, {after_a_descent}"
+            self.steps.advance(whole, DESCENT_STEP)
         own = self.steps.untrained_scalars()
         if not own or self._long_enough():
             return ""
         self.steps.start_with({path: _switched(value) for path, value in own.items()})
-        switched = self._difference()
+        _, switched = self._difference(batch)
         self.steps.start_with(own)
         names = " and ".join(path.rpartition("#")[0] for path in own)
         return f"with another value of {names}, {switched}" if switched else ""
 
-    def _difference(self) -> str:
-        """Return what differs for the last compared rows from the present start; "" where the loss is not finite."""
-        whole, parts = self.steps.update([self.batch]), self.steps.update(self.batch.parts(2))
+    def _difference(self, batch: SampleRows) -> tuple[Update, str]:
+        """Return an update from the present start, and how its halves differ; "" where a loss is not finite."""
+        whole, parts = self.steps.update([batch]), self.steps.update(batch.parts(2))
         tolerance = LATER_TOLERANCE * self.tolerance
         found, _ = differences(whole, parts, tolerance)
         if not found or not whole.finite or not parts.finite:
-            return ""
-        return explained(self.call.model, self.batch, whole, parts, found, tolerance)
+            return whole, ""
+        return whole, explained(self.call.model, batch, whole, parts, found, tolerance)
 
     def _long_enough(self) -> bool:
         now = time.monotonic()
@@ -226,6 +230,11 @@ class _Comparison:
             f"an update of {self.rows} rows was compared with its halves on {counted}: loss and gradients differed by "
             f"{self.most:.1e} of their size at most (allowed {self.tolerance:.0e})"
         )
+
+
+def _spread(parts: Update) -> float:
+    losses = [loss for loss in parts.losses if loss is not None]
+    return max(losses) - min(losses) if losses else 0.0
 
 
 def _switched(value: Any) -> Any:

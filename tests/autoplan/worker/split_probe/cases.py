@@ -379,7 +379,7 @@ def state_outside_of_variables():
 
 def flooded(true, predicted):
     """The loss of flooding (Ishida et al. 2020): it turns round once the mean of a micro-step is below a level."""
-    return ops.abs(ops.mean(ops.square(true - predicted)) - 0.05) + 0.05
+    return ops.abs(ops.mean(ops.square(true - predicted)) - 0.4) + 0.4
 
 
 @case
