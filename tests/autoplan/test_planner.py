@@ -193,8 +193,8 @@ def test_an_estimate_is_of_all_devices_on_data_unless_a_mesh_is_given(tune, monk
     assert estimated["evidence"] == "analytic"
     (told,) = estimated["notes"]
     assert told == (
-        "no --mesh was given, so the batch is split over all 8 devices; the script uses 1 device, which `estimate --mesh "
-        "data=1` estimates"
+        "no --mesh was given, so the batch is split over all 8 devices; the script uses 1 device, which `estimate "
+        "--mesh data=1` estimates"
     )
     estimated = planner.estimate(EstimateRequest(source=spec, hardware="tpu-v5e-8", mesh={"data": 2})).to_dict()
     assert estimated["notes"] == []
