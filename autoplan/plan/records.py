@@ -268,8 +268,7 @@ class BaselineRecord(Value):
     @model_serializer(mode="wrap")
     def _written(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Write `excluded_by` only where it says something: plans of earlier versions do not have the key."""
-        plain: dict[str, Any] = serialize(self)
-        return {name: value for name, value in plain.items() if name != "excluded_by" or value is not None}
+        return _without_none(serialize(self), "excluded_by")
 
 
 class Verification(Value):

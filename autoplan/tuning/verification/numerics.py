@@ -64,7 +64,7 @@ class _Stopped(Exception):
 class TrainingComparison:
     """Compares two configurations.
 
-    tell   shows what is run
+    show   shows what is run
     alone  whether every seed takes a process of its own, because several in one ran out of memory
     """
 
@@ -72,7 +72,7 @@ class TrainingComparison:
     observation: Observation
     reference: TrainConfig
     winner: TrainConfig
-    tell: Callable[[str], None]
+    show: Callable[[str], None]
     alone: bool = False
 
     def result(self) -> Numerics:
@@ -214,7 +214,7 @@ class TrainingComparison:
         seeds = seeds[:1] if self.alone else seeds
         whose = "plan's" if config == self.winner else "baseline's"
         shown = f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {seeds[0]} to {seeds[-1]}"
-        self.tell(f"verification, {self._updates} updates with {shown}: {config.describe()}")
+        self.show(f"verification, {self._updates} updates with {shown}: {config.describe()}")
         accumulations = sorted({self.reference.batch.accumulation, self.winner.batch.accumulation})
         found = self.jobs.numerics(
             config, seeds=list(seeds), updates=self._updates, options={"accumulations": accumulations, **options}

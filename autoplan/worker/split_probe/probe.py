@@ -33,9 +33,11 @@ LONG_SECONDS = 40.0
 """After this time, compilations included, no further rows are compared."""
 
 DESCENT_UPDATES = 20
+"""Updates of a descent: a loss may treat rows apart at the start of a training and together later, once it is small."""
 DESCENT_STEP = 0.03
+"""Length of an update of the descent, relative to the weights."""
 DESCENT_SECONDS = 2.0
-"""A loss may treat rows apart at the start of a training and together later, once it is small."""
+"""After this time the descent ends."""
 LATER_TOLERANCE = 10
 """Factor of the tolerance after a descent, where gradients are small sums of large numbers."""
 
@@ -176,8 +178,20 @@ class _Comparison:
         return SplitProbe(split="differs" if why_not else "same", split_reason=why_not, compared=self._described())
 
     def _later(self) -> str:
-        """Return what differs as the training may be later: during a descent, and with other values of switches."""
-        batch, started = max(self.spreads, key=lambda one: one[0])[1], time.monotonic()
+        """Return what differs as the training may be later: during a descent, and with other values of switches.
+
+        Later updates start from where this one began.
+        """
+        start = self.steps.start
+        different = self._after_a_descent() or self._with_other_switches()
+        self.steps.start_with(start)
+        return different
+
+    def _most_different_halves(self) -> SampleRows:
+        return max(self.spreads, key=lambda one: one[0])[1]
+
+    def _after_a_descent(self) -> str:
+        batch, started = self._most_different_halves(), time.monotonic()
         for _ in range(DESCENT_UPDATES):
             whole, different = self._difference(batch)
             if different:
@@ -185,12 +199,14 @@ class _Comparison:
             if time.monotonic() - started > DESCENT_SECONDS or self._long_enough():
                 break
             self.steps.advance(whole, DESCENT_STEP)
+        return ""
+
+    def _with_other_switches(self) -> str:
         own = self.steps.untrained_scalars()
         if not own or self._long_enough():
             return ""
         self.steps.start_with({path: _switched(value) for path, value in own.items()})
-        _, switched = self._difference(batch)
-        self.steps.start_with(own)
+        _, switched = self._difference(self._most_different_halves())
         names = " and ".join(path.rpartition("#")[0] for path in own)
         return f"with another value of {names}, {switched}" if switched else ""
 
