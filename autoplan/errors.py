@@ -10,6 +10,7 @@ AutoplanError                     (cost_models.errors) exit code 2, unless a sub
 ├── OutputError                   a file cannot be written
 ├── WorkerError                   a worker process could not be started, or does not answer
 └── NoFeasibleConfiguration       no configuration fits; exit code 3
+    └── NothingMeasured           budget or trials ended before a configuration was measured; exit code 3
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ __all__ = [
     "HardwareError",
     "NeverFits",
     "NoFeasibleConfiguration",
+    "NothingMeasured",
     "OutputError",
     "PlanError",
     "ScriptFailed",
@@ -72,3 +74,11 @@ class NoFeasibleConfiguration(AutoplanError):
     """No configuration of the space fits."""
 
     exit_code = 3
+
+
+class NothingMeasured(NoFeasibleConfiguration):
+    """The budget or the number of trials ended before a configuration that keeps the options was measured.
+
+    It says nothing about the configurations. The exit code is that of `NoFeasibleConfiguration`, because the options
+    are in order and there is no plan.
+    """

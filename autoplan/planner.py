@@ -87,9 +87,10 @@ def _tune(request: TuneRequest, chosen: keras_backend.BackendChoice, clock: Cloc
             here = measured_here(request, jobs)
             if here and not request.dry_run:
                 refuse_unusable_study(request, jobs)
-            findings = found(request, jobs, watch)
+            every_backend = request.backend == keras_backend.AUTO
+            findings = found(request, jobs, watch, others_follow=every_backend)
             jobs = jobs.with_(baseline=findings.space.baseline, padding=findings.observation.padding)
-            if request.backend == keras_backend.AUTO:
+            if every_backend:
                 jobs, findings = found_on_all_backends(request, jobs, findings, workers, watch)
             findings = with_notes(findings, *chosen.notes, limit_note(request.memory_limit_bytes, cluster))
             if request.dry_run:

@@ -15,8 +15,8 @@ from typing import Any, Protocol
 
 from autoplan import formatting
 from autoplan.errors import (
-    ConfigError,
     NoFeasibleConfiguration,
+    NothingMeasured,
     OutputError,
     SourceError,
     WorkloadError,
@@ -174,7 +174,7 @@ class JobRunner:
         """Return a description of the source's weights from a build without values; "" where that is not possible."""
         try:
             result = self._tracing()._look(JobKind.OBSERVE, None, {"abstract": True})
-        except (ConfigError, SourceError, WorkloadError):
+        except (NothingMeasured, SourceError, WorkloadError):
             return ""
         if result.value is not None:
             parameters = Observation.model_validate(result.value).parameters
@@ -323,7 +323,7 @@ class JobRunner:
     def _look(self, kind: JobKind, config: TrainConfig | None, options: Options) -> JobResult:
         result = self._ask(kind, config, options, kind.value, LOOK_SECONDS)
         if result.failure is not None and self.cut_short(result.failure):
-            raise ConfigError(
+            raise NothingMeasured(
                 f"the budget of {self.clock.budget_seconds:.0f} s ended while the training was inspected, before "
                 "tuning began; give a larger --budget"
             )

@@ -118,7 +118,8 @@ def first_line(plan: Plan) -> str:
     if plan.evidence is not Evidence.MEASURED:
         done = "run" if plan.evidence is Evidence.COMPILED else "measured"
         return f"Nothing was {done} for this plan: its figures are {plan.evidence}, for {hardware.name} ({devices})."
-    return f"An autoplan plan, measured on {hardware.name} ({devices})."
+    differs = f" {plan.trains_differently}" if plan.trains_differently else ""
+    return f"An autoplan plan, measured on {hardware.name} ({devices}).{differs}"
 
 
 def _header(plan: Plan, path: Path | str) -> str:

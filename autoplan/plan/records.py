@@ -433,6 +433,15 @@ class Plan(Value):
         """Write `validation` only where it was judged: plans of earlier versions do not have the key."""
         return _without_none(serialize(self), "validation")
 
+    @property
+    def trains_differently(self) -> str:
+        """A sentence for a plan that verification found to train differently from the baseline; "" otherwise."""
+        found = self.verification
+        if found is None or found.numerics != "outside":
+            return ""
+        detail = f" ({' '.join(found.numerics_detail.split())})" if found.numerics_detail else ""
+        return f"Training gives different results than with the baseline{detail}."
+
     def __str__(self) -> str:
         """Return one line for people; `to_plain` and `autoplan explain` have the rest."""
         chosen, own = (

@@ -48,8 +48,11 @@ def compile(plan: Plan, model: Any, **arguments: Any) -> Any:  # noqa: A001 -- t
     arguments  arguments of `model.compile`; none for a model that is already compiled
 
     PlanError if the model was built outside the scope and the plan changes settings that must be set before building.
+    Warns if verification found that the plan trains differently from the baseline.
     """
     change = change_to(plan)
+    if plan.trains_differently:
+        warnings.warn(plan.trains_differently, stacklevel=2)
     if arguments:
         model.compile(**arguments)
     if not model.compiled:

@@ -52,6 +52,8 @@ class Training:
         if cache is not None:
             self.backend.enable_compilation_cache(cache)
         watch = self.backend.watch_compilation()
+        if self.plan.trains_differently:
+            log(f"the plan was made with a warning: {self.plan.trains_differently}")
         self.interception.install()
         exited: SystemExit | None = None
         try:

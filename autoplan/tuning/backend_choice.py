@@ -44,22 +44,29 @@ def with_other_backends(
     runners: dict[str, JobRunner] = {}
     for name, other in others.items():
         if own.space.baseline.mesh.devices > 1:
-            refused.append(_left_out(own, name, "the script splits its batch over devices, which only JAX does"))
+            why = "the script splits its batch over devices, which only JAX does"
+            refused.append(_left_out(own, name, _does_not_run(name, why)))
             continue
         try:
             found[name] = other.find(other.jobs)
         except AutoplanError as error:
-            refused.append(_left_out(own, name, " ".join(str(error).split())))
+            why = " ".join(str(error).split())
+            reason = why if isinstance(error, ConfigError) else _does_not_run(name, why)
+            refused.append(_left_out(own, name, reason))
             continue
         runners[name] = other.jobs.with_(baseline=found[name].space.baseline, padding=found[name].observation.padding)
     return jobs.with_(others=runners), _merged(own, found, refused)
 
 
-def _left_out(own: Findings, backend: str, why: str) -> Rejection:
+def _does_not_run(backend: str, why: str) -> str:
+    return f"the training does not run on {backend}: {why}"
+
+
+def _left_out(own: Findings, backend: str, reason: str) -> Rejection:
     return Rejection(
         config=own.space.baseline.with_(backend=backend),
         stage="known_issue",
-        reason=f"the training does not run on {backend}: {why}",
+        reason=reason,
         figures={"evidence": "measured"},
     )
 

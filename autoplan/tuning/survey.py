@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 from autoplan import formatting
-from autoplan.errors import NoFeasibleConfiguration, WorkloadError
+from autoplan.errors import ConfigError, NoFeasibleConfiguration, NothingMeasured, WorkloadError
 from autoplan.jobs.budget import Clock
 from autoplan.jobs.messages import Observation
 from autoplan.jobs.runner import JobRunner, temporary_folder
@@ -20,7 +20,7 @@ from autoplan.tuning.compiler_check import why_not_here
 from autoplan.tuning.estimates.estimator import estimate_space, without_estimates
 from autoplan.tuning.estimates.findings import Findings, versions_of
 from autoplan.tuning.request import Event, TuneRequest, Watch
-from autoplan.tuning.space.legal_configs import Space, legal_configs
+from autoplan.tuning.space.legal_configs import Space, baseline_alone, legal_configs
 from cost_models.hardware.cluster import Cluster, limited
 
 
@@ -73,8 +73,10 @@ def measured_here(request: TuneRequest, jobs: JobRunner) -> bool:
     return request.measure and jobs.cluster.local
 
 
-def found(request: TuneRequest, jobs: JobRunner, watch: Watch) -> Findings:
+def found(request: TuneRequest, jobs: JobRunner, watch: Watch, *, others_follow: bool = False) -> Findings:
     """Observe the training on one backend, estimate its legal configurations and prune them.
+
+    others_follow   other backends are asked after this one, so it is no error if only this one refuses `--fix`
 
     Where nothing fits with the whole state on each device, state that is split over the devices is considered too.
     NoFeasibleConfiguration where nothing fits; WorkloadError where nothing can be estimated and nothing is measured.
@@ -84,10 +86,18 @@ def found(request: TuneRequest, jobs: JobRunner, watch: Watch) -> Findings:
     observation = jobs.observe(abstract=not here)
     watch(Event("stage", "comparing an update with its halves"))
     observation = with_probe(jobs, observation, effective_batch_is_free=request.effective_batch is not None)
-    space = _space(request, observation, jobs.cluster)
+    try:
+        space = _space(request, observation, jobs.cluster)
+    except ConfigError as refused:
+        alone = _baseline_alone(request, observation, jobs.cluster) if others_follow else None
+        if alone is None:
+            raise
+        return _refused(observation, jobs.cluster, alone, f"not tried on {jobs.backend}: {refused}")
     jobs = jobs.with_(baseline=space.baseline)
     try:
         return _survey(request, jobs, observation, space, watch, decided=here)
+    except NothingMeasured:
+        raise
     except NoFeasibleConfiguration:
         split = _space(request, observation, jobs.cluster, shard_state=True)
         asked = not here and request.most_compiled > 0 and why_not_here(jobs, space) is None
@@ -114,7 +124,16 @@ def found_on_all_backends(
 
     names = [name for name in keras_backend.RUNNABLE if name != jobs.backend and keras_backend.installed(name)]
     others = {name: OtherBackend(jobs.with_(client=workers[name], backend=name, baseline=None), find) for name in names}
-    return with_other_backends(jobs, own, others)
+    jobs, findings = with_other_backends(jobs, own, others)
+    if not findings.space.configs:
+        raise ConfigError("; ".join(findings.notes))
+    return jobs, findings
+
+
+def _refused(observation: Observation, cluster: Cluster, space: Space, why: str) -> Findings:
+    """Return findings on a backend on which the options leave no configuration."""
+    versions = versions_of(observation, cluster)
+    return Findings(observation, cluster, versions, space, estimates={}, shortlist=(), rejected=(), notes=(why,))
 
 
 def with_notes(findings: Findings, *notes: str | None) -> Findings:
@@ -132,6 +151,11 @@ def _space(request: TuneRequest, observation: Observation, cluster: Cluster, *, 
         effective_batch=request.effective_batch,
         shard_state=shard_state,
     )
+
+
+def _baseline_alone(request: TuneRequest, observation: Observation, cluster: Cluster) -> Space | None:
+    options = {"fix": request.fix, "only": request.only, "effective_batch": request.effective_batch}
+    return baseline_alone(observation, cluster, **options)
 
 
 def _survey(

@@ -67,6 +67,8 @@ def study(name: str, keep: Path | None) -> dict[str, Any]:
                 f"$ {command}\n{one.output}" for command, one in zip(case.commands, outcome.runs, strict=True)
             )
             (keep / f"{name}.txt").write_text(shown, encoding="utf-8")
+            if (lab.folder / "plan.yaml").exists():
+                shutil.copy(lab.folder / "plan.yaml", keep / f"{name}.yaml")
     return {
         "case": name,
         "kind": case.kind,
@@ -82,7 +84,7 @@ def study(name: str, keep: Path | None) -> dict[str, Any]:
 def main() -> None:
     parser = harness.parser("studies.cases", __doc__)
     parser.add_argument("cases", nargs="*", help=", ".join(CASES))
-    parser.add_argument("--keep", type=Path, help="a folder for the output of each case")
+    parser.add_argument("--keep", type=Path, help="a folder for the output and the plan of each case")
     arguments = parser.parse_args()
     if arguments.keep:
         arguments.keep.mkdir(parents=True, exist_ok=True)

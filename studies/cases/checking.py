@@ -105,6 +105,18 @@ def says(pattern: str, run: int | None = None) -> Judge:
     return judge
 
 
+def refused(pattern: str, run: int = 0) -> Judge:
+    """A command ends without a plan and says why; a budget that ended before is no reason."""
+    return every(code(2, 3, run=run), says(pattern, run=run), silent_about("--budget", run=run))
+
+
+def trains_differently(run: int = 0) -> Judge:
+    """Verification found other training results than the baseline's, and the command says so."""
+    return every(
+        code(0, run=run), planned("verification.numerics", "outside"), says("Training gives different results", run=run)
+    )
+
+
 def silent_about(pattern: str, run: int | None = None) -> Judge:
     def judge(outcome: Outcome) -> str:
         found = re.search(pattern, outcome.text if run is None else outcome.of(run), re.IGNORECASE)

@@ -77,6 +77,23 @@ def test_a_backend_that_cannot_run_the_training_is_left_out_with_its_reason(tune
     assert {trial.config.backend for trial in plan.trials} == {"jax", "torch"}
 
 
+def test_a_pin_that_the_scripts_own_backend_refuses_is_tried_on_the_others(tune, every_backend, monkeypatch):
+    monkeypatch.setattr(keras_backend, "live_backend", lambda: "torch")
+    plan = tune(fake(), backend="auto", fix={"steps_per_execution": "8"}).plan
+    assert plan.baseline.config.backend == "torch"
+    assert plan.baseline.excluded_by == "--fix steps_per_execution=8"
+    assert plan.config.steps_per_execution == 8
+    assert {trial.config.backend for trial in plan.trials[1:]} == {"jax", "tensorflow"}
+    assert any(note.startswith("not tried on torch: --fix and --only leave no configuration") for note in plan.notes)
+
+
+def test_a_pin_that_every_backend_refuses_is_an_error_with_the_reason_of_each(tune, every_backend):
+    with pytest.raises(ConfigError) as caught:
+        tune(fake(), backend="auto", fix={"batch.accumulation": "3"})
+    assert str(caught.value).count("--fix batch.accumulation=3") == 3
+    assert str(caught.value).startswith("not tried on jax: --fix batch.accumulation=3: no batch of this training")
+
+
 def test_a_step_is_traced_on_jax_whatever_it_trains_on(tune, every_backend):
     client = fake()
     plan = tune(client, backend="torch").plan

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autoplan import formatting
-from autoplan.errors import NoFeasibleConfiguration
+from autoplan.errors import NoFeasibleConfiguration, NothingMeasured
 from autoplan.plan.records import FAILURES, TrialRecord
 from autoplan.tuning.space.legal_configs import Space
 from autoplan.tuning.trials.refused_settings import common_reason
@@ -25,7 +25,8 @@ def check_options_kept(
 
     notes   what was found before the trials, which may say why
 
-    KeyboardInterrupt where the trials were interrupted: there is no result that could be written.
+    NothingMeasured where none was tried either. KeyboardInterrupt where the trials were interrupted: there is no result
+    that could be written.
     """
     if space.excluded_by is None or ranked:
         return
@@ -34,7 +35,7 @@ def check_options_kept(
     legal = frozenset(space.configs)
     failed = [record for record in tried.records if record.config in legal and record.failure is not None]
     if not failed:
-        raise NoFeasibleConfiguration(_none_tried(space.excluded_by, tried, trial_seconds, notes))
+        raise NothingMeasured(_none_tried(space.excluded_by, tried, trial_seconds, notes))
     raise NoFeasibleConfiguration(_all_failed(space.excluded_by, failed, tried))
 
 

@@ -86,6 +86,24 @@ def legal_configs(
     return Space(baseline, tuple(configs), left_out, excluded_by)
 
 
+def baseline_alone(
+    observation: Observation,
+    cluster: Cluster,
+    *,
+    fix: Mapping[str, str] | None = None,
+    only: Iterable[str] = (),
+    effective_batch: tuple[int, int] | None = None,
+) -> Space | None:
+    """Return a space without a legal configuration, for options that exclude the baseline; None if they do not.
+
+    It is for a backend on which the options leave nothing, while they may leave something on another one: the baseline
+    is then measured to compare with.
+    """
+    limits = Limits(parse_fix(fix or {}), free_fields(tuple(only)), checked_range(effective_batch))
+    excluded_by = excluding_options(Situation(observation, observation.config, cluster), limits)
+    return None if excluded_by is None else Space(observation.config, (), (), excluded_by)
+
+
 def _held_names(limits: Limits) -> frozenset[str]:
     """Return the flat names of knobs that the user does not let change."""
     frozen = {knob.name for name in knobs.tunable_fields() if name not in limits.free for knob in knobs.parts_of(name)}

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Literal
 
-from autoplan.errors import ConfigError, NoFeasibleConfiguration, StudyError
+from autoplan.errors import NoFeasibleConfiguration, NothingMeasured, StudyError
 from autoplan.formatting import first_line
 from autoplan.jobs.answers import explain_failure
 from autoplan.jobs.messages import Observation
@@ -376,9 +376,9 @@ def _samples_per_second(record: TrialRecord) -> tuple[float, float]:
     return rows / found.micro_step_seconds_high, rows / found.micro_step_seconds_low
 
 
-def _spent(jobs: JobRunner) -> ConfigError:
+def _spent(jobs: JobRunner) -> NothingMeasured:
     """The budget did not even reach the first measurement."""
-    return ConfigError(
+    return NothingMeasured(
         f"the budget of {jobs.clock.budget_seconds:.0f} s was spent before a configuration was measured; give more "
         "with --budget, or plan without measuring (--no-measure)"
     )

@@ -110,6 +110,14 @@ def test_the_first_line_of_an_analytic_plan_says_that_nothing_was_measured(folde
     )
 
 
+def test_the_first_line_says_that_training_differs_where_it_was_found_to(folder):
+    found = plans.plain_plan()["verification"] | {"numerics": "outside", "numerics_detail": "a loss\ndiffers"}
+    assert lines_of(file.to_yaml(plans.plan(verification=found)))[0] == (
+        "# An autoplan plan, measured on cpu (1 device). "
+        "Training gives different results than with the baseline (a loss differs)."
+    )
+
+
 def test_simulated_devices_are_called_so(folder):
     hardware = plans.plain_plan()["hardware"] | {"devices": 8, "simulated": True}
     text = file.to_yaml(plans.plan(hardware=hardware))

@@ -63,6 +63,17 @@ def test_a_c_library_without_the_memory_setting_causes_a_warning(monkeypatch):
         build_model()
 
 
+def test_a_plan_that_trains_differently_causes_a_warning():
+    plain = plain_plan()
+    plain["source"]["fit"]["structure"] = model_facts.structure(build_model())
+    plain["config"] = plain["baseline"]["config"] = config(batch=(32, 1))
+    plain["verification"] |= {"numerics": "outside", "numerics_detail": "a loss differs by 3%"}
+    words = r"Training gives different results than with the baseline \(a loss differs by 3%\)\."
+    with pytest.warns(UserWarning, match=words) as warned:
+        autoplan.fit(Plan.model_validate(plain), build_model(), *samples(), verbose=0)
+    assert len(warned) == 1
+
+
 def test_a_model_that_was_built_outside_the_scope_is_an_error():
     low = plan(precision="mixed_bfloat16", remat={"mode": "activations"}, batch=(32, 1))
     with pytest.raises(

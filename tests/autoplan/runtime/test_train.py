@@ -138,8 +138,9 @@ def observation(script):
     return Observation.model_validate(result.value)
 
 
-def plan_for(observation, tmp_path, *, simulated_devices=None, structure=None, **changes):
+def plan_for(observation, tmp_path, *, simulated_devices=None, structure=None, numerics="exact", **changes):
     plain = plain_plan()
+    plain["verification"]["numerics"] = numerics
     plain["source"]["fit"] |= {"index": 2, "structure": structure or observation.structure}
     plain["baseline"]["config"] = observation.config
     plain["config"] = {**observation.config.to_dict(), **changes}
@@ -184,11 +185,15 @@ def test_accumulation_trains_the_same_and_says_which_fit(script, observation, al
     )
     assert "fit 2: float32, batch 8, accumulation 4; 14 updates" in finished.stderr
     assert "which changes the training" not in finished.stderr
+    assert "different results" not in finished.stderr
 
 
 def test_another_effective_batch_is_logged(script, observation, tmp_path):
-    finished = train(script, plan_for(observation, tmp_path, batch=batch(100, 1)), cwd=tmp_path)
+    plan = plan_for(observation, tmp_path, numerics="outside", batch=batch(100, 1))
+    finished = train(script, plan, cwd=tmp_path)
     assert printed(finished)["iterations"] == 4
+    first = finished.stderr.partition("autoplan: ")[2].splitlines()[0]
+    assert first.startswith("the plan was made with a warning: Training gives different results than with the baseline")
     assert "fit 2: an update has 100 samples instead of 32, which changes the training" in finished.stderr
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from autoplan.errors import ConfigError, NoFeasibleConfiguration
+from autoplan.errors import NoFeasibleConfiguration, NothingMeasured
 from autoplan.jobs.messages import JobKind
 from autoplan.plan.records import FailureKind
 from tests.builders.fake_client import FakeClient, failure
@@ -103,8 +103,9 @@ def test_a_budget_that_does_not_reach_the_first_measurement_is_an_error(tune, mo
         now[0] += 30.0
         return failure(FailureKind.TIMEOUT) if job.kind is JobKind.MEASURE else None
 
-    with pytest.raises(ConfigError, match="the budget of 60 s was spent before a configuration was measured"):
+    with pytest.raises(NothingMeasured, match="the budget of 60 s was spent before a configuration was measured") as at:
         tune(fake(plant=plant), budget_seconds=60.0)
+    assert at.value.exit_code == 3
 
 
 PINNED = {"precision": "mixed_bfloat16"}

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from autoplan.errors import ConfigError, NoFeasibleConfiguration, WorkloadError
+from autoplan.errors import ConfigError, NoFeasibleConfiguration, NothingMeasured, WorkloadError
 from autoplan.jobs.messages import JobKind, SplitProbe
 from autoplan.plan.records import FailureKind
 from autoplan.sources import keras_backend
@@ -26,6 +26,13 @@ def test_without_jax_trials_go_without_estimates_and_that_is_said(tune, monkeypa
 def test_a_model_too_large_for_every_configuration_is_told(tune):
     with pytest.raises(NoFeasibleConfiguration, match="the least memory needed is"):
         tune(fake(), here=cluster(usable_bytes=20_000))
+
+
+def test_a_budget_that_ends_while_the_step_is_traced_says_nothing_about_memory(tune):
+    slow = fake(plant=lambda job: failure(FailureKind.TIMEOUT) if job.kind is JobKind.TRACE else None)
+    with pytest.raises(NothingMeasured, match="ended while the training was inspected"):
+        tune(slow, budget_seconds=0.5, here=cluster(devices=2))
+    assert not any("nothing fits" in event.text for event in tune.events)
 
 
 def test_a_training_step_that_cannot_be_traced_is_measured_by_least_change(tune):
