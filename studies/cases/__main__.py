@@ -10,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -25,17 +26,20 @@ LIMIT_SECONDS = 420.0
 TIMED_OUT = -1
 
 
-def run(case: Case, lab: harness.Lab) -> Outcome:
-    """Run the commands of a case on a copy of its script."""
+def run(case: Case, lab: harness.Lab, cache: Path) -> Outcome:
+    """Run the commands of a case on a copy of its script.
+
+    cache   a folder for the rates of this machine, which are measured once for all cases
+    """
     shutil.copy(HERE / "inputs" / case.script, lab.folder / case.script)
-    runs = tuple(_run(case, lab, command) for command in case.commands)
+    runs = tuple(_run(case, lab, cache, command) for command in case.commands)
     return Outcome(lab.folder, runs)
 
 
-def _run(case: Case, lab: harness.Lab, command: str) -> harness.Ran:
+def _run(case: Case, lab: harness.Lab, cache: Path, command: str) -> harness.Ran:
     words = [case.script if word == "SCRIPT" else word for word in shlex.split(command)]
     start = [sys.executable, *([] if words[0] == "python" else ["-m", "autoplan"])]
-    variables = {"XDG_CACHE_HOME": str(lab.folder / "cache"), "PYTHONPATH": harness.python_path()}
+    variables = {"XDG_CACHE_HOME": str(cache), "PYTHONPATH": harness.python_path()}
     started = time.perf_counter()
     with (lab.folder / "output.txt").open("w+", encoding="utf-8", errors="replace") as output:
         process = subprocess.Popen(
@@ -56,11 +60,11 @@ def _run(case: Case, lab: harness.Lab, command: str) -> harness.Ran:
         return harness.Ran(time.perf_counter() - started, output.read(), code)
 
 
-def study(name: str, keep: Path | None) -> dict[str, Any]:
+def study(name: str, keep: Path | None, cache: Path) -> dict[str, Any]:
     """Run one case and return its row."""
     case, origin = CASES[name], harness.provenance()
     with harness.lab() as lab:
-        outcome = run(case, lab)
+        outcome = run(case, lab, cache)
         wrong = case.judge(outcome)
         if keep is not None:
             shown = "\n".join(
@@ -90,10 +94,11 @@ def main() -> None:
         arguments.keep.mkdir(parents=True, exist_ok=True)
     harness.header(QUESTION)
     rows = []
-    for name in harness.chosen(CASES, arguments.cases):
-        rows.append(study(name, arguments.keep))
-        harness.write_rows(HERE / "results.csv", rows[-1:], key="case")
-        print(f"{name}: {'passes' if rows[-1]['passes'] else 'FAILS: ' + rows[-1]['wrong']}", flush=True)
+    with tempfile.TemporaryDirectory(prefix="autoplan-study-") as cache:
+        for name in harness.chosen(CASES, arguments.cases):
+            rows.append(study(name, arguments.keep, Path(cache)))
+            harness.write_rows(HERE / "results.csv", rows[-1:], key="case")
+            print(f"{name}: {'passes' if rows[-1]['passes'] else 'FAILS: ' + rows[-1]['wrong']}", flush=True)
     harness.print_table(rows, COLUMNS)
     print(f"\n{sum(row['passes'] for row in rows)} of {len(rows)} cases get what they must get")
 

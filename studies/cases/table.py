@@ -35,7 +35,6 @@ CLAIMS_SAME = (
     r"training gives the same|trains the same|same results|keeps the effective batch, and with it the training"
 )
 JAX = {"KERAS_BACKEND": "jax"}
-SAME_OR_HELD = "tune SCRIPT --trials 2 --budget 60s"
 TRAIN = "train SCRIPT --plan plan.yaml"
 OWN = "python SCRIPT"
 
@@ -92,38 +91,38 @@ CASES: Mapping[str, Case] = {
     "remainder of a normalised loss": Case(
         MEANING,
         "remainder_normalised_loss.py",
-        ("tune SCRIPT --fix batch.accumulation=4 --trials 2 --budget 60s", OWN, TRAIN),
+        ("tune SCRIPT --fix batch.accumulation=4 --trials 2 --budget 120s", OWN, TRAIN),
         _remainder_kept(),
     ),
     "remainder with ignored classes": Case(
         MEANING,
         "remainder_normalised_loss.py",
-        ("tune SCRIPT --fix batch.accumulation=4 --trials 2 --budget 60s", OWN, TRAIN),
+        ("tune SCRIPT --fix batch.accumulation=4 --trials 2 --budget 120s", OWN, TRAIN),
         _remainder_kept(),
         {"KIND": "ignore_class"},
     ),
     "state that acts late": Case(
         MEANING,
         "late_state.py",
-        ("tune SCRIPT --fix batch.accumulation=4 --fix precision=float32 --trials 2 --budget 60s",),
+        ("tune SCRIPT --fix batch.accumulation=4 --fix precision=float32 --trials 2 --budget 120s",),
         _refused_or_kept("annealed"),
     ),
     "rescue of a summed loss": Case(
         MEANING,
         "rescue_of_a_summed_loss.py",
-        ("tune SCRIPT --memory-limit 1000MiB --trials 5 --budget 60s",),
+        ("tune SCRIPT --memory-limit 1000MiB --trials 5 --budget 120s",),
         _no_false_rescue("as a sum over them does"),
     ),
     "rescue of a loss over the batch": Case(
         MEANING,
         "rescue_of_a_batch_loss.py",
-        ("tune SCRIPT --memory-limit 1050MiB --trials 5 --budget 60s",),
+        ("tune SCRIPT --memory-limit 1050MiB --trials 5 --budget 120s",),
         _no_false_rescue("info_nce depends on which rows"),
     ),
     "float16 that skips updates": Case(
         MEANING,
         "float16_skipped_updates.py",
-        ("tune SCRIPT --fix precision=mixed_float16 --trials 3 --budget 60s",),
+        ("tune SCRIPT --fix precision=mixed_float16 --trials 3 --budget 120s",),
         every(
             says("0 of the 20"),
             planned("verification.numerics", "not_compared"),
@@ -134,14 +133,14 @@ CASES: Mapping[str, Case] = {
     "callback that stops": Case(
         MEANING,
         "stop_after.py",
-        ("tune SCRIPT --trials 2 --budget 40s --fix accumulation=2", TRAIN),
+        ("tune SCRIPT --trials 2 --budget 90s --fix accumulation=2", TRAIN),
         every(code(0, run=0), says("batch hooks of MaxSteps", run=0), says(r"iterations: 40\b", run=1)),
         JAX,
     ),
     "slower pin that trains differently": Case(
         MEANING,
         "pinned_not_compared.py",
-        ("tune SCRIPT --trials 2 --budget 60s --fix accumulation=2",),
+        ("tune SCRIPT --trials 2 --budget 120s --fix accumulation=2",),
         every(_refused_or_kept("Pairs depends on which rows"), silent_about("not compared")),
         JAX,
     ),
@@ -151,7 +150,7 @@ CASES: Mapping[str, Case] = {
     "own steps_per_execution": Case(
         PROMISES,
         "own_steps_per_execution.py",
-        ("tune SCRIPT --trials 2 --budget 100s --only steps_per_execution,precision",),
+        ("tune SCRIPT --trials 2 --budget 180s --only steps_per_execution,precision",),
         every(
             code(0),
             silent_about("excludes? the baseline"),
@@ -162,7 +161,7 @@ CASES: Mapping[str, Case] = {
     "pin that no trial survives": Case(
         PROMISES,
         "pin_not_kept.py",
-        ("tune SCRIPT --trials 2 --budget 60s --fix precision=mixed_bfloat16",),
+        ("tune SCRIPT --trials 2 --budget 120s --fix precision=mixed_bfloat16",),
         every(code(3), no_plan(), says("float32 only"), silent_about("failed by itself")),
         JAX,
     ),
@@ -183,7 +182,7 @@ CASES: Mapping[str, Case] = {
     "words of an out-of-memory error": Case(
         PROMISES,
         "out_of_memory_words.py",
-        ("tune SCRIPT --fix precision=mixed_bfloat16 --trials 3 --budget 60s",),
+        ("tune SCRIPT --fix precision=mixed_bfloat16 --trials 3 --budget 120s",),
         every(
             code(3),
             no_plan(),
@@ -194,27 +193,27 @@ CASES: Mapping[str, Case] = {
     "hidden out-of-memory error": Case(
         PROMISES,
         "out_of_memory_words.py",
-        ("tune SCRIPT --fix precision=mixed_bfloat16 --trials 3 --budget 60s",),
+        ("tune SCRIPT --fix precision=mixed_bfloat16 --trials 3 --budget 120s",),
         every(code(3), no_plan(), says("out of memory: .*model_container_runner"), silent_about("failed by itself")),
         {"KIND": "hidden"},
     ),
     "callback that writes": Case(
         FILES,
         "batch_writer.py",
-        (OWN, "tune SCRIPT --trials 1 --budget 40s"),
+        (OWN, "tune SCRIPT --trials 1 --budget 90s"),
         every(code(0), _lines_kept, says("Trace")),
         JAX,
     ),
     "diverges after the fit": Case(
         AS_IT_IS,
         "trial_runs_past_the_fit.py",
-        ("tune SCRIPT --trials 2 --budget 60s",),
+        ("tune SCRIPT --trials 2 --budget 120s",),
         every(code(0), planned("evidence", "measured")),
     ),
     "hoards after the fit": Case(
         AS_IT_IS,
         "trial_runs_past_the_fit.py",
-        ("tune SCRIPT --trials 3 --budget 60s --memory-limit 4GiB",),
+        ("tune SCRIPT --trials 3 --budget 120s --memory-limit 4GiB",),
         every(code(0), says("grows")),
         {"KIND": "memory"},
     ),
@@ -227,13 +226,13 @@ CASES: Mapping[str, Case] = {
     "one long batch": Case(
         AS_IT_IS,
         "long_batch.py",
-        ("estimate SCRIPT", "tune SCRIPT --trials 2 --budget 60s"),
+        ("estimate SCRIPT", "tune SCRIPT --trials 2 --budget 120s"),
         every(*(says(r"\b1,?024\b|free dimension", run=run) for run in (0, 1))),
     ),
     "buckets": Case(
         AS_IT_IS,
         "buckets.py",
-        ("tune SCRIPT --effective-batch 64..256 --trials 4 --budget 80s",),
+        ("tune SCRIPT --effective-batch 64..256 --trials 4 --budget 150s",),
         either(
             refused("differ in rows and in shape"),
             every(
@@ -248,7 +247,7 @@ CASES: Mapping[str, Case] = {
     "seeds of an own layer": Case(
         REASONS,
         "seed_generator_in_own_layer.py",
-        ("tune SCRIPT --only batch,jit_compile --fix batch.accumulation=2 --trials 2 --budget 80s",),
+        ("tune SCRIPT --only batch,jit_compile --fix batch.accumulation=2 --trials 2 --budget 150s",),
         every(code(0), planned("verification.numerics", "within_seed_band"), planned("verification.seeds_compared", 5)),
     ),
     "frozen BatchNormalization": Case(
@@ -268,20 +267,20 @@ CASES: Mapping[str, Case] = {
     "arrays": Case(
         REASONS,
         "arrays_slow_reading.py",
-        ("tune SCRIPT --trials 1 --budget 40s",),
+        ("tune SCRIPT --trials 1 --budget 90s",),
         every(code(0), silent_about("faster input|reading the data")),
         JAX,
     ),
     "own optimizers": Case(
         REASONS,
         "own_optimizers_updates.py",
-        ("tune SCRIPT --trials 1 --budget 40s", TRAIN),
+        ("tune SCRIPT --trials 1 --budget 90s", TRAIN),
         every(code(0), silent_about(r"\b0 updates")),
     ),
     "layer that is not compiled": Case(
         REASONS,
         "uncompiled_layer.py",
-        ("tune SCRIPT --trials 2 --budget 60s",),
+        ("tune SCRIPT --trials 2 --budget 120s",),
         every(code(0), says("RandomCrop"), silent_about("about 100 times")),
         JAX,
     ),
@@ -305,55 +304,55 @@ CASES: Mapping[str, Case] = {
     "focal loss by positives": Case(
         MEANING,
         "positives_loss.py",
-        ("tune SCRIPT --trials 2 --budget 60s --fix accumulation=2",),
+        ("tune SCRIPT --trials 2 --budget 120s --fix accumulation=2",),
         _refused_or_kept("focal_by_positives"),
         JAX,
     ),
     "curriculum in a train_step": Case(
         MEANING,
         "curriculum_step.py",
-        ("tune SCRIPT --trials 2 --budget 80s --fix accumulation=2",),
+        ("tune SCRIPT --trials 2 --budget 150s --fix accumulation=2",),
         _refused_or_kept("warmth"),
     ),
     "own compilation off": Case(
         PROMISES,
         "own_compilation_off.py",
-        ("tune SCRIPT --trials 3 --budget 80s --only precision",),
+        ("tune SCRIPT --trials 3 --budget 150s --only precision",),
         every(code(0), silent_about("excludes? the baseline"), planned("config.jit_compile", False)),
         JAX,
     ),
     "batch that the model fixes": Case(
         PROMISES,
         "fixed_batch.py",
-        ("tune SCRIPT --trials 3 --budget 60s --fix accumulation=2",),
+        ("tune SCRIPT --trials 3 --budget 120s --fix accumulation=2",),
         every(refused(r"\b32\b"), no_plan(), silent_about("failed by itself")),
         JAX,
     ),
     "path of weights": Case(
         FILES,
         "weights_history.py",
-        (OWN, "tune SCRIPT --trials 1 --budget 40s"),
+        (OWN, "tune SCRIPT --trials 1 --budget 90s"),
         every(code(0), _path_kept, says("Trajectory")),
         JAX,
     ),
     "status of a LambdaCallback": Case(
         FILES,
         "progress_file.py",
-        (OWN, "tune SCRIPT --trials 1 --budget 40s"),
+        (OWN, "tune SCRIPT --trials 1 --budget 90s"),
         every(code(0), _status_kept, says("LambdaCallback")),
         JAX,
     ),
     "learning rates that grow": Case(
         AS_IT_IS,
         "range_test.py",
-        ("tune SCRIPT --trials 2 --budget 60s",),
+        ("tune SCRIPT --trials 2 --budget 120s",),
         every(code(0), planned("evidence", "measured")),
         JAX,
     ),
     "ragged DataLoader": Case(
         AS_IT_IS,
         "ragged_loader.py",
-        ("tune SCRIPT --trials 3 --budget 100s --effective-batch 32..128",),
+        ("tune SCRIPT --trials 3 --budget 180s --effective-batch 32..128",),
         either(refused("differ in"), every(code(0), batch_kept(), says("differ in"))),
     ),
     "image size left open": Case(
@@ -369,7 +368,7 @@ CASES: Mapping[str, Case] = {
     "dropout of zero": Case(
         REASONS,
         "dropout_of_zero.py",
-        ("tune SCRIPT --only jit_compile,batch --fix accumulation=2 --trials 2 --budget 60s",),
+        ("tune SCRIPT --only jit_compile,batch --fix accumulation=2 --trials 2 --budget 120s",),
         every(code(0), says("same results"), silent_about("seed")),
         JAX,
     ),
