@@ -20,6 +20,7 @@ from autoplan.plan.records import Failure, FailureKind, Rejection
 from autoplan.tuning.candidate_estimate import CandidateEstimate
 from autoplan.tuning.estimates.findings import Findings
 from autoplan.tuning.objective import PlannedFit
+from autoplan.tuning.space.held_batch import why_batch_held
 from autoplan.tuning.space.known_issues import Versions
 from autoplan.tuning.space.legal_configs import Space
 from autoplan.tuning.space.prune import (
@@ -88,7 +89,7 @@ def estimate_space(
         reasons = "; ".join(dict.fromkeys(one.reason for one in rejected))
         raise WorkloadError(f"no configuration{asked} can be traced: {reasons}")
     legal, no_better = _decided_by_estimates(space.baseline, legal)
-    fitting, too_large = feasible(legal, measurable=measurable)
+    fitting, too_large = feasible(legal, measurable=measurable, held=why_batch_held(observation))
     fitting, idle = without_idle_accumulation(space.baseline, fitting)
     kept, too_slow = rank(fitting, keep=[space.baseline, *(one.config for one in _best_of_each_mesh(fitting))])
     return Findings(

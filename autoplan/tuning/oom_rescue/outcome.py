@@ -15,6 +15,8 @@ from autoplan.plan.records import Evidence, Failure, Rescue, Rung, TrialRecord
 from autoplan.tuning.candidate_estimate import CandidateEstimate
 from autoplan.tuning.oom_rescue.change_order import MEANING, NAMES, kinds_of_change
 from autoplan.tuning.oom_rescue.search import RescueSearch
+from autoplan.tuning.space.held_batch import why_batch_held
+from autoplan.tuning.space.prune import not_split
 from cost_models.config import TrainConfig
 
 
@@ -47,8 +49,12 @@ def nothing_runs(
     baseline: TrialRecord,
     estimates: Mapping[TrainConfig, CandidateEstimate],
     usable_bytes: int | None,
+    held: str | None = None,
 ) -> str:
-    """Return the message where no configuration runs: what each needed, the least need, and what would fit."""
+    """Return the message where no configuration runs: what each needed, the least need, and what would fit.
+
+    held   why the batch is not split (`held_batch.why_batch_held`)
+    """
     own = [f"the baseline (your own configuration) {_ended(baseline.failure, usable_bytes)}"]
     others = [f"{_changed(search.baseline, record)} {_ended(record.failure, None)}" for record in search.records]
     basis = "estimated" if estimates else "assumed"
@@ -59,12 +65,13 @@ def nothing_runs(
     if least is not None and least.needed_bytes:
         size = formatting.size(least.needed_bytes)
         estimate = f" The least estimate for any of them is {size} (analytic; {least.config.describe()})."
-    held = [held for record in (baseline, *search.records) if (held := _held(record.failure)) is not None]
-    more = f"more than {formatting.size(max(usable_bytes or 0, min(held)))} of memory" if held else "more memory"
+    used = [used for record in (baseline, *search.records) if (used := _held(record.failure)) is not None]
+    more = f"more than {formatting.size(max(usable_bytes or 0, min(used)))} of memory" if used else "more memory"
     return (
         f"no configuration of this training runs in the available memory: {'; '.join([*own, *others, *rest])}."
         f"{estimate} What would fit: {more}, a smaller model, fewer restrictions (--fix, --only), or a smaller "
         f"effective batch (--effective-batch 1..{search.baseline.batch.effective}), which is another training"
+        f"{not_split(held)}"
     )
 
 
@@ -79,7 +86,7 @@ def _because(search: RescueSearch, least: TrainConfig, observation: Observation)
     """Return what the change keeps, why smaller changes are not enough, and what differs nevertheless."""
     baseline, kinds = search.baseline, kinds_of_change(search.baseline, least)
     parts = [f"{MEANING[kind]}{_compared(kind, observation)}" for kind in kinds]
-    parts += [f"no other {NAMES[kind]} is legal here" for kind in _illegal(search, kinds)]
+    parts += [f"no other {NAMES[kind]} is legal here{_why(kind, observation)}" for kind in _illegal(search, kinds)]
     smaller = _smaller(search, least)
     if smaller:
         tried = [r for r in search.records if r.config in smaller and r.failure is not None]
@@ -106,6 +113,12 @@ def _compared(kind: Tradeoff, observation: Observation) -> str:
         return "; whether it keeps the training was not compared"
     drawn = ", apart from random numbers" if probe.random_draws else ""
     return f", and with it the training, as far as it was compared{drawn} ({probe.compared})"
+
+
+def _why(kind: Tradeoff, observation: Observation) -> str:
+    """Return why the batch is held, where another accumulation is not legal; "" where `--fix` rules it out."""
+    held = why_batch_held(observation) if kind is Tradeoff.ACCUMULATION else None
+    return f", because {held}" if held else ""
 
 
 def _illegal(search: RescueSearch, kinds: Sequence[Tradeoff]) -> list[Tradeoff]:

@@ -35,7 +35,8 @@ from autoplan.tuning.result.clean_runs import of_clean_runs, restated_trials, tr
 from autoplan.tuning.result.notes import baseline_notes, busy_note, notes_for, recompilation_note, setup_note
 from autoplan.tuning.result.provenance import hardware_record, source_record
 from autoplan.tuning.result.trial_notes import growth_note, trial_notes
-from autoplan.tuning.space.prune import AS_GOOD, distance, nothing_fits
+from autoplan.tuning.space.held_batch import why_batch_held
+from autoplan.tuning.space.prune import AS_GOOD, distance, not_split, nothing_fits
 from autoplan.tuning.trials.runner import Tried
 from autoplan.tuning.verification import validation_check
 from autoplan.tuning.verification.process_spread import spread
@@ -51,7 +52,8 @@ def analytic_plan(request: TuneRequest, findings: Findings) -> Plan:
     """
     best = findings.shortlist[0]
     if not findings.estimates[best].fits:
-        raise NoFeasibleConfiguration(nothing_fits(list(findings.estimates.values())))
+        held = why_batch_held(findings.observation)
+        raise NoFeasibleConfiguration(nothing_fits(list(findings.estimates.values()), held))
     best = _least_change(findings, best)
     why = f"{_best_of(findings)}; nothing was measured"
     untried = [*_untried(findings.space.baseline, best), *_idle(findings, best)]
@@ -90,7 +92,7 @@ def compiled_plan(request: TuneRequest, findings: Findings, checked: CheckedByCo
     winner = checked.winner
     best = checked.instead if winner is None else winner.config
     if best is None:
-        raise NoFeasibleConfiguration(_all_too_large(checked))
+        raise NoFeasibleConfiguration(_all_too_large(checked) + not_split(why_batch_held(findings.observation)))
     compiled = [record for record in checked.records if record.compiled is not None]
     if winner is None:
         found = "no compiled configuration fits" if checked.records else "no configuration was compiled"

@@ -26,11 +26,12 @@ AS_GOOD = 1.02
 
 
 def feasible(
-    estimates: Sequence[CandidateEstimate], *, measurable: bool = False
+    estimates: Sequence[CandidateEstimate], *, measurable: bool = False, held: str | None = None
 ) -> tuple[list[CandidateEstimate], list[Rejection]]:
     """Return the estimates that fit, and a Rejection for each that does not.
 
     measurable   trials follow, so where none is sure to fit, those that may fit stay
+    held         why the batch is not split (`held_batch.why_batch_held`)
 
     NoFeasibleConfiguration when none is left, with the least memory needed and what would fit.
     """
@@ -38,7 +39,7 @@ def feasible(
     if not fitting and measurable:
         fitting = [estimate for estimate in estimates if estimate.may_fit]
     if not fitting:
-        raise NoFeasibleConfiguration(nothing_fits(estimates))
+        raise NoFeasibleConfiguration(nothing_fits(estimates, held))
     kept = {estimate.config for estimate in fitting}
     return fitting, [_too_large(estimate, fitting) for estimate in estimates if estimate.config not in kept]
 
@@ -170,16 +171,20 @@ def _too_slow(estimate: CandidateEstimate, best: CandidateEstimate, place: int, 
     )
 
 
-def nothing_fits(estimates: Sequence[CandidateEstimate]) -> str:
-    """Return the message where nothing fits: the least memory needed, and what would fit."""
+def nothing_fits(estimates: Sequence[CandidateEstimate], held: str | None = None) -> str:
+    """Return the message where nothing fits: the least memory needed, what would fit, and why the batch is held."""
     least = min(estimates, key=lambda estimate: estimate.needed_bytes)
     needed, headroom = least.needed_bytes, least.headroom
     device = int(needed / (1 - headroom))
-    held = f", {formatting.size(least.outside_bytes)} of it for the rest of the process" if least.outside_bytes else ""
+    rest = f", {formatting.size(least.outside_bytes)} of it for the rest of the process" if least.outside_bytes else ""
     return (
         f"none of {len(estimates)} configurations fits: the least memory needed is {formatting.size(needed)} a device "
-        f"({least.config.describe()}{held}), and a device has {formatting.size(least.capacity_bytes)}, of which "
+        f"({least.config.describe()}{rest}), and a device has {formatting.size(least.capacity_bytes)}, of which "
         f"{headroom:.0%} stay free. What would fit: devices with at least {formatting.size(device)} usable, "
-        "a smaller "
-        "--effective-batch, or fewer restrictions (--fix, --only)"
+        f"a smaller --effective-batch, or fewer restrictions (--fix, --only){not_split(held)}"
     )
+
+
+def not_split(held: str | None) -> str:
+    """Return a sentence on why no smaller micro-batches are legal, to end a message without a full stop; or ""."""
+    return f". The batch is not split, because {held}" if held else ""

@@ -33,6 +33,7 @@ from autoplan.tuning.objective import PlannedFit, settled_compile_seconds
 from autoplan.tuning.oom_rescue.outcome import nothing_runs, rescue
 from autoplan.tuning.oom_rescue.search import Need, RescueSearch, cannot_run, needs
 from autoplan.tuning.request import Event, Watch
+from autoplan.tuning.space.held_batch import why_batch_held
 from autoplan.tuning.space.prune import distance
 from autoplan.tuning.trials.refused_settings import refused_by
 from autoplan.tuning.trials.study import Study
@@ -142,7 +143,8 @@ class Runner:
         if found is None and search.next() is not None:
             raise _spent(self.jobs)
         if found is None:
-            raise NoFeasibleConfiguration(nothing_runs(search, failed, self.estimates, usable_bytes))
+            held = why_batch_held(self.observation)
+            raise NoFeasibleConfiguration(nothing_runs(search, failed, self.estimates, usable_bytes, held))
         record = next(one for one in search.records if one.config == found.config)
         return Reference(record, found, interrupted)
 

@@ -71,3 +71,7 @@ def test_an_update_that_a_probe_found_to_differ_from_its_halves_is_not_split(tun
     assert f"an update is split as in the script: {reason}" in plan.notes
     with pytest.raises(ConfigError, match=f"stays 32 with an accumulation of 8 here, because {reason}"):
         tune(client, fix={"accumulation": "2"})
+    with pytest.raises(
+        NoFeasibleConfiguration, match=rf"none of .* fits: .*\. The batch is not split, because {reason}$"
+    ):
+        tune(client, here=cluster(usable_bytes=20_000))

@@ -73,6 +73,9 @@ def test_what_is_not_legal_is_said():
         "another precision keeps every setting of the training and rounds its numbers differently; "
         "no other accumulation is legal here; there is no smaller change"
     )
+    held = SplitProbe(split="differs", split_reason="the loss is a sum")
+    found, _, _ = rescued(lambda one: True, {OWN: 1.9, config(64, **BF16): 0.9}, probe=held)
+    assert "; no other accumulation is legal here, because the loss is a sum; " in found.because
 
 
 def test_the_training_is_kept_only_as_far_as_it_was_compared():

@@ -4,7 +4,7 @@ import pytest
 
 from autoplan.errors import NoFeasibleConfiguration, SourceError, StudyError
 from autoplan.jobs.budget import Clock
-from autoplan.jobs.messages import JobKind
+from autoplan.jobs.messages import JobKind, SplitProbe
 from autoplan.jobs.runner import JobRunner
 from autoplan.plan.records import FailureKind
 from autoplan.tuning.trials.runner import MEASURED, Runner
@@ -130,6 +130,13 @@ def test_ctrl_c_keeps_what_ran_and_without_that_ends_it_all(runner):
 def test_where_nothing_has_the_memory_to_run_that_is_the_answer(runner):
     one = runner(FakeClient(plant=lambda job: failure()))
     with pytest.raises(NoFeasibleConfiguration, match="no configuration of this training runs in the available memory"):
+        one.run_reference(one.run_baseline(OWN))
+
+
+def test_where_nothing_runs_the_reason_why_the_batch_is_not_split_is_told(runner):
+    one = runner(FakeClient(plant=lambda job: failure()))
+    one.observation = observation(probe=SplitProbe(split="differs", split_reason="the loss is a sum"))
+    with pytest.raises(NoFeasibleConfiguration, match=r"\. The batch is not split, because the loss is a sum$"):
         one.run_reference(one.run_baseline(OWN))
 
 
