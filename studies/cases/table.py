@@ -382,7 +382,7 @@ CASES: Mapping[str, Case] = {
     "data without samples": Case(
         MESSAGES,
         "fit_without_data.py",
-        ("tune SCRIPT --trials 2 --budget 30s",),
+        ("tune SCRIPT --trials 2 --budget 120s",),
         every(code(2), says("no samples"), no_plan()),
         JAX,
     ),
