@@ -99,8 +99,7 @@ def optimize(
     input_shape      without data: the sizes of a sample, (224, 224, 3), or {"ids": (512,)} by the names of inputs
     watch, verbose   called with every `autoplan.tuning.request.Event`; without it, 1 prints progress on stderr
 
-    Works in scripts and notebooks. Raises AutoplanError: NoFeasibleConfiguration where nothing fits or keeps `fix`,
-    NothingMeasured (a subclass) where the budget ends before that is known.
+    Raises AutoplanError: NoFeasibleConfiguration where nothing fits or keeps `fix`, NothingMeasured where time ends.
     """
     from autoplan import parsing, planner  # here, so that importing autoplan stays cheap
     from autoplan.tuning.request import TuneRequest

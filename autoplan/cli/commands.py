@@ -138,12 +138,9 @@ def tune(
     """Measure candidate configurations, choose the fastest with the same training results, and write it as a plan.
 
     Ctrl-C, SIGTERM or closing the terminal ends the trials and starts the verification; a second signal ends the
-    verification. Either way the best plan so far is written, and the exit code is 130. Run the same command again to
-    continue the study.
-
-    Other exit codes: 0 with a plan; 2 for options or a source that are refused before trials; 3 if no configuration
-    that keeps the options runs, fits in memory, or was measured within --budget and --trials. Only 0 and 130 leave a
-    plan.
+    verification. Either way the best plan so far is written. Run the same command again to continue the study.
+    Exit codes: 0 with a plan, 130 after a signal, 2 for a refused option or source, 3 if nothing that keeps the options
+    runs, fits in memory, or was measured within the budget and the number of trials.
     """
     from autoplan.sources import keras_backend
     from autoplan.tuning.request import TuneRequest

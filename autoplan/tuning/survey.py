@@ -154,8 +154,9 @@ def _space(request: TuneRequest, observation: Observation, cluster: Cluster, *, 
 
 
 def _baseline_alone(request: TuneRequest, observation: Observation, cluster: Cluster) -> Space | None:
-    options = {"fix": request.fix, "only": request.only, "effective_batch": request.effective_batch}
-    return baseline_alone(observation, cluster, **options)
+    return baseline_alone(
+        observation, cluster, fix=request.fix, only=request.only, effective_batch=request.effective_batch
+    )
 
 
 def _survey(
