@@ -21,3 +21,13 @@ def root() -> Path:
 def scripts(root) -> Path:
     """Training scripts as users write them; each runs by itself."""
     return root / "tests/models/scripts"
+
+
+@pytest.fixture(scope="module")
+def programs_are_kept(tmp_path_factory):
+    """Processes of a module share their compiled programs, outside of the folders that they train in."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path_factory.mktemp("programs")))
+        patch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+        patch.setenv("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "0")
+        yield

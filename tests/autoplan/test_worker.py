@@ -18,6 +18,8 @@ from cost_models.workload.serialization import workload_from_dict
 from tests.builders.observations import cluster
 from tests.builders.plans import plain_plan
 
+pytestmark = pytest.mark.usefixtures("programs_are_kept")
+
 QUICK = {"groups": 3, "group_seconds": 0.05, "max_seconds": 20}
 THOROUGH = {**QUICK, "remainder": True, "validation": True}
 VALIDATED = {"pydataset", "generator", "folds", "messy"}
@@ -117,14 +119,6 @@ def plan_for(seen, fit, batch, folder):
     plain["baseline"]["config"] = seen.config
     plain["config"] = with_batch(seen.config, *batch)
     return file.write(Plan.model_validate(plain), folder / "plan.yaml")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _programs_are_kept_elsewhere(tmp_path_factory):
-    """Training caches compiled programs beside the script; here that is the checkout."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path_factory.mktemp("programs")))
-        yield
 
 
 @pytest.mark.parametrize("shape", SHAPES)

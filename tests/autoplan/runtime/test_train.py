@@ -14,6 +14,8 @@ from autoplan.plan.records import Plan
 from autoplan.sources import source
 from tests.builders.plans import plain_plan
 
+pytestmark = pytest.mark.usefixtures("programs_are_kept")
+
 SCRIPT = """
     import json, sys
     import keras, numpy as np
@@ -132,10 +134,7 @@ def script(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def observation(script):
-    with Client() as client:
-        spec = source.resolve(str(script), fit_index=2)
-        result = client.run(Job(kind=JobKind.OBSERVE, source=spec), time_limit_seconds=120)
-    return Observation.model_validate(result.value)
+    return observed(script, fit=2)
 
 
 def plan_for(observation, tmp_path, *, simulated_devices=None, structure=None, numerics="exact", **changes):
@@ -243,7 +242,8 @@ def test_the_scripts_own_policy_does_not_undo_the_plan(script, observation, tmp_
     assert "the plan overrides the script's own set_dtype_policy('float32')" in finished.stderr
 
 
-def test_arguments_reach_the_script_and_programs_are_cached(script, observation, tmp_path):
+def test_arguments_reach_the_script_and_programs_are_cached(script, observation, tmp_path, monkeypatch):
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
     plan = plan_for(observation, tmp_path)
     first = train(script, plan, "3", cwd=tmp_path)
     assert len(printed(first)["losses"]) == 3
@@ -251,11 +251,23 @@ def test_arguments_reach_the_script_and_programs_are_cached(script, observation,
     assert "compilation cache: 0 hits" not in train(script, plan, "3", cwd=tmp_path).stderr
 
 
-def trained_under(path, *, devices=1, backend="jax", **changes):
-    """Observe a script and train it under a plan with these changes; returns the finished process."""
+def observed(path, backend="jax", fit=1):
     with Client(backend) as client:
-        job = Job(kind=JobKind.OBSERVE, source=source.resolve(str(path)), backend=backend)
-        own = Observation.model_validate(client.run(job, time_limit_seconds=120).value)
+        job = Job(kind=JobKind.OBSERVE, source=source.resolve(str(path), fit_index=fit), backend=backend)
+        return Observation.model_validate(client.run(job, time_limit_seconds=120).value)
+
+
+@pytest.fixture(scope="module")
+def first_fit(tmp_path_factory):
+    """The observation of the fit that all scripts beginning with HEAD have first."""
+    path = tmp_path_factory.mktemp("first") / "train.py"
+    path.write_text(textwrap.dedent(HEAD))
+    return observed(path)
+
+
+def trained_under(path, *, own=None, devices=1, backend="jax", **changes):
+    """Train a script under a plan with these changes to its own settings, observed unless given."""
+    own = own or observed(path, backend)
     plain = plain_plan()
     plain["source"]["fit"] |= {"index": 1, "structure": own.structure}
     plain["baseline"]["config"] = own.config
@@ -268,14 +280,14 @@ def trained_under(path, *, devices=1, backend="jax", **changes):
 
 @pytest.mark.parametrize("later", LATER)
 @pytest.mark.parametrize("devices", [1, pytest.param(4, marks=pytest.mark.slow)])
-def test_later_fits_train_with_the_scripts_own_batch(observation, tmp_path, later, devices):
+def test_later_fits_train_with_the_scripts_own_batch(first_fit, tmp_path, later, devices):
     """Under accumulation and on a mesh, later fits of a script give the same weights as without a plan."""
     ending = "\n    sys.exit(0)\n" if later == "left by exit" else ""
     path = tmp_path / "train.py"
     path.write_text(textwrap.dedent(HEAD + f"    {LATER[later]}\n" + TAIL + ending))
     alone = printed(subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=240))
     mesh = {"data": devices, "model": 1}
-    finished = trained_under(path, devices=devices, mesh=mesh, batch=batch(8, 4, data=devices))
+    finished = trained_under(path, own=first_fit, devices=devices, mesh=mesh, batch=batch(8, 4, data=devices))
     found = printed(finished)
     assert found["iterations"] == alone["iterations"]
     assert found["weights"] == pytest.approx(alone["weights"], rel=1e-5)
