@@ -62,7 +62,8 @@ def _run(case: Case, lab: harness.Lab, cache: Path, command: str) -> harness.Ran
 
 def study(name: str, keep: Path | None, cache: Path) -> dict[str, Any]:
     """Run one case and return its row."""
-    case, origin = CASES[name], harness.provenance()
+    case = CASES[name]
+    origin = harness.provenance(case.environment.get("KERAS_BACKEND", "jax"))
     with harness.lab() as lab:
         outcome = run(case, lab, cache)
         wrong = case.judge(outcome)

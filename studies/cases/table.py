@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
+from studies import harness
 from studies.cases.checking import (
     Case,
     Judge,
@@ -87,7 +89,7 @@ def _left_or_said(outcome: Outcome) -> str:
     )
 
 
-CASES: Mapping[str, Case] = {
+_ON_JAX: Mapping[str, Case] = {
     "remainder of a normalised loss": Case(
         MEANING,
         "remainder_normalised_loss.py",
@@ -276,6 +278,7 @@ CASES: Mapping[str, Case] = {
         "own_optimizers_updates.py",
         ("tune SCRIPT --trials 1 --budget 240s", TRAIN),
         every(code(0), silent_about(r"\b0 updates")),
+        {"KERAS_BACKEND": "tensorflow"},
     ),
     "layer that is not compiled": Case(
         REASONS,
@@ -313,6 +316,7 @@ CASES: Mapping[str, Case] = {
         "curriculum_step.py",
         ("tune SCRIPT --trials 2 --budget 240s --fix accumulation=2",),
         _refused_or_kept("warmth"),
+        {"KERAS_BACKEND": "tensorflow"},
     ),
     "own compilation off": Case(
         PROMISES,
@@ -354,6 +358,7 @@ CASES: Mapping[str, Case] = {
         "ragged_loader.py",
         ("tune SCRIPT --trials 3 --budget 240s --effective-batch 32..128",),
         either(refused("differ in"), every(code(0), batch_kept(), says("differ in"))),
+        {"KERAS_BACKEND": "torch"},
     ),
     "image size left open": Case(
         AS_IT_IS,
@@ -386,5 +391,23 @@ CASES: Mapping[str, Case] = {
         every(code(2), says("no samples"), no_plan()),
         JAX,
     ),
+}
+"""The cases on the backend of the script's author."""
+ON_EVERY_BACKEND = (
+    "remainder of a normalised loss",
+    "state that acts late",
+    "rescue of a summed loss",
+    "callback that stops",
+    "callback that writes",
+    "seeds of an own layer",
+)
+"""Cases whose scripts run on any backend and where the backends take other paths: padding, state, memory, callbacks."""
+CASES: Mapping[str, Case] = {
+    **_ON_JAX,
+    **{
+        harness.on_backend(name, backend): replace(_ON_JAX[name], environment={"KERAS_BACKEND": backend})
+        for name in ON_EVERY_BACKEND
+        for backend in ("tensorflow", "torch")
+    },
 }
 """Names of cases, and the cases."""
