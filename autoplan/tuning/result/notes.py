@@ -236,6 +236,16 @@ def _of_the_remainder(config: TrainConfig, baseline: TrainConfig, observation: O
         )
 
 
+_MAY_COUNT_PADDING = {
+    "batch_norm": "BatchNormalization",
+    "unweighted_metrics": "metrics that ignore sample weights",
+    "added_losses": "losses that layers add",
+    "masks": "masks",
+    "custom_train_step": "a train_step of its own",
+}
+"""Facts of an Observation because of which rows are not padded unless a probe has found that this changes nothing."""
+
+
 def _why_padded(observation: Observation) -> str:
     """Return what a probe found of padding; without a probe, padding is chosen by the kinds of layers and losses."""
     if observation.probe is not None and observation.probe.padding == "same":
@@ -244,9 +254,14 @@ def _why_padded(observation: Observation) -> str:
 
 
 def _why_not_padded(observation: Observation) -> str:
-    """Return why rows are left out instead of padded, if a probe has found it."""
+    """Return why rows are left out instead of padded: what a probe found, else the kinds of layers and losses."""
     probe = observation.probe
-    return f", and they are not padded because {probe.padding_reason}" if probe and probe.padding_reason else ""
+    if probe is not None and probe.padding != "not_known":
+        reason = probe.padding_reason
+    else:
+        kinds = formatting.listed([words for name, words in _MAY_COUNT_PADDING.items() if getattr(observation, name)])
+        reason = f"rows of weight zero may change an update of a model with {kinds}; this was not probed"
+    return f", and they are not padded because {reason}" if reason else ""
 
 
 def _split_is_compared(observation: Observation) -> bool:

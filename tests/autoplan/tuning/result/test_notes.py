@@ -16,6 +16,10 @@ from autoplan.tuning.result.notes import (
 from tests.builders.estimates import candidate
 from tests.builders.observations import VERSIONS, cluster, config, observation
 
+LEFT_OUT = (
+    "2 of the 326 samples of an epoch are left out: they do not divide by the micro-steps, and they are not padded "
+    "because rows of weight zero may change an update of a model with "
+)
 NOT_PROBED = "; whether these change an update was not probed"
 
 
@@ -119,12 +123,12 @@ def test_an_update_that_goes_on_in_the_next_epoch_is_told():
         (
             64 * 5 + 6,
             {"unweighted_metrics": True},
-            "2 of the 326 samples of an epoch are left out: they do not divide by the micro-steps",
+            LEFT_OUT + "metrics that ignore sample weights; this was not probed",
         ),
         (
             64 * 5 + 6,
-            {"added_losses": True},
-            "2 of the 326 samples of an epoch are left out: they do not divide by the micro-steps",
+            {"added_losses": True, "custom_train_step": True},
+            LEFT_OUT + "losses that layers add and a train_step of its own; this was not probed",
         ),
     ],
 )
