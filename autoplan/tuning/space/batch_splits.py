@@ -98,8 +98,10 @@ def _data_axes(situation: Situation, limits: Limits) -> list[int]:
 
 def _effective_batches(situation: Situation, limits: Limits) -> list[int]:
     own, samples = situation.baseline.batch.effective, situation.observation.samples
-    if limits.effective_range is None or "batch" not in limits.free or _rows_differ(situation):
+    if limits.effective_range is None or "batch" not in limits.free:
         return [own]
+    if _rows_differ(situation):
+        return [] if limits.outside_range(own) else [own]
     low, high = limits.effective_range
     if low == high and low <= (samples or low):
         return [low]

@@ -91,5 +91,10 @@ def test_batches_that_cannot_be_joined_are_split():
 
 def test_batches_that_differ_in_rows_have_no_other_effective_batch():
     buckets = BUCKETS | {"differ_in_rows": True, "differ_in_shape": True}
-    where = situation(config(16), rebatchable=False, batches=buckets)
-    assert splits(where, limits((64, 256))) == [(16, 1, 1, False)]
+    why = "its batches differ in rows and in shape"
+    where = situation(config(16), rebatchable=False, batches=buckets, why_fixed_batch=why)
+    assert splits(where, limits((16, 256))) == [(16, 1, 1, False)]
+    with pytest.raises(
+        ConfigError, match=rf"^--effective-batch 64..256: the batch stays 16 here, because {why}; leave"
+    ):
+        splits(where, limits((64, 256)))
