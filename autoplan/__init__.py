@@ -90,7 +90,7 @@ def optimize(
 
     builder          a compiled `keras.Model`, a function that builds and compiles one, or a source of `autoplan tune`.
                      A live model is not changed: a Functional or Sequential model is built again for each trial.
-                     Precision, remat and mesh of a subclassed model are tuned only through a function
+                     Precision, remat, attention and mesh of a subclassed model are tuned only through a function
     data             (x, y), a dict of arguments of `fit`, or a function that returns either. None: synthetic batches
     effective_batch  "keep", or the samples per update: "256", or a range to try, "64..4096" or (64, 4096)
     fix, only        knobs to pin, as {"precision": "float32"}, and the knobs to tune, as ["batch"]
@@ -191,7 +191,7 @@ def rebuild(plan: Plan, model: Any) -> Any:
 
 
 def scope(plan: Plan) -> AbstractContextManager[None]:
-    """Return a context in which to build the model: it sets the plan's dtype policy, remat scope and distribution.
+    """Return a context in which to build the model: it sets the plan's dtype policy, attention, remat and distribution.
 
     Raises ConfigError if the plan's mesh needs more devices than this machine has, and PlanError on another backend.
     """

@@ -130,16 +130,14 @@ def _compile_arguments(config: TrainConfig) -> str:
     return ", ".join(f'"{knob.name}": {knob.value(config)!r}' for knob in rows)
 
 
-def _statements(config: TrainConfig) -> Iterator[str]:
+def _statements(config: TrainConfig, baseline: TrainConfig) -> Iterator[str]:
     """Yield one statement for each knob that a plain Keras call sets; none for a value that nothing can set."""
-    for knob in knobs.KNOBS:
-        if knob.keras_statement and knob.can_be_set(config):
-            yield knob.keras_statement.format(value=knob.value(config))
+    return filter(None, (knob.statement(config, baseline) for knob in knobs.KNOBS if knob.keras_statement))
 
 
 def _process(config: TrainConfig, baseline: TrainConfig) -> str:
     """Return the statements that must run before the model is built."""
-    lines = list(_statements(config))
+    lines = list(_statements(config, baseline))
     if config.mesh.devices > 1:
         lines += [
             f"devices = keras.distribution.list_devices()[:{config.mesh.data}]",

@@ -15,6 +15,7 @@ from autoplan.errors import SourceError
 from autoplan.machine import hardware_profile, process_settings, this_machine
 from autoplan.plan import file, knobs
 from autoplan.plan.records import Environment, HardwareRecord, Plan, SourceRecord
+from autoplan.tuning.space.known_issues import Versions, still_applies
 from cost_models.hardware.cluster import Cluster
 
 _DISTRIBUTIONS = {
@@ -101,6 +102,7 @@ def check(plan: Plan, here: Here) -> Iterator[Difference]:
     for name, value in process_settings.wanted(plan.config).items():
         if name in here.missing_settings:
             yield Difference(f"config.{name}", knobs.formatted(value), here.missing_settings[name], True)
+    yield from _known_issues(plan, here.environment)
     yield from _versions(plan.environment, here.environment)
     yield from _hardware(plan.hardware, here.hardware)
 
@@ -110,6 +112,19 @@ def here(plan: Plan) -> Here:
     digest, why = _source_digest(plan.source)
     missing = process_settings.missing_here()
     return Here(_environment(plan.environment.backend), _local_hardware(plan), digest, why, missing)
+
+
+def _known_issues(plan: Plan, environment: Environment) -> Iterator[Difference]:
+    """Yield the settings of a plan that a known issue of its baseline forbids on its hardware."""
+    versions = Versions(environment.keras, environment.backend_version, plan.hardware.kind)
+    rows = knobs.by_name()
+    for name in plan.baseline.issues:
+        issue = still_applies(name, plan.config, versions)
+        if issue is None:
+            continue
+        for knob in (rows[knob] for knob in issue.when.config):
+            value = knobs.formatted(knob.value(plan.config))
+            yield Difference(f"config.{knob.spelling}", value, f"{issue.reason} [{issue.citation}]", True)
 
 
 def _versions(planned: Environment, found: Environment) -> Iterator[Difference]:

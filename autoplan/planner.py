@@ -22,6 +22,7 @@ from autoplan.plan.records import Failure
 from autoplan.sources import keras_backend
 from autoplan.tuning.backend_choice import on_a_backend
 from autoplan.tuning.estimates.configuration import ConfigurationEstimate, answered
+from autoplan.tuning.estimates.findings import versions_of
 from autoplan.tuning.estimates.largest_part import largest_part_note
 from autoplan.tuning.measure import dry_run, measure, refuse_unusable_study
 from autoplan.tuning.plan_for_absent_hardware import plan_for_absent_hardware
@@ -35,7 +36,7 @@ from autoplan.tuning.request import (
     Watch,
     silent,
 )
-from autoplan.tuning.result.notes import limit_note
+from autoplan.tuning.result.notes import issue_notes, limit_note
 from autoplan.tuning.survey import (
     found,
     found_on_all_backends,
@@ -122,7 +123,8 @@ def estimate(request: EstimateRequest, watch: Watch = silent) -> ConfigurationEs
                 compiled = answered(jobs.compile(config, model_flops=analytic.model_flops), config)
             explanation = explain(workload, config, cluster) if request.explain else None
             largest = largest_part_note(analytic, observation, cluster)
-            notes = (*observation.assumed, *request.assumptions(baseline, cluster))
+            issues = issue_notes(config, observation, versions_of(observation, cluster))
+            notes = (*issues, *observation.assumed, *request.assumptions(baseline, cluster))
             return ConfigurationEstimate(analytic, compiled, explanation, notes, largest)
 
 

@@ -1,7 +1,7 @@
 """Estimates memory and time of a training configuration by plain arithmetic, with no framework and no device."""
 
 from cost_models.candidates import Candidates, Table, price
-from cost_models.config import Batch, Layout, Mesh, Precision, Remat, RematMode, TrainConfig
+from cost_models.config import AttentionMode, Batch, Layout, Mesh, Precision, Remat, RematMode, TrainConfig
 from cost_models.errors import AutoplanError, ConfigError, HardwareError, WorkloadError
 from cost_models.estimate import Estimate, estimate, estimate_many, explain
 from cost_models.hardware.cluster import Chip, Cluster, Link
@@ -11,6 +11,7 @@ from cost_models.time.step import step_time
 from cost_models.workload.workload import Op, Tensor, Variable, Workload
 
 __all__ = [
+    "AttentionMode",
     "AutoplanError",
     "Batch",
     "Candidates",

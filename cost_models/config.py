@@ -43,14 +43,15 @@ UNDECLARED = Affects.PROGRAM | Affects.MEMORY
 """The effects assumed for a field without `affecting`."""
 
 
-def affecting(affects: Affects, *, phrase: str = "", first: bool = False) -> dict[str, Any]:
+def affecting(affects: Affects, *, phrase: str = "", first: bool = False, late: bool = False) -> dict[str, Any]:
     """Return the metadata of a field of TrainConfig.
 
     affects  what changes with it
     phrase   how `describe` words a value other than the default, with `{value}` for the value; else `name value`
     first    whether its key comes before those of all other fields
+    late     whether plans of the first version lack its key: it is written only with a value other than the default
     """
-    return {"affects": affects, "phrase": phrase, "first": first}
+    return {"affects": affects, "phrase": phrase, "first": first, "late": late}
 
 
 class Precision(StrEnum):
@@ -86,6 +87,21 @@ class RematMode(StrEnum):
     NONE = "none"
     ACTIVATIONS = "activations"
     FULL = "full"
+
+
+class AttentionMode(StrEnum):
+    """Whether Keras may compute attention with one fused kernel.
+
+    AUTO     Keras chooses by platform, dtype and shapes (`keras.config.enable_flash_attention`, its default)
+    UNFUSED  scores are kept in memory (`keras.config.disable_flash_attention`)
+    """
+
+    AUTO = "auto"
+    UNFUSED = "unfused"
+
+    def describe(self) -> str:
+        """Return `unfused attention`, or ""."""
+        return "unfused attention" if self is AttentionMode.UNFUSED else ""
 
 
 @dataclass(frozen=True)
@@ -222,6 +238,7 @@ class TrainConfig:
     mesh: Mesh = field(default_factory=Mesh, metadata=affecting(Affects.SIZES | Affects.MEMORY | Affects.BUILD))
     layout: Layout = field(default_factory=Layout, metadata=affecting(Affects.PROGRAM | Affects.MEMORY | Affects.BUILD))
     remat: Remat = field(default_factory=Remat, metadata=affecting(_STEP))
+    attention: AttentionMode = field(default=AttentionMode.AUTO, metadata=affecting(_STEP, late=True))
     steps_per_execution: int = field(default=1, metadata=affecting(NOTHING))
     jit_compile: bool = field(default=True, metadata=affecting(Affects.PROGRAM | Affects.MEMORY))
     keep_freed_memory: bool = field(default=False, metadata=affecting(Affects.PROCESS))
@@ -254,12 +271,18 @@ class TrainConfig:
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values under the keys of a plan."""
-        return {name: _plain(getattr(self, name)) for name in self.settings()}
+        """Return plain values under the keys of a plan, without late ones that have their default."""
+        return {name: self[name] for name in self.settings() if not self._left_out(name)}
+
+    def _left_out(self, name: str) -> bool:
+        late = self.settings()[name].metadata.get("late", False)
+        return bool(late and getattr(self, name) == self.default(name))
 
     def __getitem__(self, key: str) -> Any:
         """Return the plain value under a key of a plan, for programs that read `plan.config["precision"]`."""
-        return self.to_dict()[key]
+        if key not in self.settings():
+            raise KeyError(key)
+        return _plain(getattr(self, key))
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> TrainConfig:

@@ -21,17 +21,19 @@ class Origin:
 
     precision: str
     remat: str
+    attention: str = "auto"
 
     @classmethod
     def of(cls, config: TrainConfig) -> Origin:
-        return cls(config.precision.value, config.remat.mode.value)
+        return cls(config.precision.value, config.remat.mode.value, config.attention.value)
 
     @classmethod
     def of_workload(cls, workload: Workload) -> Origin:
-        return cls(workload.precision, workload.remat)
+        return cls(workload.precision, workload.remat, workload.attention)
 
     def __str__(self) -> str:
-        return f"{self.precision} with remat {self.remat}"
+        unfused = "" if self.attention == "auto" else f" and attention {self.attention}"
+        return f"{self.precision} with remat {self.remat}{unfused}"
 
 
 @dataclass(frozen=True, order=True)

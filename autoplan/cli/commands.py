@@ -216,6 +216,9 @@ def estimate(
     remat: Annotated[
         str | None, typer.Option(metavar="MODE", help="Rematerialization: none, activations or full.")
     ] = None,
+    attention: Annotated[
+        str | None, typer.Option(metavar="MODE", help="Attention: auto (Keras chooses the kernel) or unfused.")
+    ] = None,
     steps_per_execution: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Micro-steps per call of the compiled program.")
     ] = None,
@@ -245,7 +248,7 @@ def estimate(
     from autoplan.tuning.request import EstimateRequest
 
     counts = {"global": batch_size, "accumulation": accumulation, "steps_per_execution": steps_per_execution}
-    settings = {**counts, **_known_modes(precision, remat), "shard_state": shard_state or None}
+    settings = {**counts, **_known_modes(precision, remat, attention), "shard_state": shard_state or None}
     request = EstimateRequest(
         source=_resolve(source, source_arguments(context), fit, input_shape),
         hardware=hardware,
@@ -262,14 +265,15 @@ def estimate(
     _answer(format_, answer.to_dict, lambda: estimate_report.estimated(answer, explain=explain))
 
 
-def _known_modes(precision: str | None, remat: str | None) -> dict[str, str | None]:
-    """Return the values of `--precision` and `--remat`. ConfigError for a value that is not one of the known ones."""
-    from cost_models.config import Precision, RematMode
+def _known_modes(precision: str | None, remat: str | None, attention: str | None) -> dict[str, str | None]:
+    """Return the values of these options. ConfigError for a value that is not one of the known ones."""
+    from cost_models.config import AttentionMode, Precision, RematMode
 
     precisions = [known.value for known in Precision if known is not Precision.OTHER]
     return {
         "precision": None if precision is None else parsing.choice("--precision", precision, precisions),
         "remat": None if remat is None else parsing.choice("--remat", remat, list(RematMode)),
+        "attention": None if attention is None else parsing.choice("--attention", attention, list(AttentionMode)),
     }
 
 

@@ -105,7 +105,7 @@ def compared(
         headroom=request.headroom,
         rows=tuple(ordered(rows, by_cost=request.by_cost)),
         by_cost=request.by_cost,
-        notes=tuple(_notes(baseline, rows, observation)),
+        notes=(*training.notes_on_the_baseline(), *_notes(baseline, rows, observation)),
     )
 
 
@@ -127,7 +127,7 @@ class _Training:
     baseline: TrainConfig
     tracer: Tracer
     find: Find
-    _spaces: dict[tuple[str, int, bool], Space] = field(default_factory=dict)
+    _spaces: dict[tuple[str, float | None, int, bool], Space] = field(default_factory=dict)
     _precisions: set[Precision] = field(default_factory=set)
 
     def start(self, names: Sequence[str]) -> None:
@@ -193,8 +193,8 @@ class _Training:
         return own or config.precision.compute_dtype in cluster.chip.peak_flops_per_second
 
     def _space(self, cluster: Cluster, *, shard_state: bool) -> Space:
-        """Return the legal configurations, which clusters of the same kind and size share."""
-        key = cluster.chip.kind, cluster.devices, shard_state
+        """Return the legal configurations, which clusters of the same kind, features and size share."""
+        key = cluster.chip.kind, cluster.chip.compute_capability, cluster.devices, shard_state
         if key not in self._spaces:
             self._spaces[key] = legal_configs(
                 self.observation,
@@ -205,6 +205,16 @@ class _Training:
                 shard_state=shard_state,
             )
         return self._spaces[key]
+
+    def notes_on_the_baseline(self) -> list[str]:
+        """Return the known issues for which the script's own configuration is no candidate, by kind of device."""
+        issues = {
+            (kind, one.reason): None
+            for (kind, *_), space in self._spaces.items()
+            for one in space.rejected
+            if space.excluded_by and one.stage == "known_issue" and one.config == self.baseline
+        }
+        return [f"not with the script's own settings on {kind.upper()}s: {reason}" for kind, reason in issues]
 
     def _findings(self, cluster: Cluster, space: Space, seen: _Seen) -> Findings:
         best = sorted(seen.estimates.values(), key=lambda one: one.seconds_per_sample)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from autoplan.plan.attention_calls import AttentionCall
 from autoplan.plan.callback_calls import BatchCallback, Calls
 from autoplan.plan.fields import Compared, Config
 from autoplan.plan.records import Failure, Value
@@ -111,6 +113,18 @@ class ValidationRows(Value):
     settable: bool = Field(description="validation_batch_size sets the rows, because the data are arrays")
 
 
+_CALLS: dict[str, Callable[[AttentionCall], bool]] = {
+    "tpu_kernel": lambda call: call.follows_setting and call.fuses_on_tpu,
+    "own_tpu_kernel": lambda call: not call.follows_setting and call.fuses_on_tpu,
+    "own_attention": lambda call: not call.follows_setting,
+    "masked_attention": lambda call: call.has_mask,
+    "uneven_attention": lambda call: not call.has_mask and call.is_refused_on_tpu,
+}
+"""Facts of a layer's calls of attention, by name: the last two are computed without the TPU kernel."""
+LAYER_FACTS = frozenset({*_CALLS, "lost_flash_attention"})
+"""Facts that hold for some layers of a model."""
+
+
 class Observation(Value):
     """The facts of the chosen `fit`, known before its first micro-step."""
 
@@ -155,6 +169,8 @@ class Observation(Value):
     why_fixed_batch: str = Field("", description="why the batch cannot be changed, where `rebatchable` is false")
     probe: SplitProbe | None = Field(None, description="what micro-steps showed; None: the model was not probed")
     held: dict[str, str] = Field({}, description="knobs that this source does not let be turned, with the reason")
+    attention_calls: list[AttentionCall] = Field([], description="in the forward pass, on JAX")
+    lost_flash_attention: list[str] = Field([], description="layers whose flash_attention=False Keras did not keep")
     layer_kinds: list[str] = Field([], description="class names of the model's layers, for known_issues")
     setup_seconds: float
     devices: int
@@ -199,6 +215,12 @@ class Observation(Value):
         return not (
             self.batch_norm or self.unweighted_metrics or self.added_losses or self.masks or self.custom_train_step
         )
+
+    def layers_with(self, fact: str) -> list[str]:
+        """Return the names of the layers to which a fact applies, on which a known issue depends (`LAYER_FACTS`)."""
+        if fact == "lost_flash_attention":
+            return self.lost_flash_attention
+        return list(dict.fromkeys(one.layer for one in self.attention_calls if _CALLS[fact](one)))
 
     def samples_left_out(self, wanted: TrainConfig) -> int:
         """Return how many samples of an epoch a configuration leaves out, as far as their number is known.

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum, StrEnum, auto
 from typing import Any, Literal
 
-from cost_models.config import Affects, Precision, RematMode, TrainConfig
+from cost_models.config import Affects, AttentionMode, Precision, RematMode, TrainConfig
 
 
 class Tuning(Enum):
@@ -128,7 +128,8 @@ class Knob:
     slower_because    value -> why a configuration with it is not tried where its estimate is slower than that of
                       another value and all else is equal. Empty: estimates do not decide
     compile_argument  whether it is an argument of `model.compile`
-    keras_statement   the statement, with `{value}`, that sets it before the model is built; "": export has its own
+    keras_statement   the statement, with `{value}`, that sets it before the model is built; "": export has its own.
+                      A mapping has the statement of each value, for a knob that stays as the script has it
     """
 
     path: tuple[str, ...]
@@ -143,7 +144,7 @@ class Knob:
     in_every_plan: bool = False
     slower_because: Mapping[Any, str] = field(default_factory=dict, hash=False)
     compile_argument: bool = False
-    keras_statement: str = ""
+    keras_statement: str | Mapping[Any, str] = field(default="", hash=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", self.name or self.path[-1])
@@ -171,6 +172,17 @@ class Knob:
         if len(self.path) > 1:
             found = getattr(found, self.attribute)
         return found.value if isinstance(found, StrEnum) else found
+
+    def statement(self, config: TrainConfig, own: TrainConfig) -> str:
+        """Return the statement that sets the value of a configuration before the model is built; "" for none.
+
+        own   the script's own configuration, from which a knob with a statement for each value may not differ
+        """
+        value = self.value(config)
+        if isinstance(self.keras_statement, str):
+            return self.keras_statement.format(value=value) if self.can_be_set(config) else ""
+        same = value == self.value(own) == TrainConfig.default(self.field)
+        return "" if same else self.keras_statement.get(value, "")
 
     def can_be_set(self, config: TrainConfig) -> bool:
         """Return whether the value in a configuration can be set by name."""
@@ -270,6 +282,15 @@ KNOBS: tuple[Knob, ...] = (
         label="remat",
         aliases=("remat",),
         in_every_plan=True,
+    ),
+    Knob(
+        ("attention",),
+        choice(AttentionMode),
+        "whether Keras may compute attention with one fused kernel, or keeps scores in memory",
+        keras_statement={
+            "auto": "keras.config.enable_flash_attention()  # and remove your own disable_flash_attention()",
+            "unfused": "keras.config.disable_flash_attention()",
+        },
     ),
     Knob(
         ("steps_per_execution",),

@@ -263,12 +263,16 @@ class BaselineRecord(Value):
     measured: Measurement | None = None
     predicted: AnalyticEstimate | None = None
     failure: Failure | None = None
-    excluded_by: str | None = Field(None, description="options of the user that exclude it, as `--fix precision=...`")
+    excluded_by: str | None = Field(
+        None, description="what excludes it: options of the user, as `--fix precision=...`, or a known issue"
+    )
+    issues: list[str] = Field([], description="known issues for which it is no candidate on this hardware")
 
     @model_serializer(mode="wrap")
     def _written(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Write `excluded_by` only where it says something: plans of earlier versions do not have the key."""
-        return _without_none(serialize(self), "excluded_by")
+        """Write these two only where they say something: plans of earlier versions do not have the keys."""
+        values = _without_none(serialize(self), "excluded_by")
+        return values if self.issues else {key: value for key, value in values.items() if key != "issues"}
 
 
 class Verification(Value):

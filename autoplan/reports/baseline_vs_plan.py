@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from autoplan import formatting
 from autoplan.machine.local_hardware import LOCAL
+from autoplan.plan import knobs
 from autoplan.plan.records import (
     FAILURES,
     BaselineRecord,
@@ -98,9 +98,8 @@ def rows(plan: Plan) -> list[Row]:
 
 def differences(before: TrainConfig, after: TrainConfig) -> list[KnobDifference]:
     """Return the keys on which two configurations differ, nested keys as `batch.global`."""
-    old, new = _flat(before.to_dict()), _flat(after.to_dict())
-    keys = [key for key in new if old.get(key) != new[key]]
-    return [KnobDifference(key, _shown(old.get(key)), _shown(new[key])) for key in keys]
+    values = [(knob.spelling, knob.value(before), knob.value(after)) for knob in knobs.KNOBS]
+    return [KnobDifference(key, _shown(old), _shown(new)) for key, old, new in values if old != new]
 
 
 def headline(plan: Plan) -> str:
@@ -480,13 +479,5 @@ def _capitalized(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
-    return flat
-
-
 def _shown(value: Any) -> str:
-    words = {True: "on", False: "off", None: "not set"}
-    return words[value] if value is None or isinstance(value, bool) else str(value)
+    return ("on" if value else "off") if isinstance(value, bool) else str(value)

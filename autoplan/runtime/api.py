@@ -15,29 +15,32 @@ from autoplan.machine import process_settings
 from autoplan.plan import file
 from autoplan.plan.records import Plan
 from autoplan.runtime import backends, callbacks, model_facts
-from autoplan.runtime.apply import Change, ProcessSettings, apply_to_model
+from autoplan.runtime.apply import Change, ProcessSettings, apply_to_model, set_attention
 from autoplan.runtime.data import data_facts, lookahead
 from autoplan.runtime.data.fit_arguments import FitArguments
 from autoplan.runtime.fit import arguments_under, ensure_built
-from cost_models.config import Precision, RematMode, TrainConfig
+from cost_models.config import AttentionMode, Precision, RematMode, TrainConfig
 
 
 @contextmanager
 def scope(plan: Plan) -> Iterator[None]:
-    """Apply the plan's dtype policy, remat scope and distribution to a model that is built in this context.
+    """Apply the plan's dtype policy, attention, remat scope and distribution to a model that is built in this context.
 
     ConfigError if the plan's mesh needs more devices than the machine has; PlanError under another backend.
     """
     change = change_to(plan)
     policy, distribution = keras.config.dtype_policy(), keras.distribution.distribution()
-    wanted = change.wanted
+    wanted, attention = change.wanted, model_facts.attention_setting()
     keras.config.set_dtype_policy(policy if wanted.precision is Precision.OTHER else wanted.precision.value)
     keras.distribution.set_distribution(_settings(plan, change).distribution() or distribution)
     remat = nullcontext() if wanted.remat.mode is RematMode.NONE else keras.RematScope(mode=wanted.remat.mode.value)
+    if wanted.attention is AttentionMode.UNFUSED or change.differs("attention"):
+        set_attention(wanted.attention)
     try:
         with remat:
             yield
     finally:
+        set_attention(attention)
         keras.config.set_dtype_policy(policy)
         keras.distribution.set_distribution(distribution)
 
@@ -162,6 +165,8 @@ def _check_built_in_scope(model: Any, wanted: TrainConfig) -> None:
     modes = {getattr(getattr(layer, "_remat_mode", None), "mode", None) for layer in layers}
     if wanted.remat.mode is not RematMode.NONE and wanted.remat.mode.value not in modes:
         missing.append(f"remat {wanted.remat.mode.value}")
+    if wanted.attention is AttentionMode.UNFUSED and model_facts.attention_of(model) is AttentionMode.AUTO:
+        missing.append(f"attention {wanted.attention.value}")
     if wanted.mesh.devices > 1 and all(getattr(variable, "_layout", None) is None for variable in model.variables):
         missing.append(f"mesh data={wanted.mesh.data}")
     if missing:

@@ -1,4 +1,4 @@
-"""Applies a TrainConfig to Keras: knobs set before a model is built (dtype policy, remat, mesh), then those of a model.
+"""Applies a TrainConfig to Keras: knobs set before a model is built (dtype policy, remat, mesh ...), then the others.
 
 Only knobs that differ from the script's own configuration are changed, so a candidate that changes one knob leaves
 everything else as the script has it.
@@ -14,10 +14,10 @@ import keras
 
 from autoplan.plan import knobs
 from autoplan.plan.fields import Compared
-from autoplan.runtime import model_settings
+from autoplan.runtime import model_facts, model_settings
 from autoplan.runtime.backends import Backend
 from autoplan.runtime.optimizers import accumulation_of, adapt_optimizer
-from cost_models.config import Batch, Precision, RematMode, TrainConfig
+from cost_models.config import AttentionMode, Batch, Precision, RematMode, TrainConfig
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,16 @@ class Change:
         return [name for name in knobs.build_fields() if self.differs(name)]
 
 
+def set_attention(value: AttentionMode) -> None:
+    """Set whether attention layers that are created from now on may use a fused kernel."""
+    if value is AttentionMode.UNFUSED:
+        keras.config.disable_flash_attention()
+    else:
+        keras.config.enable_flash_attention()
+
+
 class ProcessSettings:
-    """Dtype policy, remat scope and distribution of this process, which calls of the script do not change.
+    """Dtype policy, remat scope, distribution ... of this process, which calls of the script do not change.
 
     own_policy  dtype policy of the process before
     policies    dtype policies that were set; layers that take their policy from the process have these objects
@@ -70,6 +78,8 @@ class ProcessSettings:
             keras.distribution.set_distribution(self.distribution())
         if self._change.differs("remat") and wanted.remat.mode is not RematMode.NONE:
             keras.RematScope(mode=wanted.remat.mode.value).__enter__()
+        if self._change.differs("attention"):
+            set_attention(wanted.attention)
 
     def distribution(self) -> Any:
         """Return the wanted `keras.distribution`, which is created once; None on one device."""
@@ -88,7 +98,7 @@ class OtherModels:
 
     A layer takes its precision from the process when it is created, before its model is known. Layers
     of other models are therefore set back before their fit, but not those of models that are never fitted.
-    Rematerialization, a distribution and settings of the process hold for every model.
+    Rematerialization, attention, a distribution and settings of the process hold for every model.
 
     asked_policies  names of the dtype policies that the script asked for and that the plan overrides; it may grow
     """
@@ -135,6 +145,7 @@ class OtherModels:
         found = {
             "precision": any(layer.dtype_policy.name == wanted.precision.value for layer in layers if layer.weights),
             "remat": any(getattr(getattr(layer, "_remat_mode", None), "mode", None) for layer in layers),
+            "attention": any(hasattr(layer, model_facts.FLASH_ATTENTION) for layer in layers),
             "mesh": True,
             "layout": True,
         } | dict.fromkeys((*knobs.process_fields(), "backend"), True)

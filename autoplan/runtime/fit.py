@@ -28,6 +28,7 @@ def script_config(model: Any, facts: DataFacts, seen: SeenCalls, backend: Backen
         precision=_precision(model, seen),
         mesh=mesh,
         remat=Remat(_remat_mode(seen)),
+        attention=model_facts.attention_of(model),
         **model_settings.own_values(model),
     )
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import keras
+from keras.src.backend import config as keras_config
 from keras.src.backend.common import global_state
 from keras.src.distribution import distribution_lib
 from keras.src.dtype_policies import dtype_policy
@@ -75,6 +76,8 @@ class Interception:
         """Install the replacements, and apply the process-wide settings."""
         self._replace(dtype_policy.set_dtype_policy, self._set_dtype_policy)
         self._replace(distribution_lib.set_distribution, self._set_distribution)
+        self._replace(keras_config.enable_flash_attention, self._set_attention)
+        self._replace(keras_config.disable_flash_attention, self._set_attention)
         self._replace(global_state.clear_session, self._clear_session)
         self._patch(keras.RematScope, "__enter__", self._enter_remat)
         self._patch(keras.Model, "fit", self._fit)
@@ -143,6 +146,10 @@ class Interception:
         shown = type(value).__name__ if value is not None else None
         if not self._overridden("mesh", f"set_distribution({shown})"):
             original(value)
+
+    def _set_attention(self, original: Callable[..., Any]) -> None:
+        if not self._overridden("attention", f"{original.__name__}()"):
+            original()
 
     def _clear_session(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)

@@ -13,11 +13,15 @@ import keras
 from autoplan.runtime.optimizers import innermost
 from autoplan.runtime.user_code.batch_hooks import counts_micro_steps
 from autoplan.runtime.user_code.names import code_of, names_in, names_in_own_code, own_bases
-from cost_models.config import Precision
+from cost_models.config import AttentionMode, Precision
 
 _BATCH_STATISTICS = ("BatchNormalization",)
 _RANDOM = ("Dropout", "Noise", "Random", "MixUp", "CutMix", "AugMix")
 _RECURRENT = ("LSTM", "GRU", "SimpleRNN", "RNN", "Bidirectional", "ConvLSTM")
+
+
+FLASH_ATTENTION = "_flash_attention"
+"""Where an attention layer of Keras keeps its own `flash_attention`, or the setting of the process when it was made."""
 
 
 def layers_of(model: Any) -> list[Any]:
@@ -33,6 +37,36 @@ def layer_kinds(model: Any) -> list[str]:
 def has_batch_norm(model: Any) -> bool:
     """Return whether the model has BatchNorm, which computes statistics over the micro-batch."""
     return any(isinstance(layer, keras.layers.BatchNormalization) for layer in layers_of(model))
+
+
+def attention_setting() -> AttentionMode:
+    """Return whether attention layers that are created now may use a fused kernel."""
+    return AttentionMode.UNFUSED if keras.config.is_flash_attention_enabled() is False else AttentionMode.AUTO
+
+
+def attention_of(model: Any) -> AttentionMode:
+    """Return the setting that the model's attention layers were created under; that of the process if it has none.
+
+    A layer with `flash_attention=True` of its own does not follow the setting.
+    """
+    kept = [getattr(layer, FLASH_ATTENTION) for layer in layers_of(model) if hasattr(layer, FLASH_ATTENTION)]
+    following = [one for one in kept if one is not True]
+    if not following:
+        return attention_setting()
+    return AttentionMode.UNFUSED if all(one is False for one in following) else AttentionMode.AUTO
+
+
+def lost_flash_attention(model: Any) -> list[str]:
+    """Return the layers that were created with `flash_attention=False` and do not have it, as far as it is known.
+
+    Keras 3.15 computes `False or None` in their constructors. It keeps arguments only where all are plain values.
+    """
+    return [
+        layer.path or layer.name
+        for layer in layers_of(model)
+        if getattr(layer, FLASH_ATTENTION, False) is None
+        and getattr(getattr(layer, "_auto_config", None), "config", {}).get("flash_attention") is False
+    ]
 
 
 def has_random_layers(model: Any) -> bool:

@@ -12,6 +12,7 @@ from autoplan.runtime.data.fit_arguments import FitArguments
 from autoplan.worker import aot_compile
 from autoplan.worker.trace.trace_fit import training_batch
 from cost_models.config import TrainConfig
+from cost_models.execution import Origin
 from cost_models.hardware.cluster import Cluster
 from cost_models.hardware.compile_targets import CompilerTarget
 from cost_models.hardware.description import from_mapping
@@ -84,8 +85,7 @@ def _with_program_costs(
             found.text,
             axes=axes,
             local_batch=config.batch.local,
-            precision=config.precision.value,
-            remat=config.remat.mode.value,
+            **vars(Origin.of(config)),
         )
         exchanged = [one.to_dict() for one in reader.collectives(workload, axes)]
         cycles = reader.estimated_cycles(found.text)

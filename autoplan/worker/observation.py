@@ -67,6 +67,7 @@ def observe_fit(call: FitCall, facts: DataFacts, seen: SeenCalls, backend: Backe
         own_policies=sorted(seen.policies),
         intercepted=list(seen.overridden),
         held=_fixed_knobs(model),
+        lost_flash_attention=model_facts.lost_flash_attention(model),
         layer_kinds=model_facts.layer_kinds(model),
         setup_seconds=time.monotonic() - seen.started_at,
         devices=devices,

@@ -52,6 +52,7 @@ def workload_of(
     local_batch: int,
     precision: str,
     remat: str,
+    attention: str = "auto",
     backend: str = "jax",
 ) -> Workload:
     """Return one micro-step on one device as its compiler scheduled it.
@@ -70,6 +71,7 @@ def workload_of(
         local_batch=local_batch,
         precision=precision,
         remat=remat,
+        attention=attention,
         backend=backend,
         tensors=tuple(program.tensors),
         ops=tuple(ops),

@@ -113,6 +113,7 @@ class _WorkloadRecord(_Record):
     notes: tuple[str, ...]
     largest: _OtherBatchRecord | None = None
     validation: _OtherBatchRecord | None = None
+    attention: str = "auto"
 
 
 def workload_from_dict(data: object) -> Workload:
@@ -151,6 +152,7 @@ def _workload(record: _WorkloadRecord) -> Workload:
         notes=record.notes,
         largest=_other_batch(record.largest),
         validation=_other_batch(record.validation),
+        attention=record.attention,
     )
     _check_totals(workload)
     return workload
@@ -165,6 +167,7 @@ def workload_to_dict(workload: Workload) -> dict[str, Any]:
     others = {"largest": workload.largest, "validation": workload.validation}
     return {
         **{name: _other_to_dict(other) for name, other in others.items() if other is not None},
+        **({} if workload.attention == "auto" else {"attention": workload.attention}),
         "schema": SCHEMA,
         "local_batch": workload.local_batch,
         "batch_exact": workload.batch_exact,

@@ -195,6 +195,7 @@ class Workload:
     dispatches    number of operations that run one by one without a compiler
     largest       the step on the largest batch, where batches of the data differ; this step is on the usual batch
     validation    the forward pass on the rows that are validated at once, where the script sets their number
+    attention     whether Keras was free to compute attention in one kernel ("auto"), or not ("unfused")
     """
 
     local_batch: int
@@ -213,6 +214,7 @@ class Workload:
     notes: tuple[str, ...] = ()
     largest: OtherBatch | None = None
     validation: OtherBatch | None = None
+    attention: str = "auto"
 
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, Workload) and self._values() == other._values())

@@ -246,6 +246,7 @@ OTHERS = {
     "batch": {"batch": (64, 2)},
     "mesh": {"batch": (128, 1), "mesh": {"data": 2, "model": 1}},
     "remat": {"remat": {"mode": "activations"}},
+    "attention": {"attention": "unfused"},
     "steps_per_execution": {"steps_per_execution": 4},
     "jit_compile": {"jit_compile": False},
     "keep_freed_memory": {"keep_freed_memory": True},

@@ -10,6 +10,7 @@ from autoplan.machine import this_machine
 from autoplan.plan.records import Environment, HardwareRecord
 from autoplan.plan_check import Difference, Verdict
 from autoplan.sources.source import resolve
+from cost_models.config import AttentionMode
 from tests.builders import plans
 
 PLAN = plans.plan()
@@ -93,6 +94,19 @@ def test_memory_that_cannot_be_kept_matters_to_a_plan_that_keeps_it():
     assert differences(missing_settings=lacking) == []
     found = Difference("config.keep_freed_memory", "true", "a C library that has no setting for it", True)
     assert differences(plan=keeping, missing_settings=lacking) == [found]
+
+
+def test_attention_that_trains_another_model_on_a_tpu_is_not_valid():
+    own = PLAN.baseline.model_copy(update={"issues": ["tpu-attention-becomes-causal"]})
+    there = PLAN.hardware.model_copy(update={"kind": "tpu"})
+    auto = PLAN.model_copy(update={"baseline": own, "hardware": there})
+    (found,) = differences(plan=auto, hardware_changes={"kind": "tpu"})
+    assert (found.key, found.planned, found.matters) == ("config.attention", "auto", True)
+    assert found.here.startswith("Keras's attention kernel for TPUs makes attention without a mask causal")
+    unfused = auto.model_copy(update={"config": PLAN.config.with_(attention=AttentionMode.UNFUSED)})
+    assert differences(plan=unfused, hardware_changes={"kind": "tpu"}) == []
+    later = [one for one in differences({"keras": "3.99.0"}, {"kind": "tpu"}, plan=auto) if "attention" in one.key]
+    assert later == []
 
 
 @pytest.mark.parametrize("can", [True, False])

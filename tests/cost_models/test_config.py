@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from cost_models.config import Affects, Batch, Layout, Mesh, Precision, Remat, RematMode, TrainConfig
+from cost_models.config import Affects, AttentionMode, Batch, Layout, Mesh, Precision, Remat, RematMode, TrainConfig
 from cost_models.errors import ConfigError
 
 PLAIN = TrainConfig(Batch(8))
@@ -15,6 +15,7 @@ FULL = TrainConfig(
     mesh=Mesh(data=4, model=2),
     layout=Layout(shard_state=True),
     remat=Remat(RematMode.FULL),
+    attention=AttentionMode.UNFUSED,
     steps_per_execution=16,
     jit_compile=False,
     keep_freed_memory=True,
@@ -26,6 +27,7 @@ WRITTEN = {
     "mesh": {"data": 4, "model": 2},
     "layout": {"shard_state": True},
     "remat": {"mode": "full"},
+    "attention": "unfused",
     "steps_per_execution": 16,
     "jit_compile": False,
     "keep_freed_memory": True,
@@ -52,6 +54,13 @@ def test_a_missing_key_stands_for_the_default():
     assert TrainConfig.from_dict({"batch": {"global": 8}}) == PLAIN
 
 
+def test_a_later_key_is_written_only_with_another_value():
+    assert "attention" not in PLAIN.to_dict()
+    assert PLAIN["attention"] == "auto"
+    with pytest.raises(KeyError, match="warp"):
+        PLAIN["warp"]
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [
@@ -72,7 +81,7 @@ def test_a_description_names_sizes_and_what_differs_from_the_defaults():
     assert PLAIN.describe() == "float32, batch 8"
     assert FULL.describe() == (
         "torch, mixed_bfloat16, batch 32, accumulation 2, mesh data=4,model=2, sharded state, remat "
-        "full, steps_per_execution 16, "
+        "full, unfused attention, steps_per_execution 16, "
         "jit_compile off, keep_freed_memory on"
     )
 
@@ -91,6 +100,7 @@ def test_configurations_with_the_same_program_have_the_same_key():
         {"precision": Precision.BFLOAT16},
         {"layout": Layout(True)},
         {"remat": Remat(RematMode.FULL)},
+        {"attention": AttentionMode.UNFUSED},
         {"jit_compile": False},
     )
     keys = {PLAIN.with_(**other).key(Affects.PROGRAM) for other in others} | {PLAIN.key(Affects.PROGRAM)}
@@ -101,7 +111,7 @@ def test_a_reduced_configuration_has_defaults_for_what_does_not_matter():
     reduced = FULL.reduced_to(Affects.PROGRAM | Affects.SIZES)
     assert reduced == FULL.with_(steps_per_execution=1, keep_freed_memory=False)
     assert FULL.reduced_to(Affects.OPERATIONS | Affects.SIZES) == TrainConfig(
-        FULL.batch, precision=FULL.precision, mesh=FULL.mesh, remat=FULL.remat
+        FULL.batch, precision=FULL.precision, mesh=FULL.mesh, remat=FULL.remat, attention=FULL.attention
     )
 
 

@@ -4,7 +4,7 @@ from dataclasses import fields
 
 import pytest
 
-from cost_models.config import Affects, Batch, Layout, Mesh, Precision, Remat, RematMode, TrainConfig
+from cost_models.config import Affects, AttentionMode, Batch, Layout, Mesh, Precision, Remat, RematMode, TrainConfig
 from cost_models.errors import WorkloadError
 from cost_models.execution import (
     Executor,
@@ -30,11 +30,12 @@ OTHER = {
     "mesh": Mesh(2),
     "layout": Layout(shard_state=True),
     "remat": Remat(RematMode.FULL),
+    "attention": AttentionMode.UNFUSED,
     "steps_per_execution": 4,
     "jit_compile": False,
     "keep_freed_memory": True,
 }
-IN_THE_KEY = {"backend", "precision", "layout", "remat", "jit_compile"}
+IN_THE_KEY = {"backend", "precision", "layout", "remat", "attention", "jit_compile"}
 
 
 def test_every_field_of_a_configuration_is_in_the_key_or_not_on_purpose():
@@ -46,6 +47,7 @@ def test_every_field_of_a_configuration_is_in_the_key_or_not_on_purpose():
 def test_an_origin_is_read_from_a_configuration_and_from_a_workload():
     assert Origin.of(PLAIN) == Origin.of_workload(dense(64, 32)) == Origin("float32", "none")
     assert str(Origin("mixed_bfloat16", "full")) == "mixed_bfloat16 with remat full"
+    assert str(Origin("float32", "none", "unfused")) == "float32 with remat none and attention unfused"
 
 
 def test_an_origin_has_every_field_that_affects_the_operations():

@@ -11,7 +11,9 @@ import keras
 
 from autoplan.errors import SourceError
 from autoplan.runtime import backends, model_facts
+from autoplan.runtime.apply import set_attention
 from autoplan.runtime.live_models.keras_serialization import global_policy
+from cost_models.config import AttentionMode
 
 ADVICE = "pass a function that builds and compiles the model"
 
@@ -30,6 +32,7 @@ class BuildSettings:
 
     remat     the RematScope of its layers; None if they were built in none, or in different ones
     devices   size of the data axis of its distribution
+    attention  whether its attention layers may use a fused kernel
     """
 
     backend: str
@@ -39,6 +42,7 @@ class BuildSettings:
     policy: str
     remat: RematSettings | None
     devices: int
+    attention: AttentionMode
 
 
 def read_settings(model: Any) -> BuildSettings:
@@ -61,6 +65,7 @@ def read_settings(model: Any) -> BuildSettings:
         policy=keras.config.dtype_policy().name,
         remat=modes[0] if len(modes) == 1 else None,
         devices=1 if distribution is None else int(distribution.device_mesh.devices.size),
+        attention=model_facts.attention_of(model),
     )
 
 
@@ -75,6 +80,8 @@ def apply_settings(settings: BuildSettings, policy: str) -> None:
     keras.config.set_dtype_policy(policy)
     if settings.remat is not None:
         remat_scope(settings.remat).__enter__()
+    if settings.attention is AttentionMode.UNFUSED:
+        set_attention(settings.attention)
     if settings.devices > 1:
         keras.distribution.set_distribution(backends.get(settings.backend).data_parallel(settings.devices))
 
@@ -86,6 +93,8 @@ def building_like(settings: BuildSettings, policy: str) -> Iterator[None]:
         stack.enter_context(global_policy(policy))
         if settings.remat is not None:
             stack.enter_context(remat_scope(settings.remat))
+        stack.callback(set_attention, model_facts.attention_setting())
+        set_attention(settings.attention)
         if settings.devices == 1 and has_accelerator(settings):
             stack.enter_context(keras.device("cpu" if settings.backend == "torch" else "cpu:0"))
         yield

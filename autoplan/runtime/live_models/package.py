@@ -35,6 +35,7 @@ from autoplan.runtime.live_models.build_settings import (
     remat_modes,
 )
 from autoplan.runtime.live_models.state import State
+from autoplan.runtime.model_facts import FLASH_ATTENTION
 from autoplan.sources import pickling
 from autoplan.sources.source import PROCESS_ALREADY_STARTED, SourceSpec
 
@@ -129,7 +130,7 @@ def verified_blueprint(model: Any, settings: BuildSettings, x: Any = None) -> tu
     """
     if not isinstance(model, keras.Sequential | Functional):
         return None, f"{type(model).__name__} is a subclassed model, whose __init__ cannot be called again"
-    why_not = _own_compile(model) or _mixed_remat(model)
+    why_not = _own_compile(model) or _mixed_remat(model) or _own_attention(model)
     if why_not:
         return None, why_not
     try:
@@ -160,6 +161,14 @@ def _own_compile(model: Any) -> str:
 
 def _mixed_remat(model: Any) -> str:
     return "its layers were built under different RematScopes" if len(remat_modes(model)) > 1 else ""
+
+
+def _own_attention(model: Any) -> str:
+    """Return that attention layers have settings of their own, which Keras does not write into a config."""
+    kept = {getattr(one, FLASH_ATTENTION) for one in model_facts.layers_of(model) if hasattr(one, FLASH_ATTENTION)}
+    if len(kept) > 1 or True in kept:
+        return "its attention layers have flash_attention settings of their own, which their configs do not contain"
+    return ""
 
 
 def _inputs_of(data: Any) -> Any:

@@ -85,7 +85,7 @@ def estimate_space(
     rejected = (*estimator.tracer.rejected, *estimator.rejected)
     legal = [estimator.estimates[config] for config in space.configs if config in estimator.estimates]
     if not legal:
-        asked = f" with {space.excluded_by}" if space.excluded_by else ""
+        asked = f" {space.kept}" if space.kept else ""
         reasons = "; ".join(dict.fromkeys(one.reason for one in rejected))
         raise WorkloadError(f"no configuration{asked} can be traced: {reasons}")
     legal, no_better = _decided_by_estimates(space.baseline, legal)

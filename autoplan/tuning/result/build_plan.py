@@ -36,6 +36,7 @@ from autoplan.tuning.result.notes import baseline_notes, busy_note, notes_for, r
 from autoplan.tuning.result.provenance import hardware_record, source_record
 from autoplan.tuning.result.trial_notes import growth_note, trial_notes
 from autoplan.tuning.space.held_batch import why_batch_held
+from autoplan.tuning.space.known_issues import applying
 from autoplan.tuning.space.prune import AS_GOOD, distance, not_split, nothing_fits
 from autoplan.tuning.trials.runner import Tried
 from autoplan.tuning.verification import validation_check
@@ -297,6 +298,11 @@ def _baseline(findings: Findings, record: TrialRecord | None) -> BaselineRecord:
         failure=record.failure if record else None,
         predicted=estimate.analytic if estimate else None,
         excluded_by=findings.space.excluded_by,
+        issues=[
+            issue.id
+            for issue in applying(findings.space.baseline, findings.observation, findings.versions)
+            if issue.excludes_own
+        ],
     )
 
 

@@ -71,7 +71,7 @@ def notes_for(
         *_of_the_remainder(config, baseline, observation),
         *_of_callbacks(config, baseline, observation),
         *_of_other_models(config, baseline, observation),
-        *_of_known_issues(config, observation, versions),
+        *issue_notes(config, observation, versions),
         *_of_the_script(observation),
         *observation.assumed,
         *observation.notes,
@@ -137,7 +137,7 @@ def baseline_notes(
     estimate   of the baseline; it says how much of the time is launch overhead
     """
     issues = [
-        f"known issue of the baseline: {issue.describe()}"
+        f"known issue of the baseline: {issue.describe(observation)}"
         for issue in applying(baseline, observation, versions)
         if issue.drops
     ]
@@ -333,8 +333,7 @@ def _of_the_script(observation: Observation) -> Iterator[str]:
         yield "to train, add a train_data() that returns the arguments of fit, or call autoplan.fit(plan, model, x, y)"
 
 
-def _of_known_issues(config: TrainConfig, observation: Observation, versions: Versions) -> Iterator[str]:
-    """Yield the known issues that autoplan handles or that a pin accepts, without those that only bring no gain."""
-    for issue in applying(config, observation, versions):
-        if issue.effect is not Effect.NO_GAIN:
-            yield issue.describe()
+def issue_notes(config: TrainConfig, observation: Observation, versions: Versions) -> list[str]:
+    """Return the known issues of a configuration, without those that only bring no gain."""
+    issues = applying(config, observation, versions)
+    return [issue.describe(observation) for issue in issues if issue.effect is not Effect.NO_GAIN]

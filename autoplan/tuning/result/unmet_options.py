@@ -35,31 +35,34 @@ def check_options_kept(
     legal = frozenset(space.configs)
     failed = [record for record in tried.records if record.config in legal and record.failure is not None]
     if not failed:
-        raise NothingMeasured(_none_tried(space.excluded_by, tried, trial_seconds, notes))
-    raise NoFeasibleConfiguration(_all_failed(space.excluded_by, failed, tried))
+        raise NothingMeasured(_none_tried(space, tried, trial_seconds, notes))
+    raise NoFeasibleConfiguration(_all_failed(space, failed, tried))
 
 
-def _none_tried(options: str, tried: Tried, trial_seconds: float, notes: Sequence[str]) -> str:
+def _none_tried(space: Space, tried: Tried, trial_seconds: float, notes: Sequence[str]) -> str:
     seconds = formatting.duration(trial_seconds)
     found = "".join(f". Before the trials: {note}" for note in notes)
     return (
-        f"no configuration with {options} was measured: trials ended because {tried.ended}. Your own configuration is "
-        f"measured first, and a trial takes about {seconds}: give a larger --budget or more --trials, or leave "
-        f"{options} out{found}"
+        f"no configuration {space.kept} was measured: trials ended because {tried.ended}. Your own configuration is "
+        f"measured first, and a trial takes about {seconds}: give a larger --budget or more --trials"
+        f"{space.advice}{found}"
     )
 
 
-def _all_failed(options: str, failed: Sequence[TrialRecord], tried: Tried) -> str:
+def _all_failed(space: Space, failed: Sequence[TrialRecord], tried: Tried) -> str:
     alike: dict[tuple[str, str], list[TrialRecord]] = {}
     for record in failed:
         kind = "" if record.failure is None else record.failure.kind.value
         alike.setdefault((kind, common_reason(record)), []).append(record)
     causes = [_cause(group) for group in alike.values()]
+    by = space.excluded_by
+    why = f"it would not keep {by}; leave {by} out, or change the script so that it runs with it"
+    if not space.advice:
+        why = f"the baseline has {by}; change the script so that it runs without it"
     more = [f"{len(causes) - CAUSES_SHOWN} more with other causes"] if len(causes) > CAUSES_SHOWN else []
     return (
-        f"no configuration with {options} runs: {'; '.join([*causes[:CAUSES_SHOWN], *more])}. "
-        f"Trials ended because {tried.ended}. No plan is written, because it would not keep {options}; leave "
-        f"{options} out, or change the script so that it runs with it"
+        f"no configuration {space.kept} runs: {'; '.join([*causes[:CAUSES_SHOWN], *more])}. "
+        f"Trials ended because {tried.ended}. No plan is written, because {why}"
     )
 
 

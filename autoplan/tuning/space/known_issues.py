@@ -18,7 +18,9 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from autoplan import formatting
 from autoplan.errors import ConfigError
+from autoplan.jobs.messages import LAYER_FACTS
 from autoplan.plan import knobs
 from cost_models.config import Batch, TrainConfig
 
@@ -30,6 +32,7 @@ class Effect(StrEnum):
     WRONG = "wrong"
     NO_GAIN = "no_gain"
     HANDLED = "handled"
+    NOTED = "noted"
 
 
 class ModelFacts(Protocol):
@@ -47,6 +50,7 @@ class ModelFacts(Protocol):
     def unscaled_train_step(self) -> bool: ...
     @property
     def layer_kinds(self) -> list[str]: ...
+    def layers_with(self, fact: str) -> list[str]: ...
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,8 @@ class Versions:
     hardware: str = ""
 
 
+LAYERS_SHOWN = 3
+"""Layers that a reason names; the others are counted."""
 MODEL_FACTS = frozenset({"batch_norm", "random_layers", "recurrent", "custom_train_step", "unscaled_train_step"})
 
 
@@ -85,6 +91,7 @@ class When(_Strict):
     hardware: list[str] = []
     model: dict[str, bool] = {}
     layer_kinds: list[str] = []
+    layers_with: str = ""
     config: dict[str, AtLeast | list[str | int | bool]] = Field(min_length=1)
 
     @field_validator("keras", "backend_version")
@@ -101,6 +108,11 @@ class When(_Strict):
     def _names_facts(cls, facts: dict[str, bool]) -> dict[str, bool]:
         return _only_known(facts, MODEL_FACTS)
 
+    @field_validator("layers_with")
+    @classmethod
+    def _names_layer_fact(cls, name: str) -> str:
+        return next(iter(_only_known({name: True}, LAYER_FACTS))) if name else name
+
     @field_validator("config")
     @classmethod
     def _names_knobs(cls, conditions: dict[str, Any]) -> dict[str, Any]:
@@ -108,22 +120,29 @@ class When(_Strict):
 
 
 class KnownIssue(_Strict):
-    """One issue: its conditions, its effect, the reason, and the citation."""
+    """One issue: its conditions, its effect, the reason, and the citation.
+
+    excludes_own   the script's own configuration is no candidate for a plan either
+    """
 
     id: str
     when: When
     effect: Effect
     reason: str = Field(min_length=10)
     citation: str = Field(min_length=5)
+    excludes_own: bool = False
 
     @property
     def drops(self) -> bool:
         """Return whether a configuration with this issue is left out of the space."""
-        return self.effect is not Effect.HANDLED
+        return self.effect not in (Effect.HANDLED, Effect.NOTED)
 
-    def describe(self) -> str:
-        """Return the reason with its citation, as plans show it."""
-        return f"{self.reason} [{self.citation}]"
+    def describe(self, facts: ModelFacts) -> str:
+        """Return the reason with its citation, as plans show it, and the layers that it is about."""
+        layers = facts.layers_with(self.when.layers_with) if self.when.layers_with else []
+        more = [f"{len(layers) - LAYERS_SHOWN} more"] if len(layers) > LAYERS_SHOWN else []
+        named = formatting.listed([*layers[:LAYERS_SHOWN], *more])
+        return f"{self.reason}{f': {named}' if named else ''} [{self.citation}]"
 
 
 class _File(_Strict):
@@ -155,20 +174,33 @@ def applying(
     config: TrainConfig, facts: ModelFacts, versions: Versions, issues: Sequence[KnownIssue] | None = None
 ) -> list[KnownIssue]:
     """Return the issues whose conditions this configuration meets, for this model and these versions."""
-    values = knobs.values(config)
     candidates = known_issues() if issues is None else issues
-    return [issue for issue in candidates if _holds(issue.when, config.backend, values, facts, versions)]
+    return [one for one in candidates if _holds_for(one.when, config, versions) and _holds_of(one.when, facts)]
 
 
-def _holds(when: When, backend: str, values: dict[str, Any], facts: ModelFacts, versions: Versions) -> bool:
+def still_applies(issue_id: str, config: TrainConfig, versions: Versions) -> KnownIssue | None:
+    """Return an issue that was found to apply to a model, if it holds for this configuration and these versions."""
+    found = next((issue for issue in known_issues() if issue.id == issue_id), None)
+    return found if found is not None and _holds_for(found.when, config, versions) else None
+
+
+def _holds_for(when: When, config: TrainConfig, versions: Versions) -> bool:
+    """Return whether the conditions hold that are not about the model."""
+    values = knobs.values(config)
     return (
-        (not when.backend or backend in when.backend)
+        (not when.backend or config.backend in when.backend)
         and (not when.hardware or versions.hardware in when.hardware)
         and all(_meets(values[name], condition) for name, condition in when.config.items())
-        and all(getattr(facts, name) is wanted for name, wanted in when.model.items())
-        and (not when.layer_kinds or not set(when.layer_kinds).isdisjoint(facts.layer_kinds))
         and _in_range(versions.keras, when.keras)
         and _in_range(versions.backend, when.backend_version)
+    )
+
+
+def _holds_of(when: When, facts: ModelFacts) -> bool:
+    return (
+        all(getattr(facts, name) is wanted for name, wanted in when.model.items())
+        and (not when.layers_with or bool(facts.layers_with(when.layers_with)))
+        and (not when.layer_kinds or not set(when.layer_kinds).isdisjoint(facts.layer_kinds))
     )
 
 

@@ -25,6 +25,8 @@ from autoplan.tuning.space.options import free_fields, parse_fix
 from cost_models.config import Affects, Batch, Layout, Mesh, TrainConfig
 from cost_models.hardware.cluster import Cluster
 
+KNOWN_ISSUE = "the known issue"
+"""The words before the id of an issue that excludes the baseline."""
 Drops = dict[str, tuple[KnownIssue, list[TrainConfig]]]
 """Known issues that forbid configurations, with those that each forbids."""
 
@@ -34,13 +36,26 @@ class Space:
     """The baseline, the legal configurations, what was left out and why.
 
     configs       the baseline first, which no known issue leaves out
-    excluded_by   the options that exclude the baseline from `configs`, as the user wrote them; None where it is in them
+    excluded_by   what excludes the baseline from `configs`: the options, as the user wrote them, or a known issue; None
+                  where it is in them
     """
 
     baseline: TrainConfig
     configs: tuple[TrainConfig, ...]
     rejected: tuple[Rejection, ...]
     excluded_by: str | None = None
+
+    @property
+    def kept(self) -> str:
+        """The condition that excludes the baseline, as `with --fix remat=none`; "" where nothing does."""
+        if self.excluded_by is None:
+            return ""
+        return f"{'without' if self.excluded_by.startswith(KNOWN_ISSUE) else 'with'} {self.excluded_by}"
+
+    @property
+    def advice(self) -> str:
+        """Advice to leave the options out that exclude the baseline, as the end of a sentence; "" for a known issue."""
+        return f", or leave {self.excluded_by} out" if self.kept.startswith("with ") else ""
 
 
 def legal_configs(
@@ -70,19 +85,25 @@ def legal_configs(
     may_shard = shard_state and "layout" not in observation.held
     splits = legal_splits(situation, limits, shard_state=may_shard)
     drops: Drops = {}
-    held, excluded_by = _held_names(limits), excluding_options(situation, limits)
+    held = _held_names(limits)
+    excluded_by = excluding_options(situation, limits) or _excluding_issue(observation, versions, drops)
     others = [
         config
         for config in _combinations(baseline, splits, chosen)
         if config != baseline and not _drop(config, observation, versions, held, drops)
     ]
-    # The script runs as it is, whatever is known of its settings, so no known issue leaves it out.
+    # The script runs as it is where it was written, so no other known issue leaves it out.
     configs = others if excluded_by else [baseline, *others]
     if not configs:
-        raise ConfigError(_nothing_left(drops))
+        raise ConfigError(_nothing_left(drops, observation, cluster, limits))
     free_batch = effective_batch is not None
     configs, lost = without_lost_calls(configs, observation, limits.fixed, batch_is_free=free_batch)
-    left_out = (*_held_back(situation, asked), *_not_offered(situation, limits, named), *_rejections(drops), *lost)
+    left_out = (
+        *_held_back(situation, asked),
+        *_not_offered(situation, limits, named),
+        *_rejections(drops, observation),
+        *lost,
+    )
     return Space(baseline, tuple(configs), left_out, excluded_by)
 
 
@@ -102,6 +123,16 @@ def baseline_alone(
     limits = Limits(parse_fix(fix or {}), free_fields(tuple(only)), checked_range(effective_batch))
     excluded_by = excluding_options(Situation(observation, observation.config, cluster), limits)
     return None if excluded_by is None else Space(observation.config, (), (), excluded_by)
+
+
+def _excluding_issue(observation: Observation, versions: Versions, drops: Drops) -> str | None:
+    """Return the known issue for which the script's own configuration is no candidate; it is recorded as dropped."""
+    own = observation.config
+    for issue in applying(own, observation, versions):
+        if issue.excludes_own:
+            drops[issue.id] = (issue, [own])
+            return f"{KNOWN_ISSUE} {issue.id}"
+    return None
 
 
 def _held_names(limits: Limits) -> frozenset[str]:
@@ -221,21 +252,26 @@ def _drop(
     return False
 
 
-def _rejections(drops: Drops) -> Iterator[Rejection]:
+def _rejections(drops: Drops, observation: Observation) -> Iterator[Rejection]:
     """Yield one Rejection for each issue, with the first configuration it dropped and how many there were."""
     for issue, configs in drops.values():
         yield Rejection(
             config=configs[0],
             stage="known_issue",
-            reason=issue.describe(),
+            reason=issue.describe(observation),
             figures={"issue": issue.id, "effect": issue.effect.value, "configurations": len(configs)},
             nearest=None,
         )
 
 
-def _nothing_left(drops: Drops) -> str:
-    reasons = "; ".join(f"{_settings(issue, configs[0])}: {issue.describe()}" for issue, configs in drops.values())
-    return f"--fix and --only leave no configuration that works: {reasons}. Fix other values, or leave knobs free"
+def _nothing_left(drops: Drops, observation: Observation, cluster: Cluster, limits: Limits) -> str:
+    pinned = [one for one in drops.values() if one[0].when.config.keys() <= limits.fixed.keys()]
+    reasons = "; ".join(
+        f"{_settings(issue, configs[0])}: {issue.describe(observation)}" for issue, configs in pinned or drops.values()
+    )
+    if limits.fixed or limits.free != free_fields(()) - observation.held.keys():
+        return f"--fix and --only leave no configuration that works: {reasons}. Fix other values, or leave knobs free"
+    return f"no configuration of this training works on {cluster.name}: {reasons}"
 
 
 def _settings(issue: KnownIssue, config: TrainConfig) -> str:

@@ -12,8 +12,9 @@ from typing import Any
 from autoplan.errors import ConfigError
 from autoplan.jobs.messages import Observation
 from autoplan.plan import knobs
+from autoplan.plan.attention_calls import FIRST_FUSED_CAPABILITY
 from autoplan.plan.knobs import Knob, formatted
-from cost_models.config import Batch, Precision, RematMode, TrainConfig
+from cost_models.config import AttentionMode, Batch, Precision, RematMode, TrainConfig
 from cost_models.hardware.cluster import Cluster
 from cost_models.time.page_faults import why_not_paging
 
@@ -46,12 +47,14 @@ class Legal:
     why_none       why the script's own value is the only one to try; None where `values` are tried
     why_not_fixed  why `--fix` may not set another value than the script's own; None where it may
     holds          whether a configuration is legal with its value; `chosen`: the value has no alternative
+    needed         whether `values` are tried even where the user does not let the knob change
     """
 
     values: tuple[Any, ...]
     why_none: str | None = None
     why_not_fixed: str | None = None
     holds: Callable[[TrainConfig, bool], bool] | None = None
+    needed: bool = False
 
 
 LegalValues = Callable[[Situation], Legal]
@@ -93,7 +96,7 @@ def choices(
         if found.why_not_fixed is not None and value != own:
             raise ConfigError(f"--fix {knob.spelling}={formatted(value)}: {found.why_not_fixed}; leave it out")
         return [value], found
-    tried = found.values if knob.field in free and found.why_none is None else ()
+    tried = found.values if found.why_none is None and (knob.field in free or found.needed) else ()
     return list(dict.fromkeys((own, *tried))), found
 
 
@@ -130,6 +133,48 @@ def steps_per_execution(situation: Situation) -> Legal:
 def jit_compile(situation: Situation) -> Legal:
     """Return true and false."""
     return Legal((True, False))
+
+
+@legal_values("attention")
+def attention(situation: Situation) -> Legal:
+    """Return auto and unfused on a GPU where they differ, and unfused on a TPU where Keras uses its kernel."""
+    calls = [one for one in situation.observation.attention_calls if one.follows_setting]
+    chip, own = situation.cluster.chip, situation.baseline
+    impossible = _why_never_fused(situation)
+    if impossible is not None:
+        return Legal((), why_none=impossible, why_not_fixed=impossible)
+    if chip.kind == "tpu":
+        takes_kernel = any(one.fuses_on_tpu for one in calls)
+        why = None if takes_kernel else "Keras's attention kernel for TPUs takes none of this model's attention"
+        return Legal((AttentionMode.UNFUSED,), why_none=why, needed="attention" not in situation.observation.held)
+
+    def fuses(config: TrainConfig) -> bool:
+        same = config.precision is own.precision
+        return any(
+            one.fuses_on_gpu(one.dtype if same else config.precision.compute_dtype, chip.compute_capability)
+            for one in calls
+        )
+
+    def holds(config: TrainConfig, chosen: bool) -> bool:
+        return chosen or config.attention is own.attention or fuses(config)
+
+    return Legal((AttentionMode.AUTO, AttentionMode.UNFUSED), holds=holds)
+
+
+def _why_never_fused(situation: Situation) -> str | None:
+    """Return why Keras computes this model's attention in the same way with each setting; None where it may not."""
+    chip, backend = situation.cluster.chip, situation.baseline.backend
+    if backend == "tensorflow":
+        return "Keras has no fused attention on TensorFlow"
+    if backend == "torch":
+        return "PyTorch fuses attention itself, whatever Keras's setting is"
+    if not any(one.follows_setting for one in situation.observation.attention_calls):
+        return "no layer of this model computes attention that Keras could fuse"
+    if chip.kind == "cpu":
+        return "Keras fuses attention on GPUs and TPUs only"
+    if chip.kind == "gpu" and (chip.compute_capability or 0.0) < FIRST_FUSED_CAPABILITY:
+        return f"cuDNN's fused attention needs compute capability {FIRST_FUSED_CAPABILITY}, which {chip.name} lacks"
+    return None
 
 
 @legal_values("keep_freed_memory")

@@ -230,7 +230,13 @@ class JobProcess:
         self.channel.result(answers[self.job.kind](call, facts))
 
     def _observe(self, call: FitCall, facts: DataFacts) -> Answer:
-        return dict(self._observed(call, facts).model_dump(mode="json"))
+        found = self._observed(call, facts)
+        if self.backend.name == "jax":  # elsewhere no setting of Keras decides how attention is computed
+            from autoplan.worker.trace.attention_calls import attention_calls
+
+            calls = attention_calls(call.model, call.arguments, facts)
+            found = found.model_copy(update={"attention_calls": calls})
+        return dict(found.model_dump(mode="json"))
 
     def _observed(self, call: FitCall, facts: DataFacts) -> Observation:
         found = observe_fit(call, facts, self.interception.seen, self.backend)

@@ -15,6 +15,7 @@ from autoplan.worker.synthetic_data import synthetic_specs
 from autoplan.worker.trace.train_step import trace_train_step
 from autoplan.worker.trace.validation_step import trace_validation_step
 from cost_models.config import TrainConfig
+from cost_models.execution import Origin
 from cost_models.workload.workload import OtherBatch, Workload
 
 
@@ -23,14 +24,12 @@ def trace_at_batch(
 ) -> Workload:
     """Trace with the shapes of a real batch, or of a synthetic batch if there are no data.
 
-    config  the configuration that the model was built under, which names the precision and the rematerialization
+    config  the configuration that the model was built under, which names its precision, rematerialization and attention
 
     WorkloadError for data that have no batches of arrays.
     """
     batch = training_batch(model, arguments, facts, local_batch)
-    return trace_train_step(
-        model, batch, local_batch=local_batch, precision=config.precision.value, remat=config.remat.mode.value
-    )
+    return trace_train_step(model, batch, local_batch=local_batch, **vars(Origin.of(config)))
 
 
 def trace_with_fallback(
@@ -78,9 +77,8 @@ def with_validation(
     batch = validation_facts.sample(arguments, validation)
     if batch is None:
         return workload
-    names = {"precision": config.precision.value, "remat": config.remat.mode.value}
     try:
-        step = trace_validation_step(model, batch, local_batch=validation.rows, **names)
+        step = trace_validation_step(model, batch, local_batch=validation.rows, **vars(Origin.of(config)))
     except Exception:  # noqa: BLE001 -- a script's own test_step may do anything
         return workload
     return replace(workload, validation=OtherBatch(step, validation.rows))

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import keras
 
+from autoplan.runtime.model_facts import attention_of
 from autoplan.worker.trace.affine_sizes import SizedTrace, constant_sizes, fit_affine
 from autoplan.worker.trace.jaxpr import record
 from autoplan.worker.trace.recording import Recording
@@ -22,14 +23,21 @@ _LISTS = {"_accumulated_gradients": Role.ACCUMULATOR, "_model_variables_moving_a
 
 
 def trace_train_step(
-    model: Any, batch: Any, *, local_batch: int, precision: str | None = None, remat: str | None = None
+    model: Any,
+    batch: Any,
+    *,
+    local_batch: int,
+    precision: str | None = None,
+    remat: str | None = None,
+    attention: str | None = None,
 ) -> Workload:
     """Return the Workload of one micro-step of a compiled Keras model.
 
     batch        (x, y[, sample_weight]) of arrays or `jax.ShapeDtypeStruct`s, batch dimension first; its size is
                  replaced
     local_batch  samples on one device
-    precision, remat   names of the configuration that the model was built under; None reads them from its layers
+    precision, remat, attention   names of the configuration that the model was built under; None reads them from its
+                 layers
 
     Nothing is computed, and no variable needs a value. The step is traced at `local_batch` (at least 2) and at twice
     that. If the two traces differ in structure, the workload is only valid for `local_batch`.
@@ -46,6 +54,7 @@ def trace_train_step(
         local_batch=local_batch,
         precision=precision or precision_of(model),
         remat=remat or remat_of(model),
+        attention=attention or attention_of(model).value,
         backend="jax",
         tensors=combined.tensors,
         ops=combined.ops,

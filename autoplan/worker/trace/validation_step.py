@@ -13,7 +13,9 @@ from autoplan.worker.trace.train_step import resized_specs, stored_dtype
 from cost_models.workload.workload import Role, UnknownOp, Variable, Workload
 
 
-def trace_validation_step(model: Any, batch: Any, *, local_batch: int, precision: str, remat: str) -> Workload:
+def trace_validation_step(
+    model: Any, batch: Any, *, local_batch: int, precision: str, remat: str, attention: str = "auto"
+) -> Workload:
     """Return the Workload of one validation step of a compiled and built Keras model.
 
     The arguments are those of `train_step.trace_train_step`. The optimizer's state is no part of this step.
@@ -27,6 +29,7 @@ def trace_validation_step(model: Any, batch: Any, *, local_batch: int, precision
         local_batch=local_batch,
         precision=precision,
         remat=remat,
+        attention=attention,
         backend="jax",
         tensors=sized.tensors,
         ops=sized.ops,

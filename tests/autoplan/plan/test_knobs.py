@@ -4,7 +4,7 @@ import pytest
 
 from autoplan.plan import knobs
 from autoplan.plan.knobs import KNOBS, Tradeoff, Tuning
-from cost_models.config import Affects, Batch, Layout, Mesh, Precision, Remat, RematMode, TrainConfig
+from cost_models.config import Affects, AttentionMode, Batch, Layout, Mesh, Precision, Remat, RematMode, TrainConfig
 from cost_models.errors import ConfigError
 
 PLAIN = TrainConfig(Batch(8))
@@ -15,6 +15,7 @@ FULL = TrainConfig(
     mesh=Mesh(data=4, model=2),
     layout=Layout(shard_state=True),
     remat=Remat(RematMode.FULL),
+    attention=AttentionMode.UNFUSED,
     steps_per_execution=16,
     jit_compile=False,
     keep_freed_memory=True,
@@ -41,7 +42,7 @@ def test_every_value_of_a_plan_has_one_row_in_the_order_of_a_plan():
 @pytest.mark.parametrize("knob", KNOBS, ids=lambda knob: knob.name)
 def test_a_row_reads_the_value_that_a_plan_has_at_its_path(knob):
     for config in (PLAIN, FULL):
-        assert knob.value(config) == at(config.to_dict(), knob.path)
+        assert knob.value(config) == at({name: config[name] for name in config.settings()}, knob.path)
 
 
 @pytest.mark.parametrize("knob", KNOBS, ids=lambda knob: knob.name)
@@ -72,12 +73,13 @@ def test_a_value_that_no_policy_names_cannot_be_set():
 
 def test_fields_by_what_they_affect():
     assert knobs.process_fields() == ("keep_freed_memory",)
-    assert knobs.build_fields() == ("precision", "mesh", "layout", "remat")
+    assert knobs.build_fields() == ("precision", "mesh", "layout", "remat", "attention")
     assert knobs.tunable_fields() == (
         "precision",
         "batch",
         "mesh",
         "remat",
+        "attention",
         "steps_per_execution",
         "jit_compile",
         "keep_freed_memory",
@@ -95,6 +97,7 @@ def test_a_study_tells_configurations_apart_by_what_changes():
         "data",
         "shard_state",
         "remat",
+        "attention",
         "steps_per_execution",
         "jit_compile",
         "keep_freed_memory",
@@ -120,6 +123,7 @@ def test_changes_are_named_as_people_call_them():
         "mesh.model 2",
         "layout.shard_state true",
         "remat full",
+        "attention unfused",
         "steps_per_execution 16",
         "jit_compile false",
         "keep_freed_memory true",

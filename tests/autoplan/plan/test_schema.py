@@ -6,7 +6,7 @@ from autoplan.errors import PlanError
 from autoplan.plan import file
 from autoplan.plan import schema as plan_schema
 from autoplan.plan.records import Plan
-from cost_models.config import Batch, Layout, Mesh, Precision, Remat, RematMode, TrainConfig
+from cost_models.config import AttentionMode, Batch, Layout, Mesh, Precision, Remat, RematMode, TrainConfig
 from tests.builders import plans
 
 FULL = TrainConfig(
@@ -16,6 +16,7 @@ FULL = TrainConfig(
     mesh=Mesh(data=4, model=2),
     layout=Layout(shard_state=True),
     remat=Remat(RematMode.FULL),
+    attention=AttentionMode.UNFUSED,
     steps_per_execution=16,
     jit_compile=False,
 )

@@ -7,6 +7,7 @@ import pytest
 from autoplan.plan.records import Plan
 from autoplan.reports import baseline_vs_plan
 from autoplan.reports.baseline_vs_plan import Cell, KnobDifference
+from cost_models.config import AttentionMode
 from tests.builders import plans
 
 NAMES = ["samples/s", "update", "peak memory per device", "MFU", "compile time", "whole fit"]
@@ -140,6 +141,13 @@ def test_differences_name_nested_keys_and_speak_of_switches():
         KnobDifference("jit_compile", "off", "on"),
     ]
     assert baseline_vs_plan.differences(plan.config, plan.config) == []
+
+
+def test_a_key_that_is_written_only_with_another_value_differs_in_both_directions():
+    auto = plans.plan().config
+    unfused = auto.with_(attention=AttentionMode.UNFUSED)
+    for before, after, change in ((auto, unfused, ("auto", "unfused")), (unfused, auto, ("unfused", "auto"))):
+        assert baseline_vs_plan.differences(before, after) == [KnobDifference("attention", *change)]
 
 
 # Sentences

@@ -56,6 +56,43 @@ def test_the_scope_sets_what_must_be_set_before_building_and_leaves_no_trace():
     assert build_model().layers[0].compute_dtype == "float32"
 
 
+@pytest.mark.parametrize(
+    ("own", "wanted", "before", "inside"),
+    [
+        ("auto", "unfused", None, False),
+        ("unfused", "auto", False, None),
+        ("unfused", "unfused", False, False),
+        ("auto", "auto", False, False),
+    ],
+)
+def test_the_scope_sets_attention_and_sets_it_back(own, wanted, before, inside):
+    kept = keras.config.is_flash_attention_enabled
+    if before is False:
+        keras.config.disable_flash_attention()
+    try:
+        with autoplan.scope(plan({"batch": (32, 1), "attention": own}, batch=(32, 1), attention=wanted)):
+            assert kept() is inside
+        assert kept() is before
+    finally:
+        keras.config.enable_flash_attention()
+
+
+def test_attention_that_was_built_outside_the_scope_is_an_error():
+    unfused = plan(batch=(32, 1), attention="unfused")
+
+    def attending():
+        inputs = keras.Input((8, 4))
+        model = keras.Model(inputs, keras.layers.MultiHeadAttention(2, 4)(inputs, inputs))
+        model.compile("sgd", "mse")
+        return model
+
+    with autoplan.scope(unfused):
+        model = attending()
+    assert autoplan.compile(unfused, model) is model
+    with pytest.raises(PlanError, match=r"built outside the plan's scope, so it lacks attention unfused; build it"):
+        autoplan.compile(unfused, attending())
+
+
 def test_a_c_library_without_the_memory_setting_causes_a_warning(monkeypatch):
     keeping = plan(keep_freed_memory=True, batch=(32, 1))
     monkeypatch.setattr("autoplan.machine.processes.can_keep_freed_memory", lambda: False)

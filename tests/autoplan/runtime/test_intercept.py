@@ -4,10 +4,10 @@ import keras
 import numpy as np
 import pytest
 
-from autoplan.runtime import backends
+from autoplan.runtime import backends, model_facts
 from autoplan.runtime.apply import Change, ProcessSettings
 from autoplan.runtime.intercept import Interception, run_one_micro_step
-from cost_models.config import Batch, Precision, Remat, RematMode, TrainConfig
+from cost_models.config import AttentionMode, Batch, Precision, Remat, RematMode, TrainConfig
 
 SCRIPT = TrainConfig(batch=Batch(32))
 
@@ -16,8 +16,8 @@ SCRIPT = TrainConfig(batch=Batch(32))
 def intercept():
     installed = []
 
-    def install(wanted=None, on_fit=run_one_micro_step):
-        settings = ProcessSettings(Change(SCRIPT, wanted), backends.get("jax")) if wanted else None
+    def install(wanted=None, on_fit=run_one_micro_step, script=SCRIPT):
+        settings = ProcessSettings(Change(script, wanted), backends.get("jax")) if wanted else None
         one = Interception(on_fit, settings)
         installed.append(one)
         one.install()
@@ -62,6 +62,18 @@ def test_a_script_cannot_override_the_precision(intercept, call):
     assert keras.config.dtype_policy().name == "mixed_bfloat16"
     assert small_model().layers[0].compute_dtype == "bfloat16"
     assert len(watching.seen.overridden) == 1
+
+
+@pytest.mark.parametrize("own", [AttentionMode.AUTO, AttentionMode.UNFUSED])
+def test_a_script_cannot_override_attention(intercept, own):
+    wanted = {AttentionMode.AUTO: AttentionMode.UNFUSED, AttentionMode.UNFUSED: AttentionMode.AUTO}[own]
+    watching = intercept(SCRIPT.with_(attention=wanted), script=SCRIPT.with_(attention=own))
+    set_own = keras.config.enable_flash_attention if own is AttentionMode.AUTO else keras.config.disable_flash_attention
+    set_own()
+    assert model_facts.attention_setting() is wanted
+    keras.utils.clear_session()
+    assert model_facts.attention_setting() is wanted
+    assert watching.seen.overridden == [f"{set_own.__name__}()", "clear_session()"]
 
 
 def test_remat_survives_clear_session_and_the_scripts_own_scope(intercept):

@@ -4,7 +4,7 @@ import keras
 import pytest
 
 from autoplan.runtime import model_facts
-from cost_models.config import Precision
+from cost_models.config import AttentionMode, Precision
 
 
 def compiled(*layers, **arguments):
@@ -164,3 +164,23 @@ class CountsSteps(keras.layers.Layer):
 def test_code_that_counts_micro_steps_is_named():
     assert model_facts.counting_code(compiled(CountsSteps())) == ["CountsSteps"]
     assert model_facts.counting_code(compiled(metrics=["mae"])) == []
+
+
+def attending(**arguments):
+    inputs = keras.Input((8, 4))
+    return keras.Model(inputs, keras.layers.MultiHeadAttention(2, 4, **arguments)(inputs, inputs))
+
+
+def test_attention_is_as_it_was_set_when_the_layers_were_created():
+    auto = attending()
+    keras.config.disable_flash_attention()
+    try:
+        unfused, own = attending(), attending(flash_attention=True)
+        assert model_facts.attention_of(auto) is AttentionMode.AUTO
+        assert model_facts.attention_of(compiled()) is AttentionMode.UNFUSED, "no layer says it"
+        both = keras.Sequential([keras.Input((8, 4)), auto, unfused])
+    finally:
+        keras.config.enable_flash_attention()
+    assert model_facts.attention_of(unfused) is AttentionMode.UNFUSED
+    assert model_facts.attention_of(own) is AttentionMode.AUTO, "it does not follow the setting"
+    assert model_facts.attention_of(both) is AttentionMode.AUTO

@@ -5,6 +5,8 @@ import pytest
 
 from autoplan.errors import SourceError
 from autoplan.runtime.live_models.build_settings import apply_settings, building_like, read_settings, remat_modes
+from autoplan.runtime.model_facts import attention_of
+from cost_models.config import AttentionMode
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +54,25 @@ def test_a_model_is_built_under_the_live_models_settings():
     assert layer.dtype_policy.name == "mixed_bfloat16"
     assert remat_modes(keras.Sequential([keras.Input((3,)), layer]))[0].mode == "full"
     assert keras.config.dtype_policy().name == "float32"
+
+
+def attending(**arguments):
+    inputs = keras.Input((8, 4))
+    return keras.Model(inputs, keras.layers.MultiHeadAttention(2, 4, **arguments)(inputs, inputs))
+
+
+def test_attention_of_the_layers_is_set_again():
+    keras.config.disable_flash_attention()
+    try:
+        found = read_settings(attending())
+        keras.config.enable_flash_attention()
+        with building_like(found, "float32"):
+            assert attention_of(attending()) is AttentionMode.UNFUSED
+        assert attention_of(attending()) is AttentionMode.AUTO
+        apply_settings(found, "float32")
+        assert attention_of(attending()) is found.attention is AttentionMode.UNFUSED
+    finally:
+        keras.config.enable_flash_attention()
 
 
 def test_a_distribution_that_a_worker_cannot_set_is_an_error(monkeypatch):

@@ -129,12 +129,24 @@ def test_a_step_is_traced_in_the_requested_precision(ask, packed, observed):
 
 def test_a_model_that_cannot_be_rebuilt_has_fixed_process_wide_knobs(packed):
     held = packed["subclassed"].held
-    assert set(held) == {"keep_freed_memory", "precision", "remat", "mesh", "layout"}
+    assert set(held) == {"keep_freed_memory", "precision", "remat", "attention", "mesh", "layout"}
     assert held["mesh"] == (
         "Subclassed is a subclassed model, whose __init__ cannot be called again; to tune them, pass a function that "
         "builds and compiles the model"
     )
     assert packed["functional"].held == packed["sequential"].held == {"keep_freed_memory": PROCESS_ALREADY_STARTED}
+
+
+def test_attention_settings_of_single_layers_are_kept_by_pickling_the_model():
+    def attending(**arguments):
+        inputs = keras.Input((8, 4))
+        model = keras.Model(inputs, layers.MultiHeadAttention(2, 4, **arguments)(inputs, inputs))
+        model.compile("sgd", "mse")
+        return model
+
+    held = package.pack(attending(flash_attention=True)).held
+    assert held["attention"].startswith("its attention layers have flash_attention settings of their own")
+    assert "attention" not in package.pack(attending()).held
 
 
 def test_the_source_has_notes_about_assumptions(packed):
@@ -336,7 +348,7 @@ def test_live_models_are_unpacked_on_other_backends(backend, root, tmp_path):
     assert printed == [
         "functional keep_freed_memory",
         "sequential keep_freed_memory",
-        "subclassed keep_freed_memory layout mesh precision remat",
+        "subclassed attention keep_freed_memory layout mesh precision remat",
     ], done.stderr
 
 

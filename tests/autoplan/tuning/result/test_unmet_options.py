@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from autoplan.errors import NoFeasibleConfiguration
+from autoplan.errors import NoFeasibleConfiguration, NothingMeasured
 from autoplan.plan.records import Failure, FailureKind, TrialRecord
 from autoplan.tuning.result.unmet_options import CAUSES_SHOWN, check_options_kept
 from autoplan.tuning.space.legal_configs import Space
@@ -66,3 +66,14 @@ def test_failures_for_one_reason_are_told_once():
     records = [failed(at + 1, one, f"ValueError: {one.batch.local} is odd") for at, one in enumerate(PINNED)]
     with pytest.raises(NoFeasibleConfiguration, match=r"ValueError: 64 is odd\), and 4 other trials likewise\. Trials"):
         check(tried(*records))
+
+
+def test_a_baseline_with_a_known_issue_is_told_without_advice_on_options():
+    faulty = Space(OWN, tuple(PINNED), (), "the known issue tpu-attention-becomes-causal")
+    with pytest.raises(NoFeasibleConfiguration) as caught:
+        check(tried(failed(1, PINNED[0], "TypeError: no")), faulty)
+    message = str(caught.value)
+    assert message.startswith("no configuration without the known issue tpu-attention-becomes-causal runs: trial 1")
+    assert message.endswith("change the script so that it runs without it")
+    with pytest.raises(NothingMeasured, match=r"without the known issue .* was measured: .* or more --trials$"):
+        check(tried(), faulty)

@@ -6,6 +6,7 @@ from autoplan.errors import ConfigError
 from autoplan.plan import knobs
 from autoplan.plan.knobs import KNOBS, Tuning
 from autoplan.tuning.space.legal_values import Situation, choices, independent_knobs, legal, legal_values
+from cost_models.hardware.lookup import cluster as hardware_cluster
 from tests.builders.observations import cluster, config, observation
 
 ROWS = knobs.by_name()
@@ -73,3 +74,63 @@ def test_freed_memory_matters_where_pages_cost_something():
     there = cluster(kind="gpu")
     with pytest.raises(ConfigError, match=r"--fix keep_freed_memory=true: .*; leave it out"):
         choices(ROWS["keep_freed_memory"], situation(there=there), {"keep_freed_memory": True}, ALL)
+
+
+CALL = {
+    "layer": "encoder",
+    "query": [1, 256, 4, 64],
+    "key": [1, 256, 4, 64],
+    "value": [1, 256, 4, 64],
+    "dtype": "float32",
+}
+BF16 = {"precision": "mixed_bfloat16"}
+UNFUSED = {"attention": "unfused"}
+
+
+def attention_on(name, own=None, **changes):
+    there = cluster() if name == "local" else hardware_cluster(name)
+    return situation(own or config(), there, attention_calls=[CALL | changes])
+
+
+def attention_listed(where, fixed=None, free=ALL):
+    listed, rule = choices(ROWS["attention"], where, fixed or {}, free)
+    return listed, rule.holds or (lambda config, chosen: True)
+
+
+def test_both_kinds_of_attention_are_tried_on_a_gpu_where_the_kernel_is_used():
+    listed, holds = attention_listed(attention_on("gpu-a100-80gb"))
+    assert listed == ["auto", "unfused"]
+    assert [holds(config(**UNFUSED, **more), False) for more in (BF16, {}, {"precision": "mixed_float16"})] == [
+        True,
+        False,
+        True,
+    ]
+    assert holds(config(**UNFUSED), True), "a pin is kept"
+    own = attention_on("gpu-a100-80gb", config(**UNFUSED))
+    assert attention_listed(own)[0] == ["unfused", "auto"]
+    mixed = attention_on("gpu-a100-80gb", config(precision="other"), dtype="bfloat16")
+    assert attention_listed(mixed)[1](config(precision="other", **UNFUSED), False), "as the layers compute"
+
+
+def test_unfused_attention_is_tried_on_a_tpu_where_the_kernel_is_used_even_if_the_knob_is_not_free():
+    for free in (ALL, ALL - {"attention"}):
+        assert attention_listed(attention_on("tpu-v5e-1"), free=free)[0] == ["auto", "unfused"]
+    assert attention_listed(attention_on("tpu-v5e-1", causal=True))[0] == ["auto"]
+
+
+@pytest.mark.parametrize(
+    ("where", "reason"),
+    [
+        (attention_on("local"), "Keras fuses attention on GPUs and TPUs only"),
+        (attention_on("gpu-t4"), "cuDNN's fused attention needs compute capability 8.0, which gpu-t4 lacks"),
+        (attention_on("gpu-a100-80gb", follows_setting=False), "no layer of this model computes attention that Keras"),
+        (attention_on("gpu-a100-80gb", config(backend="tensorflow")), "Keras has no fused attention on TensorFlow"),
+        (attention_on("gpu-a100-80gb", config(backend="torch")), "PyTorch fuses attention itself"),
+        (situation(there=hardware_cluster("tpu-v5e-1")), "no layer of this model computes attention that Keras could"),
+    ],
+)
+def test_attention_stays_where_the_setting_changes_nothing(where, reason):
+    assert attention_listed(where)[0] == ["auto"]
+    with pytest.raises(ConfigError, match=f"--fix attention=unfused: {reason}.*; leave it out"):
+        choices(ROWS["attention"], where, {"attention": "unfused"}, ALL)
+    assert attention_listed(where, {"attention": "auto"})[0] == ["auto"]
