@@ -33,7 +33,7 @@ SHORT = ("--budget", "45s")
 SLOW = ("--slow",)
 TWO_KNOBS = ("--only", "jit_compile,precision", "--trials", "6")
 """For a script that does not compile: every compiled configuration is faster, so that there is a winner to verify."""
-PLAN, INTERRUPTED, BAD_INPUT = 0, 130, 2
+PLAN, INTERRUPTED, BAD_INPUT, NOTHING_MEASURED = 0, 130, 2, 3
 
 
 @dataclass(frozen=True)
@@ -254,7 +254,7 @@ CASES = {
         3, r"error: .*memory", faults("step", "memory", "always"), SMALL, plan=False
     ),
     "hang in the script": Case(
-        BAD_INPUT, r"error: the budget of .* ended while the training was inspected",
+        NOTHING_MEASURED, r"error: the budget of .* ended while the training was inspected",
         faults("script", "hang", "always"), SHORT, plan=False,
     ),
     "hang in compilation": Case(PLAN, r"trial \d failed \(.*it was in phase compile", faults("compile", "hang")),

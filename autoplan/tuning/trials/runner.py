@@ -288,13 +288,21 @@ class Runner:
         """Return the median seconds of this run's trials, process start and end included; 0 before the first."""
         return median(self._trial_seconds) if self._trial_seconds else 0.0
 
+    def _setup_seconds(self) -> float:
+        """Return the median seconds before fit in a trial. Before there is one, those of the observation.
+
+        The observation is the first process that imports the script's packages, which can take several times as long.
+        """
+        measured = [record.measurement.setup_seconds for record in self.study.records if record.measurement]
+        return median(measured) if measured else self.observation.setup_seconds
+
     def _may_go_on(self) -> bool:
         """Whether another trial would leave time to verify.
 
         The first half of a budget is for trials in any case. So is what one other than the baseline takes: without it
         there is nothing to verify. Where options exclude the baseline, the first legal measurement is the plan.
         """
-        clock, trial_seconds, setup_seconds = self.jobs.clock, self.typical_seconds(), self.observation.setup_seconds
+        clock, trial_seconds, setup_seconds = self.jobs.clock, self.typical_seconds(), self._setup_seconds()
         if (len(self.study.records) == 1 or not self.ranked()) and clock.allows(trial_seconds):
             return True
         if clock.budget_seconds is not None and clock.elapsed() + trial_seconds < clock.budget_seconds / 2:

@@ -123,7 +123,9 @@ class Verifier:
         for record in ranked[:COMPARISONS]:
             if known.get(record.config, "outside") != "outside":
                 break
-            seconds = 2 * (self.observation.setup_seconds + NUMERICS_SECONDS)
+            own = record.measurement
+            setup_seconds = self.observation.setup_seconds if own is None else own.setup_seconds
+            seconds = 2 * (setup_seconds + NUMERICS_SECONDS)
             if record.config in known or not self.jobs.clock.allows(seconds):
                 continue
             try:

@@ -71,6 +71,27 @@ def test_training_under_a_pin_is_compared_though_nothing_is_faster(tune):
     assert equal.notes[0].startswith("no trial was faster than the baseline; ")
 
 
+def test_a_slow_first_start_of_the_script_leaves_time_to_compare_and_for_trials(tune, monkeypatch):
+    """The observation imports the script's packages first and takes 40 s; later processes take 0.75 s before fit."""
+    now = [0.0]
+    monkeypatch.setattr("autoplan.jobs.budget.time.monotonic", lambda: now[0])
+
+    def plant(job):
+        now[0] += 40.0 if job.kind is JobKind.OBSERVE else 10.0
+
+    slow = {"setup_seconds": 40.0}
+    plan = tune(
+        fake(seconds=slower_than_the_baseline, plant=plant, facts=slow),
+        fix={"batch.accumulation": "2"},
+        trials=2,
+        budget_seconds=160.0,
+    ).plan
+    assert plan.verification.numerics == "exact"
+    now[0] = 0.0
+    plan = tune(fake(plant=plant, facts=slow), trials=4, budget_seconds=180.0).plan
+    assert "trials ended: all 4 trials are done" in plan.notes
+
+
 def test_settings_that_change_no_number_are_not_compared_under_a_pin(tune):
     client = fake(seconds=slower_than_the_baseline)
     plan = tune(client, fix={"keep_freed_memory": "true"}, only={"keep_freed_memory"}).plan
