@@ -354,7 +354,7 @@ _ON_JAX: Mapping[str, Case] = {
     "ragged DataLoader": Case(
         AS_IT_IS,
         "ragged_loader.py",
-        ("tune SCRIPT --trials 3 --budget 240s --effective-batch 32..128", TRAIN),
+        ("tune SCRIPT --trials 3 --budget 420s --effective-batch 32..128", TRAIN),
         every(
             code(0, run=0),
             code(0, run=1),
