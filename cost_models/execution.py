@@ -8,6 +8,7 @@ from typing import Any
 from cost_models.config import Affects, TrainConfig
 from cost_models.errors import WorkloadError
 from cost_models.hardware.cluster import Cluster
+from cost_models.hardware.platform import HOST, TargetPlatform
 from cost_models.workload.workload import Workload
 from cost_models.xla.buffers.liveness import schedule
 from cost_models.xla.buffers.schedule import Schedule, Updates
@@ -58,6 +59,30 @@ def program_key(config: TrainConfig) -> tuple[Any, ...]:
     program. Each field of TrainConfig says what it affects.
     """
     return config.key(Affects.PROGRAM)
+
+
+def platform_of(config: TrainConfig, cluster: Cluster) -> TargetPlatform:
+    """Return the platform as which the step of a configuration is traced.
+
+    On the JAX backend it is the cluster's. Other backends choose kernels by rules of their own; their steps are traced
+    on JAX as on a CPU, whose operations are those that Keras's layers spell out.
+    """
+    return TargetPlatform.of(cluster.chip) if config.backend == "jax" else HOST
+
+
+def check_platform(workload: Workload, config: TrainConfig, cluster: Cluster) -> None:
+    """Raise WorkloadError when Keras would trace another step on this cluster than the workload's."""
+    platform = platform_of(config, cluster)
+    for question, answer in workload.answers:
+        if platform.answer(question) != answer:
+            raise WorkloadError(
+                f"the workload was traced for a device with {question}: {_yes_or_no(answer)}, so it does not describe "
+                f"the step on a {platform}; trace it again"
+            )
+
+
+def _yes_or_no(answer: bool) -> str:
+    return "yes" if answer else "no"
 
 
 def check(workload: Workload, config: TrainConfig) -> None:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from cost_models.config import TrainConfig
 from cost_models.errors import ConfigError
-from cost_models.execution import check, profile_for, schedule_of, updates_of
+from cost_models.execution import check, check_platform, profile_for, schedule_of, updates_of
 from cost_models.hardware.cluster import Cluster
 from cost_models.validation import raised_as, read_fields, several, text, whole
 from cost_models.workload.workload import Kind, OtherBatch, Role, Workload
@@ -211,6 +211,7 @@ def memory(workload: Workload, config: TrainConfig, cluster: Cluster) -> MemoryC
 def step_memory(workload: Workload, config: TrainConfig, cluster: Cluster) -> MemoryCost:
     """Estimate the bytes per device of a micro-step on the usual batch. WorkloadError as `memory`."""
     check(workload, config)
+    check_platform(workload, config, cluster)
     return memory_on(workload, config, profile_for(config, cluster))
 
 

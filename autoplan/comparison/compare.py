@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import isclose
+from typing import Any
 
 from autoplan import formatting
 from autoplan.comparison.result import Comparison, FitVerdict, HardwareRow, ordered
@@ -27,7 +28,7 @@ from autoplan.tuning.objective import PlannedFit
 from autoplan.tuning.request import CompareRequest, Event, Watch
 from autoplan.tuning.space.legal_configs import Space, legal_configs
 from autoplan.tuning.space.prune import KEEP_AT_MOST
-from cost_models.config import Precision, Remat, RematMode, TrainConfig
+from cost_models.config import Affects, Precision, Remat, RematMode, TrainConfig
 from cost_models.estimate import Estimate
 from cost_models.estimate import estimate as analytic_estimate
 from cost_models.hardware.chip_sizes import canonical, chips, chips_of_group, larger, sizes
@@ -127,12 +128,14 @@ class _Training:
     baseline: TrainConfig
     tracer: Tracer
     find: Find
+    _clusters: list[Cluster] = field(default_factory=list)
     _spaces: dict[tuple[str, float | None, int, bool], Space] = field(default_factory=dict)
     _precisions: set[Precision] = field(default_factory=set)
 
     def start(self, names: Sequence[str]) -> None:
         """Begin to trace the configurations of these kinds. Where none is legal, the row says so later."""
-        for cluster in map(self.find, names):
+        self._clusters = [self.find(name) for name in names]
+        for cluster in self._clusters:
             with suppress(ConfigError):
                 configs = self._space(cluster, shard_state=False).configs
                 self._precisions.update(one.precision for one in configs if self._published(one, cluster))
@@ -141,8 +144,12 @@ class _Training:
     def _trace_ahead(self, *, remat: bool) -> None:
         precisions = self._precisions - {one.config.precision for one in self.tracer.rejected}
         ahead = (config for space in self._spaces.values() for config in space.configs)
-        wanted = (one for one in ahead if one.precision in precisions and _rematerializes(one) == remat)
-        self.tracer.start(wanted)
+        wanted: dict[tuple[Any, ...], TrainConfig] = {}
+        for one in ahead:
+            if one.precision in precisions and _rematerializes(one) == remat:
+                wanted.setdefault((one.backend, *one.key(Affects.OPERATIONS)), one)
+        for cluster in self._clusters:
+            self.tracer.start((one for one in wanted.values() if self._published(one, cluster)), cluster)
 
     def smallest(self, one: Sought) -> Look:
         """Return the first size on which it fits; else the size on which it most likely fits; else the largest."""
@@ -180,12 +187,12 @@ class _Training:
     def _look_at(self, space: Space, seen: _Seen) -> None:
         """Estimate without rematerialization, then with it the configurations that do not fit without it."""
         new = [config for config in space.configs if config not in seen.needs and self._published(config, seen.cluster)]
-        seen.add(self.tracer.workloads(one for one in new if not _rematerializes(one)))
+        seen.add(self.tracer.workloads((one for one in new if not _rematerializes(one)), seen.cluster))
         legal = frozenset(space.configs)
         needed = [one for one in new if _rematerializes(one) and _may_help(one, legal, seen)]
         if needed:
             self._trace_ahead(remat=True)
-            seen.add(self.tracer.workloads(needed))
+            seen.add(self.tracer.workloads(needed, seen.cluster))
 
     def _published(self, config: TrainConfig, cluster: Cluster) -> bool:
         """Return whether a rate is published for the precision; the script's own and a pinned precision always pass."""

@@ -30,8 +30,10 @@ from autoplan.plan.fields import Compared
 from autoplan.plan.records import CompilerEvidence, Failure, FailureKind, Measurement, Outcome
 from autoplan.sources.source import SourceSpec
 from cost_models.config import Affects, Layout, Mesh, TrainConfig
+from cost_models.execution import platform_of
 from cost_models.hardware.cluster import Cluster
 from cost_models.hardware.compile_targets import compiler_target
+from cost_models.hardware.platform import TargetPlatform
 from cost_models.workload.serialization import workload_from_dict
 from cost_models.workload.workload import Workload
 
@@ -135,7 +137,7 @@ class JobRunner:
     limit_seconds: float = LONGEST_LIMIT_SECONDS
     tracer: Runs | None = None
     others: Mapping[str, JobRunner] = field(default_factory=dict)
-    traced: dict[TrainConfig, tuple[Observation, Workload]] = field(default_factory=dict)
+    traced: dict[TrainConfig, list[tuple[Observation, Workload]]] = field(default_factory=dict)
     writers: dict[int, str] = field(default_factory=dict)
     began: float = field(default_factory=time.time)
     batches: dict[str, Any] = field(default_factory=dict)
@@ -184,22 +186,28 @@ class JobRunner:
             return "; the weights alone do not cause it, because it also happens while they have no values"
         return ""
 
-    def trace(self, config: TrainConfig | None) -> tuple[Observation, Workload] | Failure:
-        """Trace the training step under `config` as a Workload; None: as the source has it.
+    def trace(
+        self, config: TrainConfig, platform: TargetPlatform | None = None
+    ) -> tuple[Observation, Workload] | Failure:
+        """Trace the training step under `config` as a Workload.
+
+        platform  the platform that Keras sees meanwhile; None: that of this runner's cluster
 
         First without making its weights; some code looks at its weights while it builds, and then they are made.
+        A trace for another platform is reused where Keras asked nothing that this platform answers differently.
         WorkloadError where JAX is not installed.
         """
-        key = None if config is None else config.reduced_to(Affects.OPERATIONS | Affects.SIZES)
-        if key is not None and key in self.traced:
-            return self.traced[key]
-        result = self._tracing()._look_without_weights(JobKind.TRACE, config)
+        platform = platform or platform_of(config, self.cluster)
+        known = self.traced.setdefault(config.reduced_to(Affects.OPERATIONS | Affects.SIZES), [])
+        for answer in known:
+            if platform.gives(answer[1].answers):
+                return answer
+        result = self._tracing()._look_without_weights(JobKind.TRACE, config, {"platform": platform.to_dict()})
         if result.failure is not None:
             return result.failure
         value = value_of(result)
         answer = Observation.model_validate(value["observation"]), workload_from_dict(value["workload"])
-        if key is not None:
-            self.traced[key] = answer
+        known.append(answer)
         return answer
 
     def _tracing(self) -> JobRunner:
@@ -311,14 +319,17 @@ class JobRunner:
         limit = min(LONGEST_LIMIT_SECONDS, max(SHORTEST_LIMIT_SECONDS, PATIENCE * wall_seconds))
         return self.with_(limit_seconds=limit)
 
-    def _look_without_weights(self, kind: JobKind, config: TrainConfig | None) -> JobResult:
+    def _look_without_weights(
+        self, kind: JobKind, config: TrainConfig | None, options: Options | None = None
+    ) -> JobResult:
         """Observe without making weights; with weights where the source reads their values while it builds."""
+        options = options or {}
         try:
-            result = self._look(kind, config, {"abstract": True})
+            result = self._look(kind, config, {**options, "abstract": True})
         except SourceError:
-            return self._look(kind, config, {})
+            return self._look(kind, config, options)
         waited = result.failure is not None and result.failure.kind is FailureKind.TIMEOUT
-        return result if result.failure is None or waited else self._look(kind, config, {})
+        return result if result.failure is None or waited else self._look(kind, config, options)
 
     def _look(self, kind: JobKind, config: TrainConfig | None, options: Options) -> JobResult:
         result = self._ask(kind, config, options, kind.value, LOOK_SECONDS)

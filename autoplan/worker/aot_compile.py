@@ -21,9 +21,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from autoplan.errors import ConfigError, HardwareError
 from autoplan.plan.records import CompiledMemory, CompilerEvidence
+from autoplan.worker.trace.target_platform import seen_as
 from autoplan.worker.trace.train_step import build_for, resized_specs, state_of, stored_dtype
 from cost_models.config import TrainConfig
 from cost_models.hardware.compile_targets import EXTRA, CompilerTarget
+from cost_models.hardware.platform import TargetPlatform
 from cost_models.parallel.data_parallel import split_axis
 
 _QUIET_TPU = {
@@ -72,11 +74,17 @@ class CompiledStep:
 
 
 def compile_train_step(
-    model: Any, batch: Any, config: TrainConfig, target: CompilerTarget, versions: Mapping[str, str]
+    model: Any,
+    batch: Any,
+    config: TrainConfig,
+    target: CompilerTarget,
+    platform: TargetPlatform,
+    versions: Mapping[str, str],
 ) -> CompiledStep:
     """Compile one micro-step of a compiled Keras model for `target`.
 
     batch     (x, y[, sample_weight]) of arrays or shapes, batch dimension first; its size is replaced
+    platform  the target's, which Keras sees while the step is lowered
     versions  versions of the compiler packages, for the evidence
 
     ConfigError    the target has fewer devices than the mesh, or `jit_compile` is off
@@ -99,7 +107,8 @@ def compile_train_step(
     )
     started = time.monotonic()
     try:
-        program = micro_step.lower(state, shapes)
+        with seen_as(platform):
+            program = micro_step.lower(state, shapes)
         lowered = time.monotonic()
         compiled, options = _compiled(program, target)
     except (jax.errors.JaxRuntimeError, NotImplementedError) as error:

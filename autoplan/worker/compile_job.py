@@ -16,6 +16,7 @@ from cost_models.execution import Origin
 from cost_models.hardware.cluster import Cluster
 from cost_models.hardware.compile_targets import CompilerTarget
 from cost_models.hardware.description import from_mapping
+from cost_models.hardware.platform import TargetPlatform
 from cost_models.hlo import reader
 from cost_models.time.compiled_program import compiled_time
 
@@ -24,7 +25,7 @@ class CompileOptions(TypedDict):
     """Options of the job, as plain values.
 
     target       the CompilerTarget
-    cluster      the Cluster that the compiled program is priced for
+    cluster      the Cluster that the program is traced for, and the compiled program is priced for
     lowered      the TrainConfig that is compiled
     versions     versions of the compiler packages
     model_flops  FLOPs of a micro-step on one device; None if they are not known
@@ -58,17 +59,19 @@ def compile_fit(
     """
     config = TrainConfig.from_dict(options["lowered"])
     target = CompilerTarget.from_dict(options["target"])
+    cluster = from_mapping(options["cluster"])
     batch = training_batch(model, arguments, facts, config.batch.global_size)
     phase("compile")
     try:
-        found = aot_compile.compile_train_step(model, batch, config, target, options["versions"])
+        platform = TargetPlatform.of(cluster.chip)
+        found = aot_compile.compile_train_step(model, batch, config, target, platform, options["versions"])
     except aot_compile.CompilerRejection as error:
         return {"refused": str(error)}
     except aot_compile.ProgramTooLarge as error:
         sizes = {"needed_bytes": error.needed_bytes, "available_bytes": error.available_bytes}
         return {"too_large": {"message": str(error), **sizes}}
     phase("read")
-    priced = _with_program_costs(found, config, from_mapping(options["cluster"]), options.get("model_flops"))
+    priced = _with_program_costs(found, config, cluster, options.get("model_flops"))
     return {"evidence": priced.model_dump(mode="json")}
 
 

@@ -83,7 +83,7 @@ def target_of_call(instruction: Instruction) -> str:
 
 def stated_flops(instruction: Instruction) -> int | None:
     """Return the FLOPs of a kernel's own cost estimate (Pallas and Mosaic write one), or None."""
-    estimate = _found(instruction.backend_config, "cost_estimate")
+    estimate = stated(instruction.backend_config, "cost_estimate")
     flops = estimate.get("flops") if isinstance(estimate, dict) else None
     return int(flops) if isinstance(flops, int | float | str) and str(flops).strip("-").isdigit() else None
 
@@ -147,9 +147,9 @@ def _of_library(instruction: Instruction, inside: Computation) -> Product | None
     """Return the GEMM of a library call: cuBLAS and hipBLAS state dimension numbers, cuDNN states dim_labels."""
     left, right = (inside.operand(instruction, index).array for index in (0, 1))
     result, target = instruction.array, target_of_call(instruction)
-    stated = _found(instruction.backend_config, "dot_dimension_numbers")
-    if isinstance(stated, dict):
-        return _contraction(left, right, {key: _whole(stated.get(f"{key}_dimensions", ())) for key in _DOT_DIMS})
+    numbered = stated(instruction.backend_config, "dot_dimension_numbers")
+    if isinstance(numbered, dict):
+        return _contraction(left, right, {key: _whole(numbered.get(f"{key}_dimensions", ())) for key in _DOT_DIMS})
     if "dim_labels" in instruction.attributes:
         if "BackwardInput" in target:
             return _convolution(instruction, result, right, left)
@@ -195,7 +195,7 @@ class _Dimension:
 
     @classmethod
     def of(cls, instruction: Instruction, place: int, inputs: int, outputs: int) -> _Dimension:
-        def stated(key: str, default: int) -> int:
+        def of_place(key: str, default: int) -> int:
             found = _window(instruction, key)
             return found[place] if place < len(found) else default
 
@@ -203,10 +203,10 @@ class _Dimension:
         return cls(
             inputs=inputs,
             outputs=outputs,
-            stride=stated("stride", 1),
+            stride=of_place("stride", 1),
             low=low[place] if place < len(low) else 0,
-            dilation=stated("lhs_dilate", 1),
-            window_dilation=stated("rhs_dilate", 1),
+            dilation=of_place("lhs_dilate", 1),
+            window_dilation=of_place("rhs_dilate", 1),
         )
 
     def degenerate(self, span: int) -> bool:
@@ -236,12 +236,12 @@ def _whole(values: Any) -> tuple[int, ...]:
     return tuple(int(value) for value in values) if isinstance(values, list | tuple) else ()
 
 
-def _found(config: Any, key: str) -> Any:
+def stated(config: Any, key: str) -> Any:
     """Return the value of a key anywhere in a nested configuration."""
     if isinstance(config, Mapping):
         if key in config:
             return config[key]
         config = list(config.values())
     if isinstance(config, list):
-        return next((found for part in config if (found := _found(part, key)) is not None), None)
+        return next((found for part in config if (found := stated(part, key)) is not None), None)
     return None

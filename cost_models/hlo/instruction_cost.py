@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import ceil, log2
 
+from cost_models.hlo.attention import AttentionKernel, attention_of
 from cost_models.hlo.dots import ELEMENTWISE, Product, arithmetic, product_of, stated_flops, target_of_call
 from cost_models.hlo.parser import Computation, Instruction, Module
 from cost_models.hlo.traffic import HOST_SPACE, Traffic, is_async_marker, sends
@@ -64,13 +65,17 @@ _NO_RULE = "no rule: counted by the bytes that it reads and writes"
 
 @dataclass(frozen=True, slots=True)
 class KernelCost:
-    """Cost of one execution. `unknown` names instructions without a rule, each with a reason."""
+    """Cost of one execution. `unknown` names instructions without a rule, each with a reason.
+
+    primitive  of the operation in a Workload, where it is not the name of the instruction
+    """
 
     kind: Kind
     flops: int
     gemm: tuple[Affine, ...]
     compiled: Compiled
     unknown: tuple[tuple[str, str], ...] = ()
+    primitive: str = ""
 
 
 @dataclass(frozen=True)
@@ -93,6 +98,8 @@ class InstructionCosts:
 
     def cost(self, instruction: Instruction, inside: Computation, *, alone: bool = False) -> KernelCost:
         """Return the cost of one execution. `alone`: whether it runs asynchronously, next to the kernels."""
+        if (attention := attention_of(instruction, inside)) is not None:
+            return self._attention(attention, instruction, inside)
         content = self._content_of(instruction, inside)
         kind, largest = max(content.products, key=lambda found: found[1].flops, default=(None, None))
         product_flops = sum(product.flops for _, product in content.products)
@@ -109,6 +116,12 @@ class InstructionCosts:
             compiled=compiled,
             unknown=content.unknown + self._over_the_host(instruction, inside),
         )
+
+    def _attention(self, kernel: AttentionKernel, instruction: Instruction, inside: Computation) -> KernelCost:
+        moved = self.traffic.moved_bytes(instruction, inside)
+        compiled = Compiled(moved, product_flops=kernel.flops, dtype=kernel.scores.dtype)
+        gemm = tuple(map(Affine, kernel.scores.gemm))
+        return KernelCost(Kind.ATTENTION, kernel.flops, gemm, compiled, primitive=kernel.primitive)
 
     def scope(self, instruction: Instruction) -> str:
         """JAX's name stack of an instruction, or of what a fusion ends in or starts with; "" where none is known."""

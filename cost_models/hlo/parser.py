@@ -32,6 +32,8 @@ _TILED = re.compile(r"\{[\d,]*:T\(")
 _ALIAS = re.compile(r"\{(\d*)\}: \((\d+)")
 _START = re.compile(r"\s*(?P<root>ROOT )?%?(?P<name>[\w.\-]+) = (?P<rest>.*)", re.DOTALL)
 _HEADER = re.compile(r"(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+)(?: \(.*\) -> .*| )?\{\s*$", re.DOTALL)
+_END = re.compile(r"\}(?:$|,? )")
+"""The last line of a computation; a line of an attribute of several lines may begin with further brackets."""
 _OPCODE = re.compile(r"\s*([\w\-]+)\(")
 
 
@@ -243,7 +245,7 @@ def _logical_lines(body: str) -> Iterator[str]:
         if not inside:
             inside = line.endswith("{") and _HEADER.match(line) is not None
             yield line
-        elif line.startswith("}"):
+        elif _END.match(line):
             if pending:
                 yield pending
             pending, inside = "", False

@@ -184,7 +184,9 @@ class Program:
             self.unknown.update(cost.unknown)
             if cost.compiled.moved_bytes or cost.flops or not sent:
                 op = self._op(one, cost.kind, read, made)
-                walk.ops.append(replace(op, flops=Affine(cost.flops), gemm=cost.gemm, compiled=cost.compiled))
+                primitive = cost.primitive or op.primitive
+                op = replace(op, primitive=primitive, flops=Affine(cost.flops), gemm=cost.gemm, compiled=cost.compiled)
+                walk.ops.append(op)
                 if one is not instruction:
                     walk.open(instruction.name, len(walk.ops) - 1)
         return made if one is instruction else (read, made)

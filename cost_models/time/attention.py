@@ -1,7 +1,8 @@
-"""Finds attention among the kernels of a step, so that it can be priced as one fused kernel.
+"""Finds attention among the kernels of a step that other software than the traced one runs as one fused kernel.
 
-Attention is found by its structure, in any code: two products with the batch among their groups (queries by keys,
-weights by values), and between them only operations that keep the number of elements.
+A step that was traced for a device has attention in one kernel where Keras chooses it (`Kind.ATTENTION`). Other stacks
+fuse what their code spells out. It is found by its structure, in any code: two products with the batch among their
+groups (queries by keys, weights by values), and between them only operations that keep the number of elements.
 """
 
 from __future__ import annotations
@@ -15,8 +16,6 @@ from cost_models.xla.fusion.kernel import Kernel
 _COMPARISONS = frozenset({"ge", "gt", "le", "lt"})
 _COUNTS = frozenset({"iota", "cumsum"})
 _LOOKS = 64
-_OF_LIBRARY = "BTNH,BSNH->BNTS"
-"""The scope that `jax.nn.dot_product_attention` gives its first product, through Keras's layers and `ops` alike."""
 
 
 @dataclass(frozen=True)
@@ -27,16 +26,12 @@ class Attention:
     products kernels (by position) that make or read scores
     vector   kernels that do nothing but work on scores: softmax, masks, their gradients
     causal   whether keys after the query are masked out: half of the pairs need no work
-    dropout  whether weights are dropped at random: libraries then write scores to memory
-    of_library   whether it is the library's own function: a backend replaces no other by a fused kernel
     """
 
     scores: frozenset[int]
     products: frozenset[int]
     vector: frozenset[int]
     causal: bool
-    dropout: bool
-    of_library: bool
 
 
 def find_attention(kernels: Sequence[Kernel], tensors: Sequence[Tensor], ops: tuple[Op, ...]) -> Attention:
@@ -57,14 +52,7 @@ def find_attention(kernels: Sequence[Kernel], tensors: Sequence[Tensor], ops: tu
         products,
         vector,
         causal=bool(scores) and _is_causal(ops, tensors, scores),
-        dropout=_drops(ops, tensors, scores),
-        of_library=any(_OF_LIBRARY in kernels[index].op.layer for index in products),
     )
-
-
-def _drops(ops: tuple[Op, ...], tensors: Sequence[Tensor], scores: Iterable[int]) -> bool:
-    sizes = {tensors[score].elements for score in scores}
-    return any(op.kind is Kind.RANDOM and tensors[op.writes[0]].elements in sizes for op in walk(ops))
 
 
 def _batched_product(kernel: Kernel) -> bool:

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from cost_models.hardware.cluster import Chip
 from cost_models.hardware.efficiency import Efficiency
-from cost_models.time.kernels import AttentionRows, KernelTable
+from cost_models.time.kernels import AttentionRows, FusedAttentionRows, KernelTable
 from cost_models.xla.rules import rule
 
 Floats = npt.NDArray[np.float64]
@@ -85,18 +85,38 @@ def nchw_seconds(table: KernelTable, batch: int, chip: Chip, efficiency: Efficie
     return np.where(table.item_bytes == 2, operands / to_last + after, 0.0)
 
 
+def attention_kernels(
+    rows: FusedAttentionRows, gemm: Floats, flops: Floats, rates: Floats, peaks: Floats, efficiency: Efficiency
+) -> tuple[Floats, Floats]:
+    """Return (FLOPs, FLOP/s) of each row, where attention in one kernel reaches its own share of the peak.
+
+    The FLOPs of causal attention are those of the pairs that are not masked; kernels work whole blocks of pairs.
+    """
+    length, head, needed = _pairs(gemm, efficiency)
+    worked = np.where(rows.causal & (rows.forward | rows.backward), 2 * flops * needed, flops)
+    full, causal = (efficiency.attention.shares(length, head, causal=masked) for masked in (False, True))
+    forward, backward = (peaks * np.where(rows.causal, *of_pass) for of_pass in zip(causal, full, strict=True))
+    return worked, np.where(rows.forward, forward, np.where(rows.backward, backward, rates))
+
+
+def _pairs(gemm: Floats, efficiency: Efficiency) -> tuple[Floats, Floats, Floats]:
+    """Return (length, head width, share of pairs in blocks that causal attention does not skip) of each row."""
+    length = np.maximum(gemm[:, 1:].max(axis=1, initial=1.0), 1.0)
+    head = np.maximum(gemm[:, 1:].min(axis=1, initial=np.inf), 1.0)
+    block = min(n for _, n in efficiency.tiles)
+    return length, head, np.minimum(1.0, (length + block) / (2 * length))
+
+
 @rule("fused-attention", "Keras ops.dot_product_attention; Dao 2023, arXiv 2307.08691: five products backward")
 def fused_attention(
     rows: AttentionRows, gemm: Floats, flops: Floats, rates: Floats, peaks: Floats, efficiency: Efficiency
 ) -> tuple[Floats, Floats]:
-    """Return (FLOPs, FLOP/s) of each row where attention is one kernel.
+    """Return (FLOPs, FLOP/s) of each row of a software that runs attention of several traced operations as one kernel.
 
     Its backward pass makes the scores again, a fifth product beside four, and of masked pairs whole blocks are skipped.
     """
-    length = np.maximum(gemm[:, 1:].max(axis=1, initial=1.0), 1.0)
-    head = np.maximum(gemm[:, 1:].min(axis=1, initial=np.inf), 1.0)
-    block = min(n for _, n in efficiency.tiles)
-    needed = np.minimum(1.0, (length + block) / (2 * length)) if rows.causal else np.ones(len(flops))
+    length, head, blocks = _pairs(gemm, efficiency)
+    needed = blocks if rows.causal else np.ones(len(flops))
     worked = np.where(rows.vector, 0.0, flops)
     worked = np.where(rows.forward, flops * needed, np.where(rows.backward, 1.25 * flops * needed, worked))
     peak = peaks[rows.forward | rows.backward].max(initial=0.0)  # operands are narrow, if scores are not

@@ -11,7 +11,18 @@ import numpy.typing as npt
 
 from cost_models.time.attention import Attention, find_attention
 from cost_models.time.convolution import ConvolutionTable, convolution_table, is_transposed_kernel_gradient
-from cost_models.workload.workload import ITEM_BYTES, POOL_SCATTER, Kind, Op, Phase, Tensor, Workload
+from cost_models.workload.workload import (
+    ATTENTION_BACKWARD,
+    ATTENTION_FORWARD,
+    CAUSAL,
+    ITEM_BYTES,
+    POOL_SCATTER,
+    Kind,
+    Op,
+    Phase,
+    Tensor,
+    Workload,
+)
 from cost_models.xla.buffers.liveness import schedule
 from cost_models.xla.buffers.schedule import Updates
 from cost_models.xla.fusion.kernel import Kernel
@@ -30,17 +41,27 @@ _ROWS_OF_ROWS = 3  # dimensions
 
 @dataclass(frozen=True)
 class AttentionRows:
-    """The rows of attention, and a flag for each entry of the traffic table whose tensor is a score.
-
-    fusible   the library's attention without dropout: what a backend can run as one kernel
-    """
+    """The rows of attention in several kernels, and a flag for each entry of the traffic table that moves a score."""
 
     forward: Bools
     backward: Bools
     vector: Bools
     moved_scores: Bools
     causal: bool
-    fusible: bool
+
+
+@dataclass(frozen=True)
+class FusedAttentionRows:
+    """The rows that are attention in one kernel, as the step was traced; `causal` ones skip masked pairs."""
+
+    forward: Bools
+    backward: Bools
+    causal: Bools
+
+    @property
+    def any(self) -> bool:
+        """Whether there are such rows."""
+        return bool(self.forward.any() or self.backward.any())
 
 
 @dataclass(frozen=True)
@@ -99,6 +120,7 @@ class KernelTable:
     slow        rows that some compilers run in plain loops, by the name of their rate in
                 `Efficiency.slow_kernel_shares`
     attention   None where there is none, or where the compiler decided about it already
+    fused       rows of attention in one kernel
     """
 
     flops_fixed: Floats
@@ -111,6 +133,7 @@ class KernelTable:
     traffic: TrafficTable
     gemm: GemmTable
     convolution: ConvolutionTable
+    fused: FusedAttentionRows
     attention: AttentionRows | None = None
     slow: Mapping[str, Bools] = field(default_factory=dict)
 
@@ -200,6 +223,7 @@ def _kernel_table(workload: Workload, profile: Profile, updates: Updates, batch:
         ),
         gemm=gemm_table(ops),
         convolution=convolution_table(plan.tensors, ops),
+        fused=fused_attention_rows(ops),
         attention=_attention_rows(attention, rows, moved),
         slow=_slow_rows(plan.tensors, rows),
     )
@@ -212,7 +236,16 @@ def gemm_table(ops: Sequence[Op]) -> GemmTable:
         for column, size in enumerate(op.gemm):
             fixed[row, column], per_sample[row, column] = size.fixed, size.per_sample
     grouped = (op.kind is Kind.CONV and bool(op.gemm) and op.gemm[0].fixed > 1 for op in ops)
-    return GemmTable(fixed, per_sample, _flags(bool(op.gemm) for op in ops), _flags(grouped))
+    is_gemm = (bool(op.gemm) and op.kind is not Kind.ATTENTION for op in ops)
+    return GemmTable(fixed, per_sample, _flags(is_gemm), _flags(grouped))
+
+
+def fused_attention_rows(ops: Sequence[Op]) -> FusedAttentionRows:
+    """Return the operations that are attention in one kernel."""
+    found = [op.primitive if op.kind is Kind.ATTENTION else "" for op in ops]
+    forward = _flags(name.startswith(ATTENTION_FORWARD) for name in found)
+    backward = _flags(name.startswith(ATTENTION_BACKWARD) for name in found)
+    return FusedAttentionRows(forward, backward, _flags(name.endswith(CAUSAL) for name in found))
 
 
 def _flags(values: Iterable[bool]) -> Bools:
@@ -256,7 +289,6 @@ def _attention_rows(
         vector=vector,
         moved_scores=np.array([vector[row] or tensor in found.scores for row, tensor, _ in moved], np.bool_),
         causal=found.causal,
-        fusible=found.of_library and not found.dropout,
     )
 
 
@@ -288,5 +320,7 @@ def _traffic(tensors: Sequence[Tensor], kernel: Kernel) -> list[tuple[int, float
 
 
 def _rate_dtype(tensors: Sequence[Tensor], kernel: Kernel) -> str:
-    dtype = tensors[kernel.op.reads[0]].dtype if kernel.op.gemm and kernel.op.reads else "float32"
-    return dtype if "float" in dtype else "float32"
+    reads = kernel.op.reads if kernel.op.gemm else ()
+    if kernel.op.kind is not Kind.ATTENTION:
+        reads = reads[:1]
+    return next((tensors[read].dtype for read in reads if "float" in tensors[read].dtype), "float32")

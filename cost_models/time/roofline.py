@@ -19,6 +19,7 @@ from cost_models.hardware.efficiency import Efficiency, efficiency_of
 from cost_models.time.cpu import cpu_seconds
 from cost_models.time.gemm import product_flops_share
 from cost_models.time.gpu import (
+    attention_kernels,
     fused_attention,
     peaks_of_exact_products,
     takes_float32,
@@ -41,7 +42,7 @@ class KernelWork:
     moved_bytes    read and written, however often the row runs
     flops          however often the row runs
     peaks          FLOP/s of products in the row's dtype
-    fuses          whether attention is one kernel
+    fuses          whether the software runs attention of several kernels as one
     """
 
     table: KernelTable
@@ -60,13 +61,11 @@ class DeviceProfile:
     """How a kind of device runs kernels.
 
     seconds            (seconds of arithmetic, seconds of memory traffic) of each row on the whole chip
-    fuses_attention    whether JAX replaces Keras's attention by one kernel there, for a compute dtype
     layer_kernels      PyTorch without a compiler has a kernel for each layer and pass
     waits_for_slowest  devices of one step differ in speed, and all wait for the slowest
     """
 
     seconds: Callable[[KernelWork], tuple[Floats, Floats]]
-    fuses_attention: Callable[[Chip, str], bool]
     layer_kernels: bool = False
     waits_for_slowest: bool = False
 
@@ -89,7 +88,7 @@ def kernel_seconds(
     """
     efficiency = efficiency or efficiency_of(cluster)
     batch, chip, share = config.batch.local, cluster.chip, device_share(config, cluster)
-    fuses = is_attention_fused(table, config, cluster, software)
+    fuses = software.fused_attention and table.attention is not None and software.applies("fused-attention")
     peaks = np.array([peak_rate(chip, dtype) for dtype in table.dtypes])[table.dtype]
     exact = config.backend == "torch" if software.exact_float32 is None else software.exact_float32
     exact = exact and software.applies("float32-gemms-off-tf32")
@@ -118,20 +117,6 @@ def row_seconds(compute: Floats, traffic: Floats, efficiency: Efficiency, softwa
 def unhidden_seconds(compute: Floats, traffic: Floats, efficiency: Efficiency) -> Floats:
     """Return the seconds of the shorter of arithmetic and traffic that do not hide behind the longer one."""
     return (1 - efficiency.overlap) * np.minimum(compute, traffic)
-
-
-def is_attention_fused(table: KernelTable, config: TrainConfig, cluster: Cluster, software: Software = KERAS) -> bool:
-    """Return whether attention is one kernel: as the software says, else as Keras decides.
-
-    Keras 3.15, `ops.dot_product_attention` with `flash_attention=None`: its own function without dropout, on JAX.
-    """
-    if table.attention is None or not software.applies("fused-attention"):
-        return False
-    if software.fused_attention is not None:
-        return software.fused_attention
-    if not table.attention.fusible or config.backend != "jax" or cluster.local:
-        return False
-    return profile_of(cluster.chip).fuses_attention(cluster.chip, config.precision.compute_dtype)
 
 
 def peak_of(workload: Workload, config: TrainConfig, cluster: Cluster) -> float:
@@ -211,8 +196,10 @@ def _with_rates(kernels: KernelWork, rates: Floats) -> tuple[Floats, Floats]:
     flops = kernels.flops
     if applies("narrow-grouped-convolutions"):
         rates = with_narrow_convolutions(rates, table, peaks, efficiency)
+    gemm = table.gemm.at(kernels.batch)
+    if table.fused.any:
+        flops, rates = attention_kernels(table.fused, gemm, flops, rates, peaks, efficiency)
     if kernels.fuses and table.attention is not None:
-        gemm = table.gemm.at(kernels.batch)
         flops, rates = fused_attention(table.attention, gemm, flops, rates, peaks, efficiency)
     traffic = kernels.moved_bytes / (kernels.chip.memory_bytes_per_second * efficiency.stream_share)
     if applies("older-libraries"):
@@ -226,20 +213,8 @@ def older_traffic_seconds(traffic: Floats, table: KernelTable, slowdown: float) 
     return np.where(table.gemm.is_gemm, traffic, traffic * slowdown)
 
 
-def _never(chip: Chip, dtype: str) -> bool:
-    return False
-
-
-def _always(chip: Chip, dtype: str) -> bool:
-    return True
-
-
-def _from_ampere_in_16_bits(chip: Chip, dtype: str) -> bool:
-    return dtype in ("float16", "bfloat16") and takes_float32(chip)
-
-
 _PROFILES: Mapping[str, DeviceProfile] = {
-    "cpu": DeviceProfile(_on_cpu, _never),
-    "tpu": DeviceProfile(_on_tpu, _always),
-    "gpu": DeviceProfile(_on_gpu, _from_ampere_in_16_bits, layer_kernels=True, waits_for_slowest=True),
+    "cpu": DeviceProfile(_on_cpu),
+    "tpu": DeviceProfile(_on_tpu),
+    "gpu": DeviceProfile(_on_gpu, layer_kernels=True, waits_for_slowest=True),
 }

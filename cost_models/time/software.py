@@ -90,7 +90,8 @@ class Software:
 
     kernels                the origin of the step's kernels
     biases_apart           libraries add biases in kernels of their own (PyTorch before 1.12)
-    fused_attention        whether attention is one kernel; None: as Keras decides
+    fused_attention        whether attention that is several traced operations runs as one kernel. A step that was
+                           traced for its device has one operation where Keras chooses one kernel
     exact_float32          float32 GEMMs stay off TF32; None: as the backend decides
     nchw                   16-bit convolutions get channels first, and are transposed for matrix units
     memory_bound_slowdown  how many times as long kernels other than GEMMs move their bytes (older libraries)
@@ -103,7 +104,7 @@ class Software:
 
     kernels: Kernels = Kernels.BACKEND
     biases_apart: bool = False
-    fused_attention: bool | None = None
+    fused_attention: bool = False
     exact_float32: bool | None = None
     nchw: bool = False
     memory_bound_slowdown: float = 1.0

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cost_models.config import TrainConfig
-from cost_models.execution import check, device_share, profile_for, updates_of
+from cost_models.execution import check, check_platform, device_share, profile_for, updates_of
 from cost_models.hardware.cluster import Cluster
 from cost_models.hardware.efficiency import Efficiency, efficiency_of
 from cost_models.parallel.collectives import slowest_of
@@ -86,6 +86,7 @@ def step_time(
     rate at all.
     """
     check(workload, config)
+    check_platform(workload, config, cluster)
     if overlap is not None:
         software = replace(software, exchange=XlaExchange(overlap))
     device = device_time(workload, config, cluster, software, efficiency)

@@ -39,6 +39,7 @@ _MIN_READS: Mapping[Kind, int] = {
     **dict.fromkeys(Kind, 0),
     **dict.fromkeys((Kind.POOL, Kind.SCATTER, Kind.SORT, Kind.CUMULATIVE, Kind.MOVE, Kind.VIEW, Kind.COPY), 1),
     **dict.fromkeys((Kind.DOT, Kind.CONV, Kind.GATHER, Kind.POOL_GRADIENT), 2),
+    Kind.ATTENTION: 3,
 }
 _EQUAL_RANK_KINDS: Mapping[Kind, int] = {Kind.CONV: 2, Kind.POOL_GRADIENT: 2, Kind.POOL: 1}
 _EQUAL_RANK_PRIMITIVES: Mapping[str, int] = {"pad": 1, "pad_unevenly": 1, "rev": 1, "slice": 1}
@@ -114,6 +115,7 @@ class _WorkloadRecord(_Record):
     largest: _OtherBatchRecord | None = None
     validation: _OtherBatchRecord | None = None
     attention: str = "auto"
+    answers: tuple[tuple[str, bool], ...] = ()
 
 
 def workload_from_dict(data: object) -> Workload:
@@ -153,6 +155,7 @@ def _workload(record: _WorkloadRecord) -> Workload:
         largest=_other_batch(record.largest),
         validation=_other_batch(record.validation),
         attention=record.attention,
+        answers=record.answers,
     )
     _check_totals(workload)
     return workload
@@ -168,6 +171,7 @@ def workload_to_dict(workload: Workload) -> dict[str, Any]:
     return {
         **{name: _other_to_dict(other) for name, other in others.items() if other is not None},
         **({} if workload.attention == "auto" else {"attention": workload.attention}),
+        **({"answers": [list(one) for one in workload.answers]} if workload.answers else {}),
         "schema": SCHEMA,
         "local_batch": workload.local_batch,
         "batch_exact": workload.batch_exact,
@@ -350,7 +354,7 @@ def _check_operands(op: _OpRecord, ranks: Sequence[int]) -> None:
         raise SchemaError(
             f"{_named(op)} reads {len(op.reads)} tensors and writes {len(op.writes)}; expected at least {least} and 1"
         )
-    sizes = _GEMM_SIZES if kind is Kind.DOT or kind is Kind.CONV else 0
+    sizes = _GEMM_SIZES if kind is Kind.DOT or kind is Kind.CONV or kind is Kind.ATTENTION else 0
     if len(op.gemm) != sizes:
         raise SchemaError(f"{_named(op)} has {len(op.gemm)} sizes of a matrix product; expected {sizes}")
     operands = _EQUAL_RANK_KINDS.get(kind) or _EQUAL_RANK_PRIMITIVES.get(op.primitive)

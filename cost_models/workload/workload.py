@@ -39,6 +39,14 @@ NARROW_SUM = "narrow_sum"
 """Primitive of a windowed sum of 16-bit numbers that accumulates in float32."""
 ACROSS = "read_across"
 """Primitive of a transposed read that is fused into the operation that reads it."""
+ATTENTION_FORWARD, ATTENTION_BACKWARD = "attention_forward", "attention_backward"
+"""Primitives of attention in one kernel for each pass."""
+ATTENTION_QUERIES, ATTENTION_KEYS = "attention_backward_queries", "attention_backward_keys"
+"""Primitives of a backward pass in two kernels: gradients of queries, and those of keys and values."""
+ATTENTION_PRODUCTS = {ATTENTION_FORWARD: 2, ATTENTION_BACKWARD: 5, ATTENTION_QUERIES: 3, ATTENTION_KEYS: 4}
+"""Products over pairs of queries and keys that a kernel runs: those of the backward pass compute the scores again."""
+CAUSAL = "_causal"
+"""Suffix of a primitive of attention in which no query sees later keys: kernels skip half of the pairs."""
 
 
 class Kind(StrEnum):
@@ -64,6 +72,7 @@ class Kind(StrEnum):
     BRANCH = "branch"
     BARRIER = "barrier"  # all operands are complete before any result exists
     COLLECTIVE = "collective"
+    ATTENTION = "attention"  # products, softmax and mask in one kernel, which writes no scores
     CUSTOM = "custom"
     UNKNOWN = "unknown"
 
@@ -133,7 +142,8 @@ class Op:
     """One operation. `reads` and `writes` are indices into `Workload.tensors`.
 
     flops      floating-point operations of one execution; a multiply-add is two
-    gemm       (groups, m, n, k) of a dot or of a convolution as a GEMM, else ()
+    gemm       (groups, m, n, k) of a dot or of a convolution as a GEMM; of attention in one kernel that of its scores
+               (samples x heads, queries, keys, head width); else ()
     repeat     trip count of a loop; 1 otherwise
     body       operations of one iteration (loops) or of the larger branch
     results    results of the body: carried values, or the branch's outputs
@@ -196,6 +206,8 @@ class Workload:
     largest       the step on the largest batch, where batches of the data differ; this step is on the usual batch
     validation    the forward pass on the rows that are validated at once, where the script sets their number
     attention     whether Keras was free to compute attention in one kernel ("auto"), or not ("unfused")
+    answers       what was asked of the device while the step and the other programs were traced, with the answers
+                  (`hardware/platform.py`): the workload holds for platforms that answer alike; () holds for all
     """
 
     local_batch: int
@@ -215,6 +227,7 @@ class Workload:
     largest: OtherBatch | None = None
     validation: OtherBatch | None = None
     attention: str = "auto"
+    answers: tuple[tuple[str, bool], ...] = ()
 
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, Workload) and self._values() == other._values())
@@ -274,6 +287,7 @@ class Workload:
         Recomputation does not count. GEMMs of the optimizer (Muon's orthogonalization) do not count either: they belong
         to the update and do not grow with the batch. A forward pass after a backward pass, as of a GAN's second
         network, grows with the batch and counts. Where sizes hold at one batch alone, the name scope decides instead.
+        Attention in one kernel counts as the products that it replaces, so that MFU does not depend on the kernel.
         """
         scopes = frozenset(v.path.partition("/")[0] for v in self.variables if v.role in _OF_OPTIMIZERS)
         return Affine.sum(_model_flops(op, scopes, lines=not self.batch_exact) for op in self.ops)
@@ -298,6 +312,17 @@ class OtherBatch:
         return max(1, math.ceil(rows / data))
 
 
+_MODEL_PRODUCTS = {ATTENTION_FORWARD: 2, ATTENTION_BACKWARD: 4, ATTENTION_QUERIES: 2, ATTENTION_KEYS: 2}
+"""Products of attention, by primitive, without those that compute scores again."""
+
+
+def _attention_model_flops(op: Op) -> Affine:
+    """Return the FLOPs of the products that attention in one kernel replaces, masked pairs included."""
+    groups, *sizes = op.gemm
+    product = groups * (2 * math.prod(size.fixed for size in sizes))
+    return product * _MODEL_PRODUCTS.get(op.primitive.removesuffix(CAUSAL), 0)
+
+
 def walk(ops: tuple[Op, ...]) -> list[Op]:
     """Return every operation, bodies included, in program order."""
     found: list[Op] = []
@@ -312,6 +337,8 @@ def _model_flops(op: Op, optimizers: frozenset[str], *, lines: bool) -> Affine:
     if op.region and op.phase is Phase.FORWARD:  # recomputed: work, but not the model's
         return Affine()
     own = op.flops if op.kind.is_product else Affine()
+    if op.kind is Kind.ATTENTION:
+        own = _attention_model_flops(op)
     if op.compiled is not None:
         own = Affine(op.compiled.product_flops)
     if op.phase is Phase.UPDATE and (own.constant if lines else op.layer in optimizers):

@@ -115,10 +115,12 @@ def _asked(model: Any, point: Point) -> Any:
     from cost_models import Batch, Precision, TrainConfig
     from cost_models.hardware.compile_targets import compiler_target
     from cost_models.hardware.lookup import cluster
+    from cost_models.hardware.platform import HOST
 
     target = compiler_target(cluster(TARGETS[point.target]))
     config = TrainConfig(Batch(point.batch, accumulation=point.accumulation), precision=Precision(point.precision))
-    return aot_compile.compile_train_step(model, synthetic_specs(model, point.batch), config, target, {})
+    # All rows are of steps as Keras traces them on a CPU, and so are the traces that they are compared with.
+    return aot_compile.compile_train_step(model, synthetic_specs(model, point.batch), config, target, HOST, {})
 
 
 def with_model(point: Point, use: Callable[[Any, Point], Any]) -> Any:

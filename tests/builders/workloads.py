@@ -5,7 +5,18 @@ B stands for the batch dimension.
 
 from cost_models.hardware.cluster import Chip, Cluster, Link
 from cost_models.workload.affine import Affine
-from cost_models.workload.workload import Kind, Op, Phase, Role, Tensor, UnknownOp, Variable, Workload
+from cost_models.workload.workload import (
+    ATTENTION_FORWARD,
+    CAUSAL,
+    Kind,
+    Op,
+    Phase,
+    Role,
+    Tensor,
+    UnknownOp,
+    Variable,
+    Workload,
+)
 
 B = "B"
 GIB = 2**30
@@ -115,10 +126,10 @@ def cluster(kind="gpu", devices=1, *, link=None, simulated=False, local=False, *
 HEADS, HEAD = 8, 64
 
 
-def attention(length, *, library, causal=False, dropout=False, weights_dtype="bfloat16"):
-    """softmax(q k) v of one layer in bfloat16, forward alone, under the library's scope or under another."""
+def attention(length, *, causal=False, weights_dtype="bfloat16"):
+    """softmax(q k) v of one layer in bfloat16, forward alone, with its scores in memory."""
     step = Step()
-    step.layer = "attention/BTNH,BSNH->BNTS" if library else "attention"
+    step.layer = "attention"
     query, key, value = (step.input(B, HEADS, length, HEAD, dtype="bfloat16") for _ in range(3))
     pairs = (B, HEADS, length, length)
     flops = Affine(0, 2 * HEADS * length * length * HEAD)
@@ -131,12 +142,28 @@ def attention(length, *, library, causal=False, dropout=False, weights_dtype="bf
         scores = step.op(Kind.ELEMENTWISE, (mask, scores), pairs, dtype="bfloat16", primitive="select_n")
     largest = step.op(Kind.REDUCE, (scores,), (B, HEADS, length), dtype="bfloat16")
     weights = step.op(Kind.ELEMENTWISE, (scores, largest), pairs, dtype=weights_dtype, primitive="exp")
-    if dropout:
-        bits = step.op(Kind.RANDOM, (), pairs, dtype="uint32")
-        weights = step.op(Kind.ELEMENTWISE, (weights, bits), pairs, dtype="bfloat16", primitive="select_n")
     gemm = (groups, Affine(length), Affine(HEAD), Affine(length))
     shape = (B, HEADS, length, HEAD)
     return step.workload(step.op(Kind.DOT, (weights, value), shape, dtype="bfloat16", flops=flops, gemm=gemm))
+
+
+def fused_attention(length, *, causal=False):
+    """The forward pass of the same layer as one kernel, as it is traced for a GPU from Ampere on."""
+    step = Step()
+    query, key, value = (step.input(B, length, HEADS, HEAD, dtype="bfloat16") for _ in range(3))
+    product = 2 * HEADS * length * length * HEAD
+    made = [step.tensor(B, length, HEADS, HEAD, dtype="bfloat16"), step.tensor(B, HEADS, length)]
+    step.ops.append(
+        Op(
+            Kind.ATTENTION,
+            ATTENTION_FORWARD + CAUSAL * causal,
+            (query, key, value),
+            tuple(made),
+            flops=Affine(0, 2 * product // (2 if causal else 1)),
+            gemm=(Affine(0, HEADS), Affine(length), Affine(length), Affine(HEAD)),
+        )
+    )
+    return step.workload(*made)
 
 
 def looping(width=96):

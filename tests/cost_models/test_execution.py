@@ -1,6 +1,6 @@
 """The key of a compiled program, and the questions whose answers depend on it alone."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 
@@ -11,6 +11,7 @@ from cost_models.execution import (
     Origin,
     check,
     check_origin,
+    check_platform,
     device_share,
     profile_for,
     program_key,
@@ -18,7 +19,9 @@ from cost_models.execution import (
     updates_of,
 )
 from cost_models.hardware.cluster import share
+from cost_models.hardware.lookup import cluster as catalogued
 from cost_models.memory import memory
+from cost_models.time.step import step_time
 from cost_models.xla.buffers.schedule import Updates
 from tests.builders.workloads import cluster, dense
 
@@ -104,3 +107,19 @@ def test_simulated_devices_share_the_rates_of_one_processor():
     assert device_share(PLAIN, machine) == 4.0
     assert device_share(PLAIN.with_(mesh=Mesh(4), batch=Batch(8, 4)), machine) == 1.0
     assert device_share(PLAIN, cluster("gpu", 8)) == 1.0
+
+
+def test_a_workload_holds_for_devices_that_answer_keras_as_its_trace_was_answered():
+    asked = replace(dense(64, 32), answers=(("cuDNN", True), ("compute capability >= 8.0", True)))
+    for name in ("gpu-a100-80gb", "gpu-h100-80gb"):
+        check_platform(asked, PLAIN, catalogued(name))
+    with pytest.raises(
+        WorkloadError, match=r"traced for a device with compute capability >= 8\.0: yes, so it does not"
+    ):
+        memory(asked, PLAIN, catalogued("gpu-v100-16gb"))
+    with pytest.raises(
+        WorkloadError, match=r"with cuDNN: yes, so it does not describe the step on a tpu; trace it again"
+    ):
+        step_time(asked, PLAIN, catalogued("tpu-v4-8"))
+    with pytest.raises(WorkloadError, match="does not describe the step on a cpu"):
+        memory(asked, PLAIN.with_(backend="torch"), catalogued("gpu-a100-80gb"))

@@ -33,6 +33,15 @@ def attention():
     return model
 
 
+def fused_attention():
+    """Attention that is one kernel on GPUs from Ampere on: in 16 bits and without dropout."""
+    x = inputs = keras.Input((128, 32))
+    x = x + keras.layers.MultiHeadAttention(2, 16, dtype="mixed_bfloat16")(x, x, use_causal_mask=True)
+    model = keras.Model(inputs, keras.layers.Dense(1)(x))
+    model.compile("sgd", "mse")
+    return model
+
+
 def dense():
     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(16, activation="relu"), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
@@ -90,6 +99,7 @@ MODELS = {
     "convolutional": convolutional,
     "attention": attention,
     "dense": dense,
+    "fused_attention": fused_attention,
     "wide": wide,
     "eigenvalues": eigenvalues,
     "crash": lambda: dying("crash"),
@@ -98,7 +108,9 @@ MODELS = {
 DATA = {
     "convolutional": lambda: (np.zeros((BATCH, 16, 16, 3), "float32"), np.zeros((BATCH,), "int32")),
     "attention": lambda: (np.zeros((BATCH, 16), "int32"), np.zeros((BATCH, 16), "int32")),
+    "fused_attention": lambda: (np.zeros((BATCH, 128, 32), "float32"), np.zeros((BATCH, 128, 1), "float32")),
 }
+FOR_GPUS = ("fused_attention",)
 ROWS = np.zeros((BATCH, 8), "float32"), np.zeros((BATCH, 1), "float32")
 
 

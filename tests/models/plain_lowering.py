@@ -1,10 +1,14 @@
 """What the compilers themselves say of the models of `lowered.py`: built with weights, trained on one batch, and then
-`model.train_step` handed to `jax.jit` by hand. Nothing of autoplan is imported. Prints JSON: bytes by model and target.
+`model.train_step` handed to `jax.jit` by hand, while JAX says that its device is the target. Nothing of autoplan is
+imported. Prints JSON: bytes by model and target.
 """
 
 import json
 import os
 import sys
+from contextlib import ExitStack
+from types import SimpleNamespace
+from unittest import mock
 
 os.environ |= {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
 os.environ |= {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0"}
@@ -64,7 +68,9 @@ def said(model, batch, platform, arguments):
     batch = jax.tree.map(lambda one: jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=split), batch)
     stay = jax.tree.map(lambda one: one.sharding, state)
     step = jax.jit(model.train_step, donate_argnums=0, out_shardings=(None, stay))
-    figures = step.lower(state, batch).compile().memory_analysis()
+    with as_on(platform, arguments):
+        lowered_step = step.lower(state, batch)
+    figures = lowered_step.compile().memory_analysis()
     return [
         figures.argument_size_in_bytes,
         figures.output_size_in_bytes,
@@ -73,12 +79,29 @@ def said(model, batch, platform, arguments):
     ]
 
 
+def as_on(platform, arguments):
+    """Let all of this process, and Keras with it, believe that JAX runs on the target."""
+    kind = {"cuda": "gpu"}.get(platform, platform)
+    stack = ExitStack()
+    stack.enter_context(mock.patch("jax.devices", lambda *_: [SimpleNamespace(platform=kind)]))
+    stack.enter_context(mock.patch("jax.default_backend", lambda: kind))
+    if kind == "gpu":
+        cudnn = "jax._src.cudnn.fused_attention_stablehlo."
+        own = 9.0 if arguments["topology_name"] == "h100" else 8.0
+        stack.enter_context(mock.patch(cudnn + "check_cudnn_version", lambda: 91000))
+        stack.enter_context(mock.patch(cudnn + "check_compute_capability", lambda wanted: own >= float(wanted)))
+        stack.enter_context(mock.patch(cudnn + "is_cuda_compute_capability_equal", lambda asked: own == float(asked)))
+    return stack
+
+
 def main(names):
     found = {}
     for name in names:
         model, batch = lowered.MODELS[name](), lowered.DATA[name]()
         model.train_on_batch(*batch)
         for target, (platform, arguments) in TARGETS.items():
+            if name in lowered.FOR_GPUS and platform != "cuda":
+                continue
             found[f"{name} {target}"] = said(model, batch, platform, arguments)
     print(json.dumps(found))
 

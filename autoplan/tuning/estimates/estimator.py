@@ -33,6 +33,9 @@ from autoplan.tuning.space.prune import (
 from cost_models.config import Affects, Batch, Layout, Mesh, Remat, RematMode, TrainConfig
 from cost_models.estimate import estimate as analytic_estimate
 from cost_models.estimate import validation_of
+from cost_models.execution import platform_of
+from cost_models.hardware.cluster import Cluster
+from cost_models.hardware.platform import TargetPlatform
 from cost_models.memory import MemoryCost
 from cost_models.workload.workload import Workload
 
@@ -50,15 +53,17 @@ class Structure:
     """Everything that changes the operations of a training step.
 
     operations    values of the settings that affect them
+    platform      the platform that Keras sees
     local_batch   0 unless they change with the batch
     """
 
     operations: tuple[Any, ...]
+    platform: TargetPlatform
     local_batch: int = 0
 
     @classmethod
-    def of(cls, config: TrainConfig, local_batch: int = 0) -> Structure:
-        return cls(config.key(Affects.OPERATIONS), local_batch)
+    def of(cls, config: TrainConfig, cluster: Cluster, local_batch: int = 0) -> Structure:
+        return cls(config.key(Affects.OPERATIONS), platform_of(config, cluster), local_batch)
 
 
 def estimate_space(
@@ -136,6 +141,8 @@ def _in_short(reason: str) -> str:
 class Tracer:
     """Traces structures of the training step as they are needed, each once. A context manager.
 
+    Structures that differ in the platform alone share a trace where Keras asked for nothing in which they differ.
+
     local_batch   at which every structure is traced; None: that of its first configuration
     rejected      a Rejection for each structure that could not be traced
     """
@@ -153,14 +160,16 @@ class Tracer:
         # Not waited for: after Ctrl-C the client ends the jobs, and with them the threads.
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def start(self, configs: Iterable[TrainConfig]) -> None:
-        """Begin to trace what will be asked for, and go on."""
-        for structure, group in _by_structure(configs).items():
+    def start(self, configs: Iterable[TrainConfig], cluster: Cluster) -> None:
+        """Begin to trace what will be asked for on a cluster, and go on."""
+        for structure, group in _by_structure(configs, cluster).items():
             self._begin(structure, group[0])
 
-    def workloads(self, configs: Iterable[TrainConfig]) -> Iterator[tuple[Workload, Sequence[TrainConfig]]]:
-        """Yield workloads, each with its configurations. Configurations that cannot be traced are rejected."""
-        groups = _by_structure(configs)
+    def workloads(
+        self, configs: Iterable[TrainConfig], cluster: Cluster
+    ) -> Iterator[tuple[Workload, Sequence[TrainConfig]]]:
+        """Yield workloads for a cluster, each with its configurations; reject those that cannot be traced."""
+        groups = _by_structure(configs, cluster)
         for structure, workload in self._traced(groups).items():
             if isinstance(workload, Failure):
                 self._reject(groups[structure], workload)
@@ -177,16 +186,27 @@ class Tracer:
 
     def _begin(self, structure: Structure, config: TrainConfig) -> None:
         if structure not in self._traces:
-            self._traces[structure] = self._pool.submit(self._trace, structure, config)
+            alike = [one for one in self._traces if replace(one, platform=structure.platform) == structure]
+            before = tuple(self._traces[one] for one in alike)
+            self._traces[structure] = self._pool.submit(self._trace, structure, config, before)
 
-    def _trace(self, structure: Structure, config: TrainConfig) -> Workload | Failure:
-        """Trace on one device without accumulation: the rest is arithmetic."""
+    def _trace(
+        self, structure: Structure, config: TrainConfig, before: Sequence[Future[Workload | Failure]]
+    ) -> Workload | Failure:
+        """Trace on one device without accumulation: the rest is arithmetic.
+
+        before  traces for other platforms, which began before. A runner reuses them where it can, so they are awaited.
+                A structure that cannot be built on one platform is taken to be so on all.
+        """
+        failed = next((one for one in [earlier.result() for earlier in before] if isinstance(one, Failure)), None)
+        if failed is not None:
+            return failed
         local = structure.local_batch or self.local_batch or config.batch.local
         alone = config.with_(batch=Batch(local), mesh=Mesh(), layout=Layout())
         own = self.jobs.baseline
-        as_it_is = own is not None and Structure.of(config) == Structure.of(own)
+        as_it_is = own is not None and structure.operations == own.key(Affects.OPERATIONS)
         try:
-            answer = self.jobs.trace(alone)
+            answer = self.jobs.trace(alone, structure.platform)
         except (SourceError, WorkloadError) as error:
             answer = Failure(kind=FailureKind.UNSUPPORTED, message=str(error))
         if not isinstance(answer, Failure):
@@ -202,7 +222,7 @@ class Tracer:
     ) -> Iterator[tuple[Workload, Sequence[TrainConfig]]]:
         by_batch: dict[Structure, list[TrainConfig]] = {}
         for config in group:
-            by_batch.setdefault(Structure.of(config, config.batch.local), []).append(config)
+            by_batch.setdefault(replace(structure, local_batch=config.batch.local), []).append(config)
         if own := by_batch.pop(replace(structure, local_batch=first.local_batch), []):
             yield first, own
         affordable = dict(list(by_batch.items())[: LOCAL_BATCHES_TRACED - 1])
@@ -231,7 +251,7 @@ class _Estimator:
 
     def add(self, configs: Iterable[TrainConfig]) -> None:
         """Estimate these configurations."""
-        for workload, group in self.tracer.workloads(configs):
+        for workload, group in self.tracer.workloads(configs, self.tracer.jobs.cluster):
             self._estimate(workload, group)
 
     def _estimate(self, workload: Workload, group: Sequence[TrainConfig]) -> None:
@@ -262,10 +282,10 @@ class _Estimator:
         return max(0, held - memory.parameters - memory.non_trainable) // config.mesh.devices
 
 
-def _by_structure(configs: Iterable[TrainConfig]) -> dict[Structure, list[TrainConfig]]:
+def _by_structure(configs: Iterable[TrainConfig], cluster: Cluster) -> dict[Structure, list[TrainConfig]]:
     groups: dict[Structure, list[TrainConfig]] = {}
     for config in dict.fromkeys(configs):
-        groups.setdefault(Structure.of(config), []).append(config)
+        groups.setdefault(Structure.of(config, cluster), []).append(config)
     return groups
 
 

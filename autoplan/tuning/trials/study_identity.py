@@ -13,6 +13,7 @@ from autoplan.tuning.estimates.findings import Findings
 from autoplan.tuning.trials.storage import StudyIdentity
 from autoplan.tuning.trials.study import knob_choices
 from cost_models.config import TrainConfig
+from cost_models.hardware.platform import TargetPlatform
 
 
 def known_at_once(jobs: JobRunner) -> StudyIdentity:
@@ -29,6 +30,7 @@ def known_at_once(jobs: JobRunner) -> StudyIdentity:
         "memory": formatting.size(jobs.usable_bytes()),
         "settings": this_machine.settings(),
         "autoplan": __version__,
+        **_platform(jobs),
     }
 
 
@@ -43,6 +45,11 @@ def identity(jobs: JobRunner, findings: Findings) -> StudyIdentity:
         "baseline": _stored_name(findings.space.baseline),
         "knobs": knob_choices([findings.space.baseline, *findings.space.configs]),
     }
+
+
+def _platform(jobs: JobRunner) -> dict[str, str]:
+    """Return the platform as which steps for hardware that is not here are compiled."""
+    return {} if jobs.cluster.local else {"platform": str(TargetPlatform.of(jobs.cluster.chip))}
 
 
 def _stored_name(config: TrainConfig) -> str:

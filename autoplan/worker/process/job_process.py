@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import keras
 
@@ -20,7 +20,7 @@ from autoplan.machine import process_settings, processes
 from autoplan.plan.records import FailureKind
 from autoplan.runtime import backends, callbacks
 from autoplan.runtime.apply import Change, ProcessSettings, apply_to_model
-from autoplan.runtime.data import data_facts, lookahead, rebatch, regroup, torch_dataloader, validation_facts
+from autoplan.runtime.data import data_facts, lookahead, rebatch, regroup, torch_dataloader
 from autoplan.runtime.data.batch_shapes import LOOK_SECONDS
 from autoplan.runtime.data.data_facts import DataFacts
 from autoplan.runtime.data.fit_arguments import FitArguments
@@ -43,6 +43,9 @@ from autoplan.worker.observation import observe_fit
 from autoplan.worker.seeds import BASE_SEED, offset_random_seed
 from autoplan.worker.split_probe.probe import SplitOptions, probe_fit
 from cost_models.workload.serialization import workload_to_dict
+
+if TYPE_CHECKING:
+    from autoplan.worker.trace.trace_fit import TraceOptions
 
 _OBSERVES_ONLY = (JobKind.OBSERVE, JobKind.TRACE)
 _TRAINS_NOTHING = (*_OBSERVES_ONLY, JobKind.LOWER)
@@ -248,18 +251,13 @@ class JobProcess:
         return found.model_copy(update={"process_bytes": resident, "may_fit_again": again, **files})
 
     def _trace(self, call: FitCall, facts: DataFacts) -> Answer:
-        from autoplan.worker.trace.trace_fit import trace_with_fallback, with_largest_batch, with_validation
+        from autoplan.worker.trace.trace_fit import trace_programs
 
         observation = self._observed(call, facts)
         self._apply(call)
         self.channel.phase("trace")
         built_with = self.job.config or observation.config
-        workload = trace_with_fallback(call.model, call.arguments, facts, built_with.batch.local, built_with)
-        largest = self.job.options.get("largest_batch")
-        if largest is not None:
-            workload = with_largest_batch(workload, call.model, call.arguments, facts, largest, built_with)
-        validation = validation_facts.of_fit(call.arguments, facts)
-        workload = with_validation(workload, call.model, call.arguments, validation, built_with)
+        workload = trace_programs(call.model, call.arguments, facts, built_with, cast("TraceOptions", self.job.options))
         return {"observation": observation.model_dump(mode="json"), "workload": workload_to_dict(workload)}
 
     def _split(self, call: FitCall, facts: DataFacts) -> Answer:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+from autoplan.worker.trace.attention import FusedAttentionCall, attention_call, is_used
 from autoplan.worker.trace.expansions import expansion_of
 from autoplan.worker.trace.primitives import Cost, rule_for
 from autoplan.worker.trace.recording import RawOp, Recording
@@ -111,6 +112,8 @@ class _Walker:
                 return self._inline(eqn, found.jaxpr, found.operands, env)
             if name == _CONVOLUTION and (padding := _uneven_padding(eqn)):
                 return self._padded_convolution(eqn, env, padding)
+            if (call := attention_call(eqn)) is not None:
+                return [self._attention(eqn, call, env)]
             return [self._plain(eqn, env)]
 
     @contextmanager
@@ -164,6 +167,11 @@ class _Walker:
         if name == "pad" and any(low != high for low, high, _ in eqn.params["padding_config"]):
             name = UNEVEN_PAD
         return self._op(kind, name, self._reads(eqn, env), self._writes(eqn, env), cost)
+
+    def _attention(self, eqn: Any, call: FusedAttentionCall, env: dict[Any, int]) -> RawOp:
+        """Return attention in one kernel. It writes the statistics of its softmax, and no scores."""
+        reads = [self.read(env, atom) for atom in eqn.invars if is_used(atom)]
+        return self._op(Kind.ATTENTION, call.primitive, reads, self._writes(eqn, env), Cost(call.flops, call.gemm))
 
     def _padded_convolution(self, eqn: Any, env: dict[Any, int], padding: tuple[tuple[int, int], ...]) -> list[RawOp]:
         """Split a convolution with uneven padding into padding and a convolution, as libraries without it do.

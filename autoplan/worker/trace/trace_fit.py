@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from autoplan.errors import WorkloadError
 from autoplan.runtime.data import data_facts, validation_facts
@@ -12,11 +12,40 @@ from autoplan.runtime.data.data_facts import DataFacts
 from autoplan.runtime.data.fit_arguments import FitArguments
 from autoplan.runtime.data.validation_facts import ValidationFacts
 from autoplan.worker.synthetic_data import synthetic_specs
+from autoplan.worker.trace.target_platform import seen_as
 from autoplan.worker.trace.train_step import trace_train_step
 from autoplan.worker.trace.validation_step import trace_validation_step
 from cost_models.config import TrainConfig
 from cost_models.execution import Origin
+from cost_models.hardware.platform import TargetPlatform
 from cost_models.workload.workload import OtherBatch, Workload
+
+
+class TraceOptions(TypedDict):
+    """Options of the job, as plain values.
+
+    platform       the TargetPlatform that Keras sees
+    largest_batch  shapes of the arrays of the largest batch, where batches of the data differ
+    """
+
+    platform: dict[str, Any]
+    largest_batch: NotRequired[Sequence[Sequence[int]]]
+
+
+def trace_programs(
+    model: Any, arguments: FitArguments, facts: DataFacts, config: TrainConfig, options: TraceOptions
+) -> Workload:
+    """Trace the step on the usual batch, and the training's programs on other batches, as on the target's platform.
+
+    WorkloadError for data that have no batches of arrays.
+    """
+    with seen_as(TargetPlatform.from_dict(options["platform"])) as answers:
+        workload = trace_with_fallback(model, arguments, facts, config.batch.local, config)
+        if "largest_batch" in options:
+            workload = with_largest_batch(workload, model, arguments, facts, options["largest_batch"], config)
+        validation = validation_facts.of_fit(arguments, facts)
+        workload = with_validation(workload, model, arguments, validation, config)
+    return replace(workload, answers=answers.given)
 
 
 def trace_at_batch(

@@ -19,7 +19,8 @@ from cost_models.config import Batch, Layout, Mesh, Precision, TrainConfig
 from cost_models.hardware.compile_targets import CompilerTarget
 
 MODELS = ("convolutional", "attention")
-TARGETS = ("tpu-v4-8", "tpu-v5e-4", "tpu-v6e-4", "gpu-a100-80gb-x2", "gpu-h100-80gb-x2")
+GPUS = ("gpu-a100-80gb-x2", "gpu-h100-80gb-x2")
+TARGETS = ("tpu-v4-8", "tpu-v5e-4", "tpu-v6e-4", *GPUS)
 BATCH = 32
 ONE_CHIP = CompilerTarget("tpu", "v5e:1x1", 1)
 
@@ -29,7 +30,11 @@ def by_hand(root):
     """Bytes by model and target, from a process that does not use autoplan."""
     program = root / "tests/models/plain_lowering.py"
     ran = subprocess.run(
-        [sys.executable, str(program), *MODELS], capture_output=True, text=True, check=False, env=os.environ
+        [sys.executable, str(program), *MODELS, "fused_attention"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ,
     )
     assert ran.returncode == 0, ran.stderr[-2000:]
     return json.loads(ran.stdout.splitlines()[-1])
@@ -65,8 +70,10 @@ def config(data=1, **changes):
     return TrainConfig(Batch.from_global(BATCH, data=data), mesh=Mesh(data), **changes)
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    ("model", "target"),
+    [*((model, target) for model in MODELS for target in TARGETS), *(("fused_attention", target) for target in GPUS)],
+)
 def test_the_evidence_equals_a_compilation_by_hand(by_hand, jobs, model, target):
     there = jobs(model, target)
     found = there.compile(config(there.cluster.devices))

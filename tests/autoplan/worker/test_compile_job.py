@@ -26,8 +26,8 @@ def answered(monkeypatch, outcome):
     """Return the answer for this outcome of the compiler, the phases, and the arguments of the compiler."""
     phases, asked = [], []
 
-    def compiled(model, batch, config, target, versions):
-        asked.append((config, target.platform, versions))
+    def compiled(model, batch, config, target, platform, versions):
+        asked.append((config, target.platform, str(platform), versions))
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
@@ -52,7 +52,7 @@ def test_evidence_has_the_time_the_collectives_and_the_unknown_operations_of_the
     answer, phases, asked = answered(monkeypatch, SimpleNamespace(text=text, evidence=Evidence()))
     evidence = answer["evidence"]
     assert phases == ["compile", "read"]
-    assert asked == [(local_config(8), "cpu", {"jax": "1"})]
+    assert asked == [(local_config(8), "cpu", "cpu", {"jax": "1"})]
     assert evidence["collectives"] == []
     assert [op["primitive"] for op in evidence["unknown_ops"]] == ["quantum-sort"]
     assert evidence["time"].micro_step_seconds > 0

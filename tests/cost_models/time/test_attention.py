@@ -16,7 +16,7 @@ def found(workload):
 
 
 def test_scores_lie_between_two_products_with_the_batch_among_their_groups():
-    attends, plan = found(attention(256, library=True))
+    attends, plan = found(attention(256))
     assert len(attends.products) == 2
     sizes = {plan.tensors[score].elements.per_sample for score in attends.scores}
     assert sizes == {HEADS * 256 * 256}
@@ -25,17 +25,7 @@ def test_scores_lie_between_two_products_with_the_batch_among_their_groups():
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_a_mask_that_compares_positions_is_causal(causal):
-    assert found(attention(256, library=True, causal=causal))[0].causal is causal
-
-
-@pytest.mark.parametrize("dropout", [True, False])
-def test_random_bits_for_every_pair_are_dropout(dropout):
-    assert found(attention(256, library=True, dropout=dropout))[0].dropout is dropout
-
-
-def test_only_the_librarys_function_is_the_librarys():
-    assert found(attention(256, library=True))[0].of_library
-    assert not found(attention(256, library=False))[0].of_library
+    assert found(attention(256, causal=causal))[0].causal is causal
 
 
 def test_products_with_weights_are_no_attention():
@@ -48,8 +38,8 @@ def test_products_with_weights_are_no_attention():
 def test_two_batched_products_of_other_sizes_between_them_are_no_attention():
     step = Step()
     x = step.input(B, 8, 64, 64)
-    made = step.op(Kind.DOT, (x, x), (B, 8, 64, 64), gemm=attention(64, library=True).ops[0].gemm)
+    made = step.op(Kind.DOT, (x, x), (B, 8, 64, 64), gemm=attention(64).ops[0].gemm)
     less = step.op(Kind.REDUCE, (made,), (B, 8, 64))
     more = step.op(Kind.BROADCAST, (less,), (B, 8, 64, 64))
-    end = step.op(Kind.DOT, (more, x), (B, 8, 64, 64), gemm=attention(64, library=True).ops[0].gemm)
+    end = step.op(Kind.DOT, (more, x), (B, 8, 64, 64), gemm=attention(64).ops[0].gemm)
     assert not found(step.workload(end))[0].scores

@@ -162,7 +162,7 @@ def test_what_is_no_layer_and_the_loss_stay_as_they_are(layer):
 
 def test_causal_attention_is_still_found():
     """Its mask is made in the layer around the products, which therefore keeps its operations."""
-    made = attention(1024, library=True, causal=True)
+    made = attention(1024, causal=True)
     around = tuple(op if op.kind is Kind.DOT else replace(op, layer="attention") for op in made.ops)
     found = library_kernels(replace(made, ops=around))
     assert [op.primitive for op in found.ops[:-1]] == [op.primitive for op in made.ops]

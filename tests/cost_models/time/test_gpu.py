@@ -15,7 +15,7 @@ from cost_models.workload.workload import Kind
 from cost_models.xla.buffers.schedule import Updates
 from cost_models.xla.profiles.choice import compiler_profile
 from tests.builders.timed_steps import LOCAL, config, convolving, one_product
-from tests.builders.workloads import HEAD, HEADS, B, Step, attention
+from tests.builders.workloads import HEAD, HEADS, B, Step, attention, fused_attention
 
 PEAK, BANDWIDTH = 1e14, 1e12
 
@@ -71,7 +71,7 @@ def test_pytorch_keeps_float32_products_off_the_tensor_units():
 
 def test_fused_attention_moves_no_scores_and_reaches_its_own_share_of_the_peak():
     length, batch, place = 4096, 2, published("gpu-a100-40gb")
-    table = kernel_table(attention(length, library=True), compiler_profile("gpu"), Updates.AT_ONCE)
+    table = kernel_table(attention(length), compiler_profile("gpu"), Updates.AT_ONCE)
     half = config(batch, precision=Precision.MIXED_BFLOAT16)
     compute, traffic = kernel_seconds(table, half, place, software=Software(fused_attention=True))
     forward, _ = efficiency_of(place).attention.shares(np.array([length]), np.array([HEAD]), causal=False)
@@ -87,7 +87,7 @@ def test_fused_attention_multiplies_in_16_bits_whatever_its_weights_would_be_wri
     half, place = config(2, precision=Precision.MIXED_BFLOAT16), published("gpu-a100-40gb")
     narrow, wide = (
         kernel_seconds(
-            kernel_table(attention(4096, library=True, weights_dtype=dtype), compiler_profile("gpu"), Updates.AT_ONCE),
+            kernel_table(attention(4096, weights_dtype=dtype), compiler_profile("gpu"), Updates.AT_ONCE),
             half,
             place,
             software=Software(fused_attention=True),
@@ -95,3 +95,28 @@ def test_fused_attention_multiplies_in_16_bits_whatever_its_weights_would_be_wri
         for dtype in ("bfloat16", "float32")
     )
     assert wide == pytest.approx(narrow, rel=1e-6)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_that_was_traced_as_one_kernel_costs_as_much_as_the_same_found_among_products(causal):
+    """Forward passes: a library's kernel skips the blocks of pairs that a causal mask hides."""
+    half, place, batch = config(2, precision=Precision.MIXED_BFLOAT16), published("gpu-a100-40gb"), 2
+    found = kernel_table(attention(4096, causal=causal), compiler_profile("gpu"), Updates.AT_ONCE)
+    one_kernel = kernel_table(fused_attention(4096, causal=causal), compiler_profile("gpu"), Updates.AT_ONCE)
+    expected, _ = kernel_seconds(found, half, place, software=Software(fused_attention=True))
+    compute, traffic = kernel_seconds(one_kernel, half, place)
+    assert compute.sum() == pytest.approx(expected.sum(), rel=1e-3)
+    moved = batch * HEADS * 4096 * (4 * HEAD * 2 + 4)  # queries, keys, values, the mixture, and a number a query
+    rate = place.chip.memory_bytes_per_second * efficiency_of(place).stream_share
+    assert traffic.sum() == pytest.approx(moved / rate, rel=1e-6)
+
+
+def test_attention_of_a_trace_is_not_taken_for_one_kernel_unless_the_software_says_so():
+    half, place = config(2, precision=Precision.MIXED_BFLOAT16), published("gpu-a100-40gb")
+    table = kernel_table(attention(4096), compiler_profile("gpu"), Updates.AT_ONCE)
+    as_traced, apart = kernel_seconds(table, half, place), kernel_seconds(table, half, place, software=Software())
+    assert as_traced[1].sum() == apart[1].sum() > 10 * fused_bytes_seconds(place)
+
+
+def fused_bytes_seconds(place):
+    return 4 * 2 * HEADS * 4096 * HEAD * 2 / 1555e9 / efficiency_of(place).stream_share

@@ -42,7 +42,7 @@ def test_a_sum_that_needs_another_reads_again():
 
 
 def test_fused_attention_moves_only_what_goes_in_and_out():
-    table = table_of(attention(256, library=True))
+    table = table_of(attention(256))
     operands = 4 * 2 * 8 * 256 * 64 * 2
     assert table.bytes_at(2, fused_attention=True).sum() == operands
     assert table.bytes_at(2).sum() > operands + 4 * 2 * 8 * 256 * 256 * 2

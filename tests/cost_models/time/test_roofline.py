@@ -7,16 +7,12 @@ import pytest
 from cost_models.config import Precision
 from cost_models.errors import HardwareError
 from cost_models.hardware.efficiency import efficiency_of
-from cost_models.hardware.lookup import cluster as published
-from cost_models.time.kernels import kernel_table
-from cost_models.time.roofline import is_attention_fused, peak_rate
+from cost_models.time.roofline import peak_rate
 from cost_models.time.step import step_time
 from cost_models.workload.affine import Affine
 from cost_models.workload.workload import Kind
-from cost_models.xla.buffers.schedule import Updates
-from cost_models.xla.profiles.choice import compiler_profile
 from tests.builders.timed_steps import LOCAL, K, N, config
-from tests.builders.workloads import B, Step, attention, chip, dense
+from tests.builders.workloads import B, Step, chip, dense
 
 PEAK, BANDWIDTH = 1e14, 1e12
 
@@ -71,14 +67,3 @@ def test_float64_is_held_against_the_rate_at_which_its_backend_calculates(backen
     wide = replace(workload, precision="float64", tensors=tensors)
     time = step_time(wide, config(8192, precision=Precision.FLOAT64, backend=backend), LOCAL)
     assert time.mfu == pytest.approx(workload.model_flops.at(8192) / time.micro_step_seconds / peak)
-
-
-def test_attention_of_the_library_is_one_kernel_where_the_backend_has_one():
-    table = kernel_table(attention(4096, library=True), compiler_profile("gpu"), Updates.AT_ONCE)
-    half = config(2, precision=Precision.MIXED_BFLOAT16)
-    assert is_attention_fused(table, half, published("gpu-a100-40gb"))
-    assert is_attention_fused(table, half, published("tpu-v4-8"))
-    assert not is_attention_fused(table, half, published("gpu-v100-16gb"))
-    assert not is_attention_fused(table, config(2), published("gpu-a100-40gb"))
-    own = kernel_table(attention(4096, library=False), compiler_profile("gpu"), Updates.AT_ONCE)
-    assert not is_attention_fused(own, half, published("gpu-a100-40gb"))

@@ -19,6 +19,7 @@ from autoplan.tuning.estimates.estimator import (
 )
 from autoplan.tuning.space.legal_configs import legal_configs
 from cost_models.estimate import estimate
+from cost_models.hardware.lookup import cluster as catalogued
 from cost_models.workload.serialization import workload_from_dict, workload_to_dict
 from tests.builders.fake_client import FakeClient, failure
 from tests.builders.observations import VERSIONS, cluster, config, observation
@@ -103,12 +104,37 @@ def test_a_tracer_traces_each_structure_once_at_the_batch_it_was_given():
     jobs = JobRunner(client, SOURCE, "jax", here, Clock.start(None), baseline=config())
     halved, mixed = config(32, 2), config(16, precision="mixed_bfloat16")
     with Tracer(jobs, local_batch=8) as tracer:
-        tracer.start([mixed])
-        found = [(workload.precision, list(group)) for workload, group in tracer.workloads([config(), halved, mixed])]
-        again = [workload.local_batch for workload, _ in tracer.workloads([config(16), mixed])]
+        tracer.start([mixed], here)
+        traced = tracer.workloads([config(), halved, mixed], here)
+        found = [(workload.precision, list(group)) for workload, group in traced]
+        again = [workload.local_batch for workload, _ in tracer.workloads([config(16), mixed], here)]
     assert found == [("float32", [config(), halved]), ("mixed_bfloat16", [mixed])]
     assert again == [8, 8]
     assert sorted(one.precision.value for one in client.of_kind(JobKind.TRACE)) == ["float32", "mixed_bfloat16"]
+
+
+@pytest.mark.parametrize(
+    ("answers", "traces"), [((), 1), ((("tpu", False),), 2), ((("compute capability >= 8.0", True),), 3)]
+)
+def test_a_structure_is_traced_again_for_a_device_that_answers_keras_differently(answers, traces):
+    client = answering(lambda workload: dataclasses.replace(workload, answers=answers))
+    jobs = JobRunner(client, SOURCE, "jax", catalogued("gpu-a100-80gb"), Clock.start(None), baseline=config())
+    names = ("gpu-a100-80gb", "gpu-rtx-3090", "gpu-v100-16gb", "tpu-v4-8")
+    with Tracer(jobs, local_batch=8) as tracer:
+        for name in names:
+            tracer.start([config()], catalogued(name))
+        assert all(len(list(tracer.workloads([config()], catalogued(name)))) == 1 for name in names)
+    seen = [job.options["platform"] for job in client.jobs]
+    kinds = ["gpu", "tpu"] if traces == 2 else ["gpu", "gpu", "tpu"][:traces]
+    assert [one["kind"] for one in seen] == kinds
+
+
+def test_steps_of_other_backends_are_traced_as_on_a_cpu():
+    client = FakeClient()
+    jobs = JobRunner(client, SOURCE, "torch", cluster(kind="gpu"), Clock.start(None), baseline=config(), tracer=client)
+    jobs.trace(config(backend="torch"))
+    jobs.trace(config(16))
+    assert [job.options["platform"]["kind"] for job in client.jobs] == ["cpu", "gpu"]
 
 
 def test_a_freed_effective_batch_is_tried_once_a_micro_batch_and_where_it_is_the_scripts_own():
