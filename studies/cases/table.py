@@ -378,7 +378,7 @@ _ON_JAX: Mapping[str, Case] = {
     "dropout of zero": Case(
         REASONS,
         "dropout_of_zero.py",
-        ("tune SCRIPT --only jit_compile,batch --fix accumulation=2 --trials 2 --budget 240s",),
+        ("tune SCRIPT --only jit_compile,batch --fix accumulation=2 --trials 2 --budget 420s",),
         every(
             code(0),
             says("Training gives the same results"),
