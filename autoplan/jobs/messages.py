@@ -114,6 +114,7 @@ class ValidationRows(Value):
 
 
 _CALLS: dict[str, Callable[[AttentionCall], bool]] = {
+    "attention": lambda call: True,
     "tpu_kernel": lambda call: call.follows_setting and call.fuses_on_tpu,
     "own_tpu_kernel": lambda call: not call.follows_setting and call.fuses_on_tpu,
     "own_attention": lambda call: not call.follows_setting,

@@ -222,6 +222,26 @@ def test_an_estimate_is_of_all_devices_on_data_unless_a_mesh_is_given(tune, monk
         planner.estimate(EstimateRequest(source=spec, hardware="tpu-v5e-8", mesh={"data": 16}))
 
 
+def test_an_estimate_and_a_plan_for_a_tpu_name_attention_that_would_become_causal(tune):
+    call = {"layer": "encoder", "query": [1, 128, 2, 64], "key": [1, 128, 2, 64], "value": [1, 128, 2, 64]}
+    client = fake(facts={"attention_calls": [call]})
+    plan = tune(client, here=local_hardware.resolve("tpu-v5e-1"), measure=False).plan
+    assert (plan.config.attention, plan.baseline.config.attention) == ("unfused", "auto")
+    read = file.read(file.write(plan, "plan.yaml"))
+    assert read.config == plan.config
+    assert read.baseline.issues == plan.baseline.issues == ["tpu-attention-becomes-causal"]
+    own, unfused = (
+        planner.estimate(
+            EstimateRequest(source=client.jobs[0].source, hardware="tpu-v5e-1", settings=settings)
+        ).to_dict()
+        for settings in ({}, {"attention": "unfused"})
+    )
+    (told,) = own["notes"]
+    assert told.startswith("Keras's attention kernel for TPUs makes attention without a mask causal")
+    assert f"known issue of the baseline: {told}" in plan.notes
+    assert (unfused["notes"], unfused["config"]["attention"]) == ([], "unfused")
+
+
 def test_a_scratch_directory_is_a_new_and_empty_one_for_every_job(tune):
     folders = []
     client = fake(plant=lambda job: folders.append(job.options["scratch"]) or assert_empty(folders[-1]))

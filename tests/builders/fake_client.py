@@ -14,6 +14,7 @@ from typing import Any
 from autoplan.jobs.messages import Job, JobKind, JobResult, Observation, SplitProbe
 from autoplan.plan.records import Failure, FailureKind
 from cost_models.config import TrainConfig
+from cost_models.execution import Origin
 from cost_models.workload.serialization import workload_to_dict
 from tests.builders import estimates, plans
 from tests.builders.observations import observation
@@ -123,7 +124,7 @@ class FakeClient:
 
 def _workload(config: TrainConfig) -> dict[str, Any]:
     made = dense(64, 64, batch=config.batch.local)
-    changed = {"precision": config.precision.value, "remat": config.remat.mode.value, "backend": config.backend}
+    changed = {**vars(Origin.of(config)), "backend": config.backend}
     return workload_to_dict(dataclasses.replace(made, **changed))
 
 

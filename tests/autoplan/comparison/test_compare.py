@@ -19,6 +19,7 @@ from autoplan.tuning.compiler_check import NOTHING_LEFT, CheckedByCompiler
 from autoplan.tuning.request import CompareRequest
 from cost_models.config import Precision
 from cost_models.estimate import estimate
+from cost_models.execution import Origin
 from cost_models.hardware.catalogue import rows
 from cost_models.hardware.lookup import cluster
 from cost_models.workload.serialization import workload_from_dict, workload_to_dict
@@ -43,7 +44,7 @@ def training(width=64, own=OWN, plant=lambda job: None, **facts):
             return planted
         asked = job.config
         workload = computed_in(asked.precision.compute_dtype, workloads.dense(width, width, asked.batch.local, slots=2))
-        workload = dataclasses.replace(workload, precision=asked.precision.value, remat=asked.remat.mode.value)
+        workload = dataclasses.replace(workload, **vars(Origin.of(asked)))
         return JobResult(
             {"observation": client.observed(job.backend), "workload": workload_to_dict(workload)}, None, 1.0
         )
@@ -366,3 +367,16 @@ def test_a_validation_that_does_not_fit_is_a_note_of_its_row(compare):
     (note,) = (note for note in row.notes if note.startswith("validation"))
     assert note.startswith("validation (65,536 rows at once) does not fit: it needs up to ")
     assert note.endswith("rows at once fit")
+
+
+def test_tpus_are_compared_without_the_kernel_that_makes_attention_causal(compare):
+    call = {"layer": "encoder", "query": [1, 128, 2, 64], "key": [1, 128, 2, 64], "value": [1, 128, 2, 64]}
+    found = compare(training(attention_calls=[call]), "tpu-v5e-1", "gpu-t4")
+    assert {row.hardware: row.config.attention.value for row in found.rows} == {
+        "tpu-v5e-1": "unfused",
+        "gpu-t4": "auto",
+    }
+    (told,) = [note for note in found.notes if "attention" in note]
+    assert told.startswith(
+        "not with the script's own settings on TPUs: Keras's attention kernel for TPUs makes attention"
+    )

@@ -168,7 +168,9 @@ def test_code_that_counts_micro_steps_is_named():
 
 def attending(**arguments):
     inputs = keras.Input((8, 4))
-    return keras.Model(inputs, keras.layers.MultiHeadAttention(2, 4, **arguments)(inputs, inputs))
+    return keras.Model(
+        inputs, keras.layers.MultiHeadAttention(2, 4, kernel_initializer="zeros", **arguments)(inputs, inputs)
+    )
 
 
 def test_attention_is_as_it_was_set_when_the_layers_were_created():
@@ -184,3 +186,15 @@ def test_attention_is_as_it_was_set_when_the_layers_were_created():
     assert model_facts.attention_of(unfused) is AttentionMode.UNFUSED
     assert model_facts.attention_of(own) is AttentionMode.AUTO, "it does not follow the setting"
     assert model_facts.attention_of(both) is AttentionMode.AUTO
+
+
+def test_flash_attention_false_of_a_layer_is_lost_unless_the_process_says_the_same():
+    lost = attending(flash_attention=False)
+    assert model_facts.lost_flash_attention(lost) == [lost.layers[1].path]
+    assert model_facts.lost_flash_attention(attending()) == []
+    assert model_facts.lost_flash_attention(attending(flash_attention=True)) == []
+    keras.config.disable_flash_attention()
+    try:
+        assert model_facts.lost_flash_attention(attending(flash_attention=False)) == []
+    finally:
+        keras.config.enable_flash_attention()

@@ -55,7 +55,7 @@ def test_a_plain_configuration_on_jax_has_no_issue():
         ({"precision": "mixed_float16"}, {"unscaled_train_step": True}, "jax", "float16-without-loss-scaling"),
         (
             {"precision": "mixed_float16"},
-            {"layer_kinds": ["Dense", "MultiHeadAttention"]},
+            {"attention_calls": [{"layer": "encoder"}], "random_layers": True},
             "jax",
             "jax-float16-attention-on-cpu",
         ),
@@ -72,8 +72,8 @@ def test_an_issue_applies_where_its_conditions_hold(changes, facts, backend, exp
         ({"remat": {"mode": "full"}}, {"layer_kinds": ["Dense", "LayerNormalization"]}),
         ({"mesh": {"data": 2}}, {}),
         ({"precision": "mixed_float16"}, {}),
-        ({"precision": "mixed_float16"}, {"layer_kinds": ["MultiHeadAttention"], "random_layers": True}),
-        ({"precision": "mixed_bfloat16"}, {"layer_kinds": ["MultiHeadAttention"]}),
+        ({"precision": "mixed_float16"}, {"layer_kinds": ["MultiHeadAttention"]}),
+        ({"precision": "mixed_bfloat16"}, {"attention_calls": [{"layer": "encoder"}]}),
     ],
 )
 def test_an_issue_does_not_apply_where_one_condition_fails(changes, facts):
@@ -127,6 +127,11 @@ def called(layer="encoder", length=256, **more):
             {"tpu-own-attention-becomes-causal", "own-attention-does-not-follow"},
         ),
         ({"backend": "torch"}, [called()], set()),
+        (
+            {"precision": "mixed_float16"},
+            [called(causal=True)],
+            {"tpu-float16-attention", "tpu-masked-attention-is-not-fused"},
+        ),
     ],
 )
 def test_attention_on_tpus(changes, calls, expected):
@@ -164,7 +169,10 @@ def test_an_issue_of_a_plan_is_looked_up_again_without_its_model():
         ("schema: 2\nissues: []", "schema"),
         ("issues: []", "schema"),
         (one("{config: {warp: [1]}}"), "unknown warp; expected any of accumulation, attention, backend"),
-        (one("{layers_with: wings, config: {remat: [full]}}"), "unknown wings; expected any of lost_flash_attention"),
+        (
+            one("{layers_with: wings, config: {remat: [full]}}"),
+            "unknown wings; expected any of attention, lost_flash_attention",
+        ),
         (one("{model: {tall: true}, config: {remat: [full]}}"), "unknown tall; expected any of batch_norm"),
         (one("{backend: [jax]}"), "when.config"),
         (one("{config: {}}"), "when.config"),
