@@ -17,18 +17,18 @@ from autoplan.worker.trace.train_step import trace_train_step
 from autoplan.worker.trace.validation_step import trace_validation_step
 from cost_models.config import TrainConfig
 from cost_models.execution import Origin
-from cost_models.hardware.platform import TargetPlatform
+from cost_models.hardware.platform import HOST, TargetPlatform
 from cost_models.workload.workload import OtherBatch, Workload
 
 
 class TraceOptions(TypedDict):
     """Options of the job, as plain values.
 
-    platform       the TargetPlatform that Keras sees
+    platform       the TargetPlatform that Keras sees; without it, a CPU
     largest_batch  shapes of the arrays of the largest batch, where batches of the data differ
     """
 
-    platform: dict[str, Any]
+    platform: NotRequired[dict[str, Any]]
     largest_batch: NotRequired[Sequence[Sequence[int]]]
 
 
@@ -39,7 +39,8 @@ def trace_programs(
 
     WorkloadError for data that have no batches of arrays.
     """
-    with seen_as(TargetPlatform.from_dict(options["platform"])) as answers:
+    platform = TargetPlatform.from_dict(options["platform"]) if "platform" in options else HOST
+    with seen_as(platform) as answers:
         workload = trace_with_fallback(model, arguments, facts, config.batch.local, config)
         if "largest_batch" in options:
             workload = with_largest_batch(workload, model, arguments, facts, options["largest_batch"], config)
