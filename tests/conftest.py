@@ -23,11 +23,12 @@ def scripts(root) -> Path:
     return root / "tests/models/scripts"
 
 
-@pytest.fixture(scope="module")
-def programs_are_kept(tmp_path_factory):
-    """Processes of a module share their compiled programs, outside of the folders that they train in."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path_factory.mktemp("programs")))
-        patch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-        patch.setenv("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "0")
-        yield
+@pytest.fixture
+def programs_are_kept(tmp_path_factory, monkeypatch):
+    """Processes that train share their compiled programs, in a folder that no training runs in.
+
+    A program from this cache does not state its memory, so it is not for tests that measure memory.
+    """
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "programs"))
+    monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "0")

@@ -18,8 +18,6 @@ from cost_models.workload.serialization import workload_from_dict
 from tests.builders.observations import cluster
 from tests.builders.plans import plain_plan
 
-pytestmark = pytest.mark.usefixtures("programs_are_kept")
-
 QUICK = {"groups": 3, "group_seconds": 0.05, "max_seconds": 20}
 THOROUGH = {**QUICK, "remainder": True, "validation": True}
 VALIDATED = {"pydataset", "generator", "folds", "messy"}
@@ -121,6 +119,7 @@ def plan_for(seen, fit, batch, folder):
     return file.write(Plan.model_validate(plain), folder / "plan.yaml")
 
 
+@pytest.mark.usefixtures("programs_are_kept")
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_script_trains_with_its_own_number_of_updates(client, spec, observations, scripts, tmp_path, shape):
     script, fit, batch, _, expected = SHAPES[shape]
