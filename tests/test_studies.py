@@ -137,14 +137,18 @@ def test_the_study_of_same_training_records_variables_without_autoplan(tmp_path)
     """Keras's own accumulation of the same batches trains the same, and a change that is a little larger does not."""
     script, lab = tmp_path / "train.py", harness.Lab(tmp_path, {"KERAS_BACKEND": "jax"})
     script.write_text(SMALL_TRAINING)
+    (tmp_path / "also").mkdir()
+    (tmp_path / "also/sitecustomize.py").write_text("import pathlib; pathlib.Path('it_ran').touch()\n")
+    chosen = same_training.Script(script, modules=(tmp_path / "also",))
     plain, split = (
-        same_training.record(lab, same_training.Script(script), name, (7, 20), **variables)
+        same_training.record(lab, chosen, name, (7, 20), **variables)
         for name, variables in (("plain", {}), ("split", {"SAME_TRAINING_SPLIT": "2"}))
     )
+    assert (tmp_path / "it_ran").exists()
     assert (plain.updates, plain.counts, split.updates) == (25, [7, 20], 25)
     assert (plain.facts["calls"], split.facts["calls"]) == (25, 50)
     runs = judging.PlainRuns(plain, plain, None)
-    found = judging.compare(runs, split, 20)
+    found = judging.compare(runs, split, 20, 7)
     assert found.same
     assert 0 < found.largest < judging.LINE
     assert judging.compare_split(runs, split, 7).same
@@ -152,11 +156,14 @@ def test_the_study_of_same_training_records_variables_without_autoplan(tmp_path)
     assert judging.judge(judging.DIFFERS, found, runs, split) == "missing"
 
     kernel = {**split.arrays, "20:0": split.arrays["20:0"] + 2e-3 * split.change(0, "20")}
-    other = judging.compare(runs, dataclasses.replace(split, arrays=kernel), 20)
+    other = judging.compare(runs, dataclasses.replace(split, arrays=kernel), 20, 7)
     assert other.largest == pytest.approx(2e-3, rel=0.01)
     assert judging.judge(judging.SAME, other, runs, split) == "false"
+    assert judging.judge(judging.ROWS_LEFT_OUT, other, runs, split) == "right"  # until it leaves rows out
+    other = dataclasses.replace(other, early=False)
+    assert judging.judge(judging.ROWS_LEFT_OUT, other, runs, split) == "false"
     longer = dataclasses.replace(split, facts={**split.facts, "updates": 26})
-    assert judging.compare(runs, longer, 20).why == "26 updates instead of 25"
+    assert judging.compare(runs, longer, 20, 7).why == "26 updates instead of 25"
 
 
 def test_totals_count_false_claims_and_same_plans_that_do_not_say_so():

@@ -223,13 +223,21 @@ class Observation(Value):
             return self.lost_flash_attention
         return list(dict.fromkeys(one.layer for one in self.attention_calls if _CALLS[fact](one)))
 
+    @property
+    def reaches_end(self) -> bool:
+        """Whether the fit comes to the end of its data, where an update may be partial; if not, it counts its steps."""
+        if not self.explicit_steps_per_epoch:
+            return True
+        steps, samples = self.steps_per_epoch or 0, self.samples or 0
+        return self.data == "arrays" and steps * self.epochs * self.config.batch.global_size >= samples
+
     def samples_left_out(self, wanted: TrainConfig) -> int:
         """Return how many samples of an epoch a configuration leaves out, as far as their number is known.
 
         The rule is that of `runtime/data/rebatch.remainder_mode`.
         """
         batch = wanted.batch
-        if batch == self.config.batch or self.explicit_steps_per_epoch or self.can_pad or not self.samples_exact:
+        if batch == self.config.batch or not self.reaches_end or self.can_pad or not self.samples_exact:
             return 0
         return (self.samples or 0) % batch.effective % batch.accumulation
 

@@ -18,7 +18,8 @@ from autoplan.runtime import backends, callbacks, model_facts
 from autoplan.runtime.apply import Change, ProcessSettings, apply_to_model, set_attention
 from autoplan.runtime.data import data_facts, lookahead
 from autoplan.runtime.data.fit_arguments import FitArguments
-from autoplan.runtime.fit import arguments_under, ensure_built
+from autoplan.runtime.fit import arguments_under
+from autoplan.runtime.live_models.build import ensure_built
 from cost_models.config import AttentionMode, Precision, RematMode, TrainConfig
 
 
@@ -75,21 +76,22 @@ def fit(plan: Plan, model: Any, data: Any = None, /, *more: Any, **arguments: An
     """
     change = change_to(plan)
     bound = lookahead.buffer_first_batch(_bound(data, more, cast("FitArguments", arguments)))
-    ensure_built(model, bound, _facts(bound))
+    ensure_built(model, bound, _facts(bound, change))
     check_structure(plan, model)
     _check_batch(bound, change)
     compile(plan, model)
     if "batch_size" not in bound and not hasattr(bound.get("x"), "element_spec"):
         bound["batch_size"] = change.script.batch.global_size
     distribution = _settings(plan, change).distribution()
-    facts = _facts(bound)
+    facts = _facts(bound, change)
     adapted = callbacks.adapted(bound.get("callbacks"), change.script, change.wanted, micro_steps=facts.micro_steps)
     with adapted, distribution.scope() if distribution is not None else nullcontext():
         return model.fit(**arguments_under(model, bound, facts, change))
 
 
-def _facts(bound: FitArguments) -> data_facts.DataFacts:
-    return data_facts.describe(bound)
+def _facts(bound: FitArguments, change: Change) -> data_facts.DataFacts:
+    """Describe the data without reading a tf.data pipeline, because an iteration would advance its shuffle."""
+    return data_facts.describe(bound, batch=change.script.batch.global_size)
 
 
 def _check_batch(bound: FitArguments, change: Change) -> None:
@@ -101,7 +103,7 @@ def _check_batch(bound: FitArguments, change: Change) -> None:
         )
     if not change.differs("batch"):
         return
-    facts, kind = _facts(bound), type(bound.get("x")).__name__
+    facts, kind = _facts(bound, change), type(bound.get("x")).__name__
     if not facts.rebatchable:
         why = f" ({facts.why_fixed})" if facts.why_fixed else ""
         raise PlanError(

@@ -9,7 +9,7 @@ import keras
 from autoplan.runtime import model_facts, model_settings
 from autoplan.runtime.apply import Change, script_accumulation
 from autoplan.runtime.backends import Backend
-from autoplan.runtime.data import data_facts, rebatch
+from autoplan.runtime.data import rebatch
 from autoplan.runtime.data.data_facts import DataFacts
 from autoplan.runtime.data.fit_arguments import FitArguments
 from autoplan.runtime.intercept import SeenCalls
@@ -37,27 +37,6 @@ def arguments_under(model: Any, arguments: FitArguments, facts: DataFacts, chang
     """Return the arguments of `fit` under the wanted batch; unchanged arguments if it is the script's own batch."""
     script, wanted = change.script.batch, change.wanted.batch
     return rebatch.rebatched(arguments, facts, script, wanted, can_pad=padding_is_exact(model, change))
-
-
-def ensure_built(model: Any, arguments: FitArguments, facts: DataFacts, *, entirely: bool = False) -> None:
-    """Build a subclassed model as `fit` does, so that it has variables.
-
-    entirely  also build the metrics and the loss of `compile`, so that `fit` reads no batch to build them. Keras 3.15
-              does not return all the batches that it reads for that from a generator or from loading threads.
-
-    The model stays unbuilt if the data have no batch to look at, or if only its own `train_step` can build it, as in a
-    model without `call`.
-    """
-    if not entirely and all(layer.built for layer in model._flatten_layers()):
-        return
-    batch = data_facts.placeholder_batch(arguments, facts)
-    if batch is None or type(model).call is keras.Model.call:
-        return
-    try:
-        model._symbolic_build(data_batch=batch)
-    except (RuntimeError, ValueError):
-        if keras.backend.backend() != "tensorflow":
-            raise  # on TensorFlow `fit` builds while it traces the first micro-step; elsewhere it builds as above
 
 
 def padding_is_exact(model: Any, change: Change | None = None) -> bool:

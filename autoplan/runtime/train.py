@@ -22,8 +22,9 @@ from autoplan.runtime.apply import (
 from autoplan.runtime.data import data_facts, lookahead, rebatch
 from autoplan.runtime.data.data_facts import DataFacts
 from autoplan.runtime.data.fit_arguments import FitArguments
-from autoplan.runtime.fit import arguments_under, ensure_built, padding_is_exact
+from autoplan.runtime.fit import arguments_under, padding_is_exact
 from autoplan.runtime.intercept import FitCall, Interception
+from autoplan.runtime.live_models.build import ensure_built
 from autoplan.sources.source import SourceSpec
 from cost_models.config import Batch, Mesh
 
@@ -189,7 +190,7 @@ class Training:
         return ""
 
     def _log_dropped(self, call: FitCall, facts: DataFacts) -> None:
-        if facts.kind != "arrays" or facts.explicit_steps or facts.samples is None:
+        if facts.kind != "arrays" or facts.samples is None or not rebatch.reaches_end(call.arguments, facts):
             return
         wanted = self.change.wanted.batch
         mode = rebatch.remainder_mode(facts.samples, wanted, can_pad=padding_is_exact(call.model, self.change))

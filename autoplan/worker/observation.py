@@ -18,8 +18,9 @@ from autoplan.runtime.data import validation_facts
 from autoplan.runtime.data.batch_shapes import BatchShapes
 from autoplan.runtime.data.data_facts import DataFacts
 from autoplan.runtime.data.fit_arguments import FitArguments
-from autoplan.runtime.fit import ensure_built, script_config
+from autoplan.runtime.fit import script_config
 from autoplan.runtime.intercept import FitCall, SeenCalls
+from autoplan.runtime.live_models.build import ensure_built
 from autoplan.worker import synthetic_data
 
 

@@ -19,11 +19,10 @@ from typing import Any
 
 from autoplan.plan import file
 from studies import harness
-from studies.public_examples.cases import ALL, CASES, Case
+from studies.public_examples.cases import ALL, CASES, REPLACED, Case, synthetic_data_for
 from studies.public_examples.replaced import synthetic_files
 
 HERE = Path(__file__).resolve().parent
-REPLACED = HERE / "replaced"
 QUESTION = "Can autoplan tune public Keras examples without changes, except for their data, or give a clear reason?"
 LONGEST_REASON = 600
 COLUMNS = ("case", "what it is", "outcome", "baseline", "plan", "speed-up", "low", "high", "numerics", "seconds")
@@ -82,11 +81,8 @@ def study(name: str, backend: str, arguments: argparse.Namespace) -> dict[str, A
 def _environment(case: Case, arguments: argparse.Namespace) -> dict[str, str]:
     return {
         "PYTHONPATH": harness.python_path(REPLACED),
-        "EXAMPLE_DATA": str(arguments.data),
-        "EXAMPLE_ROWS": case.rows,
         "XDG_CACHE_HOME": str(arguments.data / "cache"),
-        "MPLCONFIGDIR": str(arguments.data / "matplotlib"),
-        "TF_CPP_MIN_LOG_LEVEL": "3",
+        **synthetic_data_for(case, arguments.data),
     }
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
+REPLACED = Path(__file__).resolve().parent / "replaced"
+"""A folder for PYTHONPATH: its `sitecustomize` replaces the data of the examples."""
 ALL = ("jax", "tensorflow", "torch")
 
 
@@ -25,6 +28,19 @@ class Case:
     options: tuple[str, ...] = ()
     rows: str = "6000,1000"
     prepare: str | None = None
+
+
+def synthetic_data_for(case: Case, data: Path) -> dict[str, str]:
+    """Return the environment with which a case trains on synthetic data.
+
+    data  folder for synthetic files, which are kept between runs
+    """
+    return {
+        "EXAMPLE_DATA": str(data),
+        "EXAMPLE_ROWS": case.rows,
+        "MPLCONFIGDIR": str(data / "matplotlib"),
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+    }
 
 
 CASES: dict[str, Case] = {

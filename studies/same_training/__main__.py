@@ -23,7 +23,7 @@ from autoplan.plan import file
 from autoplan.plan.records import Plan
 from studies import harness
 from studies.same_training import judging
-from studies.same_training.cases import HERE, SCRIPTS, Script
+from studies.same_training.cases import HERE, SCRIPTS, Script, public_examples
 
 QUESTION = "Is training the same wherever a plan says so, and do plans say so wherever it is?"
 RECORDER = HERE / "recorder"
@@ -75,7 +75,7 @@ def tune(lab: harness.Lab, script: Script, name: str, limits: Sequence[str]) -> 
     ran = lab.run(
         *(sys.executable, "-m", "autoplan", "tune", str(script.path), "--fit", str(script.fit), *options),
         *("--output", str(path), "--study", str(lab.folder / name), *_after(script.arguments)),
-        environment=script.environment,
+        environment={**script.environment, "PYTHONPATH": harness.python_path(*script.modules)},
     )
     (lab.folder / f"{name}.txt").write_text(ran.output, encoding="utf-8")
     return Tuned(name, options, ran, file.read(path) if path.exists() else None)
@@ -87,7 +87,7 @@ def record(
     """Train, with a plan or without autoplan, and return the record; None if the training failed."""
     environment = {
         **script.environment,
-        "PYTHONPATH": harness.python_path(RECORDER),
+        "PYTHONPATH": harness.python_path(RECORDER, *script.modules),
         "SAME_TRAINING_RECORD": str(lab.folder / name),
         "SAME_TRAINING_FIT": str(script.fit),
         "SAME_TRAINING_AT": ",".join(map(str, counts)),
@@ -118,31 +118,31 @@ def plain_runs(
     return judging.PlainRuns(first, again, rounded, tuple(one for one in others if one is not None))
 
 
-def study(name: str, plans: Sequence[str], limits: Sequence[str], keep: Path | None) -> list[dict[str, Any]]:
+def study(
+    name: str, script: Script, plans: Sequence[str], limits: Sequence[str], keep: Path | None
+) -> list[dict[str, Any]]:
     """Make plans of a script, train with and without them, and return a row for each plan."""
-    script, origin = SCRIPTS[name], harness.provenance()
+    origin = harness.provenance()
     with lab(keep, name) as here:
+        script.prepare(here.folder)
         tuned = [tune(here, script, which, limits) for which in plans]
         said = {one.name: judging.claim(one.plan, one.ran.code, one.ran.output) for one in tuned}
+        counts = (SPLIT_UPDATES, UPDATES, *LATER)
         planned = {
-            one.name: record(here, script, f"trained-{one.name}", (UPDATES, *LATER), plan=f"{one.name}.yaml")
+            one.name: record(here, script, f"trained-{one.name}", counts, plan=f"{one.name}.yaml")
             for one in tuned
             if one.plan is not None
         }
         records = [one for one in planned.values() if one is not None]
-        refused = said.get("pinned") == judging.REFUSED and "accumulation=2" in script.pin
+        refused = said.get("pinned") == judging.REFUSED
         seeds = judging.WITHIN_SEEDS in said.values()
         plain = plain_runs(here, script, records, seeds=seeds) if records or refused else None
         found = {
-            one: judging.compare(plain, training, UPDATES)
+            one: judging.compare(plain, training, UPDATES, SPLIT_UPDATES)
             for one, training in planned.items()
             if plain is not None and training is not None
         }
-        if (
-            plain is not None
-            and said.get("pinned") == judging.REFUSED
-            and "--fix accumulation=2" in " ".join(script.pin)
-        ):
+        if plain is not None and refused:
             split = record(here, script, "split", (SPLIT_UPDATES,), SAME_TRAINING_SPLIT="2")
             by_keras = judging.compare_split(plain, split, SPLIT_UPDATES) if split is not None else None
             if by_keras is not None:
@@ -238,10 +238,17 @@ def main() -> None:
     parser.add_argument("--budget", default="60s")
     parser.add_argument("--again", action="store_true", help="run scripts again whose rows are there")
     parser.add_argument("--keep", type=Path, help="a folder for plans, outputs and records of variables")
+    parser.add_argument("--examples", type=Path, help="a checkout of keras-team/keras-io, whose examples run too")
+    parser.add_argument("--data", type=Path, help="a folder for the synthetic files of the examples")
     parser.add_argument("--table", action="store_true", help="print the rows that are there, and run nothing")
     arguments = parser.parse_args()
-    names = harness.chosen(SCRIPTS, arguments.scripts)
-    if not arguments.table:
+    scripts = dict(SCRIPTS)
+    if arguments.examples and arguments.data:
+        scripts |= public_examples(arguments.examples.resolve(), arguments.data.resolve())
+    if arguments.table:
+        names = arguments.scripts or list(dict.fromkeys(row["script"] for row in stored()))
+    else:
+        names = harness.chosen(scripts, arguments.scripts)
         harness.header(QUESTION)
         there = set() if arguments.again else finished(stored())
         for name in names:
@@ -249,7 +256,7 @@ def main() -> None:
             if not plans:
                 continue
             limits = ("--trials", str(arguments.trials), "--budget", arguments.budget)
-            rows = study(name, plans, limits, arguments.keep)
+            rows = study(name, scripts[name], plans, limits, arguments.keep)
             harness.write_rows(RESULTS, rows, key="key")
             for row in rows:
                 print(f"{row['key']}: says {row['says']}; {row['verdict']} {row['found']} {row['detail']}", flush=True)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from studies import harness
+from studies.public_examples import cases as public
+from studies.public_examples.replaced import synthetic_files
 
 HERE = Path(__file__).resolve().parent
 OWN = HERE / "scripts"
@@ -14,13 +16,26 @@ OWN = HERE / "scripts"
 
 @dataclass(frozen=True)
 class Script:
-    """A script, its arguments, which of its fits is tuned, and the options of its pinned plan."""
+    """A script and how it is run.
+
+    fit      which of its fits is tuned
+    pin      options of its pinned plan
+    modules  folders for PYTHONPATH
+    files    files that it needs in its folder, as `studies.public_examples` names them
+    """
 
     path: Path
     arguments: tuple[str, ...] = ()
     fit: int = 1
     pin: tuple[str, ...] = ("--fix", "accumulation=2")
     environment: Mapping[str, str] = field(default_factory=dict)
+    modules: tuple[Path, ...] = ()
+    files: str | None = None
+
+    def prepare(self, folder: Path) -> None:
+        """Put the files that the script needs into its folder."""
+        if self.files:
+            synthetic_files.prepare(self.files, folder)
 
 
 def _of_tests(name: str, *arguments: str, fit: int = 1, pin: str = "accumulation=2") -> Script:
@@ -59,3 +74,20 @@ SCRIPTS: Mapping[str, Script] = {
     "decoder:accumulation": _of_tests("decoder", "--batch-size", "2", "--accumulation", "8"),
 }
 """Names of scripts, the scripts, and how they are run."""
+
+
+def public_examples(checkout: Path, data: Path) -> dict[str, Script]:
+    """Return the public examples that run on JAX, with synthetic data, as far as the checkout has them.
+
+    data  folder for synthetic files, which are kept between runs
+    """
+    found = {}
+    for name, case in public.CASES.items():
+        path = checkout / case.path
+        if "jax" in case.backends and path.exists():
+            fit = int(case.options[case.options.index("--fit") + 1]) if "--fit" in case.options else 1
+            environment = public.synthetic_data_for(case, data)
+            found[f"public_{name}"] = Script(
+                path, fit=fit, environment=environment, modules=(public.REPLACED,), files=case.prepare
+            )
+    return found

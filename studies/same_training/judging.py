@@ -16,6 +16,9 @@ from autoplan.plan.records import Plan
 
 LINE = 1e-3
 """Largest relative difference of a variable's change with which two trainings are the same."""
+START_LINE = 1e-5
+"""Largest relative difference of a variable at the start: an earlier fit may have trained it, in another order of sums.
+"""
 ROUNDING_FACTOR = 10.0
 """A difference is of rounding if it is at most so many times the effect of moving each weight by one unit in the last
 place."""
@@ -24,6 +27,8 @@ SAME, SAME_PROGRAM, BASELINE = "same", "same program", "baseline"
 CLAIMS = (SAME, SAME_PROGRAM, BASELINE)
 """What a plan says where its training has to be the script's own."""
 WITHIN_SEEDS, DIFFERS, NOT_COMPARED = "within seeds", "differs", "not compared"
+ROWS_LEFT_OUT = "same but for rows left out"
+"""The plan says that training differs by samples of each epoch that it leaves out, and is the same otherwise."""
 REFUSED, OUT_OF_TIME, FAILED = "refused", "budget ended", "failed"
 _VERDICTS = {"exact": SAME, "within_seed_band": WITHIN_SEEDS, "outside": DIFFERS, "not_compared": NOT_COMPARED}
 _CLAIMS_SAME = re.compile(
@@ -100,6 +105,7 @@ class Found:
     largest     the largest relative difference, of the variable `variable`
     rounding    the difference that rounding alone makes to that variable
     by_rounding the training is the same only because differences of rounding are allowed
+    early       whether it is the same after the first few updates; None if they were not recorded
     """
 
     same: bool
@@ -109,6 +115,7 @@ class Found:
     rounding: float = 0.0
     by_rounding: bool = False
     at_end: float | None = None
+    early: bool | None = None
     why: str = ""
 
 
@@ -128,13 +135,22 @@ class PlainRuns:
         return math.inf if at is None else max(differences(self.first, self.again, at).values(), default=0.0)
 
 
-def compare(plain: PlainRuns, planned: Record, least: int) -> Found:
-    """Return what a training under a plan does compared with the plain one, after `least` updates or more."""
+def compare(plain: PlainRuns, planned: Record, least: int, early: int) -> Found:
+    """Return what a training under a plan does compared with the plain one, after `least` updates or more.
+
+    early  a smaller number of updates, all of them in the first epoch
+    """
+    found = _compared(plain, planned, least)
+    recorded = early in plain.first.counts and early in planned.counts
+    return replace(found, early=_found(plain, planned, str(early)).same) if recorded else found
+
+
+def _compared(plain: PlainRuns, planned: Record, least: int) -> Found:
     first = plain.first
     if first.facts["trainable"] != planned.facts["trainable"]:
         return Found(same=False, why="the models have other variables")
     starts = [name for name in first.arrays if name.startswith("start:")]
-    if any(not np.array_equal(first.arrays[name], planned.arrays[name]) for name in starts):
+    if any(not _starts_alike(first.arrays[name], planned.arrays[name]) for name in starts):
         return Found(same=False, why="the variables differ before the first update")
     at = compared_at(first, planned, least)
     if at is None:
@@ -146,6 +162,10 @@ def compare(plain: PlainRuns, planned: Record, least: int) -> Found:
     if found.same and not end.same:
         return replace(end, at_end=end.largest, why="differs at the end of the fit")
     return replace(found, at_end=end.largest)
+
+
+def _starts_alike(own: Any, theirs: Any) -> bool:
+    return own.shape == theirs.shape and bool(np.linalg.norm(own - theirs) <= START_LINE * np.linalg.norm(own))
 
 
 def compare_split(plain: PlainRuns, split: Record, at: int) -> Found | None:
@@ -186,6 +206,8 @@ def claim(plan: Plan | None, code: int, output: str) -> str:
     said = _VERDICTS[checked.numerics if checked is not None else "not_compared"]
     if checked is not None and checked.failure and said != DIFFERS:
         return NOT_COMPARED
+    if said == SAME and checked is not None and checked.samples_left_out:
+        return ROWS_LEFT_OUT
     if said == NOT_COMPARED and _CLAIMS_SAME.search(" ".join([output, *plan.notes])):
         return SAME
     return said
@@ -199,6 +221,8 @@ def judge(said: str, found: Found | None, plain: PlainRuns, planned: Record | No
         return "right" if found.same else "false"
     if found.same:
         return "missing"
+    if said == ROWS_LEFT_OUT:
+        return "not judged" if found.early is None else "right" if found.early else "false"
     if said == WITHIN_SEEDS and planned is not None:
         return _judge_seeds(found, plain, planned)
     return "right"

@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from autoplan.runtime.data import batch_shapes, lookahead, nested_arrays, torch_dataloader
+from autoplan.runtime.data import batch_shapes, lookahead, nested_arrays, tf_dataset, torch_dataloader
 from autoplan.runtime.data.batch_shapes import BatchShapes, Shapes
 from autoplan.runtime.data.fit_arguments import FitArguments
 
@@ -75,8 +75,8 @@ def is_arrays(x: Any) -> bool:
 def describe(arguments: FitArguments, *, batch: int | None = None, look_seconds: float = 0.0) -> DataFacts:
     """Return the facts about the arguments of a fit, which `lookahead.buffer_first_batch` has returned.
 
-    batch         rows of a `tf.data` batch if its element_spec does not say; None reads the first batch. Reading it is
-                  an iteration of its own: it consumes rows of a pipeline that can be read only once, and advances a
+    batch         rows of a `tf.data` batch if the pipeline does not state them; None reads the first batch. Reading it
+                  is an iteration of its own: it consumes rows of a pipeline that can be read only once, and advances a
                   shuffle.
     look_seconds  time for looking at further batches, which is such an iteration too; 0 looks at none
     """
@@ -178,7 +178,8 @@ def training_samples(arguments: FitArguments) -> int:
 def _describe_dataset(dataset: Any, steps: int | None, known_batch: int | None) -> DataFacts:
     specs = keras.tree.flatten(dataset.element_spec)
     specified = specs[0].shape[0] if specs[0].shape.rank else None
-    batch = specified or known_batch or nested_arrays.row_count(first_batch(dataset)) or _DEFAULT_BATCH
+    stated = specified or tf_dataset.stated_batch(dataset)
+    batch = stated or known_batch or nested_arrays.row_count(first_batch(dataset)) or _DEFAULT_BATCH
     cardinality = int(dataset.cardinality())
     micro_steps = cardinality if cardinality >= 0 else None
     samples = None

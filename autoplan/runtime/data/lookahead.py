@@ -4,31 +4,32 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import random
 import weakref
 from collections.abc import Callable, Generator, Iterator
 from types import GeneratorType
 from typing import Any
 
-import numpy as np
+from keras.src.trainers.data_adapters.data_adapter_utils import NUM_BATCHES_FOR_TENSOR_SPEC
 
 from autoplan.runtime.data import nested_arrays
 from autoplan.runtime.data.fit_arguments import FitArguments
 from autoplan.runtime.data.python_state import PythonState
+from autoplan.runtime.data.random_state import preserved_random_state
 
 _FIRST: weakref.WeakKeyDictionary[Generator[Any, None, None], Any] = weakref.WeakKeyDictionary()
 """The buffered first batch of each generator that `buffer_first_batch` has returned."""
 
 
 def buffer_first_batch(arguments: FitArguments) -> FitArguments:
-    """Read the first batch of a generator among the arguments of a fit, and return arguments that still yield it.
+    """Read the first batches of a generator among the arguments of a fit, and return arguments that still yield them.
 
-    `fit` would read the first batch at the same moment. Arguments without a generator are returned unchanged.
+    `fit` reads as many at the same moment, before it builds the model: the batches and the initial weights may be drawn
+    from one generator of random numbers. Arguments without a generator are returned unchanged.
     """
     x = arguments.get("x")
     if not isinstance(x, GeneratorType) or x in _FIRST:
         return arguments
-    first = list(itertools.islice(x, 1))
+    first = list(itertools.islice(x, NUM_BATCHES_FOR_TENSOR_SPEC))
     restored = _chained(first, x)
     if first:
         _FIRST[restored] = first[0]
@@ -61,23 +62,18 @@ def first_middle_last(dataset: Any, batches: int | None) -> list[Any]:
 @contextlib.contextmanager
 def unchanged(dataset: Any) -> Iterator[None]:
     """Restore what reading a `PyDataset` changes: its own attributes and generators, and the global generators."""
-    state = PythonState([dataset])
-    try:
-        with preserved_random_state():
-            yield
-    finally:
-        state.restore()
+    with preserved_attributes(dataset), preserved_random_state():
+        yield
 
 
 @contextlib.contextmanager
-def preserved_random_state() -> Iterator[None]:
-    """Restore the state of Python's and NumPy's global random number generators after this context."""
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 -- scripts draw from it
+def preserved_attributes(dataset: Any) -> Iterator[None]:
+    """Restore the attributes of a `PyDataset` and the generators that it has of its own, but not the global ones."""
+    state = PythonState([dataset])
     try:
         yield
     finally:
-        random.setstate(python)
-        np.random.set_state(numpy)  # noqa: NPY002 -- scripts draw from it
+        state.restore()
 
 
 def _chained(

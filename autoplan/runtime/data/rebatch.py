@@ -64,7 +64,7 @@ def rebatched(
     elif facts.kind in ("PyDataset", "generator", "DataLoader"):
         changed |= _regrouped(arguments, facts, script, wanted, can_pad=can_pad)
     elif facts.kind == "arrays":
-        changed |= _rebatched_arrays(arguments, wanted, can_pad=can_pad)
+        changed |= _rebatched_arrays(arguments, facts, wanted, can_pad=can_pad)
     if facts.kind == "arrays" and arguments.get("validation_steps") and not arguments.get("validation_batch_size"):
         changed["validation_batch_size"] = script.global_size  # the script counts steps of this size
     steps = arguments.get("steps_per_epoch")
@@ -104,9 +104,17 @@ def _has_targets(batch: Any) -> bool:
     return keras.utils.unpack_x_y_sample_weight(batch)[1] is not None
 
 
-def _rebatched_arrays(arguments: FitArguments, wanted: Batch, *, can_pad: bool) -> FitArguments:
+def reaches_end(arguments: FitArguments, facts: DataFacts) -> bool:
+    """Return whether a fit of arrays reads all rows; with `steps_per_epoch` it may end before. It goes on from where
+    the epoch before has ended."""
+    epochs = arguments.get("epochs", 1) - arguments.get("initial_epoch", 0)
+    per_epoch = facts.micro_steps if facts.explicit_steps else None
+    return per_epoch is None or facts.samples is None or per_epoch * epochs * facts.batch >= facts.samples
+
+
+def _rebatched_arrays(arguments: FitArguments, facts: DataFacts, wanted: Batch, *, can_pad: bool) -> FitArguments:
     mode = None
-    if arguments.get("steps_per_epoch") is None:
+    if reaches_end(arguments, facts):
         weighted = can_pad and arguments.get("y") is not None
         mode = remainder_mode(data_facts.training_samples(arguments), wanted, can_pad=weighted)
     if mode is None:

@@ -1,4 +1,4 @@
-"""Splits each update of a tf.data pipeline into its micro-steps."""
+"""Splits each update of a tf.data pipeline into its micro-steps, and reads the batch size that a pipeline states."""
 
 from __future__ import annotations
 
@@ -9,6 +9,24 @@ import keras
 from keras.src.trainers.data_adapters import get_data_adapter
 
 from cost_models.config import Batch
+
+_KEEP_BATCHES = ("Prefetch", "Options", "Cache", "Shuffle", "Repeat", "Take", "Skip", "AssertCardinality")
+"""Operations that change no batch, as their classes are named."""
+
+
+def stated_batch(dataset: Any) -> int | None:
+    """Return the batch size that the pipeline's last `batch` was given, without reading the pipeline.
+
+    None if operations follow that may change batches, or if there is no `batch`.
+    """
+    while dataset is not None:
+        size = getattr(dataset, "_batch_size", None)
+        if size is not None:
+            return int(size)
+        if not any(name in type(dataset).__name__ for name in _KEEP_BATCHES):
+            return None
+        dataset = getattr(dataset, "_input_dataset", None)
+    return None
 
 
 def micro_batches(

@@ -13,8 +13,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from autoplan.runtime.data import lookahead, nested_arrays
+from autoplan.runtime.data import nested_arrays
 from autoplan.runtime.data.nested_arrays import map_leaves
+from autoplan.runtime.data.random_state import preserved_random_state
 from autoplan.runtime.data.regroup import Regrouping
 from cost_models.config import Batch
 
@@ -78,7 +79,7 @@ def batches_of(loader: Any) -> Iterator[Any]:
 
     The generators are restored when this iterator is exhausted or closed.
     """
-    with _preserved_generators(loader):
+    with preserved_generators(loader), preserved_random_state():
         alone = loader if why_fixed(loader) or not loader.num_workers else like(loader, num_workers=0)
         yield from alone
 
@@ -116,16 +117,13 @@ def _bases(x: Any) -> tuple[type, ...]:
 
 
 @contextmanager
-def _preserved_generators(loader: Any) -> Iterator[None]:
-    """Restore every random number generator that the loader uses after this context."""
-    import torch
-
+def preserved_generators(loader: Any) -> Iterator[None]:
+    """Restore the random number generators that were given to the loader or its samplers, but not the global ones."""
     samplers = (loader, loader.sampler, getattr(loader.batch_sampler, "sampler", None))
     own = [generator for generator in (getattr(one, "generator", None) for one in samplers) if generator is not None]
     states = [generator.get_state() for generator in own]
     try:
-        with lookahead.preserved_random_state(), torch.random.fork_rng(devices=[]):
-            yield
+        yield
     finally:
         for generator, state in zip(own, states, strict=True):
             generator.set_state(state)

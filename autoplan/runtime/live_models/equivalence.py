@@ -6,7 +6,6 @@ results reveal what the author of a layer has left out of `get_config`.
 
 from __future__ import annotations
 
-import random
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ import numpy as np
 from keras.src.backend.common import global_state
 
 from autoplan.runtime import model_facts
+from autoplan.runtime.data.random_state import preserved_random_state
 
 ROWS = 2
 _FREE_DIMENSION = 16
@@ -141,19 +141,13 @@ def _arbitrary_rows(model: Any) -> Any:
 @contextmanager
 def preserved_global_state() -> Iterator[None]:
     """Restore global generators and name counters after this context, because building a model advances them."""
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 -- users seed this generator
     generator = global_state.get_global_attribute("global_seed_generator")
     drawn = None if generator is None else keras.ops.convert_to_numpy(generator.state).copy()
-    torch_generator = _torch_generator()
-    torch_state = None if torch_generator is None else torch_generator.get_state()
     names = dict(global_state.get_global_attribute("object_name_uids", default={}))
     try:
-        yield
+        with preserved_random_state():
+            yield
     finally:
-        random.setstate(python)
-        np.random.set_state(numpy)  # noqa: NPY002
-        if torch_generator is not None:
-            torch_generator.set_state(torch_state)
         global_state.set_global_attribute("global_seed_generator", generator)
         if generator is not None:
             generator.state.assign(drawn)
@@ -161,12 +155,3 @@ def preserved_global_state() -> Iterator[None]:
         if counters is not None:
             counters.clear()
             counters.update(names)
-
-
-def _torch_generator() -> Any:
-    """Return PyTorch's own generator, which its dropout draws from; None on another backend."""
-    if keras.backend.backend() != "torch":
-        return None
-    import torch
-
-    return torch.default_generator

@@ -220,7 +220,7 @@ def _of_the_remainder(config: TrainConfig, baseline: TrainConfig, observation: O
         yield from _of_partial_batches(batch.accumulation, observation)
         return
     rest = samples % batch.effective if samples else 0
-    if batch == baseline.batch or observation.explicit_steps_per_epoch or not rest:
+    if batch == baseline.batch or not observation.reaches_end or not rest:
         return
     if batch.accumulation == 1:
         if config.mesh.data > 1 and rest % config.mesh.data:

@@ -6,7 +6,6 @@ values that the script never reaches: another learning rate, a diverged loss, mo
 
 from __future__ import annotations
 
-import random
 import sys
 import tempfile
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from keras.src.backend.common import global_state
 
 from autoplan.errors import AutoplanError
 from autoplan.runtime.data.python_state import PythonState
+from autoplan.runtime.data.random_state import RandomState
 from autoplan.runtime.optimizers import innermost
 from autoplan.worker.measure.trial_fit import TrialFit
 
@@ -39,7 +39,7 @@ class FitStart:
         """Keep the state, unless the fit certainly takes more than `longest_seconds`."""
         self._model = fit.model
         self._python = PythonState([*fit.callbacks(), *_data(fit)])
-        self._generators = _generator_states()
+        self._generators = RandomState.now()
         self._attributes = _plain_attributes(fit.model)
         _build_optimizer(fit.model)
         self._variables = variables_of(fit.model)
@@ -64,7 +64,8 @@ class FitStart:
     def restore(self) -> bool:
         """Restore the state. Returns whether all of it could be restored, so that the fit can run again."""
         self._python.restore()
-        for restore in (*self._generators, *self._others):
+        self._generators.restore()
+        for restore in self._others:
             restore()
         for name, value in self._attributes.items():
             setattr(self._model, name, value)
@@ -134,18 +135,6 @@ def _data(fit: TrialFit) -> list[Any]:
     """Return the data whose attributes a fit may change."""
     x = fit.call.arguments.get("x")
     return [x] if isinstance(x, keras.utils.PyDataset) else []
-
-
-def _generator_states() -> list[Callable[[], None]]:
-    """Return functions that restore the generators of Python, NumPy and PyTorch."""
-    restore: list[Callable[[], None]] = [
-        partial(random.setstate, random.getstate()),
-        partial(np.random.set_state, np.random.get_state()),  # noqa: NPY002 -- scripts draw from it
-    ]
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        restore.append(partial(torch.set_rng_state, torch.get_rng_state()))
-    return restore
 
 
 def _plain_attributes(model: Any) -> dict[str, Any]:

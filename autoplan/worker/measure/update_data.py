@@ -41,8 +41,15 @@ def data_of_updates(fit: TrialFit, updates: int) -> UpdateData:
     end = {"arrays": _end_of_arrays, "PyDataset": _end_of_dataset}.get(fit.facts.kind)
     if end is None:
         return UpdateData({}, fit.facts)
-    found = None if fit.facts.batches is None or not _whole_updates(fit) else end(fit, updates)
+    found = end(fit, updates) if _ends(fit) and _whole_updates(fit) else None
     return found or UpdateData({"shuffle": False}, fit.facts)
+
+
+def _ends(fit: TrialFit) -> bool:
+    """Return whether the fit comes to the end of its data."""
+    if fit.facts.kind == "arrays":
+        return rebatch.reaches_end(fit.call.arguments, fit.facts)
+    return fit.facts.batches is not None
 
 
 def _whole_updates(fit: TrialFit) -> bool:
@@ -64,6 +71,7 @@ def _end_of_arrays(fit: TrialFit, updates: int) -> UpdateData | None:
     arguments: FitArguments = {
         **rows_of_data(fit.call, slice(first, samples)),
         "batch_size": fit.facts.batch,
+        "steps_per_epoch": None,
         "validation_split": 0.0,
         "validation_data": None,
         "shuffle": False,

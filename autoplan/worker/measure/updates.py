@@ -12,7 +12,7 @@ import numpy as np
 from autoplan.jobs.messages import ChangeComparison, NumericsRun, UpdateRun
 from autoplan.runtime.data import lookahead
 from autoplan.runtime.data.fit_arguments import FitArguments, without
-from autoplan.runtime.fit import ensure_built
+from autoplan.runtime.live_models.build import ensure_built
 from autoplan.runtime.optimizers import accumulation_of, innermost
 from autoplan.worker.measure import weight_changes
 from autoplan.worker.measure.redraw import StartingPoint, nudge_weights

@@ -24,8 +24,8 @@ from autoplan.runtime.data import data_facts, lookahead, rebatch, regroup, torch
 from autoplan.runtime.data.batch_shapes import LOOK_SECONDS
 from autoplan.runtime.data.data_facts import DataFacts
 from autoplan.runtime.data.fit_arguments import FitArguments
-from autoplan.runtime.fit import ensure_built
 from autoplan.runtime.intercept import FitCall, Interception, run_one_micro_step
+from autoplan.runtime.live_models.build import ensure_built
 from autoplan.runtime.timing.fit_timer import NonFiniteLoss
 from autoplan.runtime.user_code.failure_reason import reason
 from autoplan.sources.source import SourceSpec

@@ -14,8 +14,8 @@ from autoplan.jobs.messages import SplitProbe
 from autoplan.runtime import optimizers
 from autoplan.runtime.backends import Backend
 from autoplan.runtime.data.data_facts import DataFacts
-from autoplan.runtime.fit import ensure_built
 from autoplan.runtime.intercept import FitCall, run_one_micro_step
+from autoplan.runtime.live_models.build import ensure_built
 from autoplan.runtime.optimizers import accumulation_of
 from autoplan.runtime.user_code.failure_reason import reason
 from autoplan.worker.split_probe.attribution import explained

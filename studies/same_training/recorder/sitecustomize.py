@@ -18,6 +18,7 @@ import importlib.util
 import inspect
 import json
 import os
+import runpy
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -203,5 +204,16 @@ class Recorder:
                 variable.assign(np.where(value == 0, value, np.nextafter(value, towards)))
 
 
+def run_the_next() -> None:
+    """Run the next `sitecustomize` on the path, of which Python imports only the first."""
+    own = Path(__file__).resolve()
+    others = (Path(folder) / own.name for folder in sys.path)
+    for path in others:
+        if path.is_file() and path.resolve() != own:
+            runpy.run_path(str(path))
+            return
+
+
+run_the_next()  # which may have a finder for Keras as well, that has to come after this one
 if "SAME_TRAINING_RECORD" in os.environ:
     sys.meta_path.insert(0, AfterImport(install))

@@ -21,6 +21,15 @@ def test_samples_are_left_out_where_a_remainder_is_neither_padded_nor_divided():
     assert observation(samples=326).samples_left_out(wanted) == 0
 
 
+@pytest.mark.parametrize(("epochs", "left_out"), [(2, 0), (3, 2)])
+def test_samples_are_left_out_of_counted_steps_if_these_reach_the_end_of_the_data(epochs, left_out):
+    steps = {"explicit_steps_per_epoch": True, "steps_per_epoch": 2, "epochs": epochs}
+    facts, wanted = observation(samples=326, batch_norm=True, **steps), TrainConfig(Batch(16, accumulation=4))
+    assert facts.config.batch == Batch(64)
+    assert facts.samples_left_out(wanted) == left_out
+    assert facts.model_copy(update={"data": "generator"}).samples_left_out(wanted) == 0
+
+
 def test_facts_found_by_a_probe_replace_those_by_name():
     named = observation(random_layers=True, batch_norm=True, masks=True)
     assert (named.draws_random_numbers, named.takes_batch_statistics, named.can_pad) == (True, True, False)

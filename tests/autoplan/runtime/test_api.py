@@ -1,5 +1,7 @@
 """The Python API for training under a plan."""
 
+import random
+
 import keras
 import numpy as np
 import pytest
@@ -138,3 +140,40 @@ def test_compile_takes_keras_arguments_or_a_compiled_model():
 def test_a_plan_for_another_backend_is_an_error():
     with pytest.raises(PlanError, match="for the torch backend, but Keras runs on jax"):
         autoplan.compile(plan(backend="torch"), build_model())
+
+
+class Unbuilt(keras.Model):
+    """`build_model` as a class whose loss is its own: nothing but its layers is unbuilt before its fit."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = keras.Sequential([keras.layers.Dense(16, "tanh"), keras.layers.Dense(1)])
+
+    def call(self, x):
+        return self.inner(x)
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return keras.ops.mean(keras.ops.square(y_pred))
+
+
+def pipeline(x, y):
+    tf = pytest.importorskip("tensorflow")
+    return {"x": tf.data.Dataset.from_tensor_slices((x, y)).shuffle(len(x)).batch(32), "shuffle": False}
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")  # the length of the split pipeline is open
+@pytest.mark.parametrize(
+    "data", [pytest.param(lambda x, y: {"x": x, "y": y}, id="arrays"), pytest.param(pipeline, id="tf.data")]
+)
+def test_a_model_that_is_unbuilt_trains_under_a_plan_on_the_same_batches(data):
+    ended = []
+    for under in (None, plan(batch=(16, 2))):
+        keras.utils.set_random_seed(0)
+        model, arguments = Unbuilt(), {**data(*samples()), "epochs": 2, "verbose": 0}
+        model.compile(keras.optimizers.SGD(0.1))
+        model.fit(**arguments) if under is None else autoplan.fit(under, model, **arguments)
+        ended.append((model.get_weights(), random.random()))
+    (own, own_draw), (ours, draw) = ended
+    assert draw == own_draw
+    for one, two in zip(own, ours, strict=True):
+        assert np.allclose(one, two, rtol=1e-5, atol=1e-6)

@@ -152,6 +152,12 @@ def test_micro_steps_add_up_to_the_scripts_own_updates(seen):
         assert found["difference"] < 1e-5, case
 
 
+def test_an_unbuilt_model_trains_from_the_same_random_numbers(seen):
+    found = seen("unbuilt")
+    assert found["updates"] == [6, 6]
+    assert found["difference"] < 1e-5
+
+
 def test_streams_are_read_whole_and_in_order(seen):
     for case, found in seen("streams").items():
         assert found["updates"] == ([8, 8] if "120" in case else [6, 6]), case

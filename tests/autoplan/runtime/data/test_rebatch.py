@@ -99,6 +99,19 @@ def test_validation_split_keeps_the_same_rows():
     assert np.array_equal(np.sort(real, axis=0), np.sort(x[:75], axis=0))
 
 
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+@pytest.mark.parametrize("steps", [3, 2])
+def test_counted_steps_that_reach_the_end_of_the_rows_make_the_same_partial_updates(steps):
+    """With three steps every epoch ends with the rows, with two every second one does."""
+    x, y = arrays(70)
+    script, wanted = Batch(32), Batch(16, accumulation=2)
+    arguments = {"x": x, "y": y, "batch_size": 32, "steps_per_epoch": steps, "epochs": 4}
+    own, own_updates = train(arguments, script, script)
+    changed, updates = train(arguments, script, wanted)
+    assert updates == own_updates == (12 if steps == 3 else 6)
+    assert agree(own, changed)
+
+
 def test_steps_per_epoch_covers_the_same_samples():
     x, y = arrays(128)
     arguments = {"x": x, "y": y, "batch_size": 32, "steps_per_epoch": 3}

@@ -96,3 +96,19 @@ def test_arrays_are_split_into_the_micro_steps_of_each_update(samples, padded, s
     if padded:
         update = np.concatenate([batch[2] for batch in epoch[8:]])
         np.testing.assert_allclose(update, [32 / 6] * 6 + [0] * 26, rtol=1e-6)
+
+
+def test_a_stated_batch_is_found_without_reading():
+    def rows():
+        raise AssertionError("it was read")
+        yield
+
+    unread = tf.data.Dataset.from_generator(rows, output_signature=tf.TensorSpec((4,)))
+    batched = unread.shuffle(9).batch(32)
+    assert data_facts.describe({"x": batched}).batch == 32
+    assert tf_dataset.stated_batch(batched.cache().shuffle(2).repeat().take(3).skip(1).prefetch(1)) == 32
+    assert tf_dataset.stated_batch(unread.padded_batch(16).with_options(tf.data.Options())) == 16
+    assert tf_dataset.stated_batch(unread.batch(8, num_parallel_calls=2)) == 8
+    assert tf_dataset.stated_batch(unread) is None
+    assert tf_dataset.stated_batch(batched.unbatch()) is None
+    assert tf_dataset.stated_batch(batched.map(lambda row: row[:1])) is None

@@ -11,8 +11,8 @@ PROGRAM = """
 import json, sys
 import keras, numpy as np
 from autoplan.runtime import backends
+from autoplan.runtime.live_models.build import ensure_built
 from autoplan.runtime.data import data_facts
-from autoplan.runtime.fit import ensure_built
 from autoplan.runtime.intercept import FitCall
 from autoplan.worker.measure.fit_start import FitStart, variables_of
 from autoplan.worker.measure.trial_fit import TrialFit

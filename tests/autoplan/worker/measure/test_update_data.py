@@ -43,6 +43,12 @@ def test_the_last_updates_of_an_epoch_are_compared(rows, first, remainder_rows):
     assert found.arguments["shuffle"] is False
 
 
+def test_counted_steps_that_reach_the_end_of_the_data_are_compared_there():
+    found = chosen(3, rows=84, steps_per_epoch=3, epochs=4)
+    assert found.arguments["x"].ravel().tolist() == list(range(84 - 2 * EFFECTIVE - 4, 84))
+    assert (found.arguments["steps_per_epoch"], found.remainder_rows) == (None, 4)
+
+
 def test_validation_rows_are_not_trained_on():
     found = chosen(3, rows=100, validation_split=0.16)
     assert found.arguments["x"].ravel().tolist() == list(range(84 - 2 * EFFECTIVE - 4, 84))
