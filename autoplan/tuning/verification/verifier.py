@@ -106,8 +106,10 @@ class Verifier:
             if len(timed) < FEWEST_PAIRS:
                 raise
             self.interrupted, failure = True, None
+        if failure is not None and self.jobs.cut_short(failure.failure):
+            return Verified(winner, _record(numerics), out_of_time=True)  # the run has not failed
         if failure is not None:
-            return _failed(winner, numerics, failure, out_of_time=self.jobs.cut_short(failure.failure))
+            return _failed(winner, numerics, failure)
         return self._verified(winner, numerics, timed, speedup(timed))
 
     def compare_best(
@@ -271,10 +273,10 @@ def _record(numerics: Numerics, **timing: Any) -> Verification:
     )
 
 
-def _failed(winner: TrainConfig, numerics: Numerics, ended: FailedRun, *, out_of_time: bool) -> Verified:
+def _failed(winner: TrainConfig, numerics: Numerics, ended: FailedRun) -> Verified:
     """Return a verification that a failed run ended. A plan whose loss stops being finite trains differently."""
     reason = f"{ended.failure.kind.value}: {ended.failure.message}"
     whose = "the plan" if ended.config == winner else "the baseline"
     if ended.config == winner and ended.failure.kind is FailureKind.NAN:
         numerics = replace(numerics, verdict="outside", detail=f"in a longer run of the plan {ended.failure.message}")
-    return Verified(winner, _record(numerics, failure=f"a run of {whose} failed: {reason}"), out_of_time=out_of_time)
+    return Verified(winner, _record(numerics, failure=f"a run of {whose} failed: {reason}"))

@@ -146,6 +146,7 @@ def test_a_budget_that_ends_within_the_first_pair_says_nothing_against_the_winne
 
     found = verify(FakeClient(observation(OWN), plant=plant), clock=Clock.start(20.0))
     assert (found.holds, found.out_of_time) == (False, True)
+    assert (found.verification.numerics, found.verification.failure) == ("exact", "")
 
 
 def test_a_run_that_fails_says_so_and_shows_nothing():
