@@ -148,6 +148,8 @@ class Observation(Value):
     random_layers: bool = Field(description="dropout, noise, random augmentation")
     recurrent: bool
     unweighted_metrics: bool
+    own_metrics: list[str] = Field([], description="compiled metrics that are functions of the user's own")
+    monitors: list[str] = Field([], description="callbacks that monitor one of `own_metrics`")
     custom_train_step: bool
     masks: bool = Field(False, description="positions are left out of the loss")
     added_losses: bool = Field(False, description="losses that layers add of their own outputs, past any weights")
@@ -155,6 +157,7 @@ class Observation(Value):
     own_optimizers: list[str] = Field([], description="attributes with optimizers that its own train_step applies")
     schedule: bool = Field(description="a learning-rate schedule that counts micro-steps")
     ema: bool
+    constraint: str = Field("", description="a constraint of a weight that gives another result if applied twice")
     optimizer: str
     writers_left_out: list[str] = Field([], description="callbacks that write and are left out of trials")
     files_written: list[str] = Field([], description="files that the script wrote before its fit, in this job")

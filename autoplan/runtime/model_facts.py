@@ -6,6 +6,7 @@ import gc
 import hashlib
 import inspect
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -90,6 +91,25 @@ def has_unweighted_metrics(model: Any) -> bool:
     compiled = getattr(model, "_compile_metrics", None)
     own = [metric for layer in layers_of(model) for metric in getattr(layer, "_metrics", [])]
     return bool(own or model._metrics or (compiled is not None and compiled._user_metrics))
+
+
+def own_metrics(model: Any) -> list[str]:
+    """Return the names of compiled metrics that are functions of the user's own.
+
+    Keras averages such a function over micro-steps, so its value depends on their rows unless it is a mean over rows.
+    """
+    compiled = getattr(model, "_compile_metrics", None)
+    given = [] if compiled is None else [*_leaves(compiled._user_metrics), *_leaves(compiled._user_weighted_metrics)]
+    functions = [one._fn if isinstance(one, keras.metrics.MeanMetricWrapper) else one for one in given]
+    return [one.__name__ for one in functions if inspect.isfunction(one) and not one.__module__.startswith("keras.")]
+
+
+def _leaves(value: Any) -> list[Any]:
+    if isinstance(value, Mapping):
+        return [leaf for one in value.values() for leaf in _leaves(one)]
+    if isinstance(value, list | tuple):
+        return [leaf for one in value for leaf in _leaves(one)]
+    return [] if value is None else [value]
 
 
 def has_custom_train_step(model: Any) -> bool:
@@ -236,6 +256,33 @@ def structure(model: Any) -> str:
     """Return the sha256 of the variables' shapes in order, which is equal for two builds of the same code."""
     lines = [f"{'t' if variable.trainable else 's'}{tuple(variable.shape)}" for variable in model.variables]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def losses_of(model: Any) -> str:
+    """Return a description of the losses that a model was compiled with, with their weights; equal for equal losses.
+
+    Functions are equal if their code is, objects if class and configuration are.
+    """
+    weights = getattr(model, "_compile_config", None)
+    weights = weights.config.get("loss_weights") if weights is not None else None
+    return repr((_described(getattr(model, "loss", None)), weights))
+
+
+def _described(value: Any) -> Any:
+    """Return a value that is equal for equal losses: plain values, the code of functions, the attributes of losses."""
+    if isinstance(value, Mapping):
+        return {name: _described(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_described(one) for one in value]
+    if value is None or isinstance(value, str | int | float):
+        return value
+    code = getattr(value, "__code__", None)
+    if code is not None:
+        return value.__qualname__, code.co_code, code.co_consts, code.co_names
+    own = type(value).__qualname__
+    if isinstance(value, keras.losses.Loss):  # Keras numbers the names of instances
+        return own, _described({name: one for name, one in vars(value).items() if name != "name"})
+    return own
 
 
 def precision_of(model: Any, set_by_script: set[str]) -> Precision:

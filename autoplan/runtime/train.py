@@ -32,8 +32,9 @@ from cost_models.config import Batch, Mesh
 class Training:
     """Runs a script under a plan, and finds the fits that train the tuned model.
 
-    fitted   a line for each fit
-    applied  number of fits that ran under the plan
+    fitted        a line for each fit
+    applied       number of fits that ran under the plan
+    tuned_losses  the losses of the tuned fit (`model_facts.losses_of`); before it, of the first fit of this model
     """
 
     def __init__(self, plan: Plan, source: SourceSpec) -> None:
@@ -47,6 +48,7 @@ class Training:
         self.others = OtherModels(self.change, settings, self.interception.seen.overridden_policies)
         self.fitted: list[str] = []
         self.applied = 0
+        self.tuned_losses = ""
 
     def run(self, run_source: Any, cache: Path | None) -> None:
         """Run the source to its end, including `sys.exit`. PlanError if none of its fits trains the plan's model."""
@@ -103,6 +105,8 @@ class Training:
                 raise PlanError(self._for_another_model(call.index))
             return self._fit_of_another(call)
         self.others.add_tuned(call.model)
+        if not self.tuned_losses or call.index == self.plan.source.fit.index:
+            self.tuned_losses = model_facts.losses_of(call.model)
         before = optimizers.updates(call.model)
         arguments, described = self._under_the_plan(call, facts)
         history = self._fit(call, arguments, facts)
@@ -180,6 +184,8 @@ class Training:
         return f"{wanted.with_(batch=batch).describe()}, with the script's own batch"
 
     def _why_own_batch(self, model: Any, facts: DataFacts) -> str:
+        if self.change.differs("batch") and model_facts.losses_of(model) != self.tuned_losses:
+            return "has another loss than the fit that was tuned"
         tuned = self.change.script.batch
         accumulation = script_accumulation(model.optimizer)
         if (facts.batch, accumulation) != (tuned.global_size, tuned.accumulation):

@@ -12,7 +12,7 @@ import keras
 from autoplan import formatting
 from autoplan._version import __version__
 from autoplan.jobs.messages import Batches, Observation, ValidationRows
-from autoplan.runtime import callbacks, model_facts, optimizers
+from autoplan.runtime import callbacks, constraints, model_facts, optimizers
 from autoplan.runtime.backends import Backend
 from autoplan.runtime.data import validation_facts
 from autoplan.runtime.data.batch_shapes import BatchShapes
@@ -29,7 +29,7 @@ def observe_fit(call: FitCall, facts: DataFacts, seen: SeenCalls, backend: Backe
     model, arguments = call.model, call.arguments
     ensure_built(model, arguments, facts)
     devices, kind, memory_bytes = backend.devices()
-    why_fixed = _why_fixed_batch(call, facts)
+    why_fixed, own_metrics = _why_fixed_batch(call, facts), model_facts.own_metrics(model)
     return Observation(
         config=script_config(model, facts, seen, backend),
         structure=model_facts.structure(model),
@@ -51,6 +51,12 @@ def observe_fit(call: FitCall, facts: DataFacts, seen: SeenCalls, backend: Backe
         random_layers=model_facts.has_random_layers(model),
         recurrent=model_facts.has_recurrent_layers(model),
         unweighted_metrics=model_facts.has_unweighted_metrics(model),
+        own_metrics=own_metrics,
+        monitors=[
+            type(one).__name__
+            for one in callbacks.as_list(arguments.get("callbacks"))
+            if getattr(one, "monitor", None) in own_metrics
+        ],
         custom_train_step=model_facts.has_custom_train_step(model),
         masks=model_facts.has_masks(model),
         added_losses=model_facts.has_added_losses(model),
@@ -58,6 +64,7 @@ def observe_fit(call: FitCall, facts: DataFacts, seen: SeenCalls, backend: Backe
         own_optimizers=list(optimizers.own_optimizers(model)),
         schedule=optimizers.has_schedule(model.optimizer),
         ema=model_facts.has_ema(model),
+        constraint=constraints.not_idempotent(model),
         optimizer=type(optimizers.innermost(model.optimizer)).__name__,
         writers_left_out=[
             type(one).__name__ for one in callbacks.as_list(arguments.get("callbacks")) if callbacks.known_writer(one)

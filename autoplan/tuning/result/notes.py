@@ -9,9 +9,9 @@ from typing import Literal
 from autoplan import formatting
 from autoplan.jobs.messages import Observation
 from autoplan.plan import knobs
-from autoplan.tuning.space.held_batch import why_not_split
+from autoplan.tuning.space.held_batch import why_batch_held, why_not_split
 from autoplan.tuning.space.known_issues import Effect, Versions, applying
-from cost_models.config import TrainConfig
+from cost_models.config import Precision, TrainConfig
 from cost_models.estimate import Estimate
 from cost_models.hardware.cluster import Cluster
 from cost_models.time.cost import TimeCost
@@ -67,6 +67,8 @@ def notes_for(
         *_of_the_backend(config, baseline),
         *_of_the_hardware(config, cluster),
         *_of_the_probe(config, baseline, observation),
+        *_of_the_loss_scale(config, baseline),
+        *_of_own_metrics(config, baseline, observation),
         *_of_the_change(config, baseline, observation),
         *_of_the_remainder(config, baseline, observation),
         *_of_callbacks(config, baseline, observation),
@@ -201,11 +203,31 @@ def _of_the_change(config: TrainConfig, baseline: TrainConfig, observation: Obse
         yield f"the effective batch changes from {old.effective} to {new.effective}, so results differ; {advice}"
 
 
+def _of_the_loss_scale(config: TrainConfig, baseline: TrainConfig) -> Iterator[str]:
+    """Describe what Keras's LossScaleOptimizer does at each micro-step, where an update has another number of them."""
+    if config.precision is Precision.MIXED_FLOAT16 and config.batch.accumulation != baseline.batch.accumulation:
+        yield (
+            "in mixed_float16 the loss scale counts micro-steps: it grows after a number of them, and a micro-step "
+            "whose gradients overflow is left out, so that an update may take rows of two batches"
+        )
+
+
+def _of_own_metrics(config: TrainConfig, baseline: TrainConfig, observation: Observation) -> Iterator[str]:
+    """Describe what another micro-batch does to metrics that Keras averages over micro-steps."""
+    if observation.own_metrics and config.batch.global_size != baseline.batch.global_size:
+        acting = formatting.listed(observation.monitors)
+        consequence = f", and {acting}, monitoring one, may act in another epoch" if acting else ""
+        yield (
+            f"Keras averages {formatting.listed(observation.own_metrics)} over micro-steps, so in micro-batches of "
+            f"another size its values may differ{consequence}"
+        )
+
+
 def _of_the_probe(config: TrainConfig, baseline: TrainConfig, observation: Observation) -> Iterator[str]:
     """Describe what a probe found of other splits of an update; without a probe, that none was made."""
     probe, split = observation.probe, config.batch.accumulation != baseline.batch.accumulation
     why_held = why_not_split(observation)
-    if why_held is not None and observation.rebatchable and not observation.ema:
+    if why_held is not None and observation.rebatchable and not (observation.ema or observation.constraint):
         yield f"an update is split as in the script: {why_held}"
     elif probe is not None and not probe.ran and split:
         yield f"whether another split of an update gives the same gradients was not probed: {probe.split_reason}"
@@ -324,8 +346,8 @@ def _settings(config: TrainConfig, baseline: TrainConfig, fields: Iterable[str])
 
 
 def _of_the_script(observation: Observation) -> Iterator[str]:
-    if observation.ema:
-        yield "the batch is not changed: Keras averages weights after every micro-step, so a split changes the average"
+    if observation.rebatchable and (observation.ema or observation.constraint):
+        yield f"the batch is not changed: {why_batch_held(observation)}"
     if observation.intercepted:
         yield f"calls of the script that the plan overrides: {', '.join(observation.intercepted)}"
     if observation.data == "synthetic":

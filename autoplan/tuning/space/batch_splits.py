@@ -144,8 +144,8 @@ def _rows_differ(situation: Situation) -> bool:
 def _data_can_give(global_batch: int, accumulation: int, situation: Situation) -> bool:
     """Return whether the script's data can come in this global batch, in whole micro-steps where it counts them."""
     seen, own = situation.observation, situation.baseline.batch.global_size
-    if not seen.rebatchable or seen.ema:
-        # Keras averages weights at every micro-step, so another number of them an update is another average.
+    if not seen.rebatchable or seen.ema or seen.constraint:
+        # Keras averages and constrains weights at every micro-step, so another number of them an update differs.
         return global_batch == own
     if seen.splits_only and global_batch != own:  # an update has to be one batch of the script
         update_is_batch = situation.baseline.batch.accumulation == 1

@@ -11,6 +11,11 @@ def why_batch_held(observation: Observation) -> str | None:
         return observation.why_fixed_batch or "the data cannot be re-batched"
     if observation.ema:
         return "Keras averages weights after every micro-step (use_ema), so a split changes the average"
+    if observation.constraint:
+        return (
+            f"Keras applies the constraint {observation.constraint} at every micro-step, and applying it twice gives "
+            "another result than once, so a split changes the weights"
+        )
     return why_not_split(observation)
 
 

@@ -16,7 +16,8 @@ _SIZES = ("global", "local", "accumulation", "effective")
 
 def accumulation_is_held(observation: Observation) -> bool:
     """Return whether not even another effective batch may have another number of micro-steps per update."""
-    return observation.ema or bool(observation.own_optimizers) or why_not_split(observation) is not None
+    per_micro_step = observation.ema or bool(observation.constraint) or bool(observation.own_optimizers)
+    return per_micro_step or why_not_split(observation) is not None
 
 
 def no_batch(

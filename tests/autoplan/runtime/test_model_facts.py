@@ -198,3 +198,39 @@ def test_flash_attention_false_of_a_layer_is_lost_unless_the_process_says_the_sa
         assert model_facts.lost_flash_attention(attending(flash_attention=False)) == []
     finally:
         keras.config.enable_flash_attention()
+
+
+class _Margin(keras.losses.Loss):
+    def __init__(self, margin):
+        super().__init__()
+        self.margin = margin
+
+    def call(self, y_true, y_pred):
+        return keras.ops.maximum(self.margin - y_true * y_pred, 0.0)
+
+
+def _compiled(loss, **arguments):
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", loss, **arguments)
+    return model_facts.losses_of(model)
+
+
+def test_equal_losses_have_equal_descriptions():
+    def own():
+        return lambda y, p: keras.ops.abs(y - p)
+
+    for make in (lambda: "mse", lambda: _Margin(1.0), keras.losses.MeanSquaredError, own, lambda: {"dense": "mse"}):
+        assert _compiled(make()) == _compiled(make())
+    every = ["mse", "mae", _Margin(1.0), _Margin(2.0), keras.losses.MeanSquaredError(), own(), None]
+    assert len({*map(_compiled, every), _compiled("mse", loss_weights=[2.0])}) == len(every) + 1
+
+
+def test_own_functions_among_the_metrics_are_found():
+    def f1_m(y_true, y_pred):
+        return keras.ops.mean(y_true * y_pred)
+
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", metrics=["mae", f1_m, keras.metrics.F1Score()])
+    assert model_facts.own_metrics(model) == ["f1_m"]
+    model.compile("sgd", "mse", metrics=["mae", keras.metrics.mean_squared_error])
+    assert model_facts.own_metrics(model) == []

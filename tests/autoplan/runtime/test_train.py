@@ -67,6 +67,10 @@ LATER = {
         "model.layers[0].trainable = False; model.compile('sgd', 'mse'); "
         "model.fit(x, y, batch_size=32, verbose=0, shuffle=False)"
     ),
+    "another loss": (
+        "model.compile(model.optimizer, lambda y, p: keras.ops.abs(keras.ops.max(y) - p)); "
+        "model.fit(x, y, batch_size=32, verbose=0, shuffle=False)"
+    ),
     "a generator": "model.fit(((x[:32], y[:32]) for _ in range(6)), steps_per_epoch=3, epochs=2, verbose=0)",
     "left by exit": "import atexit",
 }
@@ -75,6 +79,7 @@ LATER = {
 SAID = {
     "another batch": "fit 2: float32, batch 30, with the script's own batch; 5 updates",
     "fine-tuned": "fit 2: the tuned model with other trainable weights, neither tuned nor compared",
+    "another loss": "fit 2 has another loss than the fit that was tuned, so it runs with its own batch",
 }
 """What `train` says of a later fit."""
 

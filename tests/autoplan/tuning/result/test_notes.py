@@ -13,6 +13,7 @@ from autoplan.tuning.result.notes import (
     recompilation_note,
     setup_note,
 )
+from cost_models.config import Precision
 from tests.builders.estimates import candidate
 from tests.builders.observations import VERSIONS, cluster, config, observation
 
@@ -100,8 +101,32 @@ def test_what_counts_micro_steps_is_stretched():
 
 
 def test_a_moving_average_keeps_the_batch():
-    told = "the batch is not changed: Keras averages weights after every micro-step, so a split changes the average"
-    assert notes(config(64), config(64), ema=True) == [told]
+    (told,) = notes(config(64), config(64), ema=True)
+    assert told.startswith(
+        "the batch is not changed: Keras averages weights after every micro-step (use_ema), so a split"
+    )
+
+
+def test_a_constraint_that_acts_at_every_micro_step_keeps_the_batch():
+    (told,) = notes(config(64), config(64), constraint="MinMaxNorm of dense/kernel")
+    assert told.startswith("the batch is not changed: Keras applies the constraint MinMaxNorm of dense/kernel at every")
+
+
+def test_own_metrics_are_averaged_over_micro_steps():
+    facts = {"own_metrics": ["f1_m"], "monitors": ["ReduceLROnPlateau", "EarlyStopping"]}
+    (told,) = [one for one in notes(config(64), config(32, 2), **facts) if "f1_m" in one]
+    assert told == (
+        "Keras averages f1_m over micro-steps, so in micro-batches of another size its values may differ, and "
+        "ReduceLROnPlateau and EarlyStopping, monitoring one, may act in another epoch"
+    )
+    assert not any("f1_m" in one for one in notes(config(64), config(64), **facts))
+
+
+def test_a_loss_scale_counts_micro_steps():
+    split = config(32, 2).with_(precision=Precision.MIXED_FLOAT16)
+    assert any("the loss scale counts micro-steps" in told for told in notes(config(64), split))
+    whole = config(64).with_(precision=Precision.MIXED_FLOAT16)
+    assert not any("the loss scale counts" in told for told in notes(config(64), whole))
 
 
 def test_an_update_that_goes_on_in_the_next_epoch_is_told():
@@ -143,7 +168,10 @@ def test_the_end_of_an_epoch_on_a_mesh_is_told():
 
 def test_an_epoch_of_unknown_or_counted_length_has_no_known_end():
     assert notes(config(64), config(16, 4), samples=None) == []
-    assert notes(config(64), config(16, 4), samples=70, explicit_steps_per_epoch=True) == []
+    counted = {"samples": 70, "explicit_steps_per_epoch": True}
+    assert notes(config(64), config(16, 4), steps_per_epoch=1, epochs=1, **counted) == []
+    (told,) = notes(config(64), config(16, 4), steps_per_epoch=2, **counted)
+    assert told.startswith("the last 6 samples of an epoch are padded")
 
 
 def test_simulated_devices_are_told():
@@ -212,7 +240,8 @@ def test_settings_that_other_models_get_are_noted():
 
 
 def test_what_is_handled_is_told_with_its_citation():
-    (told,) = notes(config(64), config(32, 2, precision="mixed_float16"))
+    counted, told = notes(config(64), config(32, 2, precision="mixed_float16"))
+    assert counted.startswith("in mixed_float16 the loss scale counts micro-steps")
     assert told.startswith("LossScaleOptimizer refuses gradient_accumulation_steps")
     assert told.endswith("[observed with Keras 3.15.1]")
 

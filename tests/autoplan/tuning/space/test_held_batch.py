@@ -15,6 +15,7 @@ SUMMED = "the loss is a sum over the rows of a micro-step"
         ({}, None),
         ({"rebatchable": False, "why_fixed_batch": "the data (Rows) cannot be re-batched"}, "the data (Rows) cannot"),
         ({"ema": True}, "(use_ema)"),
+        ({"constraint": "MinMaxNorm of dense/kernel"}, "the constraint MinMaxNorm of dense/kernel at every micro-step"),
         ({"probe": SplitProbe(split="same")}, None),
         ({"probe": SplitProbe(split="differs", split_reason=SUMMED)}, SUMMED),
         ({"probe": SplitProbe(split="not_known", split_reason="two runs differ")}, "two runs differ"),

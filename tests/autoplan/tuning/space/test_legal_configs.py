@@ -38,6 +38,7 @@ def test_the_effective_batch_is_kept():
 
 def test_a_moving_average_of_weights_keeps_the_batch_as_it_is():
     assert splits(space(config(64, 2), facts={"ema": True})) == {(64, 2, 1)}
+    assert splits(space(config(64, 2), facts={"constraint": "MinMaxNorm of dense/kernel"})) == {(64, 2, 1)}
     assert splits(space(config(64, 2), facts={"ema": True}, effective_batch=(32, 512))) == {(64, 2, 1)}
 
 
@@ -374,6 +375,7 @@ def test_an_odd_effective_batch_does_not_divide_over_a_pinned_mesh():
 
 HELD_BATCHES = [
     ({"ema": True}, "Keras averages weights after every micro-step (use_ema)"),
+    ({"constraint": "MinMaxNorm of dense/kernel"}, "Keras applies the constraint MinMaxNorm of dense/kernel"),
     (
         {"rebatchable": False, "own_optimizers": ["d_optimizer"], "why_fixed_batch": "its train_step applies its own"},
         "its train_step applies its own",
