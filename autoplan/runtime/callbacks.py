@@ -35,6 +35,11 @@ def as_list(callbacks: Any) -> list[Any]:
     return list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
 
 
+def monitoring(callbacks: Any, metrics: Collection[str]) -> list[str]:
+    """Return the class names of the callbacks that act on the value of one of these metrics."""
+    return [type(one).__name__ for one in as_list(callbacks) if getattr(one, "monitor", None) in metrics]
+
+
 def known_writer(callback: Any) -> bool:
     """Return whether this callback is known to write files or to send data.
 
