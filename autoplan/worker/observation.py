@@ -12,7 +12,7 @@ import keras
 from autoplan import formatting
 from autoplan._version import __version__
 from autoplan.jobs.messages import Batches, Observation, ValidationRows
-from autoplan.runtime import callbacks, constraints, model_facts, optimizers
+from autoplan.runtime import callbacks, model_facts, optimizers
 from autoplan.runtime.backends import Backend
 from autoplan.runtime.data import validation_facts
 from autoplan.runtime.data.batch_shapes import BatchShapes
@@ -21,6 +21,7 @@ from autoplan.runtime.data.fit_arguments import FitArguments
 from autoplan.runtime.fit import script_config
 from autoplan.runtime.intercept import FitCall, SeenCalls
 from autoplan.runtime.live_models.build import ensure_built
+from autoplan.runtime.user_code import weight_constraints
 from autoplan.worker import synthetic_data
 
 
@@ -60,7 +61,7 @@ def observe_fit(call: FitCall, facts: DataFacts, seen: SeenCalls, backend: Backe
         own_optimizers=list(optimizers.own_optimizers(model)),
         schedule=optimizers.has_schedule(model.optimizer),
         ema=model_facts.has_ema(model),
-        constraint=constraints.not_idempotent(model),
+        constraint=weight_constraints.not_idempotent(model),
         optimizer=type(optimizers.innermost(model.optimizer)).__name__,
         writers_left_out=[
             type(one).__name__ for one in callbacks.as_list(arguments.get("callbacks")) if callbacks.known_writer(one)

@@ -3,7 +3,7 @@
 import keras
 import pytest
 
-from autoplan.runtime import constraints
+from autoplan.runtime.user_code import weight_constraints
 
 
 class Decay(keras.constraints.Constraint):
@@ -34,7 +34,7 @@ def model(constraint, units=3):
     ],
 )
 def test_a_constraint_that_can_be_repeated_is_not_reported(constraint):
-    assert constraints.not_idempotent(model(constraint)) == ""
+    assert weight_constraints.not_idempotent(model(constraint)) == ""
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_a_constraint_that_can_be_repeated_is_not_reported(constraint):
     ],
 )
 def test_a_constraint_that_changes_its_own_result_is_named_with_its_weight(constraint, found):
-    reported = constraints.not_idempotent(model(constraint))
+    reported = weight_constraints.not_idempotent(model(constraint))
     assert reported.startswith(found)
     assert reported.endswith("dense/kernel")
 
