@@ -120,7 +120,7 @@ def estimate(request: EstimateRequest, watch: Watch = silent) -> ConfigurationEs
             analytic = analytic_estimate(workload, config, cluster, headroom=request.headroom)
             compiled = None
             if request.compile:
-                compiled = answered(jobs.compile(config, model_flops=analytic.model_flops), config)
+                compiled = answered(jobs.compile(config, analytic=analytic), config)
             explanation = explain(workload, config, cluster) if request.explain else None
             largest = largest_part_note(analytic, observation, cluster)
             issues = issue_notes(config, observation, versions_of(observation, cluster))

@@ -19,6 +19,7 @@ from cost_models.errors import ConfigError
 from cost_models.execution import check, check_platform, profile_for, schedule_of, updates_of
 from cost_models.hardware.cluster import Cluster
 from cost_models.validation import raised_as, read_fields, several, text, whole
+from cost_models.workload.affine import Affine
 from cost_models.workload.workload import Kind, OtherBatch, Role, Workload
 from cost_models.xla.buffers.liveness import schedule
 from cost_models.xla.buffers.purpose import Purpose
@@ -31,6 +32,11 @@ Bytes = TypeVar("Bytes", int, npt.NDArray[np.int64])
 
 DEFAULT_HEADROOM = 0.08
 """Share of a device's memory that stays free unless a user asks for another one."""
+
+AHEAD = 1
+"""Batches that `fit` has on the device beside the one at work, where it looks ahead."""
+KEPT_WHILE_VALIDATING = 2
+"""Batches of the training that the iterator of an epoch keeps until the next epoch, where `fit` looks ahead."""
 
 _FETCHED = ("parameters", "optimizer")
 """State that is fetched to the chip ahead of its use, as far as it has room."""
@@ -55,10 +61,12 @@ class MemoryCost:
     workspace           scratch of library kernels at the peak, gaps between the buffers of the compiler's heap, and
                         what the chip holds beyond what the device's memory does: XLA:TPU's peak is of the fuller one
     inputs              the batch, and arrays that the program closes over
+    other_batches       batches that `fit` holds on the device beside the one at work, as the next one
     collective_buffers  parameters gathered from other devices
     host                memory of the host that the device's program uses
-    total_low, total_high   where the compiler's own figure is expected: on TPUs what is on the chip at the peak may be
-                        in the device's memory after all, and the other way round where there is room left
+    total_low, total_high   where the compiler's own figure is expected, with the other batches: on TPUs what is on the
+                        chip at the peak may be in the device's memory after all, and the other way round where there
+                        is room left
     """
 
     parameters: int
@@ -70,6 +78,7 @@ class MemoryCost:
     activations: int
     workspace: int
     inputs: int
+    other_batches: int
     collective_buffers: int
     host: int
     total: int
@@ -98,14 +107,23 @@ class MemoryCost:
         return {name: size for name, size in vars(self).items() if not name.startswith("total")}
 
     def to_dict(self) -> dict[str, int]:
-        """Return the keys of `--format json` under `memory.per_device_bytes`."""
-        return dict(vars(self))
+        """Return the keys of `--format json` under `memory.per_device_bytes`, with `other_batches` if there are any."""
+        return {name: size for name, size in vars(self).items() if size or name != "other_batches"}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> MemoryCost:
-        """Read what `to_dict` writes; other keys are ignored. ConfigError for a missing or a wrong figure."""
+        """Read what `to_dict` writes, of this version or an older one; other keys are ignored.
+
+        ConfigError for a missing or a wrong figure.
+        """
         with raised_as(ConfigError, "the estimate of memory cannot be read: "):
-            return cls(**read_fields(data, "memory", {item.name: whole for item in fields(cls)}))
+            readers = {item.name: whole for item in fields(cls)}
+            return cls(**read_fields({"other_batches": 0, **data}, "memory", readers))
+
+    def with_other_batches(self, held_bytes: int) -> MemoryCost:
+        """Return the bytes with batches of so many bytes held on the device in addition."""
+        ends = {name: getattr(self, name) + held_bytes for name in ("total", "total_low", "total_high")}
+        return replace(self, other_batches=self.other_batches + held_bytes, **ends)
 
 
 @dataclass(frozen=True)
@@ -210,6 +228,15 @@ def memory(workload: Workload, config: TrainConfig, cluster: Cluster) -> MemoryC
 
 def step_memory(workload: Workload, config: TrainConfig, cluster: Cluster) -> MemoryCost:
     """Estimate the bytes per device of a micro-step on the usual batch. WorkloadError as `memory`."""
+    held = AHEAD * batch_bytes(workload, config, cluster) if looks_ahead(config, cluster) else 0
+    return program_memory(workload, config, cluster).with_other_batches(held)
+
+
+def program_memory(workload: Workload, config: TrainConfig, cluster: Cluster) -> MemoryCost:
+    """Estimate the bytes per device of a micro-step's program alone, as its compiler counts them.
+
+    WorkloadError as `memory`.
+    """
     check(workload, config)
     check_platform(workload, config, cluster)
     return memory_on(workload, config, profile_for(config, cluster))
@@ -220,7 +247,8 @@ def validation_memory(
 ) -> MemoryCost | None:
     """Estimate the bytes per device while validating; None where no validation step was traced for so many rows.
 
-    The whole batch goes through the forward pass, while the optimizer keeps its state.
+    The whole batch goes through the forward pass, while the optimizer keeps its state. Where `fit` looks ahead, its
+    iterator keeps two batches of the training meanwhile, and the next batch of the validation is on the device too.
 
     rows  rows at once on all devices; None: those of the script
     """
@@ -232,12 +260,38 @@ def validation_memory(
     at = _at(other, config)
     if other.step.batch_exact and at.batch.local != other.step.local_batch:
         return None
-    forward = step_memory(other.step, at, cluster)
-    training = step_memory(workload, config, cluster)
+    forward = program_memory(other.step, at, cluster)
+    training = program_memory(workload, config, cluster)
     kept = {name: getattr(training, name) for name in ("optimizer", "accumulators")}
     more = sum(kept.values()) - sum(getattr(forward, name) for name in kept)
     totals = {name: getattr(forward, name) + more for name in ("total", "total_low", "total_high")}
-    return replace(forward, **kept, **totals)
+    cost = replace(forward, **kept, **totals)
+    if not looks_ahead(config, cluster):
+        return cost
+    of_training = KEPT_WHILE_VALIDATING * batch_bytes(workload, config, cluster)
+    return cost.with_other_batches(of_training + AHEAD * batch_bytes(other.step, at, cluster))
+
+
+def looks_ahead(config: TrainConfig, cluster: Cluster) -> bool:
+    """Return whether `fit` puts the next batch on the device while a micro-step runs.
+
+    Keras's JAX trainer does so on one device that is no CPU (`JAXEpochIterator._get_iterator` of Keras 3.15). With a
+    distribution it places each batch when the step asks for it. TensorFlow and PyTorch prefetch in the memory of the
+    host, and copy a batch to the device when its step runs.
+    """
+    return config.backend == "jax" and cluster.chip.kind != "cpu" and config.mesh.devices == 1
+
+
+def batch_bytes(workload: Workload, config: TrainConfig, cluster: Cluster) -> int:
+    """Return the bytes that one batch takes on a device, without arrays that the program closes over."""
+    stored = storage(workload, profile_for(config, cluster)).at(config.batch.local)
+    return round(sum(float(stored[end]) for end in workload.inputs if _is_of_batch(workload, end)))
+
+
+def _is_of_batch(workload: Workload, end: int) -> bool:
+    """Return whether an input is of the batch: its first dimension is the number of samples."""
+    first = next(iter(workload.tensors[end].shape), Affine(0))
+    return not first.constant or (workload.batch_exact and first == Affine(workload.local_batch))
 
 
 def _largest_step(workload: Workload, config: TrainConfig) -> tuple[Workload, TrainConfig]:
@@ -264,7 +318,7 @@ def memory_on(workload: Workload, config: TrainConfig, profile: Profile) -> Memo
     components["workspace"] += beyond
     if profile.fusible:
         components["workspace"] += round((plan.packing - 1.0 + profile.unseen) * temporary_bytes)
-    components["collective_buffers"] = 0
+    components["other_batches"] = components["collective_buffers"] = 0
     if config.layout.shard_state and config.mesh.data > 1:
         components = sharded(workload, components, config.mesh.data)
     total = sum(components.values())

@@ -399,8 +399,9 @@ def _compiled(row: HardwareRow, estimate: CandidateEstimate, evidence: CompilerE
     """Return the row with the compiled program's memory and its time by the roofline model, or the estimate's time."""
     time = evidence.time or estimate.analytic.time
     no_time = "memory is compiled but the rate is analytic, because the compiled program has no time estimate"
-    notes = () if evidence.time else (no_time,)
-    total = evidence.memory.must_fit_bytes
+    total, others = evidence.memory.must_fit_bytes, evidence.memory.other_batches_bytes
+    beside = f"{formatting.size(others)} of the memory is the next batch, which fit holds beside the compiled program"
+    notes = (*([] if evidence.time else [no_time]), *([beside] if others else []))
     return replace(
         row,
         verdict=FitVerdict.TRAINS,

@@ -30,6 +30,7 @@ from autoplan.plan.fields import Compared
 from autoplan.plan.records import CompilerEvidence, Failure, FailureKind, Measurement, Outcome
 from autoplan.sources.source import SourceSpec
 from cost_models.config import Affects, Layout, Mesh, TrainConfig
+from cost_models.estimate import Estimate
 from cost_models.execution import platform_of
 from cost_models.hardware.cluster import Cluster
 from cost_models.hardware.compile_targets import compiler_target
@@ -283,13 +284,14 @@ class JobRunner:
         config: TrainConfig,
         *,
         name: str = "compile",
-        model_flops: float | None = None,
+        analytic: Estimate | None = None,
         limit_seconds: float = COMPILE_SECONDS,
         on_phase: Callable[[str], None] | None = None,
     ) -> CompilerEvidence | Failure:
         """Compile the training program of `config` for the cluster with its real compiler, with no device present.
 
-        model_flops  the model's own of a micro-step on one device (`Estimate.model_flops`); None: MFU is not known
+        analytic  the estimate of `config`, for what no compiler knows: the model's FLOPs, and batches that `fit` holds
+                  beside the program's own; None: MFU is not known, and no batches are added
 
         A program that does not fit is a Failure with the compiler's figures.
         HardwareError where nothing can be compiled for this cluster here; WorkloadError where JAX is not installed.
@@ -304,7 +306,7 @@ class JobRunner:
             "cluster": self.cluster.to_dict(),
             "lowered": program.to_dict(),
             "versions": versions,
-            "model_flops": model_flops,
+            "model_flops": None if analytic is None else analytic.model_flops,
             "abstract": True,
         }
         jobs = self._tracing()
@@ -312,7 +314,10 @@ class JobRunner:
         if before_compiling(result):  # some code looks at the values of its weights while it builds
             again = jobs._ask(JobKind.LOWER, alone, {**options, "abstract": False}, name, limit_seconds, on_phase)
             result = result if again.failure is not None else again
-        return compiler_answer(result)
+        answer = compiler_answer(result)
+        if isinstance(answer, Failure) or analytic is None or not analytic.memory.other_batches:
+            return answer
+        return answer.beside(analytic.memory.other_batches)
 
     def patient(self, wall_seconds: float) -> JobRunner:
         """Return a runner with time limits that follow from how long the baseline took."""

@@ -131,6 +131,9 @@ class Measurement(Value):
 class CompiledMemory(Value):
     """The memory of a compiled program on one device, in bytes, as its compiler states it; None: it does not.
 
+    `other_batches_bytes` is not the compiler's: batches that `fit` holds on the device beside the program's own. The
+    cost model counts them.
+
     total_bytes is argument + output - alias + temporary. The total must fit the device, or the compiler's peak where
     that is larger. On TPUs only the peak must fit: XLA:TPU's temporaries count buffers that do not exist at the same
     time (stacks of loops, on-chip memory), and the compiler itself refuses a program that is too large.
@@ -145,13 +148,24 @@ class CompiledMemory(Value):
     host_bytes: int | None = None
     code_bytes: int | None = None
     held_by: Literal["total", "peak"] = Field("total", description="which of the two must fit on the device")
+    other_batches_bytes: int | None = Field(None, description="batches that fit holds beside the program's own")
 
     @property
     def must_fit_bytes(self) -> int:
-        """The bytes that must fit on a device."""
+        """The bytes that must fit on a device: those of the program, and the other batches that `fit` holds."""
+        return self.program_bytes + (self.other_batches_bytes or 0)
+
+    @property
+    def program_bytes(self) -> int:
+        """The bytes that the program alone needs on a device, as its compiler states them."""
         if self.held_by == "peak" and self.peak_bytes is not None:
             return self.peak_bytes
         return max(self.total_bytes, self.peak_bytes or 0)
+
+    @model_serializer(mode="wrap")
+    def _written(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Write the other batches only where there are any: plans of earlier versions do not have the key."""
+        return _without_none(serialize(self), "other_batches_bytes")
 
 
 class CompilerEvidence(Value):
@@ -173,6 +187,11 @@ class CompilerEvidence(Value):
     time: ProgramTime | None = Field(None, description="the compiled program under the roofline")
     unknown_ops: list[dict[str, Any]] = []
     notes: list[str] = []
+
+    def beside(self, other_batches_bytes: int) -> CompilerEvidence:
+        """Return the evidence with batches of so many bytes that `fit` holds on a device beside the program's own."""
+        memory = self.memory.model_copy(update={"other_batches_bytes": other_batches_bytes})
+        return self.model_copy(update={"memory": memory})
 
 
 class Failure(Value):

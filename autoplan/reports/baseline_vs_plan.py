@@ -117,11 +117,13 @@ def _validation(plan: Plan) -> str | None:
 def _result(plan: Plan) -> str:
     """Return the result in one sentence that claims no more than the evidence shows."""
     if plan.compiled is not None and plan.evidence is Evidence.COMPILED:
-        size = formatting.size(plan.compiled.memory.must_fit_bytes)
+        memory = plan.compiled.memory
+        size, capacity = formatting.size(memory.program_bytes), formatting.size(plan.hardware.capacity_bytes)
+        ahead = formatting.size(memory.other_batches_bytes)
+        beside = f", and fit holds the next batch of {ahead} beside it" if memory.other_batches_bytes else ""
         return (
             f"Nothing was run. {plan.compiled.target} compiled the plan for {plan.hardware.name}: it needs {size} of "
-            f"{formatting.size(plan.hardware.capacity_bytes)} per device. Times are estimated with a roofline model."
-            f"{_predicted(plan)}"
+            f"{capacity} per device{beside}. Times are estimated with a roofline model.{_predicted(plan)}"
         )
     if plan.evidence is not Evidence.MEASURED:
         return f"Nothing was measured: every figure is {plan.evidence}.{_predicted(plan)}"
@@ -373,7 +375,7 @@ def _memory(side: _Side) -> Cell:
         tier = PEAK_SOURCES[measured.peak_bytes_source] if measured.peak_bytes_source else "measured"
         return Cell(formatting.size(measured.peak_bytes), side.named(tier))
     if side.compiled is not None:
-        return Cell(formatting.size(side.compiled.memory.must_fit_bytes), "compiled")
+        return Cell(formatting.size(side.compiled.memory.program_bytes), "compiled")
     if side.predicted is None:
         return Cell(formatting.NOT_KNOWN)
     memory = side.predicted.memory

@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from autoplan import formatting
 from autoplan.machine.compiler_packages import rules_note
 from autoplan.machine.local_hardware import LOCAL
-from autoplan.plan.records import CompilerEvidence, Failure
+from autoplan.plan.records import CompiledMemory, CompilerEvidence, Failure
 from autoplan.reports.plan_table import heading, notes_section, open_table
 from autoplan.tuning.estimates.configuration import ConfigurationEstimate, compiled_sizes
 from cost_models.accuracy import SHARE, Accuracy
@@ -29,6 +29,7 @@ MEMORY_PARTS = {
     "activations": "all other buffers of a micro-step that are live at the peak",
     "workspace": "scratch of library kernels",
     "inputs": "the batch, and arrays captured by the program",
+    "other_batches": "batches that fit holds on the device beside the one at work: the next one",
     "collective_buffers": "parameters gathered from other devices",
     "host": "host memory, not counted in the total",
 }
@@ -91,7 +92,7 @@ def _compiled(
     for name, meaning in COMPILED_PARTS.items():
         table.add_row(name, formatting.size(sizes.get(name)), *([meaning] if explain else []))
     table.add_section()
-    total, needed = compiler.memory.total_bytes, compiler.memory.must_fit_bytes
+    total, program, needed = (getattr(compiler.memory, f"{name}_bytes") for name in ("total", "program", "must_fit"))
     table.add_row("total", formatting.size(total), *(["argument + output - alias + temporary"] if explain else []))
     took = formatting.duration(compiler.lower_seconds + compiler.compile_seconds)
     verdict = "It fits" if analytic.capacity.fits(needed) else "It does not fit"
@@ -100,7 +101,8 @@ def _compiled(
         heading("Memory per device (compiled)"),
         table,
         f"{verdict}: it needs up to {formatting.size(needed)}, and {_offered(analytic.capacity)}.",
-        *([f"{HELD} {formatting.size(needed)}."] if needed != total else []),
+        *([f"{HELD} {formatting.size(program)}."] if program != total else []),
+        *_other_batches(compiler.memory),
         *_validation(analytic),
         f"The estimate was {formatting.size(analytic.memory.total)} (analytic).",
         *_compiled_time(compiler.time, explain),
@@ -108,6 +110,14 @@ def _compiled(
         *_compiler_notes(compiler),
         *notes_section(notes),
     )
+
+
+def _other_batches(memory: CompiledMemory) -> list[str]:
+    """Return what must fit beside the program, if anything."""
+    if not memory.other_batches_bytes:
+        return []
+    program, others = formatting.size(memory.program_bytes), formatting.size(memory.other_batches_bytes)
+    return [f"The program needs {program} (compiled); fit holds the next batch of {others} beside it (analytic)."]
 
 
 def _compiled_time(time: TimeCost | None, explain: bool) -> list[RenderableType]:
@@ -136,10 +146,9 @@ def _compiler_notes(compiler: CompilerEvidence) -> list[RenderableType]:
 
 
 def _memory(memory: MemoryCost, explain: bool) -> RenderableType:
-    sizes = memory.to_dict()
     table = open_table("", "size", "share", *(["what it holds"] if explain else []))
     for name, meaning in MEMORY_PARTS.items():
-        size = sizes[name]
+        size = getattr(memory, name)
         if not size and not explain:
             continue
         part = _share(size, memory.total) if size and name != "host" else ""

@@ -323,7 +323,7 @@ def _outcome_figures(measured: Measurement | CompilerEvidence | None, whole_fit_
         seconds = formatting.seconds(None if time is None else time.update_seconds)
         rate = formatting.rate(None if time is None else time.samples_per_second)
         compiling = formatting.span(measured.compile_seconds)
-        return [seconds, rate, compiling, "—", formatting.size(measured.memory.must_fit_bytes)]
+        return [seconds, rate, compiling, "—", formatting.size(measured.memory.program_bytes)]
     if measured is None:
         return ["—"] * len(OUTCOME_COLUMNS)
     compiling, whole = formatting.span(measured.compile_seconds), formatting.span(whole_fit_seconds)

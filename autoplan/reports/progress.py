@@ -190,7 +190,7 @@ def _outcome(outcome: Measurement | CompilerEvidence | Failure) -> str:
         return f"failed ({FAILURES[outcome.kind]}): {formatting.first_line(outcome.message)}"
     if isinstance(outcome, CompilerEvidence):
         took = formatting.duration(outcome.lower_seconds + outcome.compile_seconds)
-        return f"compiled in {took}: {formatting.size(outcome.memory.must_fit_bytes)} per device"
+        return f"compiled in {took}: {formatting.size(outcome.memory.program_bytes)} per device"
     simulated = " on simulated devices" if outcome.simulated_devices else ""
     cells = outcome_cells(outcome, None)
     known = {name: cell for name, cell in cells.items() if cell != formatting.NOT_KNOWN}

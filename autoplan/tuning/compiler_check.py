@@ -220,7 +220,7 @@ class CompilerCheck:
         for record in self.study.records:
             config = record.config
             if record.compiled is not None:
-                known[config] = record.compiled.memory.must_fit_bytes, _update_seconds(record.compiled)
+                known[config] = record.compiled.memory.program_bytes, _update_seconds(record.compiled)
             elif record.failure is not None and record.failure.needed_bytes is not None:
                 known[config] = record.failure.needed_bytes, None
         return known
@@ -267,7 +267,7 @@ class CompilerCheck:
     def _ask(self, config: TrainConfig, number: int) -> CompilerEvidence | Failure:
         return self.jobs.compile(
             config,
-            model_flops=self.findings.estimates[config].analytic.model_flops,
+            analytic=self.findings.estimates[config].analytic,
             name=f"compile-{number}",
             on_phase=lambda phase: self.watch(Event("trial_phase", phase, number=number)),
         )
@@ -315,7 +315,7 @@ class CompilerCheck:
                 Rejection(
                     config=record.config,
                     stage="infeasible",
-                    reason=f"the compiler needs {formatting.size(needed)} of {formatting.size(usable)} a device",
+                    reason=f"the compiler needs {_parts(record, needed)} of {formatting.size(usable)} a device",
                     figures={
                         "evidence": Evidence.COMPILED.value,
                         "needed_bytes": needed,
@@ -373,6 +373,15 @@ def _is_too_large(record: TrialRecord, estimate: CandidateEstimate) -> bool:
     return needed is not None and not estimate.analytic.capacity.fits(needed)
 
 
+def _parts(record: TrialRecord, needed: int | None) -> str:
+    """Return the compiler's figure, and apart from it the other batches that `fit` holds."""
+    if record.compiled is None or not record.compiled.memory.other_batches_bytes:
+        return formatting.size(needed)
+    memory = record.compiled.memory
+    program, others = formatting.size(memory.program_bytes), formatting.size(memory.other_batches_bytes)
+    return f"{program}, and fit {others} for the next batch,"
+
+
 def _needed_bytes(record: TrialRecord) -> int | None:
     if record.failure is not None:
         return record.failure.needed_bytes
@@ -385,16 +394,19 @@ def _alike(one: TrainConfig, other: TrainConfig) -> bool:
 
 
 def carried(memory: MemoryCost, like: MemoryCost, compiled_bytes: int) -> float:
-    """Return the bytes of a device: counted state, and temporaries scaled by the factor of a compiled neighbour."""
+    """Return the bytes of a device: counted state, and temporaries scaled by the factor of a compiled neighbour.
+
+    compiled_bytes  those of the neighbour's program, without other batches that `fit` holds
+    """
     own_state, own_total = _state_and_total(memory)
     state, total = _state_and_total(like)
     ratio = max(0, compiled_bytes - state) / max(1, total - state)
-    return own_state + ratio * (own_total - own_state)
+    return own_state + ratio * (own_total - own_state) + memory.other_batches
 
 
 def _state_and_total(memory: MemoryCost) -> tuple[int, int]:
     components = memory.components()
-    return sum(components[name] for name in _STATE), memory.total
+    return sum(components[name] for name in _STATE), memory.total - memory.other_batches
 
 
 def _update_seconds(evidence: CompilerEvidence) -> float | None:

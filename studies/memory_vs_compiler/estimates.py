@@ -24,15 +24,16 @@ _TRACED_AT = 2
 
 def write(traces: Path | None) -> None:
     """Estimate every compiled point again. Traces are stored in the folder `traces`; None traces again."""
-    from cost_models import Batch, Precision, TrainConfig, memory
+    from cost_models import Batch, Precision, TrainConfig
     from cost_models.hardware.lookup import cluster
+    from cost_models.memory import program_memory
 
     started, rows = time.monotonic(), []
     for truth in sorted(compiled(), key=lambda one: (*one.point.trace, one.point.target, *one.point.plain()[4:])):
         point = truth.point
         workload = workload_of(point.trace, traces)
         config = TrainConfig(Batch(point.batch, accumulation=point.accumulation), precision=Precision(point.precision))
-        cost = memory(workload, config, cluster(TARGETS[point.target])).to_dict()
+        cost = program_memory(workload, config, cluster(TARGETS[point.target])).to_dict()
         rows.append(
             {**dict(zip(_POINT, point.plain(), strict=True)), **{f"{name}_bytes": size for name, size in cost.items()}}
         )

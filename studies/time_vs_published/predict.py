@@ -10,7 +10,7 @@ from typing import Any
 from cost_models import Batch, Layout, MemoryCost, Mesh, Precision, Remat, RematMode, TrainConfig, Workload
 from cost_models.hardware.cluster import Cluster
 from cost_models.hardware.efficiency import Efficiency
-from cost_models.memory import memory
+from cost_models.memory import program_memory
 from cost_models.time.cost import TimeCost
 from cost_models.time.exchange import CONTENTION, BucketedExchange
 from cost_models.time.software import Kernels, Software
@@ -121,12 +121,12 @@ def predict_memory(case: Case, folder: Path) -> tuple[float, bool]:
     place = chips.machine(case.chip, 1, 1)
     config = TrainConfig(Batch(case.batch), precision=Precision(case.traced.precision))
     if not case.layers:
-        cost = memory(loaded(case.traced, folder), config, place)
+        cost = program_memory(loaded(case.traced, folder), config, place)
     else:
         cost = _extrapolated(case, config, place, folder)
     return float(cost.total), cost.total_high <= place.chip.memory_bytes
 
 
 def _extrapolated(case: Case, config: TrainConfig, place: Cluster, folder: Path) -> MemoryCost:
-    one, two = (memory(loaded(case.traced.with_layers(count), folder), config, place) for count in (1, 2))
+    one, two = (program_memory(loaded(case.traced.with_layers(count), folder), config, place) for count in (1, 2))
     return one * (2 - case.layers) + two * (case.layers - 1)

@@ -7,7 +7,7 @@ import pytest
 from cost_models.config import Batch, Layout, Mesh, Precision, Remat, RematMode, TrainConfig
 from cost_models.errors import WorkloadError
 from cost_models.estimate import estimate
-from cost_models.memory import MemoryCost, largest, memory, step_memory, validation_memory
+from cost_models.memory import MemoryCost, largest, memory, program_memory, step_memory, validation_memory
 from cost_models.workload.affine import Affine
 from cost_models.workload.serialization import workload_from_dict, workload_to_dict
 from cost_models.workload.workload import Kind, Op, OtherBatch, Role, Tensor
@@ -20,7 +20,7 @@ PARAMETER_BYTES = 4 * K * N
 GPU = cluster("gpu", 8)
 COMPONENTS = [
     *("parameters", "non_trainable", "gradients", "optimizer", "accumulators", "weight_copies", "activations"),
-    *("workspace", "inputs", "collective_buffers", "host"),
+    *("workspace", "inputs", "other_batches", "collective_buffers", "host"),
 ]
 
 
@@ -47,9 +47,10 @@ def test_chips_of_a_kind_need_the_same_and_other_kinds_their_own():
 def test_the_components_add_up_to_the_total_and_the_interval_holds_it(kind, asked):
     cost = memory(dense(K, N, slots=2), asked, cluster(kind, 8))
     plain = cost.to_dict()
-    assert list(plain) == [*COMPONENTS, "total", "total_low", "total_high"]
+    there = [name for name in COMPONENTS if name != "other_batches" or cost.other_batches]
+    assert list(plain) == [*there, "total", "total_low", "total_high"]
     assert all(isinstance(value, int) for value in plain.values())
-    assert sum(plain[name] for name in COMPONENTS) == cost.total
+    assert sum(plain[name] for name in there) == cost.total
     assert cost.total_low <= cost.total <= cost.total_high
 
 
@@ -71,6 +72,45 @@ def test_inputs_and_activations_grow_with_the_batch_and_state_does_not():
     assert large.inputs == 2 * small.inputs == 2 * 4 * 64 * K
     assert large.activations - 4 == 2 * (small.activations - 4)  # 4: the loss
     assert (small.parameters, small.gradients) == (large.parameters, large.gradients)
+
+
+@pytest.mark.parametrize(
+    ("kind", "asked", "batches"),
+    [
+        ("gpu", config(64), 1),
+        ("tpu", config(64), 1),
+        ("gpu", config(64, accumulation=4), 1),
+        ("cpu", config(64), 0),
+        ("gpu", config(64, data=2), 0),
+        ("gpu", config(64, backend="torch"), 0),
+        ("gpu", config(64, backend="tensorflow"), 0),
+    ],
+    ids=str,
+)
+def test_off_cpus_fit_on_jax_holds_the_next_batch_on_one_device(kind, asked, batches):
+    """K is a multiple of a tile's 128 lanes: 4 x 64 x K bytes."""
+    at, there = replace(dense(K, N), backend="jax"), cluster(kind, 2)
+    found, program = memory(at, asked, there), program_memory(at, asked, there)
+    assert found.other_batches == batches * 4 * 64 * K
+    assert replace(found, other_batches=0).to_dict() == program.to_dict() | {
+        name: getattr(program, name) + found.other_batches for name in ("total", "total_low", "total_high")
+    }
+
+
+def test_arrays_that_the_program_closes_over_are_no_part_of_the_next_batch():
+    step = Step()
+    table = step.input(1000, K)
+    end = step.op(Kind.ELEMENTWISE, (step.input(B, K),), (B, K), primitive="exp")
+    step.op(Kind.GATHER, (table, end), (B, K))
+    cost = memory(step.workload(end), config(64), GPU)
+    assert (cost.inputs, cost.other_batches) == (4 * (1000 + 64) * K, 4 * 64 * K)
+
+
+def test_of_a_workload_of_one_batch_the_inputs_with_its_rows_are_the_next_batch():
+    step = Step()
+    step.input(1000, K)
+    end = step.op(Kind.ELEMENTWISE, (step.input(8, K),), (8, K), primitive="exp")
+    assert memory(step.workload(end, batch_exact=True), config(8), GPU).other_batches == 4 * 8 * K
 
 
 def test_shared_state_is_divided_and_two_layers_are_gathered():
@@ -226,6 +266,8 @@ def test_the_peak_of_two_programs_in_turn_is_that_of_the_fuller():
 def test_a_cost_is_read_as_it_was_written():
     found = memory(dense(K, N), config(8), GPU)
     assert MemoryCost.from_dict(found.to_dict() | {"more": 1}) == found
+    earlier = {name: size for name, size in found.to_dict().items() if name != "other_batches"}
+    assert MemoryCost.from_dict(earlier) == replace(found, other_batches=0)
 
 
 @pytest.mark.parametrize(("rows", "usual"), [(8, 8), (32, 8), (8, None)])
@@ -256,6 +298,13 @@ def test_a_validation_keeps_the_optimizers_state_and_has_its_own_rows():
     assert found.total == sum(found.components().values())
     assert validation_memory(both, config(8), GPU, rows=64).inputs == memory(forward, config(64), GPU).inputs
     assert validation_memory(training, config(8), GPU) is None
+
+
+def test_while_validating_off_cpus_two_batches_of_the_training_and_the_next_rows_are_held():
+    both = replace(dense(K, N), validation=OtherBatch(dense(K, N), 4096))
+    found, on_cpu = (validation_memory(both, config(8), cluster(kind)) for kind in ("gpu", "cpu"))
+    assert (found.other_batches, on_cpu.other_batches) == (4 * K * (2 * 8 + 4096), 0)
+    assert found.total == sum(found.components().values())
 
 
 def test_a_validation_step_that_depends_on_its_rows_holds_for_these_alone():

@@ -76,6 +76,8 @@ def _compiled(analytic: Estimate, found: CompilerEvidence | Failure) -> dict[str
     needed = found.memory.must_fit_bytes
     fits = analytic.capacity.fits(needed)
     memory = {**limits, "per_device_bytes": compiled_sizes(found), "must_fit_bytes": needed}
+    if found.memory.other_batches_bytes:
+        memory["other_batches_bytes"] = found.memory.other_batches_bytes
     return {
         "memory": {**memory, "fits": fits, "may_fit": fits},
         "time": None if found.time is None else found.time.to_dict(),
@@ -86,4 +88,5 @@ def _compiled(analytic: Estimate, found: CompilerEvidence | Failure) -> dict[str
 def compiled_sizes(found: CompilerEvidence) -> dict[str, int | None]:
     """Return the compiler's figures in bytes by what they count, without the suffix of their unit."""
     plain = to_plain(found.memory)
-    return {name.removesuffix("_bytes"): size for name, size in plain.items() if name.endswith("_bytes")}
+    own = [name for name in plain if name.endswith("_bytes") and name != "other_batches_bytes"]
+    return {name.removesuffix("_bytes"): plain[name] for name in own}

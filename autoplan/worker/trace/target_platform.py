@@ -42,7 +42,7 @@ QUESTIONS: Mapping[str, Mapping[str, str]] = {
         'if jax.devices()[0].platform != "tpu":': "not answered: only refuses attn_logits_soft_cap",
     },
     "backend/jax/trainer.py": {
-        'if jax.default_backend() == "cpu":': "not answered: off CPUs `fit` keeps one more batch, not counted",
+        'if jax.default_backend() == "cpu":': "not answered: `cost_models.memory` counts the next batch",
     },
     "backend/jax/export.py": {
         "from jax import default_backend as jax_device": _OUTSIDE,

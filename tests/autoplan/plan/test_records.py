@@ -42,4 +42,8 @@ def test_what_must_fit_is_the_larger_figure_or_the_peak_where_that_is_the_compil
         peak_bytes=peak_bytes,
         held_by=held_by,
     )
-    assert memory.must_fit_bytes == must_fit_bytes
+    assert memory.must_fit_bytes == memory.program_bytes == must_fit_bytes
+    assert "other_batches_bytes" not in memory.model_dump()
+    beside = memory.model_copy(update={"other_batches_bytes": 7})
+    assert (beside.must_fit_bytes, beside.program_bytes) == (must_fit_bytes + 7, must_fit_bytes)
+    assert beside.model_dump()["other_batches_bytes"] == 7

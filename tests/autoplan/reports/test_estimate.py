@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from autoplan.plan.records import CompiledMemory, CompilerEvidence
 from autoplan.reports import estimate as estimate_report
 from autoplan.reports import plan_table
 from autoplan.tuning.estimates.configuration import ConfigurationEstimate
@@ -164,3 +165,20 @@ def test_the_largest_part_is_named_below_the_memory():
     one = ConfigurationEstimate(plans.analytic(), largest="the largest part of the memory: logits, 6.00 GiB (analytic)")
     assert "The largest part of the memory: logits, 6.00 GiB (analytic)." in text(one)
     assert one.to_dict()["largest_part"].startswith("the largest part")
+
+
+def test_the_next_batch_is_named_beside_the_compilers_figure():
+    """The program and the batch take 3 of 2.5 MiB: the program alone would fit."""
+    sizes = {"argument_bytes": 1, "output_bytes": 1, "alias_bytes": 1, "temporary_bytes": 1}
+    memory = CompiledMemory(**sizes, total_bytes=2 * plans.MIB, other_batches_bytes=plans.MIB)
+    times = {"lower_seconds": 1.0, "compile_seconds": 1.0}
+    compiled = CompilerEvidence(target="XLA:GPU", versions={}, memory=memory, **times)
+    analytic = replace(plans.analytic(), capacity=Capacity(5 * plans.MIB // 2, 0.0))
+    shown = text(ConfigurationEstimate(analytic, compiled))
+    assert "It does not fit: it needs up to 3.00 MiB, and 2.50 MiB of a device's 2.50 MiB may be used." in shown
+    assert "The program needs 2.00 MiB (compiled); fit holds the next batch of 1.00 MiB beside it (analytic)." in shown
+    alone = replace(analytic, capacity=Capacity(2 * plans.MIB, 0.0))
+    fitting = compiled.model_copy(update={"memory": CompiledMemory(**sizes, total_bytes=2 * plans.MIB)})
+    shown = text(ConfigurationEstimate(alone, fitting))
+    assert "It fits: it needs up to 2.00 MiB" in shown
+    assert "next batch" not in shown

@@ -69,8 +69,12 @@ def test_what_the_compiler_finds_too_large_is_rejected_with_its_figures_and_the_
     assert plan.compiled.memory.total_bytes <= NAMED.chip.usable_memory_bytes * 0.92
     rejected = [one for one in plan.rejected if one.figures.get("evidence") == "compiled"]
     assert [one.config.batch.local for one in rejected] == [256]
-    assert rejected[0].figures["needed_bytes"] == 20 * GIB
-    assert rejected[0].reason == "the compiler needs 20.0 GiB of 14.5 GiB a device"
+    next_batch = 4 * 64 * 256
+    assert rejected[0].figures["needed_bytes"] == 20 * GIB + next_batch
+    assert rejected[0].reason == (
+        "the compiler needs 20.0 GiB, and fit 64.0 KiB for the next batch, of 14.5 GiB a device"
+    )
+    assert plan.compiled.memory.other_batches_bytes == plan.predicted.memory.other_batches == next_batch // 2
     assert rejected[0].nearest.endswith("would fit")
 
 
@@ -200,7 +204,8 @@ def test_a_plan_is_never_what_the_compiler_found_too_large(plan_for):
 def test_where_the_compiler_finds_everything_too_large_nothing_is_feasible(plan_for):
     client = fake(own=OWN, compiler=lambda config: compiled((16 + config.batch.local) * GIB))
     with pytest.raises(
-        NoFeasibleConfiguration, match=r"needs 17.0 GiB of 14.5 GiB a device\), and by their estimates no other"
+        NoFeasibleConfiguration,
+        match=r"needs 17.0 GiB, and fit \d+ B for the next batch, of 14.5 GiB a device",
     ):
         plan_for(client, compile_count=99, fix={"mesh.data": "1"})
 
@@ -286,8 +291,8 @@ def test_where_no_estimate_is_sure_the_compiler_decides(plan_for):
     """A chip with less than the upper end of what is estimated, and more than the lower one."""
     wishes = {"only": ("steps_per_execution",), "fix": {"mesh.data": "1"}}
     memory = plan_for(fake(own=OWN), compile_count=0, **wishes).plan.predicted.memory
-    low, high = memory.total_low, memory.total_high
-    chip = dataclasses.replace(NAMED.chip, usable_memory_bytes=int((low + high) / 2 / 0.92))
+    low, high = (end - memory.other_batches for end in (memory.total_low, memory.total_high))  # of the program
+    chip = dataclasses.replace(NAMED.chip, usable_memory_bytes=int((memory.total_low + memory.total_high) / 2 / 0.92))
     small = dataclasses.replace(NAMED, chip=chip)
     plan = plan_for(fake(own=OWN, compiler=lambda config: compiled(low)), here=small, **wishes).plan
     assert (plan.evidence, plan.compiled.memory.total_bytes) == (Evidence.COMPILED, low)

@@ -7,8 +7,9 @@ from functools import cache
 
 import pytest
 
-from cost_models import Batch, Precision, TrainConfig, memory
+from cost_models import Batch, Precision, TrainConfig
 from cost_models.hardware.lookup import cluster
+from cost_models.memory import program_memory
 from studies.memory_vs_compiler.points import TARGETS
 from studies.memory_vs_compiler.truths import compiled
 from tests.cost_models.golden.make import NAMES, load
@@ -32,7 +33,7 @@ def stored(name):
 
 def against(point, compiled_bytes):
     config = TrainConfig(Batch(point.batch, accumulation=point.accumulation), precision=Precision(point.precision))
-    cost = memory(stored("-".join(point.trace)), config, cluster(TARGETS[point.target]))
+    cost = program_memory(stored("-".join(point.trace)), config, cluster(TARGETS[point.target]))
     return cost.total / compiled_bytes - 1, cost.total_low <= compiled_bytes <= cost.total_high
 
 

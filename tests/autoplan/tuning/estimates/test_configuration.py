@@ -13,9 +13,9 @@ ANALYTIC = estimates.estimate(config(), capacity=4 * GIB, headroom=0.25)
 TOO_LARGE = Failure(kind=FailureKind.COMPILE_OOM, message="too large", needed_bytes=9 * GIB)
 
 
-def compiled(total_bytes):
+def compiled(total_bytes, **beside):
     sizes = {"argument_bytes": 1, "output_bytes": 2, "alias_bytes": 3, "temporary_bytes": total_bytes}
-    memory = CompiledMemory(**sizes, total_bytes=total_bytes)
+    memory = CompiledMemory(**sizes, total_bytes=total_bytes, **beside)
     time = estimates.time(0.5)
     return CompilerEvidence(
         target="XLA:GPU", versions={}, lower_seconds=1.0, compile_seconds=2.0, memory=memory, time=time
@@ -52,6 +52,13 @@ def test_a_compiled_document_has_the_compilers_figures_beside_the_analytic_ones(
     }
     assert found["time"] == estimates.time(0.5).to_dict()
     assert found["compiler"]["target"] == "XLA:GPU"
+
+
+def test_the_next_batch_must_fit_beside_the_program_and_is_no_figure_of_the_compilers():
+    found = ConfigurationEstimate(ANALYTIC, compiled(3 * GIB, other_batches_bytes=1)).to_dict()["memory"]
+    assert (found["must_fit_bytes"], found["other_batches_bytes"], found["fits"]) == (3 * GIB + 1, 1, False)
+    assert found["per_device_bytes"]["total"] == 3 * GIB
+    assert "other_batches" not in found["per_device_bytes"]
 
 
 def test_a_program_that_the_compiler_finds_too_large_is_an_answer():

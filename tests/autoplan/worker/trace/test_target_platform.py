@@ -3,15 +3,18 @@
 import re
 from pathlib import Path
 
+import jax
 import keras
+import numpy as np
 import pytest
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
-from keras.src.backend.jax import nn, numpy
+from keras.src.backend.jax import nn, numpy, trainer
 
 from autoplan.worker.synthetic_data import synthetic_specs
 from autoplan.worker.trace.target_platform import CUDNN_VERSION, QUESTIONS, seen_as
 from autoplan.worker.trace.train_step import trace_train_step
 from cost_models.hardware.platform import HOST, TargetPlatform
+from cost_models.memory import AHEAD, KEPT_WHILE_VALIDATING
 from cost_models.workload.workload import walk
 from tests.models.attending import A100, BATCH, H100, TPU, V100, kept
 
@@ -79,3 +82,58 @@ def raise_where_the_target_is_seen():
     assert nn.jax.devices()[0].platform == "gpu"
     assert cudnn.check_cudnn_version() == CUDNN_VERSION
     raise ZeroDivisionError
+
+
+class JaxOff:
+    """The module `jax`, whose default backend has this name."""
+
+    def __init__(self, backend):
+        self.default_backend = lambda: backend
+
+    def __getattr__(self, name):
+        return getattr(jax, name)
+
+
+class Counting(keras.Sequential):
+    """A model that counts the batches on the device in each step: (of the training, of the validation)."""
+
+    ROWS, VALIDATED = 5, 3
+
+    def __init__(self):
+        super().__init__([keras.Input((7,)), keras.layers.Dense(1)])
+        self.training_steps, self.validation_steps = set(), set()
+
+    def train_step(self, state, data):
+        self.training_steps.add(self.on_device())
+        return super().train_step(state, data)
+
+    def test_step(self, state, data):
+        self.validation_steps.add(self.on_device())
+        return super().test_step(state, data)
+
+    def on_device(self):
+        shapes = [array.shape for array in jax.live_arrays()]
+        return shapes.count((self.ROWS, 7)), shapes.count((self.VALIDATED, 7))
+
+
+@pytest.mark.parametrize(
+    ("backend", "training", "validating"),
+    [
+        ("gpu", (1 + AHEAD, 0), (KEPT_WHILE_VALIDATING, 1 + AHEAD)),
+        ("cpu", (0, 0), (0, 0)),  # the step itself copies the batch
+    ],
+)
+def test_fit_holds_as_many_batches_as_are_counted(backend, training, validating, monkeypatch):
+    monkeypatch.setattr(trainer, "jax", JaxOff(backend))
+    model = Counting()
+    model.compile(optimizer="sgd", loss="mse", run_eagerly=True)
+    rows, validated = 4 * model.ROWS, 4 * model.VALIDATED
+    held_out = np.ones((validated, 7), "float32"), np.ones((validated, 1), "float32")
+    model.fit(
+        *(np.ones((rows, width), "float32") for width in (7, 1)),
+        batch_size=model.ROWS,
+        verbose=0,
+        validation_data=held_out,
+        validation_batch_size=model.VALIDATED,
+    )
+    assert (model.training_steps, model.validation_steps) == ({training}, {validating})
