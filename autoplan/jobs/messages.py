@@ -78,6 +78,7 @@ class SplitProbe(Value):
     padding: Compared = Field("not_known", description="rows against the same rows padded with rows of weight zero")
     padding_reason: str = Field("", description="what differs, or why it is not known")
     compared: str = Field("", description="what was compared, and how much it differed at most")
+    lost_values: dict[str, str] = Field({}, description="16-bit policy -> values of an input that it makes the same")
     seconds: float | None = Field(None, description="time that the micro-steps took, compilation included")
     compilations: int | None = Field(None, description="compilations of the training step")
 
@@ -131,6 +132,7 @@ class Observation(Value):
 
     config: Config = Field(description="the script's own configuration")
     structure: str
+    losses: str = Field("", description="sha256 of the compiled losses (`model_facts.losses_of`)")
     parameters: int
     samples: int | None
     samples_exact: bool = Field(True, description="samples were counted; else a batch may be partial")
@@ -205,6 +207,11 @@ class Observation(Value):
     def takes_batch_statistics(self) -> bool:
         """Whether layers take statistics over a micro-step: as probed, else by the names of its layers."""
         return bool(self.probe.batch_statistics) if self.probe is not None and self.probe.ran else self.batch_norm
+
+    @property
+    def lost_values(self) -> dict[str, str]:
+        """Values of inputs that 16-bit policies would lose, by policy, as probed."""
+        return {} if self.probe is None else self.probe.lost_values
 
     @property
     def padding(self) -> Compared | None:

@@ -227,11 +227,14 @@ class FitRecord(Value):
     )
     updates: int | None = Field(None, description="updates of the weights that the script's own fit makes")
     padding: Compared | None = Field(None, description="what a probe found of updates with rows of weight zero")
+    losses: str | None = Field(
+        None, description="sha256 of the compiled losses; those of functions depend on the version of Python"
+    )
 
     @model_serializer(mode="wrap")
     def _written(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Write `padding` only where it was probed: plans of earlier versions do not have the key."""
-        return _without_none(serialize(self), "padding")
+        """Write `padding` and `losses` only where they are known: plans of earlier versions do not have the keys."""
+        return _without_none(_without_none(serialize(self), "padding"), "losses")
 
 
 class SourceRecord(Value):

@@ -144,8 +144,10 @@ def _result(plan: Plan) -> str:
         return f"The plan was measured, but not in turn with {_BASELINE}. It therefore claims no speed-up."
     ratio = formatting.significant(verification.speedup)
     if not verification.faster:
+        slower = verification.speedup_high is not None and verification.speedup_high < 1
+        shown = "is slower" if slower else "was not shown to be faster"
         return (
-            f"The plan was not shown to be faster than {_BASELINE}. {_excluding(plan)}.\n"
+            f"The plan {shown} than {_BASELINE}. {_excluding(plan)}.\n"
             f"Training with the plan is {ratio} times as fast. {_measured_in(plan)}"
         )
     whole = _whole_fit_line(plan, verification.speedup)

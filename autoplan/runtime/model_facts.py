@@ -7,6 +7,7 @@ import hashlib
 import inspect
 from collections import Counter
 from collections.abc import Mapping
+from types import CodeType
 from typing import Any
 
 import keras
@@ -259,13 +260,15 @@ def structure(model: Any) -> str:
 
 
 def losses_of(model: Any) -> str:
-    """Return a description of the losses that a model was compiled with, with their weights; equal for equal losses.
+    """Return a sha256 of the losses that a model was compiled with and their weights, which is equal for equal losses.
 
-    Functions are equal if their code is, objects if class and configuration are.
+    Functions are equal if their bytecode is, which depends on the version of Python; objects if class and attributes
+    are.
     """
     weights = getattr(model, "_compile_config", None)
     weights = weights.config.get("loss_weights") if weights is not None else None
-    return repr((_described(getattr(model, "loss", None)), weights))
+    described = repr((_described(getattr(model, "loss", None)), weights))
+    return hashlib.sha256(described.encode()).hexdigest()
 
 
 def _described(value: Any) -> Any:
@@ -274,11 +277,12 @@ def _described(value: Any) -> Any:
         return {name: _described(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
         return [_described(one) for one in value]
-    if value is None or isinstance(value, str | int | float):
+    if value is None or isinstance(value, str | bytes | int | float):
         return value
-    code = getattr(value, "__code__", None)
-    if code is not None:
-        return value.__qualname__, code.co_code, code.co_consts, code.co_names
+    if isinstance(value, CodeType):
+        return value.co_name, value.co_code, _described(value.co_consts), value.co_names
+    if isinstance(getattr(value, "__code__", None), CodeType):
+        return value.__qualname__, _described(value.__code__)
     own = type(value).__qualname__
     if isinstance(value, keras.losses.Loss):  # Keras numbers the names of instances
         return own, _described({name: one for name, one in vars(value).items() if name != "name"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,7 +35,8 @@ class Training:
 
     fitted        a line for each fit
     applied       number of fits that ran under the plan
-    tuned_losses  the losses of the tuned fit (`model_facts.losses_of`); before it, of the first fit of this model
+    tuned_losses  the losses of the tuned fit (`model_facts.losses_of`), from the plan until that fit begins. A plan of
+                  an earlier version, or of another version of Python, does not say: until then, of the first fit
     """
 
     def __init__(self, plan: Plan, source: SourceSpec) -> None:
@@ -48,7 +50,7 @@ class Training:
         self.others = OtherModels(self.change, settings, self.interception.seen.overridden_policies)
         self.fitted: list[str] = []
         self.applied = 0
-        self.tuned_losses = ""
+        self.tuned_losses = _losses_in(plan)
 
     def run(self, run_source: Any, cache: Path | None) -> None:
         """Run the source to its end, including `sys.exit`. PlanError if none of its fits trains the plan's model."""
@@ -224,3 +226,9 @@ def log(line: str) -> None:
     """Write a line to stderr, marked as a line of autoplan."""
     sys.stderr.write(f"autoplan: {line}\n")
     sys.stderr.flush()
+
+
+def _losses_in(plan: Plan) -> str:
+    """Return the losses of the tuned fit; "" where a plan does not say them in a form that this process can compare."""
+    same_python = plan.environment.python.split(".")[:2] == platform.python_version().split(".")[:2]
+    return (plan.source.fit.losses or "") if same_python else ""

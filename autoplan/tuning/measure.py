@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import replace
 
+from autoplan.errors import ConfigError
 from autoplan.jobs.runner import JobRunner
 from autoplan.plan.records import ValidationMemory
 from autoplan.tuning.estimates.findings import Findings
@@ -34,8 +35,12 @@ def refuse_unusable_study(request: TuneRequest, jobs: JobRunner) -> None:
 
 
 def measure(request: TuneRequest, jobs: JobRunner, findings: Findings, watch: Watch) -> TuneResult:
-    """Trials, verification, plan."""
+    """Trials, verification, plan. ConfigError where so few trials cannot reach what the options ask for."""
     space, observation = findings.space, findings.observation
+    if request.trials == 1 and space.baseline not in space.configs:
+        raise ConfigError(
+            f"--trials 1 measures the baseline only, which {space.excluded_by} excludes; give --trials 2 or more"
+        )
     key = identity(jobs, findings)
     place = StudyPlace.choose(request.study, study_name(stem(request.source), key))
     jobs = jobs.with_(logs=place.folder)

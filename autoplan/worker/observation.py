@@ -34,6 +34,7 @@ def observe_fit(call: FitCall, facts: DataFacts, seen: SeenCalls, backend: Backe
     return Observation(
         config=script_config(model, facts, seen, backend),
         structure=model_facts.structure(model),
+        losses=model_facts.losses_of(model),
         parameters=model_facts.parameters(model),
         samples=facts.samples,
         epochs=arguments.get("epochs", 1) - arguments.get("initial_epoch", 0),

@@ -59,7 +59,7 @@ def _why_not_compared(verified: Sequence[Verified] | None) -> str:
     """Return why the training of a plan was not compared: the verifier compares it where time allows."""
     if verified is None:
         return "tuning was interrupted before that"
-    return "the time budget ended before that; a larger --budget leaves time for it"
+    return "what was left of the time budget was too short for that; a larger --budget leaves time for it"
 
 
 def _of_its_trial(config: TrainConfig, ranked: Sequence[TrialRecord]) -> Measurement | None:
@@ -73,7 +73,10 @@ def _why_not(last: Verified | None, named: str, *, interrupted: bool, others: bo
     if last is None:
         return f"no trial was faster than {named}" if others else f"only {named} was measured"
     if last.out_of_time:
-        return "the time budget ended before the best trial was verified; a larger --budget leaves time for that"
+        return (
+            "what was left of the time budget was too short to verify the best trial; a larger --budget leaves time "
+            "for that"
+        )
     verified = last.verification
     if verified.numerics == "outside":
         return f"the best trial gives different training results ({verified.numerics_detail})"

@@ -67,6 +67,7 @@ def notes_for(
         *_of_the_backend(config, baseline),
         *_of_the_hardware(config, cluster),
         *_of_the_probe(config, baseline, observation),
+        *_of_lost_values(config, baseline, observation),
         *_of_the_loss_scale(config, baseline),
         *_of_own_metrics(config, baseline, observation),
         *_of_the_change(config, baseline, observation),
@@ -190,17 +191,43 @@ def _of_the_change(config: TrainConfig, baseline: TrainConfig, observation: Obse
             "changes their weights slightly"
         )
     if old.accumulation != new.accumulation and observation.schedule:
-        yield f"Keras counts micro-steps in the schedule; the plan stretches it to {new.accumulation} an update"
-    carried = (observation.steps_per_epoch or 0) % old.accumulation
+        yield (
+            f"Keras's learning-rate schedule counts micro-steps, of which an update has {new.accumulation} instead of "
+            f"{old.accumulation}; the plan adapts the schedule, so that each update has the script's learning rate"
+        )
+    steps = observation.steps_per_epoch or 0
+    carried = steps % old.accumulation
     if carried and old != new:
         yield (
-            f"an epoch of the script ends {carried} micro-steps into an update, which the next epoch completes; under "
-            "the plan each epoch ends with a whole update, so the number of updates differs slightly"
+            f"an epoch of the script ends {formatting.counted(carried, 'micro-step')} into an update, which the next "
+            f"epoch completes, so it makes {steps / old.accumulation:.3g} updates an epoch; under the plan each epoch "
+            "ends with a whole update"
         )
     if old.effective != new.effective:
         rule = learning_rate_rule(observation.optimizer, old.effective, new.effective)
         advice = rule.text if rule else f"no learning-rate rule is established for {observation.optimizer}"
         yield f"the effective batch changes from {old.effective} to {new.effective}, so results differ; {advice}"
+
+
+def _of_lost_values(config: TrainConfig, baseline: TrainConfig, observation: Observation) -> Iterator[str]:
+    """Describe inputs that a 16-bit policy rounds: under this plan, else why such a policy was not tried."""
+    lost = {policy: text for policy, text in observation.lost_values.items() if policy != baseline.precision.value}
+    if config.precision.value in lost:
+        yield (
+            f"in {config.precision.value} {lost[config.precision.value]}; this can harm the training later than the "
+            "updates that were compared. Scale the input, or look ids up in an Embedding of integers"
+        )
+        return
+    for text, policies in _grouped(lost).items():
+        yield f"{formatting.listed(policies)} {'is' if len(policies) == 1 else 'are'} not tried: {text}"
+
+
+def _grouped(texts: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return the keys of each text."""
+    grouped: dict[str, list[str]] = {}
+    for key, text in texts.items():
+        grouped.setdefault(text, []).append(key)
+    return grouped
 
 
 def _of_the_loss_scale(config: TrainConfig, baseline: TrainConfig) -> Iterator[str]:
@@ -216,10 +243,11 @@ def _of_own_metrics(config: TrainConfig, baseline: TrainConfig, observation: Obs
     """Describe what another micro-batch does to metrics that Keras averages over micro-steps."""
     if observation.own_metrics and config.batch.global_size != baseline.batch.global_size:
         acting = formatting.listed(observation.monitors)
+        values = "its values" if len(observation.own_metrics) == 1 else "their values"
         consequence = f", and {acting}, monitoring one, may act in another epoch" if acting else ""
         yield (
             f"Keras averages {formatting.listed(observation.own_metrics)} over micro-steps, so in micro-batches of "
-            f"another size its values may differ{consequence}"
+            f"another size {values} may differ{consequence}"
         )
 
 
@@ -252,9 +280,10 @@ def _of_the_remainder(config: TrainConfig, baseline: TrainConfig, observation: O
     elif observation.can_pad:
         yield f"the last {rest} samples of an epoch are padded with samples of weight zero{_why_padded(observation)}"
     else:
+        left_out = observation.samples_left_out(config)
         yield (
-            f"{observation.samples_left_out(config)} of the {samples} samples of an epoch are left out: they do not "
-            f"divide by the micro-steps{_why_not_padded(observation)}"
+            f"{left_out} of the {samples} samples of an epoch {'is' if left_out == 1 else 'are'} left out, because the "
+            f"last samples do not divide by the micro-steps{_why_not_padded(observation)}"
         )
 
 

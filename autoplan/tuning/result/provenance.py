@@ -24,6 +24,7 @@ def source_record(request: TuneRequest, observation: Observation) -> SourceRecor
         data=observation.data,
         updates=updates,
         padding=observation.padding,
+        losses=observation.losses or None,
     )
     return SourceRecord(
         kind=spec.kind,

@@ -102,10 +102,17 @@ def choices(
 
 @legal_values("precision")
 def precision(situation: Situation) -> Legal:
-    """Return Keras's policies of float32, bfloat16 and float16; only the script's own where it mixes policies."""
-    mixed = "the script mixes dtype policies by hand, and no single policy replaces them"
-    why = mixed if situation.baseline.precision is Precision.OTHER else None
-    return Legal(PRECISIONS, why_none=why, why_not_fixed=why)
+    """Return Keras's policies of float32, bfloat16 and float16, without those that lose values of an input.
+
+    Only the script's own is legal where it mixes policies.
+    """
+    if situation.baseline.precision is Precision.OTHER:
+        mixed = "the script mixes dtype policies by hand, and no single policy replaces them"
+        return Legal(PRECISIONS, why_none=mixed, why_not_fixed=mixed)
+    lost = situation.observation.lost_values
+    values = tuple(one for one in PRECISIONS if one.value not in lost)
+    why = next(iter(lost.values())) if lost and values == (situation.baseline.precision,) else None
+    return Legal(values, why_none=why)
 
 
 @legal_values("remat")

@@ -11,6 +11,7 @@ from keras.src.trainers.data_adapters import data_adapter_utils
 
 from autoplan.runtime.data import nested_arrays
 from autoplan.runtime.data.fit_arguments import FitArguments
+from autoplan.runtime.user_code.failure_reason import reason
 from autoplan.worker.split_probe.attribution import loss_name
 from autoplan.worker.split_probe.micro_steps import MicroSteps
 from autoplan.worker.split_probe.rows import SampleRows
@@ -30,7 +31,7 @@ def why_not_padded(
         try:
             update = steps.update(padded)
         except (TypeError, ValueError) as error:
-            return f"the model does not take sample weights ({type(error).__name__})"
+            return f"its training step fails with sample weights ({reason(error)})"
         found, _ = differences(whole, update, tolerance)
         if found:
             return _difference(model, whole, update, [one.path for one in found if one.kind == "variable"])

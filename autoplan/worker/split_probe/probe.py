@@ -13,6 +13,7 @@ from autoplan import formatting
 from autoplan.jobs.messages import SplitProbe
 from autoplan.runtime import optimizers
 from autoplan.runtime.backends import Backend
+from autoplan.runtime.data import rounded_inputs
 from autoplan.runtime.data.data_facts import DataFacts
 from autoplan.runtime.intercept import FitCall, run_one_micro_step
 from autoplan.runtime.live_models.build import ensure_built
@@ -22,7 +23,7 @@ from autoplan.worker.split_probe.attribution import explained
 from autoplan.worker.split_probe.fixed_values import fixed_values
 from autoplan.worker.split_probe.micro_steps import MicroSteps, computes_in
 from autoplan.worker.split_probe.padding import has_targets, why_not_padded
-from autoplan.worker.split_probe.rows import SampleRows, affordable_rows, chosen_rows
+from autoplan.worker.split_probe.rows import SampleRows, TrainingRows, affordable_rows
 from autoplan.worker.split_probe.updates import TOLERANCES, Update, differences
 
 MOST_ROWS = 64
@@ -71,6 +72,7 @@ def probe_fit(call: FitCall, facts: DataFacts, backend: Backend, options: SplitO
         update={
             "random_draws": recorded.random_draws,
             "batch_statistics": recorded.batch_statistics,
+            "lost_values": comparison.lost_values(),
             "seconds": round(time.monotonic() - started, 2),
             "compilations": watch.compilations,
         }
@@ -105,11 +107,21 @@ class _Comparison:
     compiled_at: float | None = None
     spreads: list[tuple[float, SampleRows]] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self.data = TrainingRows(self.call.arguments, self.facts)
+
+    def lost_values(self) -> dict[str, str]:
+        """Return what 16-bit policies would lose of the inputs, as far as the data can be read."""
+        found: dict[str, str] = {}
+        for x in [] if self._why_not() else self.data.inputs():
+            found = {**rounded_inputs.lost_values(self.call.model, x), **found}
+        return found
+
     def run(self) -> SplitProbe:
         """Compare updates with their halves."""
         self.remainder = self._may_have_a_remainder()
         why_not = self._why_not()
-        batches = [] if why_not else chosen_rows(self.call.arguments, self.facts, self._rows())
+        batches = [] if why_not else self.data.chosen(self._rows())
         if not batches:
             run_one_micro_step(self.call)
             return SplitProbe(split_reason=why_not or "the data have too few rows for a comparison")
@@ -148,7 +160,7 @@ class _Comparison:
         """Return that the model takes its own batch only, if that batch runs; raise the error if that does not run."""
         if self.backend.is_out_of_memory(error) or self.rows == self.facts.batch:
             raise error
-        own = chosen_rows(self.call.arguments, self.facts, self.facts.batch)
+        own = self.data.chosen(self.facts.batch)
         if not own or own[0].count != self.facts.batch:
             raise error
         self.steps.update([own[0]])
@@ -243,7 +255,8 @@ class _Comparison:
     def _described(self) -> str:
         counted = formatting.counted(self.batches, "batch", "batches")
         return (
-            f"an update of {self.rows} rows was compared with its halves on {counted}: loss and gradients differed by "
+            f"an update of {self.rows} rows was compared in {computes_in(self.call.model)} with its halves on "
+            f"{counted}: loss and gradients differed by "
             f"{self.most:.1e} of their size at most (allowed {self.tolerance:.0e})"
         )
 

@@ -7,6 +7,7 @@ batches have the most different rows in their two halves.
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,6 +20,9 @@ from autoplan.runtime.data.data_facts import DataFacts
 from autoplan.runtime.data.fit_arguments import FitArguments, without
 
 _READ_BATCHES = 3
+"""Batches that are read in any case, if the data have as many."""
+_READ_SECONDS = 1.0
+"""Time after which no further batches are read."""
 _FEWEST_ROWS = 4
 _AFFORDABLE_FLOPS = 2 * 10**11
 _COMPARED_ROWS = 4096
@@ -89,18 +93,42 @@ def _one_batch(kind: str, batch: Any) -> Any:
     return _OneBatch(batch)
 
 
-def chosen_rows(arguments: FitArguments, facts: DataFacts, count: int) -> list[SampleRows]:
-    """Return batches of `count` rows, or fewer if the data have fewer, without repetitions.
+class TrainingRows:
+    """The rows of a fit from which a probe chooses: those of arrays, or those of the batches that it reads.
 
-    The first rows come first, and the last rows of arrays and of a `PyDataset` come last.
+    Batches are read once, when they are first needed: the first ones, and further ones until a second has passed.
     """
-    if facts.kind == "arrays":
-        return _chosen(_arrays(arguments), count, data_facts.training_samples(arguments))
-    read = list(_read_batches(arguments, facts))
-    joined = _joined(facts.kind, read)
-    if joined is not None:
-        return _chosen(joined, count, joined.count)
-    return [SampleRows(facts.kind, one).take(slice(0, count)) for one in read if nested_arrays.row_count(one) >= count]
+
+    def __init__(self, arguments: FitArguments, facts: DataFacts) -> None:
+        self._arguments, self._facts = arguments, facts
+        self._read: list[Any] | None = None
+
+    def chosen(self, count: int) -> list[SampleRows]:
+        """Return batches of `count` rows, or fewer if the data have fewer, without repetitions.
+
+        The first rows come first, and the last rows of arrays and of a `PyDataset` come last.
+        """
+        if self._facts.kind == "arrays":
+            return _chosen(_arrays(self._arguments), count, data_facts.training_samples(self._arguments))
+        joined = _joined(self._facts.kind, self._batches())
+        if joined is not None:
+            return _chosen(joined, count, joined.count)
+        rows = [SampleRows(self._facts.kind, one) for one in self._batches()[:_READ_BATCHES]]
+        return [one.take(slice(0, count)) for one in rows if one.count >= count]
+
+    def inputs(self) -> Iterator[Any]:
+        """Yield the inputs of rows that are spread over the data, as far as they are known."""
+        if self._facts.kind == "arrays":
+            rows, samples = _arrays(self._arguments), data_facts.training_samples(self._arguments)
+            yield rows.take(_sampled(rows, samples)).leaves["x"]
+            return
+        for batch in self._batches():
+            yield batch[0] if isinstance(batch, tuple) else batch
+
+    def _batches(self) -> list[Any]:
+        if self._read is None:
+            self._read = list(_read_batches(self._arguments, self._facts))
+        return self._read
 
 
 def affordable_rows(model: Any, arguments: FitArguments) -> int:
@@ -128,15 +156,28 @@ def _arrays(arguments: FitArguments) -> SampleRows:
 
 
 def _read_batches(arguments: FitArguments, facts: DataFacts) -> Iterator[Any]:
-    """Yield a few batches. This process ends after the probe, so data that can be read once may be read here."""
+    """Yield batches. This process ends after the probe, so data that can be read once may be read here."""
     x = arguments["x"]
     if facts.kind == "PyDataset":
         yield from lookahead.first_middle_last(x, facts.batches)
-    elif facts.kind == "DataLoader":
-        loader = torch_dataloader.like(x, num_workers=0) if x.num_workers and not facts.why_fixed else x
-        yield from (nested_arrays.as_tuple(_numpy(one)) for one in itertools.islice(loader, _READ_BATCHES))
+        return
+    steps = facts.micro_steps if facts.explicit_steps else None  # endless data may go on for longer than the fit does
+    if facts.kind == "DataLoader":
+        x = torch_dataloader.like(x, num_workers=0) if x.num_workers and not facts.why_fixed else x
+        yield from _cheap(map(nested_arrays.as_tuple, map(_numpy, itertools.islice(x, steps))))
     else:
-        yield from (_numpy(one) for one in itertools.islice(x, _READ_BATCHES))
+        yield from _cheap(map(_numpy, itertools.islice(x, steps)))
+
+
+def _cheap(batches: Iterator[Any]) -> Iterator[Any]:
+    """Yield the first batches, and further ones while they are small and read fast."""
+    started, read_bytes = time.monotonic(), 0
+    for at, batch in enumerate(batches):
+        yield batch
+        read_bytes += sum(getattr(leaf, "nbytes", 0) for leaf in keras.tree.flatten(batch))
+        enough = time.monotonic() - started > _READ_SECONDS or read_bytes > _COMPARED_BYTES
+        if at + 1 >= _READ_BATCHES and enough:
+            return
 
 
 def _numpy(batch: Any) -> Any:
@@ -179,15 +220,17 @@ def _row_bytes(leaf: Any) -> int:
 
 
 def _keys(rows: SampleRows) -> list[Any]:
-    """Return numbers by which rows may differ: the mean of their targets, zeros of integer inputs, and weights.
+    """Return numbers by which rows may differ: the mean of their targets, repeated positions of inputs, and weights.
 
-    Rows without a label have other targets, and masked positions are zeros.
+    Rows without a label have other targets, and masked positions have one value, mostly zero.
     """
     x, targets, weights = _inputs_targets_weights(rows)
     numbers = [leaf for leaf in targets if leaf.dtype.kind in "biuf"][:1]
     integers = [leaf for leaf in x if leaf.dtype.kind in "iu"][:1]
+    series = [leaf for leaf in x if leaf.dtype.kind == "f" and leaf.ndim == 3][:1]
     keys = [np.nan_to_num(_flat(leaf).mean(axis=1), nan=-1e30) for leaf in numbers]
     keys += [(_flat(leaf) == 0).mean(axis=1) for leaf in integers]
+    keys += [(leaf[:, 1:] == leaf[:, :-1]).all(axis=2).sum(axis=1) for leaf in series]
     keys += [_flat(leaf).mean(axis=1) for leaf in weights[:1]]
     return [key for key in keys if key.size and key.min() != key.max()]
 

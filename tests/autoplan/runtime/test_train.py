@@ -270,11 +270,12 @@ def first_fit(tmp_path_factory):
     return observed(path)
 
 
-def trained_under(path, *, own=None, devices=1, backend="jax", **changes):
+def trained_under(path, *, own=None, devices=1, backend="jax", fit=1, **changes):
     """Train a script under a plan with these changes to its own settings, observed unless given."""
-    own = own or observed(path, backend)
+    own = own or observed(path, backend, fit)
     plain = plain_plan()
-    plain["source"]["fit"] |= {"index": 1, "structure": own.structure}
+    plain["source"]["fit"] |= {"index": fit, "structure": own.structure, "losses": own.losses}
+    plain["environment"]["python"] = own.environment["python"]
     plain["baseline"]["config"] = own.config
     plain["config"] = {**own.config.to_dict(), **changes}
     plain["hardware"] |= {"simulated": devices > 1, "devices": devices}
@@ -301,6 +302,16 @@ def test_later_fits_train_with_the_scripts_own_batch(first_fit, tmp_path, later,
         assert SAID[later] in finished.stderr
 
 
+BEFORE = """
+    model = build()
+    model.compile(keras.optimizers.SGD(0.1), lambda y, p: keras.ops.abs(keras.ops.max(y) - p))
+    model.fit(x, y, batch_size=32, verbose=0, shuffle=False)
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    model.fit(x, y, batch_size=32, verbose=0, shuffle=False)
+"""
+"""The first fit has a loss that another split of an update would change."""
+
+
 @pytest.fixture
 def written(tmp_path):
     """Write a script with the data and `build` of HEAD, but with other fits."""
@@ -311,6 +322,15 @@ def written(tmp_path):
         return tmp_path / "train.py"
 
     return write
+
+
+def test_a_fit_before_the_tuned_one_keeps_its_batch_if_its_loss_is_another(written):
+    path = written(BEFORE, TAIL)
+    alone = printed(subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=240))
+    finished = trained_under(path, fit=2, batch=batch(8, 4))
+    assert printed(finished)["weights"] == pytest.approx(alone["weights"], rel=1e-5)
+    assert "fit 1 has another loss than the fit that was tuned, so it runs with its own batch" in finished.stderr
+    assert "fit 2: float32, batch 8, accumulation 4" in finished.stderr
 
 
 def test_a_second_model_trains_in_its_own_precision(written):

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from autoplan.errors import NoFeasibleConfiguration, NothingMeasured
+from autoplan.errors import ConfigError, NoFeasibleConfiguration, NothingMeasured
 from autoplan.jobs.messages import JobKind
 from autoplan.plan.records import FailureKind
 from tests.builders.fake_client import FakeClient, failure
@@ -29,6 +29,13 @@ def test_the_number_of_trials_is_kept(tune):
     result = tune(fake(), trials=3)
     assert len(result.plan.trials) == 3
     assert "trials ended: all 3 trials are done" in result.plan.notes
+
+
+def test_one_trial_cannot_reach_what_the_options_ask_for(tune):
+    client = fake()
+    with pytest.raises(ConfigError, match=r"--trials 1 measures the baseline only, which --fix .* excludes"):
+        tune(client, trials=1, fix={"batch": "128"})
+    assert JobKind.MEASURE not in {job.kind for job in client.jobs}
 
 
 def test_a_failure_ends_a_trial_and_not_the_study(tune):
@@ -165,7 +172,6 @@ def test_a_pin_is_kept_where_one_configuration_with_it_runs(tune):
 @pytest.mark.parametrize(
     ("wishes", "ended"),
     [
-        ({"trials": 1}, "trials ended because all 1 trials are done"),
         ({"budget_seconds": 45.0}, "trials ended because the budget is spent"),
         (
             {"budget_seconds": 45.0, "only": (), "fix": {"accumulation": "1"}},

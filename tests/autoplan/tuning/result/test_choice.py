@@ -28,8 +28,8 @@ from tests.builders.plan_decisions import OTHER, OWN, REQUEST, WINNER, decide, f
         (
             [Verified(WINNER, Verification(pairs=0, speedup=None, faster=False, numerics="exact"), out_of_time=True)],
             (
-                "the time budget ended before the best trial was verified; a larger --budget leaves time for that: "
-                "the plan is the baseline"
+                "what was left of the time budget was too short to verify the best trial; a larger --budget leaves "
+                "time for that: the plan is the baseline"
             ),
         ),
     ],

@@ -18,8 +18,8 @@ from tests.builders.estimates import candidate
 from tests.builders.observations import VERSIONS, cluster, config, observation
 
 LEFT_OUT = (
-    "2 of the 326 samples of an epoch are left out: they do not divide by the micro-steps, and they are not padded "
-    "because rows of weight zero may change an update of a model with "
+    "2 of the 326 samples of an epoch are left out, because the last samples do not divide by the micro-steps, and "
+    "they are not padded because rows of weight zero may change an update of a model with "
 )
 NOT_PROBED = "; whether these change an update was not probed"
 
@@ -96,8 +96,18 @@ def test_padding_that_was_compared_is_noted():
 
 
 def test_what_counts_micro_steps_is_stretched():
-    told = "Keras counts micro-steps in the schedule; the plan stretches it to 4 an update"
-    assert notes(config(64), config(16, 4), schedule=True) == [told]
+    (told,) = notes(config(64), config(16, 4), schedule=True)
+    assert told.startswith("Keras's learning-rate schedule counts micro-steps, of which an update has 4 instead of 1")
+
+
+def test_a_policy_that_loses_values_of_an_input_is_named_whether_it_is_chosen_or_not():
+    probe = SplitProbe(split="same", lost_values={"mixed_bfloat16": "the input has whole numbers up to 299"})
+    (told,) = notes(config(64), config(64), probe=probe)
+    assert told == "mixed_bfloat16 is not tried: the input has whole numbers up to 299"
+    pinned = config(64).with_(precision=Precision.MIXED_BFLOAT16)
+    told = notes(config(64), pinned, probe=probe)[0]
+    assert told.startswith("in mixed_bfloat16 the input has whole numbers up to 299; this can harm the training")
+    assert notes(pinned, pinned, probe=probe) == []
 
 
 def test_a_moving_average_keeps_the_batch():
@@ -132,7 +142,7 @@ def test_a_loss_scale_counts_micro_steps():
 def test_an_update_that_goes_on_in_the_next_epoch_is_told():
     assert not [note for note in notes(config(32, 8), config(256), samples=1024) if "into an update" in note]
     carried = [note for note in notes(config(32, 8), config(256), samples=1056) if "into an update" in note]
-    assert carried[0].startswith("an epoch of the script ends 1 micro-steps into an update")
+    assert carried[0].startswith("an epoch of the script ends 1 micro-step into an update")
 
 
 @pytest.mark.parametrize(

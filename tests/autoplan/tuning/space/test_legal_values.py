@@ -3,9 +3,11 @@ from __future__ import annotations
 import pytest
 
 from autoplan.errors import ConfigError
+from autoplan.jobs.messages import SplitProbe
 from autoplan.plan import knobs
 from autoplan.plan.knobs import KNOBS, Tuning
 from autoplan.tuning.space.legal_values import Situation, choices, independent_knobs, legal, legal_values
+from cost_models.config import Precision
 from cost_models.hardware.lookup import cluster as hardware_cluster
 from tests.builders.observations import cluster, config, observation
 
@@ -52,6 +54,19 @@ def test_a_mixture_of_policies_stays():
     assert choices(ROWS["precision"], mixed, {}, ALL)[0] == ["other"]
     with pytest.raises(ConfigError, match=r"--fix precision=float32: the script mixes dtype policies by hand, .*leave"):
         choices(ROWS["precision"], mixed, {"precision": "float32"}, ALL)
+
+
+def test_policies_that_lose_values_of_an_input_are_not_tried_unless_they_are_pinned():
+    row = next(knob for knob in independent_knobs() if knob.name == "precision")
+    ids = "the input has whole numbers up to 4999"
+    lost = SplitProbe(lost_values={"mixed_bfloat16": ids, "mixed_float16": ids})
+    here = situation(config(64), probe=lost)
+    listed, found = choices(row, here, {}, frozenset({"precision"}))
+    assert (listed, found.why_none) == ([Precision.FLOAT32], ids)
+    assert choices(row, here, {"precision": Precision.MIXED_BFLOAT16}, frozenset())[0] == [Precision.MIXED_BFLOAT16]
+    years = situation(config(64), probe=SplitProbe(lost_values={"mixed_bfloat16": ids}))
+    listed, found = choices(row, years, {}, frozenset({"precision"}))
+    assert (listed, found.why_none) == ([Precision.FLOAT32, Precision.MIXED_FLOAT16], None)
 
 
 @pytest.mark.parametrize(

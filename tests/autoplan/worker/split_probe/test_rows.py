@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+import itertools
+
 import keras
 import numpy as np
+import pytest
 
 from autoplan.runtime.data import data_facts
-from autoplan.worker.split_probe.rows import affordable_rows, chosen_rows, one_batch_arguments
+from autoplan.worker.split_probe.rows import TrainingRows, affordable_rows, one_batch_arguments
 
 
 def chosen(arguments, count):
-    return chosen_rows(arguments, data_facts.describe(arguments), count)
+    return TrainingRows(arguments, data_facts.describe(arguments)).chosen(count)
 
 
 def test_the_first_and_the_last_rows_are_chosen_and_the_most_different_targets():
@@ -87,3 +90,25 @@ def test_a_large_model_is_compared_on_few_rows():
     long = np.zeros((10, 10_000), dtype="int32")
     assert affordable_rows(model(4000), {"x": long}) == 83
     assert affordable_rows(model(4000), {"x": np.zeros((10, 10**6), dtype="int32")}) == 4
+
+
+def test_masked_steps_of_float_inputs_are_chosen_whatever_their_value_is():
+    x = np.random.default_rng(0).standard_normal((200, 6, 2)).astype("float32")
+    x[150:152, 2:] = -1.0
+    batches = [rows.leaves["x"] for rows in chosen({"x": x, "y": np.zeros(200)}, 4)]
+    assert any((batch[2:, 2:] == -1).all() and (batch[:2, 2:] != -1).all() for batch in batches)
+
+
+def batches_of(count):
+    """Yield batches of which the 40th is masked."""
+    for at in range(count):
+        yield np.full((4, 3), 0 if at == 40 else 1), np.zeros(4)
+
+
+@pytest.mark.parametrize("count", [60, None])
+def test_cheap_batches_are_read_beyond_the_first(count):
+    """Endless data are read for a limited time."""
+    data = batches_of(count) if count else (batch for _ in itertools.count() for batch in batches_of(60))
+    facts = data_facts.DataFacts("generator", None, 4, None, explicit_steps=False, exact=False)
+    batches = [rows.leaves[0] for rows in TrainingRows({"x": data}, facts).chosen(4)]
+    assert any((batch[2:] == 0).all() and (batch[:2] == 1).all() for batch in batches)
