@@ -114,6 +114,7 @@ def test_the_study_of_backends_reads_how_far_losses_differ():
     assert backend_auto.losses_differ_by(plan) == pytest.approx(1e-3)
 
 
+@pytest.mark.slow
 def test_updates_are_counted_without_autoplan(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(
@@ -135,6 +136,7 @@ model.fit(x, x[:, :1], batch_size=8, verbose=0)
 """
 
 
+@pytest.mark.slow
 def test_the_study_of_same_training_records_variables_without_autoplan(tmp_path):
     """Keras's own accumulation of the same batches trains the same, and a change that is a little larger does not."""
     script, lab = tmp_path / "train.py", harness.Lab(tmp_path, {"KERAS_BACKEND": "jax"})

@@ -151,7 +151,7 @@ def test_a_script_is_compared_on_real_hardware_of_the_catalogue(folder):
     assert not Path("plan.yaml").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_an_interruption_of_a_real_process(folder, number):
     Path("train.py").write_text("import time\nprint('started', flush=True)\ntime.sleep(600)\nmodel.fit()\n")
     tuning = subprocess.Popen(

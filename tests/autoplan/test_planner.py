@@ -395,7 +395,7 @@ def build_model():
 """
 
 
-@pytest.mark.parametrize("size", [64, 256])
+@pytest.mark.parametrize("size", [64, pytest.param(256, marks=pytest.mark.slow)])
 def test_an_estimate_is_of_the_sizes_that_are_given(quick, tmp_path, size):
     (tmp_path / "model.py").write_text(OPEN_SIZES)
     spec = source.resolve("model.py")

@@ -17,6 +17,7 @@ from cost_models.config import Batch
 from cost_models.workload.serialization import workload_from_dict
 from tests.builders.observations import cluster
 from tests.builders.plans import plain_plan
+from tests.builders.slow import slow_among
 
 QUICK = {"groups": 3, "group_seconds": 0.05, "max_seconds": 20}
 THOROUGH = {**QUICK, "remainder": True, "validation": True}
@@ -56,6 +57,7 @@ SHAPES = {
     ),
 }
 """Script, which fit, the wanted (global batch, accumulation), what is seen of it, and what it says at its end."""
+EACH = slow_among(SHAPES, {"own loss", "fine-tuning", "package"})
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +97,7 @@ def observed(client, spec):
     return Observation.model_validate(value["observation"])
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", EACH)
 def test_a_script_is_traced_and_measured_with_another_batch(client, spec, observations, shape):
     script, fit, batch, expected, _ = SHAPES[shape]
     seen = observations[shape] = observed(client, spec(script, fit))
@@ -120,7 +122,7 @@ def plan_for(seen, fit, batch, folder):
 
 
 @pytest.mark.usefixtures("programs_are_kept")
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", EACH)
 def test_a_script_trains_with_its_own_number_of_updates(client, spec, observations, scripts, tmp_path, shape):
     script, fit, batch, _, expected = SHAPES[shape]
     seen = observations.get(shape) or observed(client, spec(script, fit))

@@ -110,7 +110,6 @@ DATA = {
     "attention": lambda: (np.zeros((BATCH, 16), "int32"), np.zeros((BATCH, 16), "int32")),
     "fused_attention": lambda: (np.zeros((BATCH, 128, 32), "float32"), np.zeros((BATCH, 128, 1), "float32")),
 }
-FOR_GPUS = ("fused_attention",)
 ROWS = np.zeros((BATCH, 8), "float32"), np.zeros((BATCH, 1), "float32")
 
 

@@ -71,6 +71,7 @@ def test_a_script_is_measured_and_leaves_at_its_fit(client, script, tmp_path):
     assert {"setup", "compile", "measure"} <= set(result.phases)
 
 
+@pytest.mark.slow
 def test_a_moving_average_of_weights_can_be_timed_without_input(client, script):
     body = BODY.replace('"sgd"', "keras.optimizers.SGD(0.1, use_ema=True)")
     assert run(client, script(body=body)).value["compute_micro_step_seconds"] > 0
@@ -81,6 +82,7 @@ def test_trials_are_told_that_they_are_trials(client, script):
     assert result.failure is None
 
 
+@pytest.mark.slow
 def test_what_keras_writes_in_bold_is_told_plainly(client, script):
     before = """
         import keras
@@ -94,6 +96,7 @@ def test_what_keras_writes_in_bold_is_told_plainly(client, script):
     assert "\x1b" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_figures_of_trials_open_no_window(client, script):
     result = run(client, script(before="import os\nassert os.environ['MPLBACKEND'] == 'Agg'\n"))
     assert result.failure is None
@@ -161,6 +164,7 @@ def test_a_fit_that_keras_would_refuse_is_told_in_words(client, script, before, 
         run(client, script(after=before + fit), JobKind.OBSERVE)
 
 
+@pytest.mark.slow
 def test_a_script_that_asks_its_user_is_told_what_to_do(client, script):
     with pytest.raises(ScriptFailed, match="The script reads input, but trials have no input"):
         run(client, script(before="name = input('which model? ')\n"), JobKind.OBSERVE)
@@ -267,6 +271,7 @@ def test_what_a_script_does_to_its_streams_and_its_folder_hides_no_answer(client
     assert "NonFiniteLoss" in log.read_text()
 
 
+@pytest.mark.slow
 def test_a_script_that_prints_a_gigabyte_is_measured_and_leaves_a_small_log(client, script, tmp_path):
     printing = """
     import os
@@ -284,6 +289,7 @@ def test_a_script_that_prints_a_gigabyte_is_measured_and_leaves_a_small_log(clie
     assert log.stat().st_size < 2**22
 
 
+@pytest.mark.slow
 def test_a_log_that_cannot_be_written_does_not_disturb_its_job(client, script):
     spec = script(before="print('hello')\n", after="x[:] = np.nan\n" + FIT)
     failed = run(client, spec, log=Path("/dev/full")).failure
@@ -297,6 +303,7 @@ def test_a_full_disk_says_nothing_of_the_configuration(client, script):
     assert failed.message.startswith("a disk is full")
 
 
+@pytest.mark.slow
 def test_a_clock_that_jumps_changes_nothing(script, tmp_path, monkeypatch):
     """Wall clocks of the planner, the server and the job go back and forth by days; what is measured does not."""
     (tmp_path / "sitecustomize.py").write_text(
@@ -460,6 +467,7 @@ def test_kill_nine_of_the_parent_leaves_no_process(script, tmp_path):
     assert not alive
 
 
+@pytest.mark.slow
 def test_kill_nine_of_the_parent_ends_a_server_that_still_imports(script, tmp_path):
     (tmp_path / "jax.py").write_text(f"open({str(tmp_path / 'importing')!r}, 'w')\nimport time\ntime.sleep(600)\n")
     spec = script()

@@ -153,7 +153,9 @@ BUILT = {
 }
 
 
-@pytest.mark.parametrize("epochs", [0, 2], ids=["built before fit", "after 8 updates"])
+@pytest.mark.parametrize(
+    "epochs", [pytest.param(0, marks=pytest.mark.slow), 2], ids=["built before fit", "after 8 updates"]
+)
 @pytest.mark.parametrize("kind", BUILT)
 def test_a_built_optimizer_accumulates_as_the_same_object(kind, epochs):
     """Split updates give the same weights as whole ones, for optimizers that cannot be made again from their config."""

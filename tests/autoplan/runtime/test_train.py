@@ -13,6 +13,7 @@ from autoplan.plan import file
 from autoplan.plan.records import Plan
 from autoplan.sources import source
 from tests.builders.plans import plain_plan
+from tests.builders.slow import slow_among
 
 pytestmark = pytest.mark.usefixtures("programs_are_kept")
 
@@ -74,6 +75,8 @@ LATER = {
     "a generator": "model.fit(((x[:32], y[:32]) for _ in range(6)), steps_per_epoch=3, epochs=2, verbose=0)",
     "left by exit": "import atexit",
 }
+SIMILAR = {"compiled again", "another batch", "left by exit"}
+"""Of these, others show the most."""
 
 
 SAID = {
@@ -201,6 +204,7 @@ def test_another_effective_batch_is_logged(script, observation, tmp_path):
     assert "fit 2: an update has 100 samples instead of 32, which changes the training" in finished.stderr
 
 
+@pytest.mark.slow
 def test_without_the_memory_setting_the_rest_of_the_plan_is_applied(script, observation, tmp_path):
     plan = plan_for(observation, tmp_path, batch=batch(8, 4), keep_freed_memory=True)
     words = ["train", "--plan", str(plan), "--fit", "2", str(script)]
@@ -226,6 +230,7 @@ def test_a_mesh_trains_the_same_on_simulated_devices(script, observation, alone,
     assert (found["validation"], found["predictions"]) == (2, 33)
 
 
+@pytest.mark.slow
 def test_sharded_state_trains_the_same_with_a_share_of_the_weights_on_each_device(script, observation, alone, tmp_path):
     plan = plan_for(
         observation,
@@ -284,7 +289,7 @@ def trained_under(path, *, own=None, devices=1, backend="jax", fit=1, **changes)
     return subprocess.run(command, cwd=path.parent, capture_output=True, text=True, timeout=240)
 
 
-@pytest.mark.parametrize("later", LATER)
+@pytest.mark.parametrize("later", slow_among(LATER, SIMILAR))
 @pytest.mark.parametrize("devices", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_later_fits_train_with_the_scripts_own_batch(first_fit, tmp_path, later, devices):
     """Under accumulation and on a mesh, later fits of a script give the same weights as without a plan."""
@@ -345,6 +350,7 @@ def test_a_second_model_trains_in_its_own_precision(written):
     )
 
 
+@pytest.mark.slow
 def test_a_mesh_holds_for_a_second_model_and_train_says_so(written):
     mesh = {"data": 2, "model": 1}
     finished = trained_under(written(TWO_MODELS), devices=2, mesh=mesh, batch=batch(32, 1, data=2))
@@ -363,6 +369,7 @@ def test_a_callback_that_stops_after_a_number_of_batches_stops_at_the_same_updat
     assert "batch hooks of MaxSteps" not in finished.stderr
 
 
+@pytest.mark.slow
 def test_fewer_calls_of_a_callback_are_logged(written):
     finished = trained_under(written(CALLBACKS), steps_per_execution=4)
     assert (
@@ -371,6 +378,7 @@ def test_fewer_calls_of_a_callback_are_logged(written):
     )
 
 
+@pytest.mark.slow
 def test_updates_of_a_models_own_optimizers_are_counted(written):
     finished = trained_under(written(OWN_OPTIMIZERS), backend="tensorflow", jit_compile=False)
     assert finished.returncode == 0, finished.stderr

@@ -20,6 +20,7 @@ from cost_models.hardware.lookup import cluster
 from cost_models.workload.affine import Affine
 from cost_models.workload.serialization import workload_digest, workload_from_dict, workload_to_dict
 from cost_models.workload.workload import OtherBatch, Phase, Tensor
+from tests.builders.slow import slow
 from tests.builders.workloads import dense, looping
 from tests.models import zoo
 
@@ -224,7 +225,7 @@ def has_a_price(document):
         assert 0 < seconds.micro_step_seconds < float("inf"), seconds
 
 
-@pytest.mark.parametrize("build", [zoo.mlp, zoo.image_classifier, zoo.recurrent, zoo.two_inputs])
+@pytest.mark.parametrize("build", [zoo.mlp, zoo.recurrent, *slow(zoo.image_classifier, zoo.two_inputs)])
 def test_a_mutated_workload_is_refused_with_a_message_or_has_a_price(build):
     document = plain(build)
     has_a_price(document)

@@ -20,6 +20,7 @@ from autoplan.plan.records import FailureKind, Measurement
 from autoplan.runtime.live_models import object_pickle, package
 from autoplan.runtime.live_models.keras_serialization import global_policy
 from autoplan.sources.source import PROCESS_ALREADY_STARTED
+from tests.builders.slow import slow
 from tests.models import live
 
 QUICK = {"groups": 3, "group_seconds": 0.05, "max_seconds": 20}
@@ -69,7 +70,7 @@ def test_a_worker_observes_the_live_models_training(observed, kind):
     assert facts.intercepted == []
 
 
-@pytest.mark.parametrize("kind", live.KINDS)
+@pytest.mark.parametrize("kind", ["sequential", *slow("functional", "subclassed")])
 def test_trials_start_from_the_live_models_weights_and_optimizer(ask, packed, observed, kind):
     model, x, y = live.trained(kind)
     for generator in (g for layer in model._flatten_layers() for g in layer._seed_generators):
@@ -88,6 +89,7 @@ def test_trials_start_from_the_live_models_weights_and_optimizer(ask, packed, ob
     np.testing.assert_allclose(result.value["runs"][0]["losses"], losses, rtol=tolerance)
 
 
+@pytest.mark.slow
 def test_draws_of_a_training_differ_by_the_order_of_its_data(ask, packed, observed):
     baseline = observed["sequential"].config
 
@@ -104,8 +106,14 @@ def test_draws_of_a_training_differ_by_the_order_of_its_data(ask, packed, observ
 @pytest.mark.parametrize(
     ("kind", "changes"),
     [
-        ("functional", {"precision": "mixed_float16", "remat": {"mode": "activations"}}),
-        ("sequential", {"batch": {"local": 8, "global": 8, "accumulation": 4, "effective": 32}}),
+        pytest.param(
+            "functional", {"precision": "mixed_float16", "remat": {"mode": "activations"}}, marks=pytest.mark.slow
+        ),
+        pytest.param(
+            "sequential",
+            {"batch": {"local": 8, "global": 8, "accumulation": 4, "effective": 32}},
+            marks=pytest.mark.slow,
+        ),
         ("subclassed", {"batch": {"local": 8, "global": 8, "accumulation": 4, "effective": 32}, "jit_compile": False}),
     ],
 )
@@ -338,7 +346,7 @@ ELSEWHERE = """
 """
 
 
-@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+@pytest.mark.parametrize("backend", ["tensorflow", pytest.param("torch", marks=pytest.mark.slow)])
 def test_live_models_are_unpacked_on_other_backends(backend, root, tmp_path):
     pytest.importorskip(backend)
     (tmp_path / "main.py").write_text(textwrap.dedent(ELSEWHERE))

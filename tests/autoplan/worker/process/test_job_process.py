@@ -53,12 +53,12 @@ def observed(result):
 @pytest.mark.parametrize(
     ("script", "arguments", "expected"),
     [
-        ("subclassed.py", (), {"data": "arrays", "custom_train_step": False}),
+        pytest.param("subclassed.py", (), {"data": "arrays", "custom_train_step": False}, marks=pytest.mark.slow),
         ("schedule.py", (), {"schedule": True, "ema": True}),
-        ("custom_train_step.py", (), {"custom_train_step": True}),
-        ("builder.py", (), {"data": "arrays"}),
+        pytest.param("custom_train_step.py", (), {"custom_train_step": True}, marks=pytest.mark.slow),
+        pytest.param("builder.py", (), {"data": "arrays"}, marks=pytest.mark.slow),
         ("builder_no_data.py", (), {"data": "synthetic", "samples": None}),
-        ("resnet20.py", (), {"batch_norm": True}),
+        pytest.param("resnet20.py", (), {"batch_norm": True}, marks=pytest.mark.slow),
         ("arguments_callbacks.py", ("--learning-rate", "0.01"), {"data": "arrays"}),
     ],
 )
@@ -69,6 +69,7 @@ def test_a_fit_is_observed(ask, script, arguments, expected):
     assert found.config.backend == "jax"
 
 
+@pytest.mark.slow
 def test_the_second_fit_can_be_observed(ask):
     first, second = (observed(ask(JobKind.OBSERVE, "two_fits.py", fit=fit)) for fit in (1, 2))
     assert (first.structure, first.epochs) != (second.structure, second.epochs)
@@ -95,15 +96,21 @@ def test_an_update_is_compared_with_its_halves(ask, script, split, reason):
     assert found.compilations == 2
 
 
-@pytest.mark.parametrize("script", ["mlp.py", "builder_no_data.py", "subclassed.py"])
-@pytest.mark.parametrize("abstract", [True, False])
+@pytest.mark.parametrize(
+    ("script", "abstract"),
+    [
+        ("mlp.py", True),
+        ("builder_no_data.py", False),
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in (("subclassed.py", True), ("mlp.py", False))),
+    ],
+)
 def test_a_training_step_is_traced_with_or_without_weights(ask, script, abstract):
     result = ask(JobKind.TRACE, script, abstract=abstract)
     assert result.failure is None
     assert workload_from_dict(result.value["workload"]).ops
 
 
-@pytest.mark.parametrize("size", [16, 32])
+@pytest.mark.parametrize("size", [pytest.param(16, marks=pytest.mark.slow), 32])
 def test_a_training_step_is_traced_at_the_requested_batch(ask, size):
     """A loss over all pairs of samples cannot be extrapolated from a trace at one batch."""
     own = observed(ask(JobKind.OBSERVE, "contrastive.py")).config
@@ -127,10 +134,10 @@ def test_a_batch_that_overflows_indices_is_extrapolated(ask):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"precision": "mixed_bfloat16"},
+        pytest.param({"precision": "mixed_bfloat16"}, marks=pytest.mark.slow),
         {"precision": "mixed_float16", "batch": (16, 4)},
-        {"remat": {"mode": "activations"}},
-        {"steps_per_execution": 4},
+        pytest.param({"remat": {"mode": "activations"}}, marks=pytest.mark.slow),
+        pytest.param({"steps_per_execution": 4}, marks=pytest.mark.slow),
         {"jit_compile": False},
         {"keep_freed_memory": True},
     ],
@@ -145,7 +152,7 @@ def test_each_knob_is_measured(ask, changes):
     assert 0 <= found.others_busy_processors < (os.cpu_count() or 1) + 0.5
 
 
-@pytest.mark.parametrize("batch", [(2048, 1), (96, 3)])
+@pytest.mark.parametrize("batch", [pytest.param((2048, 1), marks=pytest.mark.slow), (96, 3)])
 def test_a_builder_without_data_is_measured_with_whole_batches(ask, batch):
     own = observed(ask(JobKind.OBSERVE, "builder_no_data.py")).config
     result = ask(JobKind.MEASURE, "builder_no_data.py", changes={"batch": batch}, baseline=own, **QUICK)
@@ -168,6 +175,7 @@ def test_equal_seeds_give_equal_losses_for_all_micro_batches(ask):
     assert losses_of(other) != pytest.approx(losses_of(alone), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_a_mesh_of_simulated_devices_computes_the_same(ask):
     own = observed(ask(JobKind.OBSERVE, "mlp.py")).config
     mesh = {"mesh": {"data": 4, "model": 1}, "batch": (own.batch.global_size, 1)}

@@ -23,6 +23,7 @@ from cost_models.workload.serialization import workload_digest, workload_from_di
 from cost_models.workload.workload import Kind, Phase, Role, walk
 from cost_models.xla.buffers import liveness, schedule
 from cost_models.xla.profiles.choice import compiler_profile
+from tests.builders.slow import slow
 from tests.builders.workloads import cluster
 from tests.models import zoo
 from tests.models.megatron import megatron
@@ -140,7 +141,7 @@ def test_resnet_50_needs_the_flops_that_xla_counts(resnet, batch, compiled_bytes
     assert cost.total == pytest.approx(compiled_bytes, rel=0.03)
 
 
-@pytest.mark.parametrize("build", [zoo.mlp, zoo.image_classifier, zoo.decoder, zoo.recurrent, zoo.two_inputs])
+@pytest.mark.parametrize("build", [zoo.mlp, zoo.recurrent, *slow(zoo.image_classifier, zoo.decoder, zoo.two_inputs)])
 def test_sizes_fitted_at_two_batches_are_valid_for_a_third(build):
     line, far = traced(build), traced(build, 64)
     assert not line.batch_exact
@@ -451,6 +452,7 @@ print(workload_digest(trace_train_step(model, synthetic_specs(model, 4), local_b
 """
 
 
+@pytest.mark.slow
 def test_two_processes_trace_the_same_workload():
     running = [
         subprocess.Popen(
@@ -466,10 +468,14 @@ def test_two_processes_trace_the_same_workload():
     assert len(first) == 1
 
 
-COMPILED = [(zoo.mlp, 512), (zoo.image_classifier, 64), (zoo.decoder, 32), (zoo.recurrent, 128), (zoo.two_inputs, 256)]
+COMPILED = [(zoo.mlp, 512), (zoo.image_classifier, 64), (zoo.recurrent, 128), (zoo.two_inputs, 256)]
 
 
-@pytest.mark.parametrize(("build", "batch"), COMPILED, ids=[build.__name__ for build, _ in COMPILED])
+@pytest.mark.parametrize(
+    ("build", "batch"),
+    [*COMPILED, pytest.param(zoo.decoder, 32, marks=pytest.mark.slow)],
+    ids=[*(build.__name__ for build, _ in COMPILED), "decoder"],
+)
 def test_the_estimate_covers_the_memory_of_this_machines_compiler(build, batch):
     """State and inputs are exact (XLA drops unused scalars); the rest is inside the stated interval."""
     model = build()
