@@ -25,7 +25,7 @@ from cost_models.time.exchange import DEFAULT_OVERLAP, XlaExchange, state_of
 from cost_models.time.roofline import peak_of
 from cost_models.time.software import Software
 from cost_models.time.step import DeviceTime, device_time, parts_of
-from cost_models.workload.workload import Workload
+from cost_models.workload.workload import Kind, Workload
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -196,7 +196,7 @@ class _Pricing:
         config = _at(structure, int(batches[0]), 2 if accumulates else 1)
         workload = self._workload(config)
         check(workload, config)
-        program = self._program(config)
+        program = self._program(workload, config)
         known = self.known.setdefault(program, {})
         for batch in (int(batch) for batch in batches):
             if batch not in known:
@@ -212,10 +212,11 @@ class _Pricing:
             raise WorkloadError(f"no workload was traced with {origin}; those given: {known}")
         return self.workloads[origin]
 
-    def _program(self, config: TrainConfig) -> TrainConfig:
+    def _program(self, workload: Workload, config: TrainConfig) -> TrainConfig:
         """The configuration that represents all whose devices run the same kernels on the same local batch."""
         # Meshes of two devices and of more differ in communication alone, but for simulated devices and their shares.
-        mesh = config.mesh if self.cluster.simulated else replace(config.mesh, data=min(2, config.mesh.data))
+        whole = self.cluster.simulated or any(op.kind is Kind.LSTM for op in workload.ops)  # calls on all rows
+        mesh = config.mesh if whole else replace(config.mesh, data=min(2, config.mesh.data))
         batch = Batch(1, mesh.data, config.batch.accumulation)
         return replace(config, mesh=mesh, batch=batch, layout=Layout(), steps_per_execution=1)
 

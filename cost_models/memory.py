@@ -18,8 +18,11 @@ from cost_models.config import TrainConfig
 from cost_models.errors import ConfigError
 from cost_models.execution import check, check_platform, profile_for, schedule_of, updates_of
 from cost_models.hardware.cluster import Cluster
+from cost_models.parallel.whole_batch import on_whole_batch
 from cost_models.validation import raised_as, read_fields, several, text, whole
 from cost_models.workload.affine import Affine
+from cost_models.workload.lstm import UNCERTAINTY as LSTM_UNCERTAINTY
+from cost_models.workload.lstm import lstm_buffers
 from cost_models.workload.workload import Kind, OtherBatch, Role, Workload
 from cost_models.xla.buffers.liveness import schedule
 from cost_models.xla.buffers.purpose import Purpose
@@ -239,7 +242,7 @@ def program_memory(workload: Workload, config: TrainConfig, cluster: Cluster) ->
     """
     check(workload, config)
     check_platform(workload, config, cluster)
-    return memory_on(workload, config, profile_for(config, cluster))
+    return memory_on(on_whole_batch(workload, config.mesh.data), config, profile_for(config, cluster))
 
 
 def validation_memory(
@@ -323,9 +326,20 @@ def memory_on(workload: Workload, config: TrainConfig, profile: Profile) -> Memo
         components = sharded(workload, components, config.mesh.data)
     total = sum(components.values())
     below, above = (round(share * temporary_bytes) for share in _uncertainty(workload, profile))
+    of_lstm = _lstm_bytes(workload, plan, at, config.batch.local)
+    below, above = (end + round(share * of_lstm) for end, share in zip((below, above), LSTM_UNCERTAINTY, strict=True))
     there = plan.on_chip_at(config.batch.local, at)
     below += round(_FILLED * max(0, min(profile.on_chip_bytes, temporary_bytes) - there))
     return MemoryCost(**components, host=0, total=total, total_low=total - below, total_high=total + above + there)
+
+
+def _lstm_bytes(workload: Workload, plan: Schedule, at: int, batch: int) -> float:
+    """Return the bytes of buffers of cuDNN's LSTM that are live at the peak, whose sizes only cuDNN knows."""
+    buffers = lstm_buffers(workload)
+    if not buffers:
+        return 0.0
+    of_lstm = np.isin(plan.temporaries.tensor, buffers) & plan.alive(at)
+    return float(plan.sizes(batch)[of_lstm].sum())
 
 
 @lru_cache(maxsize=64)
@@ -340,7 +354,8 @@ def _uncertainty(workload: Workload, profile: Profile) -> tuple[float, float]:
 def largest(workload: Workload, config: TrainConfig, cluster: Cluster, count: int = 10) -> tuple[LiveTensor, ...]:
     """Return the largest temporaries at the peak, largest first; those of the largest batch, where batches differ."""
     workload, config = _largest_step(workload, config)
-    plan, batch = schedule_of(workload, config, cluster), config.batch.local
+    workload, batch = on_whole_batch(workload, config.mesh.data), config.batch.local
+    plan = schedule_of(workload, config, cluster)
     alive = np.flatnonzero(plan.alive(plan.peak(batch)[1]) & (plan.temporaries.tensor >= 0))
     sizes = plan.sizes(batch)
     chosen = alive[np.argsort(-sizes[alive], kind="stable")[:count]]

@@ -123,7 +123,7 @@ _CALLS: dict[str, Callable[[AttentionCall], bool]] = {
     "uneven_attention": lambda call: not call.has_mask and call.is_refused_on_tpu,
 }
 """Facts of a layer's calls of attention, by name: the last two are computed without the TPU kernel."""
-LAYER_FACTS = frozenset({*_CALLS, "lost_flash_attention"})
+LAYER_FACTS = frozenset({*_CALLS, "lost_flash_attention", "cudnn_lstm", "cudnn_lstm_of_policy"})
 """Facts that hold for some layers of a model."""
 
 
@@ -176,6 +176,9 @@ class Observation(Value):
     probe: SplitProbe | None = Field(None, description="what micro-steps showed; None: the model was not probed")
     held: dict[str, str] = Field({}, description="knobs that this source does not let be turned, with the reason")
     attention_calls: list[AttentionCall] = Field([], description="in the forward pass, on JAX")
+    cudnn_lstms: dict[str, bool] = Field(
+        {}, description="layers whose LSTM is a call of cuDNN on GPUs, on JAX, and whether they follow the dtype policy"
+    )
     lost_flash_attention: list[str] = Field([], description="layers whose flash_attention=False Keras did not keep")
     layer_kinds: list[str] = Field([], description="class names of the model's layers, for known_issues")
     setup_seconds: float
@@ -231,6 +234,8 @@ class Observation(Value):
         """Return the names of the layers to which a fact applies, on which a known issue depends (`LAYER_FACTS`)."""
         if fact == "lost_flash_attention":
             return self.lost_flash_attention
+        if fact in ("cudnn_lstm", "cudnn_lstm_of_policy"):
+            return [name for name, follows in self.cudnn_lstms.items() if follows or fact == "cudnn_lstm"]
         return list(dict.fromkeys(one.layer for one in self.attention_calls if _CALLS[fact](one)))
 
     @property

@@ -8,6 +8,7 @@ from math import ceil, log2
 
 from cost_models.hlo.attention import AttentionKernel, attention_of
 from cost_models.hlo.dots import ELEMENTWISE, Product, arithmetic, product_of, stated_flops, target_of_call
+from cost_models.hlo.lstm import LstmKernel, lstm_of
 from cost_models.hlo.parser import Computation, Instruction, Module
 from cost_models.hlo.traffic import HOST_SPACE, Traffic, is_async_marker, sends
 from cost_models.workload.affine import Affine
@@ -100,6 +101,8 @@ class InstructionCosts:
         """Return the cost of one execution. `alone`: whether it runs asynchronously, next to the kernels."""
         if (attention := attention_of(instruction, inside)) is not None:
             return self._attention(attention, instruction, inside)
+        if (recurrent := lstm_of(instruction, inside)) is not None:
+            return self._lstm(recurrent, instruction, inside)
         content = self._content_of(instruction, inside)
         kind, largest = max(content.products, key=lambda found: found[1].flops, default=(None, None))
         product_flops = sum(product.flops for _, product in content.products)
@@ -122,6 +125,12 @@ class InstructionCosts:
         compiled = Compiled(moved, product_flops=kernel.flops, dtype=kernel.scores.dtype)
         gemm = tuple(map(Affine, kernel.scores.gemm))
         return KernelCost(Kind.ATTENTION, kernel.flops, gemm, compiled, primitive=kernel.primitive)
+
+    def _lstm(self, kernel: LstmKernel, instruction: Instruction, inside: Computation) -> KernelCost:
+        moved = self.traffic.moved_bytes(instruction, inside) - kernel.oversize_bytes
+        compiled = Compiled(moved, product_flops=kernel.flops, dtype="float32", launches=kernel.lstm.kernels)
+        gemm = tuple(map(Affine, kernel.lstm.step_product))
+        return KernelCost(Kind.LSTM, kernel.flops, gemm, compiled, primitive=kernel.primitive)
 
     def scope(self, instruction: Instruction) -> str:
         """JAX's name stack of an instruction, or of what a fusion ends in or starts with; "" where none is known."""

@@ -26,7 +26,7 @@ from cost_models.parallel.collectives import (
 )
 from cost_models.time.convolution import ConvolutionTable
 from cost_models.time.cost import TimeCost, TimeParts
-from cost_models.time.kernels import KernelTable, TrafficTable, fused_attention_rows, gemm_table
+from cost_models.time.kernels import KernelTable, TrafficTable, fused_attention_rows, gemm_table, lstm_rows
 from cost_models.time.roofline import kernel_seconds, peak_of
 from cost_models.time.software import overhead_seconds
 from cost_models.time.step import assemble
@@ -136,6 +136,7 @@ def _table(workload: Workload) -> KernelTable:
         gemm=gemm_table(ops),
         convolution=ConvolutionTable.unknown(count),
         fused=fused_attention_rows(ops),
+        lstm=lstm_rows(workload.tensors, ops),
     )
 
 

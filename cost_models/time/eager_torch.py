@@ -24,7 +24,7 @@ from cost_models.xla.rules import rule
 
 _KEPT = frozenset(
     {Kind.DOT, Kind.CONV, Kind.GATHER, Kind.SCATTER, Kind.SORT, Kind.CUMULATIVE, Kind.LOOP, Kind.BRANCH, Kind.BARRIER}
-    | {Kind.COLLECTIVE, Kind.ATTENTION, Kind.CUSTOM, Kind.UNKNOWN}
+    | {Kind.COLLECTIVE, Kind.ATTENTION, Kind.LSTM, Kind.CUSTOM, Kind.UNKNOWN}
 )
 """Kinds of which a layer's kernels are left as they are."""
 _LOSS = "compile_loss"  # a chain of kernels in every library

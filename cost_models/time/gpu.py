@@ -1,16 +1,19 @@
-"""Adjusts kernel times for GPUs: TF32, Winograd and grouped convolutions, layout transposes, fused attention."""
+"""Adjusts kernel times for GPUs: TF32, Winograd and grouped convolutions, layout transposes, fused attention, LSTM."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 
 from cost_models.hardware.cluster import Chip
 from cost_models.hardware.efficiency import Efficiency
-from cost_models.time.kernels import AttentionRows, FusedAttentionRows, KernelTable
+from cost_models.time.kernels import AttentionRows, FusedAttentionRows, KernelTable, LstmRows
 from cost_models.xla.rules import rule
 
 Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
 
 _MINIMAL_FILTERING = 2.25
 """Factor by which F(2x2, 3x3) reduces the multiplications of a 3 x 3 convolution."""
@@ -97,6 +100,24 @@ def attention_kernels(
     full, causal = (efficiency.attention.shares(length, head, causal=masked) for masked in (False, True))
     forward, backward = (peaks * np.where(rows.causal, *of_pass) for of_pass in zip(causal, full, strict=True))
     return worked, np.where(rows.forward, forward, np.where(rows.backward, backward, rates))
+
+
+def lstm_rates(
+    rows: LstmRows, gemm: Floats, flops: Floats, rates: Floats, peaks: Floats, share: Callable[[Floats, Bools], Floats]
+) -> Floats:
+    """Return the FLOP/s of each row, where an LSTM in one call multiplies its inputs at once and its units in steps.
+
+    gemm   (groups, m, n, k) of a step of the recurrence
+    rates  FLOP/s of a product of that shape
+    share  the share of the peak that products reach, from their sizes and their rows
+    """
+    at = rows.rows
+    sequential, batched = 2 * gemm[at].prod(axis=1) * rows.steps[at], gemm[at].copy()
+    batched[:, 1] *= rows.steps[at]
+    seconds = sequential / rates[at] + np.maximum(flops[at] - sequential, 0.0) / (peaks[at] * share(batched, at))
+    found = rates.copy()
+    found[at] = flops[at] / seconds
+    return found
 
 
 def _pairs(gemm: Floats, efficiency: Efficiency) -> tuple[Floats, Floats, Floats]:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from cost_models.time.attention import Attention, find_attention
 from cost_models.time.convolution import ConvolutionTable, convolution_table, is_transposed_kernel_gradient
+from cost_models.workload.lstm import JAX_OVERSIZE, KERNELS_A_STEP, buffers_of
 from cost_models.workload.workload import (
     ATTENTION_BACKWARD,
     ATTENTION_FORWARD,
@@ -36,6 +37,7 @@ Bools = npt.NDArray[np.bool_]
 
 
 _BATCH_LENGTH_CHANNELS = 3  # dimensions
+_LENGTH = 1  # dimension
 _ROWS_OF_ROWS = 3  # dimensions
 
 
@@ -113,6 +115,22 @@ class GemmTable:
 
 
 @dataclass(frozen=True)
+class LstmRows:
+    """The steps of the recurrence of each row that is an LSTM in one call; 0 for other rows."""
+
+    steps: Floats
+
+    @property
+    def rows(self) -> Bools:
+        """Which rows are an LSTM."""
+        return self.steps > 0
+
+    def launches(self, groups: Floats) -> Floats:
+        """Return the kernels that one run of each row launches. `groups`: the layers and directions of an LSTM."""
+        return np.where(self.rows, KERNELS_A_STEP * self.steps * groups, 1.0)
+
+
+@dataclass(frozen=True)
 class KernelTable:
     """Every kernel as a row of numbers: FLOPs are fixed + batch x per_sample, in `dtypes[dtype]`.
 
@@ -121,6 +139,7 @@ class KernelTable:
                 `Efficiency.slow_kernel_shares`
     attention   None where there is none, or where the compiler decided about it already
     fused       rows of attention in one kernel
+    lstm        rows that are an LSTM in one call of a library
     """
 
     flops_fixed: Floats
@@ -134,6 +153,7 @@ class KernelTable:
     gemm: GemmTable
     convolution: ConvolutionTable
     fused: FusedAttentionRows
+    lstm: LstmRows
     attention: AttentionRows | None = None
     slow: Mapping[str, Bools] = field(default_factory=dict)
 
@@ -153,6 +173,11 @@ class KernelTable:
     def item_bytes(self) -> Floats:
         """Bytes of an element in the dtype of each row's arithmetic."""
         return np.array([ITEM_BYTES[name] for name in self.dtypes])[self.dtype]
+
+    @property
+    def launches(self) -> float:
+        """The kernels that a micro-step launches."""
+        return float((self.runs * self.lstm.launches(self.gemm.fixed[:, 0])).sum())
 
     def flops_at(self, batch: int) -> Floats:
         """Return the FLOPs of each row at a local batch, however often it runs."""
@@ -224,9 +249,21 @@ def _kernel_table(workload: Workload, profile: Profile, updates: Updates, batch:
         gemm=gemm_table(ops),
         convolution=convolution_table(plan.tensors, ops),
         fused=fused_attention_rows(ops),
+        lstm=lstm_rows(plan.tensors, ops),
         attention=_attention_rows(attention, rows, moved),
         slow=_slow_rows(plan.tensors, rows),
     )
+
+
+def lstm_rows(tensors: Sequence[Tensor], ops: Sequence[Op]) -> LstmRows:
+    """Return the LSTMs among operations; both passes write their first output for each sample and step."""
+    steps = [tensors[op.writes[0]].shape[_LENGTH].fixed if op.kind is Kind.LSTM else 0.0 for op in ops]
+    return LstmRows(np.array(steps, np.float64))
+
+
+def moved_share(op: Op, tensor: int) -> float:
+    """Return the share of a tensor's bytes that an operation moves: JAX allocates buffers larger than cuDNN asks."""
+    return 1 / JAX_OVERSIZE if op.kind is Kind.LSTM and tensor in buffers_of(op) else 1.0
 
 
 def gemm_table(ops: Sequence[Op]) -> GemmTable:
@@ -316,7 +353,7 @@ def _traffic(tensors: Sequence[Tensor], kernel: Kernel) -> list[tuple[int, float
         written = [tensors[write].shape for write in kernel.writes]
         scattered = [(read, 3.0) for read in reads if tensors[read].shape not in written]
         return scattered or [(read, 2.0) for read in reads]
-    return [(end, 1.0) for end in (*reads, *kernel.writes)]
+    return [(end, moved_share(kernel.op, end)) for end in (*reads, *kernel.writes)]
 
 
 def _rate_dtype(tensors: Sequence[Tensor], kernel: Kernel) -> str:

@@ -21,6 +21,7 @@ from cost_models.time.gemm import product_flops_share
 from cost_models.time.gpu import (
     attention_kernels,
     fused_attention,
+    lstm_rates,
     peaks_of_exact_products,
     takes_float32,
     transposing_seconds,
@@ -33,6 +34,7 @@ from cost_models.workload.workload import Workload
 from cost_models.xla.rules import rule
 
 Floats = npt.NDArray[np.float64]
+Rows = npt.NDArray[np.int64] | npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -183,11 +185,21 @@ def _rates(kernels: KernelWork) -> Floats:
     vector = efficiency.vector_operations_per_second or peak_rate(chip, "float32") * efficiency.vector_share
     rates = np.full(len(kernels.flops), vector)
     at, like = table.distinct_gemms
-    shares = product_flops_share(
-        gemm[at], peaks[at], table.item_bytes[at], chip.memory_bytes_per_second, efficiency, kernels.software.applies
-    )
+    shares = _product_share(kernels, gemm[at], at)
     rates[table.gemm.is_gemm] = (peaks[at] * shares)[like]
     return rates
+
+
+def _product_share(kernels: KernelWork, gemm: Floats, rows: Rows) -> Floats:
+    """Share of the peak that products of these sizes reach, each in the dtype of its row."""
+    return product_flops_share(
+        gemm,
+        kernels.peaks[rows],
+        kernels.table.item_bytes[rows],
+        kernels.chip.memory_bytes_per_second,
+        kernels.efficiency,
+        kernels.software.applies,
+    )
 
 
 def _with_rates(kernels: KernelWork, rates: Floats) -> tuple[Floats, Floats]:
@@ -197,6 +209,8 @@ def _with_rates(kernels: KernelWork, rates: Floats) -> tuple[Floats, Floats]:
     if applies("narrow-grouped-convolutions"):
         rates = with_narrow_convolutions(rates, table, peaks, efficiency)
     gemm = table.gemm.at(kernels.batch)
+    if table.lstm.rows.any():
+        rates = lstm_rates(table.lstm, gemm, flops, rates, peaks, lambda sizes, at: _product_share(kernels, sizes, at))
     if table.fused.any:
         flops, rates = attention_kernels(table.fused, gemm, flops, rates, peaks, efficiency)
     if kernels.fuses and table.attention is not None:

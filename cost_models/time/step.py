@@ -12,7 +12,8 @@ from cost_models.config import TrainConfig
 from cost_models.execution import check, check_platform, device_share, profile_for, updates_of
 from cost_models.hardware.cluster import Cluster
 from cost_models.hardware.efficiency import Efficiency, efficiency_of
-from cost_models.parallel.collectives import slowest_of
+from cost_models.parallel.collectives import all_gather, slowest_of
+from cost_models.parallel.whole_batch import gathered_bytes, on_whole_batch
 from cost_models.time.cost import Seconds, TimeCost, TimeParts, figures
 from cost_models.time.eager_torch import has_kernel_in_tensorflow, library_kernels
 from cost_models.time.exchange import StepState, XlaExchange, state_of
@@ -60,7 +61,7 @@ class DeviceTime:
 
         def passes(name: str) -> TimeParts:
             parts: list[TimeParts] = [getattr(one, name) for one in several]
-            return TimeParts(np.array([one.compute for one in parts]), np.array([one.memory for one in parts]))
+            return TimeParts(*(np.array(column) for column in zip(*(one.values() for one in parts), strict=True)))
 
         launches, flops = (np.array([getattr(one, name) for one in several]) for name in ("launches", "model_flops"))
         return cls(passes("forward"), passes("backward"), passes("update"), launches, flops)
@@ -145,7 +146,8 @@ def device_time(
 ) -> DeviceTime:
     """Return the kernels of one micro-step on a device: of the mesh, only the batches' sizes matter."""
     efficiency = efficiency or efficiency_of(cluster)
-    program = _program(workload, config, cluster, software)
+    whole = on_whole_batch(workload, config.mesh.data)
+    program = _program(whole, config, cluster, software)
     table = kernel_table(*program, config.batch.local)
     compute, traffic = kernel_seconds(table, config, cluster, efficiency, software)
     seconds = row_seconds(compute, traffic, efficiency, software)
@@ -160,12 +162,18 @@ def device_time(
     paging = paging_seconds(workload, config, cluster) if software.applies("page-faults") else 0.0
     is_forward = ~table.is_backward & ~table.is_update
     return DeviceTime(
-        forward=parts(is_forward) + TimeParts(memory=paging),
+        forward=parts(is_forward) + TimeParts(memory=paging, communication=_gathering_seconds(whole, config, cluster)),
         backward=parts(table.is_backward),
         update=parts(table.is_update & ~table.is_backward),
-        launches=float(table.runs.sum()),
+        launches=table.launches,
         model_flops=workload.model_flops.at(config.batch.local),
     )
+
+
+def _gathering_seconds(workload: Workload, config: TrainConfig, cluster: Cluster) -> float:
+    """Return the seconds in which devices wait for rows of the others, for calls on the whole batch."""
+    found = gathered_bytes(workload, config.batch.local)
+    return sum(all_gather(size, cluster, config.mesh.data).seconds for size in found)
 
 
 def parts_of(

@@ -40,7 +40,9 @@ _MIN_READS: Mapping[Kind, int] = {
     **dict.fromkeys((Kind.POOL, Kind.SCATTER, Kind.SORT, Kind.CUMULATIVE, Kind.MOVE, Kind.VIEW, Kind.COPY), 1),
     **dict.fromkeys((Kind.DOT, Kind.CONV, Kind.GATHER, Kind.POOL_GRADIENT), 2),
     Kind.ATTENTION: 3,
+    Kind.LSTM: 5,
 }
+_WITH_GEMM = frozenset({Kind.DOT, Kind.CONV, Kind.ATTENTION, Kind.LSTM})
 _EQUAL_RANK_KINDS: Mapping[Kind, int] = {Kind.CONV: 2, Kind.POOL_GRADIENT: 2, Kind.POOL: 1}
 _EQUAL_RANK_PRIMITIVES: Mapping[str, int] = {"pad": 1, "pad_unevenly": 1, "rev": 1, "slice": 1}
 """Operations whose results and first operands have equally many dimensions: the number of those operands."""
@@ -354,7 +356,7 @@ def _check_operands(op: _OpRecord, ranks: Sequence[int]) -> None:
         raise SchemaError(
             f"{_named(op)} reads {len(op.reads)} tensors and writes {len(op.writes)}; expected at least {least} and 1"
         )
-    sizes = _GEMM_SIZES if kind is Kind.DOT or kind is Kind.CONV or kind is Kind.ATTENTION else 0
+    sizes = _GEMM_SIZES if kind in _WITH_GEMM else 0
     if len(op.gemm) != sizes:
         raise SchemaError(f"{_named(op)} has {len(op.gemm)} sizes of a matrix product; expected {sizes}")
     operands = _EQUAL_RANK_KINDS.get(kind) or _EQUAL_RANK_PRIMITIVES.get(op.primitive)

@@ -49,6 +49,10 @@ CAUSAL = "_causal"
 """Suffix of a primitive of attention in which no query sees later keys: kernels skip half of the pairs."""
 
 
+LSTM_FORWARD, LSTM_BACKWARD = "lstm_forward", "lstm_backward"
+"""Primitives of cuDNN's LSTM for each pass (`workload/lstm.py`)."""
+
+
 class Kind(StrEnum):
     """Kind of an operation: the coarsest classification on which costs depend."""
 
@@ -73,6 +77,7 @@ class Kind(StrEnum):
     BARRIER = "barrier"  # all operands are complete before any result exists
     COLLECTIVE = "collective"
     ATTENTION = "attention"  # products, softmax and mask in one kernel, which writes no scores
+    LSTM = "lstm"  # all steps of a recurrent layer in one call of a library
     CUSTOM = "custom"
     UNKNOWN = "unknown"
 
@@ -143,7 +148,7 @@ class Op:
 
     flops      floating-point operations of one execution; a multiply-add is two
     gemm       (groups, m, n, k) of a dot or of a convolution as a GEMM; of attention in one kernel that of its scores
-               (samples x heads, queries, keys, head width); else ()
+               (samples x heads, queries, keys, head width); of an LSTM in one call that of a step; else ()
     repeat     trip count of a loop; 1 otherwise
     body       operations of one iteration (loops) or of the larger branch
     results    results of the body: carried values, or the branch's outputs
@@ -336,7 +341,7 @@ def _model_flops(op: Op, optimizers: frozenset[str], *, lines: bool) -> Affine:
     """Return the model's FLOPs of one operation. `lines`: whether sizes are linear functions of the batch."""
     if op.region and op.phase is Phase.FORWARD:  # recomputed: work, but not the model's
         return Affine()
-    own = op.flops if op.kind.is_product else Affine()
+    own = op.flops if op.kind.is_product or op.kind is Kind.LSTM else Affine()
     if op.kind is Kind.ATTENTION:
         own = _attention_model_flops(op)
     if op.compiled is not None:

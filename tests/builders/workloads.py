@@ -5,9 +5,12 @@ B stands for the batch dimension.
 
 from cost_models.hardware.cluster import Chip, Cluster, Link
 from cost_models.workload.affine import Affine
+from cost_models.workload.lstm import FLOAT_BYTES, Lstm
 from cost_models.workload.workload import (
     ATTENTION_FORWARD,
     CAUSAL,
+    LSTM_BACKWARD,
+    LSTM_FORWARD,
     Kind,
     Op,
     Phase,
@@ -164,6 +167,38 @@ def fused_attention(length, *, causal=False):
         )
     )
     return step.workload(*made)
+
+
+def recurrent(length, inputs, hidden, batch=16):
+    """An LSTM in one call, its outputs squared, and the call of its backward pass."""
+    step, one = Step(), Lstm(1, length, inputs, hidden)
+    fixed = FLOAT_BYTES * one.weights
+    weights = step.weight("lstm/weights", one.weights)
+    x = step.input(B, length, inputs)
+    state = step.op(Kind.BROADCAST, (), (1, B, hidden))
+    lengths = step.op(Kind.BROADCAST, (), (B,), dtype="int32")
+    step.layer = "lstm"
+
+    def call(primitive, reads, shapes, flops):
+        made = [step.tensor(*shape) for shape in shapes]
+        step.tensors.append(Tensor("float32", (Affine(fixed, one.workspace_bytes - fixed),)))
+        writes = (*made, len(step.tensors) - 1)
+        gemm = (Affine(1), Affine(0, 1), Affine(4 * hidden), Affine(hidden))
+        more = {"flops": Affine(0, flops), "gemm": gemm, "phase": step.phase, "layer": "lstm"}
+        step.ops.append(Op(Kind.LSTM, primitive, tuple(reads), writes, **more))
+        return made
+
+    states = [(1, B, hidden)] * 2
+    shapes = [(B, length, hidden), *states, ((B, one.reserve_bytes),)]
+    y, _, _, reserve = call(LSTM_FORWARD, (x, state, state, weights, lengths), shapes, one.forward_flops)
+    step.phase = Phase.BACKWARD
+    dy = step.op(Kind.ELEMENTWISE, (y,), (B, length, hidden), primitive="mul")
+    reads = (dy, state, state, x, state, state, weights, y, reserve, lengths)
+    shapes = [(B, length, inputs), *states, (one.weights,)]
+    dw = call(LSTM_BACKWARD, reads, shapes, one.backward_flops)[3]
+    step.phase = Phase.UPDATE
+    step.new_value(weights, step.op(Kind.ELEMENTWISE, (weights, dw), (one.weights,), primitive="sub"))
+    return step.workload(batch=batch)
 
 
 def looping(width=96):

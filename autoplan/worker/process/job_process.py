@@ -234,11 +234,13 @@ class JobProcess:
 
     def _observe(self, call: FitCall, facts: DataFacts) -> Answer:
         found = self._observed(call, facts)
-        if self.backend.name == "jax":  # elsewhere no setting of Keras decides how attention is computed
+        if self.backend.name == "jax":  # elsewhere the platform decides nothing that is traced
             from autoplan.worker.trace.attention_calls import attention_calls
+            from autoplan.worker.trace.lstm_calls import cudnn_lstms
 
             calls = attention_calls(call.model, call.arguments, facts)
-            found = found.model_copy(update={"attention_calls": calls})
+            lstms = cudnn_lstms(call.model, call.arguments, facts)
+            found = found.model_copy(update={"attention_calls": calls, "cudnn_lstms": lstms})
         return dict(found.model_dump(mode="json"))
 
     def _observed(self, call: FitCall, facts: DataFacts) -> Observation:

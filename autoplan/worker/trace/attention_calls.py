@@ -33,11 +33,16 @@ def attention_calls(model: Any, arguments: FitArguments, facts: DataFacts) -> li
     found: list[AttentionCall] = []
     try:
         with _recorded(found):
-            batch = training_batch(model, arguments, facts, 1)
-            backend.compute_output_spec(functools.partial(model, training=True), _specs(batch[0]))
+            forward_pass(model, arguments, facts)
     except Exception:  # noqa: BLE001 -- a user's own call may do anything
         return [_unknown(layer) for layer in suspects if not _keeps_scores(layer)]
     return found
+
+
+def forward_pass(model: Any, arguments: FitArguments, facts: DataFacts) -> None:
+    """Trace the forward pass of a fit's built model on one sample. Any error of the model's own code."""
+    batch = training_batch(model, arguments, facts, 1)
+    backend.compute_output_spec(functools.partial(model, training=True), _specs(batch[0]))
 
 
 def _operations(model: Any) -> Iterator[Any]:
@@ -79,7 +84,7 @@ def _recorded(found: list[AttentionCall]) -> Iterator[None]:
     def recording(query: Any, key: Any, value: Any, *arguments: Any, **more: Any) -> Any:
         names = ("bias", "mask", "scale", "is_causal", "flash_attention")
         given = {**dict(zip(names, arguments, strict=False)), **more}
-        layer = _calling_layer()
+        layer = calling_layer()
         found.append(
             AttentionCall(
                 layer="a function of the script" if layer is None else layer.path or layer.name,
@@ -101,7 +106,7 @@ def _recorded(found: list[AttentionCall]) -> Iterator[None]:
         backend.nn.dot_product_attention = original
 
 
-def _calling_layer() -> Any:
+def calling_layer() -> Any:
     """Return the innermost layer that is being called; None outside of layers."""
     scopes = global_state.get_global_attribute("name_scope_stack") or []
     callers = (one.caller for one in reversed(scopes))

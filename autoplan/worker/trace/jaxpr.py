@@ -11,6 +11,7 @@ from typing import Any
 
 from autoplan.worker.trace.attention import FusedAttentionCall, attention_call, is_used
 from autoplan.worker.trace.expansions import expansion_of
+from autoplan.worker.trace.lstm import LstmCall, lstm_call
 from autoplan.worker.trace.primitives import Cost, rule_for
 from autoplan.worker.trace.recording import RawOp, Recording
 from cost_models.workload.workload import UNEVEN_PAD, Kind, Phase
@@ -114,6 +115,8 @@ class _Walker:
                 return self._padded_convolution(eqn, env, padding)
             if (call := attention_call(eqn)) is not None:
                 return [self._attention(eqn, call, env)]
+            if (recurrent := lstm_call(eqn)) is not None:
+                return [self._lstm(eqn, recurrent, env)]
             return [self._plain(eqn, env)]
 
     @contextmanager
@@ -172,6 +175,15 @@ class _Walker:
         """Return attention in one kernel. It writes the statistics of its softmax, and no scores."""
         reads = [self.read(env, atom) for atom in eqn.invars if is_used(atom)]
         return self._op(Kind.ATTENTION, call.primitive, reads, self._writes(eqn, env), Cost(call.flops, call.gemm))
+
+    def _lstm(self, eqn: Any, call: LstmCall, env: dict[Any, int]) -> RawOp:
+        """Return an LSTM in one call. Its workspace is no output of the equation, but a buffer of the program."""
+        reads = [self.read(env, atom) for atom in eqn.invars]
+        writes = self._writes(eqn, env)
+        self.recording.tensors.append(("float32", (call.lstm.workspace_bytes,)))  # as JAX's lowering has it
+        workspace = len(self.recording.tensors) - 1
+        cost = Cost(call.flops, call.lstm.step_product)
+        return self._op(Kind.LSTM, call.primitive, reads, [*writes, workspace], cost)
 
     def _padded_convolution(self, eqn: Any, env: dict[Any, int], padding: tuple[tuple[int, int], ...]) -> list[RawOp]:
         """Split a convolution with uneven padding into padding and a convolution, as libraries without it do.

@@ -4,6 +4,8 @@ Keras 3.15 asks for the platform, for cuDNN and for the compute capability in it
 the answers. In the context of `seen_as` the names by which it asks are replaced; nothing of JAX's own state changes.
 `QUESTIONS` lists every place of Keras that asks, and a test compares the list with the installed Keras.
 
+The sizes of the buffers of cuDNN's LSTM, which JAX asks cuDNN for while it traces, are calculated.
+
 Only the JAX backend asks so. Training steps of TensorFlow and PyTorch are traced on JAX as on a CPU (`HOST`): which
 kernels these backends choose on a GPU is not described by such a trace.
 """
@@ -13,13 +15,17 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 from cost_models.hardware.platform import CUDNN, TargetPlatform, at_least, exactly
+from cost_models.workload.lstm import buffer_sizes
 
 CUDNN_VERSION = 91000
 """The version of cuDNN that GPUs that are not here are taken to have (9.10.0): jax 0.10 requires 9.8 or later, and
 Keras's choices differ only for multi-head latent attention (9.10) and compute capability 10.3 (9.11)."""
+_SIZES = "compute_rnn_workspace_reserve_space_sizes"
+"""The function of jaxlib that asks cuDNN for the sizes of an LSTM's buffers, which needs a GPU."""
 _CUDNN_ATTENTION = "jax._src.cudnn.fused_attention_stablehlo"
 
 _SEEN, _OUTSIDE = "answered for the target", "not asked while a step is traced"
@@ -36,7 +42,7 @@ QUESTIONS: Mapping[str, Mapping[str, str]] = {
         'return jax.default_backend() == "cpu"': _SEEN,
     },
     "backend/jax/rnn.py": {
-        'return jax.default_backend() == "gpu"': "not answered: cuDNN itself computes the sizes of its LSTM",
+        'return jax.default_backend() == "gpu"': _SEEN,
     },
     "ops/nn.py": {
         'if jax.devices()[0].platform != "tpu":': "not answered: only refuses attn_logits_soft_cap",
@@ -90,7 +96,7 @@ def seen_as(platform: TargetPlatform) -> Iterator[Answers]:
     answers = Answers(platform)
     outer: list[tuple[Any, str, Any]] = []
     for module, names in _replacements(answers).items():
-        there = importlib.import_module(module)
+        there = _module(module)
         for name in names.keys() & vars(there).keys():  # other versions of Keras ask less
             outer.append((there, name, getattr(there, name)))
             setattr(there, name, names[name])
@@ -99,6 +105,14 @@ def seen_as(platform: TargetPlatform) -> Iterator[Answers]:
     finally:
         for there, name, value in outer:
             setattr(there, name, value)
+
+
+def _module(name: str) -> Any:
+    """Return a module of Keras or JAX, or an empty one where this version has none of this name."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        return SimpleNamespace()
 
 
 def _replacements(answers: Answers) -> dict[str, dict[str, Any]]:
@@ -118,6 +132,10 @@ def _replacements(answers: Answers) -> dict[str, dict[str, Any]]:
     return {
         "keras.src.backend.jax.nn": {"jax": _JaxSeen(answers)},
         "keras.src.backend.jax.numpy": {"_uses_cpu": lambda x: answers.to("cpu")},
+        "keras.src.backend.jax.rnn": {"_is_gpu_available": lambda: answers.to("gpu")},
+        # Both names are of one module, which has no function where no plug-in for GPUs is installed.
+        "jax.experimental.rnn": {"gpu_rnn": SimpleNamespace(**{_SIZES: buffer_sizes})},
+        "jaxlib.gpu_rnn": {_SIZES: buffer_sizes},
         _CUDNN_ATTENTION: {
             "check_cudnn_version": cudnn_version,
             "check_compute_capability": has_capability,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from cost_models.workload.lstm import workspace_of
 from cost_models.workload.workload import Kind, Op, Phase, Role, Workload
 from cost_models.xla.dataflow import chain_of_names
 
@@ -18,7 +19,7 @@ class Purpose(StrEnum):
 
 
 def purposes_of(workload: Workload) -> dict[int, Purpose]:
-    """Return the purposes of gradients and weight copies by tensor; every other tensor is an activation.
+    """Return the purposes of gradients, weight copies and workspaces by tensor; every other tensor is an activation.
 
     Gradients go from the backward pass to the update in the shape of a variable. Weight copies are made of variables
     alone.
@@ -29,6 +30,8 @@ def purposes_of(workload: Workload) -> dict[int, Purpose]:
     backward: set[int] = set()
     renamed: dict[int, int] = {}
     for op in workload.ops:
+        if op.kind is Kind.LSTM:
+            found[workspace_of(op)] = Purpose.WORKSPACE
         if op.phase is Phase.UPDATE:
             for read in backward.intersection(op.reads):
                 found.update(dict.fromkeys(chain_of_names(read, renamed), Purpose.GRADIENTS))

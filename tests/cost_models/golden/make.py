@@ -4,8 +4,8 @@
 
 Run it after a change that is meant to change estimates, and read the difference of `estimates.json` before you commit.
 `workloads/` holds traces of models of studies/memory_vs_compiler, named MODEL-PRECISION-OPTIMIZER, as Keras traces them
-on a CPU. `workloads/CHIP/` holds traces of models with attention in one kernel on a chip, as Keras traces them there;
-`make.py --trace` traces these again, on JAX.
+on a CPU. `workloads/CHIP/` holds traces of models with attention or an LSTM in one kernel on a chip, as Keras traces
+them there; `make.py --trace` traces these again, on JAX.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CHIPS = ("gpu-a100-80gb", "gpu-h100-80gb", "tpu-v5e-1", "cpu")
 NAMES = tuple(path.name.removesuffix(".json.gz") for path in sorted((HERE / "workloads").glob("*.json.gz")))
 
 
-ATTENDING = ("decoder-mixed_bfloat16-adamw", "mixture_of_experts-mixed_float16-adam")
+FUSED = ("decoder-mixed_bfloat16-adamw", "mixture_of_experts-mixed_float16-adam", "lstm-float32-adam")
 FUSING = ("gpu-a100-80gb", "gpu-h100-80gb")
 
 
@@ -59,13 +59,13 @@ def estimates(name: str, chip: str) -> dict[str, Any]:
 
 
 def trace_again() -> None:
-    """Trace the models with attention for the chips on which it is one kernel."""
+    """Trace the models with attention or an LSTM for the chips on which it is one kernel."""
     from autoplan.worker.trace.target_platform import seen_as
     from studies.memory_vs_compiler.estimates import workload_of
 
     for chip in FUSING:
         (HERE / "workloads" / chip).mkdir(exist_ok=True)
-        for name in ATTENDING:
+        for name in FUSED:
             workload_of.cache_clear()
             model, precision, optimizer = name.split("-")
             with seen_as(TargetPlatform.of(cluster(chip).chip)) as answers:

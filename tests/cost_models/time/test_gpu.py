@@ -6,11 +6,13 @@ import pytest
 from cost_models.config import Precision
 from cost_models.hardware.efficiency import efficiency_of
 from cost_models.hardware.lookup import cluster as published
-from cost_models.time.kernels import kernel_table
+from cost_models.time.gpu import lstm_rates
+from cost_models.time.kernels import LstmRows, kernel_table
 from cost_models.time.roofline import kernel_seconds
 from cost_models.time.software import Software
 from cost_models.time.step import step_time
 from cost_models.workload.affine import Affine
+from cost_models.workload.lstm import Lstm
 from cost_models.workload.workload import Kind
 from cost_models.xla.buffers.schedule import Updates
 from cost_models.xla.profiles.choice import compiler_profile
@@ -120,3 +122,27 @@ def test_attention_of_a_trace_is_not_taken_for_one_kernel_unless_the_software_sa
 
 def fused_bytes_seconds(place):
     return 4 * 2 * HEADS * 4096 * HEAD * 2 / 1555e9 / efficiency_of(place).stream_share
+
+
+def test_the_recurrence_runs_at_the_rate_of_its_small_product_and_the_inputs_at_that_of_a_large_one():
+    """Rates of 1 and of 2 x 4 FLOP/s."""
+    batch, steps, inputs, units = 16, 20, 64, 128
+    call = Lstm(batch, steps, inputs, units)
+    gemm = np.array([call.step_product, (1, 1, 1, 1)], np.float64)
+    seen = []
+
+    def share(sizes, at):
+        seen.append((sizes.tolist(), at.tolist()))
+        return np.array([4.0])
+
+    rates = lstm_rates(
+        LstmRows(np.array([steps, 0.0])),
+        gemm,
+        np.array([call.forward_flops, 7.0]),
+        np.array([1.0, 3.0]),
+        np.array([2.0, 2.0]),
+        share,
+    )
+    assert call.forward_flops / rates[0] == pytest.approx(call.recurrent_flops + call.input_flops / 8)
+    assert rates[1] == 3.0
+    assert seen == [([[1, batch * steps, 4 * units, units]], [True, False])]

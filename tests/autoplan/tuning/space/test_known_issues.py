@@ -155,6 +155,29 @@ def test_a_layers_lost_setting_is_shown_where_there_is_a_kernel(hardware, attent
     assert ids(found) == set(["flash-attention-false-is-lost"] * shown)
 
 
+@pytest.mark.parametrize(
+    ("hardware", "changes", "expected"),
+    [
+        ("gpu", {}, {"gpu-lstm-buffers"}),
+        ("gpu", {"precision": "mixed_bfloat16"}, {"gpu-lstm-buffers", "gpu-lstm-in-16-bits"}),
+        ("gpu", {"precision": "mixed_float16", "jit_compile": False}, {"jax-without-compilation"}),
+        ("gpu", {"mesh": {"data": 2}}, {"gpu-lstm-buffers", "gpu-lstm-on-several-devices"}),
+        ("tpu", {"precision": "mixed_bfloat16"}, set()),
+    ],
+)
+def test_an_lstm_of_cudnn_is_known_on_gpus(hardware, changes, expected):
+    facts = observation(cudnn_lstms={"memory": True})
+    found = applying(config(**changes), facts, Versions("3.15.1", "0.10.2", hardware))
+    assert ids(found) == expected
+    assert all("memory" in issue.describe(facts) for issue in found if issue.id.startswith("gpu-lstm"))
+
+
+def test_a_layer_with_dtypes_of_its_own_is_not_changed_by_the_policy():
+    facts = observation(cudnn_lstms={"memory": False})
+    found = applying(config(precision="mixed_float16"), facts, Versions("3.15.1", "0.10.2", "gpu"))
+    assert ids(found) == {"gpu-lstm-buffers"}
+
+
 def test_an_issue_of_a_plan_is_looked_up_again_without_its_model():
     name, there = "tpu-attention-becomes-causal", Versions("3.15.1", "0.10.2", "tpu")
     assert still_applies(name, config(), there).id == name
@@ -171,7 +194,7 @@ def test_an_issue_of_a_plan_is_looked_up_again_without_its_model():
         (one("{config: {warp: [1]}}"), "unknown warp; expected any of accumulation, attention, backend"),
         (
             one("{layers_with: wings, config: {remat: [full]}}"),
-            "unknown wings; expected any of attention, lost_flash_attention",
+            "unknown wings; expected any of attention, cudnn_lstm, cudnn_lstm_of_policy, lost_flash_attention",
         ),
         (one("{model: {tall: true}, config: {remat: [full]}}"), "unknown tall; expected any of batch_norm"),
         (one("{backend: [jax]}"), "when.config"),
