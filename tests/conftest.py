@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.builders.fork_server import ForkServer
+
 # Before anything imports Keras: a backend is fixed at import, and the tests are about the CPU.
 os.environ.setdefault("KERAS_BACKEND", "jax")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -23,12 +25,29 @@ def scripts(root) -> Path:
     return root / "tests/models/scripts"
 
 
+@pytest.fixture(scope="session")
+def cache_environment(tmp_path_factory):
+    """Environment variables with which processes share compiled programs, in a folder that no training runs in."""
+    return {
+        "JAX_COMPILATION_CACHE_DIR": str(tmp_path_factory.getbasetemp() / "programs"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0",
+    }
+
+
 @pytest.fixture
-def programs_are_kept(tmp_path_factory, monkeypatch):
-    """Processes that train share their compiled programs, in a folder that no training runs in.
+def programs_are_kept(cache_environment, monkeypatch):
+    """Processes that train share their compiled programs.
 
     A program from this cache does not state its memory, so it is not for tests that measure memory.
     """
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "programs"))
-    monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-    monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "0")
+    for name, value in cache_environment.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture(scope="session")
+def forked(cache_environment):
+    """Run `python WORDS` on JAX in a fork of a process that has imported Keras; compiled programs are kept."""
+    server = ForkServer({**os.environ, **cache_environment})
+    yield server.run
+    server.close()

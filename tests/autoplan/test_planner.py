@@ -329,6 +329,7 @@ def test_a_real_script_is_tuned_from_end_to_end(quick, tmp_path):
     assert psutil.Process().children(recursive=True) == []
 
 
+@pytest.mark.slow
 def test_ctrl_c_on_the_real_thing_writes_a_plan_and_leaves_no_process(quick, tmp_path):
     code = f"""
 import sys

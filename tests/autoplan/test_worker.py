@@ -1,8 +1,6 @@
 """Scripts of many kinds in real processes: observed, traced, measured under another batch, and trained."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -123,12 +121,13 @@ def plan_for(seen, fit, batch, folder):
 
 @pytest.mark.usefixtures("programs_are_kept")
 @pytest.mark.parametrize("shape", EACH)
-def test_a_script_trains_with_its_own_number_of_updates(client, spec, observations, scripts, tmp_path, shape):
+def test_a_script_trains_with_its_own_number_of_updates(client, spec, observations, scripts, tmp_path, forked, shape):
     script, fit, batch, _, expected = SHAPES[shape]
     seen = observations.get(shape) or observed(client, spec(script, fit))
     plan = plan_for(seen, fit, batch, tmp_path)
-    command = [sys.executable, "-m", "autoplan.runtime", "train", "--plan", str(plan), "--fit", str(fit), script]
-    finished = subprocess.run(command, cwd=scripts, capture_output=True, text=True, timeout=240)
+    finished = forked(
+        ["-m", "autoplan.runtime", "train", "--plan", str(plan), "--fit", str(fit), *script.split()], scripts
+    )
     assert finished.returncode == 0, finished.stderr
     assert json.loads(finished.stdout.splitlines()[-1]).items() >= expected.items()
     assert f"fit {fit}: float32, {with_batch(seen.config, *batch).batch.describe()}" in finished.stderr

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import textwrap
+from contextlib import ExitStack
 
 import pytest
 
@@ -141,7 +142,22 @@ def script(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def observation(script):
+def observed():
+    """Observe a fit of a script, in a worker server for each backend."""
+    with ExitStack() as clients:
+        opened = {}
+
+        def ask(path, backend="jax", fit=1):
+            if backend not in opened:
+                opened[backend] = clients.enter_context(Client(backend))
+            job = Job(kind=JobKind.OBSERVE, source=source.resolve(str(path), fit_index=fit), backend=backend)
+            return Observation.model_validate(opened[backend].run(job, time_limit_seconds=120).value)
+
+        yield ask
+
+
+@pytest.fixture(scope="module")
+def observation(script, observed):
     return observed(script, fit=2)
 
 
@@ -164,9 +180,13 @@ def batch(global_size, accumulation, data=1):
     }
 
 
-def train(script, plan, *arguments, cwd):
-    command = [sys.executable, "-m", "autoplan.runtime", "train", "--plan", str(plan), "--fit", "2", str(script)]
-    return subprocess.run([*command, "--", *arguments], cwd=cwd, capture_output=True, text=True, timeout=240)
+@pytest.fixture
+def train(forked):
+    def run(script, plan, *arguments, cwd):
+        words = ["-m", "autoplan.runtime", "train", "--plan", str(plan), "--fit", "2", str(script), "--", *arguments]
+        return forked(words, cwd)
+
+    return run
 
 
 def printed(finished):
@@ -175,12 +195,12 @@ def printed(finished):
 
 
 @pytest.fixture(scope="module")
-def alone(script):
+def alone(script, forked):
     """Run the script without autoplan."""
-    return printed(subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=240))
+    return printed(forked([str(script)], script.parent))
 
 
-def test_accumulation_trains_the_same_and_says_which_fit(script, observation, alone, tmp_path):
+def test_accumulation_trains_the_same_and_says_which_fit(script, observation, alone, tmp_path, train):
     finished = train(script, plan_for(observation, tmp_path, batch=batch(8, 4)), cwd=tmp_path)
     found = printed(finished)
     assert found["iterations"] == alone["iterations"] == 14
@@ -195,7 +215,7 @@ def test_accumulation_trains_the_same_and_says_which_fit(script, observation, al
     assert "different results" not in finished.stderr
 
 
-def test_another_effective_batch_is_logged(script, observation, tmp_path):
+def test_another_effective_batch_is_logged(script, observation, tmp_path, train):
     plan = plan_for(observation, tmp_path, numerics="outside", batch=batch(100, 1))
     finished = train(script, plan, cwd=tmp_path)
     assert printed(finished)["iterations"] == 4
@@ -220,7 +240,7 @@ sys.exit(main({words!r}))
     assert finished.stderr.count("autoplan: keep_freed_memory cannot be set to true: this system has a C library ") == 1
 
 
-def test_a_mesh_trains_the_same_on_simulated_devices(script, observation, alone, tmp_path):
+def test_a_mesh_trains_the_same_on_simulated_devices(script, observation, alone, tmp_path, train):
     plan = plan_for(
         observation, tmp_path, simulated_devices=4, mesh={"data": 4, "model": 1}, batch=batch(32, 1, data=4)
     )
@@ -231,7 +251,9 @@ def test_a_mesh_trains_the_same_on_simulated_devices(script, observation, alone,
 
 
 @pytest.mark.slow
-def test_sharded_state_trains_the_same_with_a_share_of_the_weights_on_each_device(script, observation, alone, tmp_path):
+def test_sharded_state_trains_the_same_with_a_share_of_the_weights_on_each_device(
+    script, observation, alone, tmp_path, train
+):
     plan = plan_for(
         observation,
         tmp_path,
@@ -246,7 +268,7 @@ def test_sharded_state_trains_the_same_with_a_share_of_the_weights_on_each_devic
     assert (found["validation"], found["predictions"]) == (2, 33)
 
 
-def test_the_scripts_own_policy_does_not_undo_the_plan(script, observation, tmp_path):
+def test_the_scripts_own_policy_does_not_undo_the_plan(script, observation, tmp_path, train):
     finished = train(script, plan_for(observation, tmp_path, precision="mixed_bfloat16"), cwd=tmp_path)
     assert printed(finished)["policy"] == "bfloat16"
     assert "the plan overrides the script's own set_dtype_policy('float32')" in finished.stderr
@@ -254,49 +276,62 @@ def test_the_scripts_own_policy_does_not_undo_the_plan(script, observation, tmp_
 
 def test_arguments_reach_the_script_and_programs_are_cached(script, observation, tmp_path, monkeypatch):
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
-    plan = plan_for(observation, tmp_path)
-    first = train(script, plan, "3", cwd=tmp_path)
+    words = [
+        "-m",
+        "autoplan.runtime",
+        "train",
+        "--plan",
+        str(plan_for(observation, tmp_path)),
+        "--fit",
+        "2",
+        str(script),
+    ]
+    command = [sys.executable, *words, "--", "3"]
+    first, second = (
+        subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240) for _ in range(2)
+    )
     assert len(printed(first)["losses"]) == 3
     assert "compilation cache: 0 hits" in first.stderr
-    assert "compilation cache: 0 hits" not in train(script, plan, "3", cwd=tmp_path).stderr
-
-
-def observed(path, backend="jax", fit=1):
-    with Client(backend) as client:
-        job = Job(kind=JobKind.OBSERVE, source=source.resolve(str(path), fit_index=fit), backend=backend)
-        return Observation.model_validate(client.run(job, time_limit_seconds=120).value)
+    assert "compilation cache: 0 hits" not in second.stderr
 
 
 @pytest.fixture(scope="module")
-def first_fit(tmp_path_factory):
+def first_fit(tmp_path_factory, observed):
     """The observation of the fit that all scripts beginning with HEAD have first."""
     path = tmp_path_factory.mktemp("first") / "train.py"
     path.write_text(textwrap.dedent(HEAD))
     return observed(path)
 
 
-def trained_under(path, *, own=None, devices=1, backend="jax", fit=1, **changes):
-    """Train a script under a plan with these changes to its own settings, observed unless given."""
-    own = own or observed(path, backend, fit)
-    plain = plain_plan()
-    plain["source"]["fit"] |= {"index": fit, "structure": own.structure, "losses": own.losses}
-    plain["environment"]["python"] = own.environment["python"]
-    plain["baseline"]["config"] = own.config
-    plain["config"] = {**own.config.to_dict(), **changes}
-    plain["hardware"] |= {"simulated": devices > 1, "devices": devices}
-    plan = file.write(Plan.model_validate(plain), path.parent / "plan.yaml")
-    command = [sys.executable, "-m", "autoplan.runtime", "train", "--plan", str(plan), str(path)]
-    return subprocess.run(command, cwd=path.parent, capture_output=True, text=True, timeout=240)
+@pytest.fixture
+def trained_under(observed, forked):
+    """Train a script under a plan with changes to its own settings, which are observed unless given."""
+
+    def run(path, *, own=None, devices=1, backend="jax", fit=1, **changes):
+        own = own or observed(path, backend, fit)
+        plain = plain_plan()
+        plain["source"]["fit"] |= {"index": fit, "structure": own.structure, "losses": own.losses}
+        plain["environment"]["python"] = own.environment["python"]
+        plain["baseline"]["config"] = own.config
+        plain["config"] = {**own.config.to_dict(), **changes}
+        plain["hardware"] |= {"simulated": devices > 1, "devices": devices}
+        plan = file.write(Plan.model_validate(plain), path.parent / "plan.yaml")
+        words = ["-m", "autoplan.runtime", "train", "--plan", str(plan), str(path)]
+        if backend == "jax":
+            return forked(words, path.parent)
+        return subprocess.run([sys.executable, *words], cwd=path.parent, capture_output=True, text=True, timeout=240)
+
+    return run
 
 
 @pytest.mark.parametrize("later", slow_among(LATER, SIMILAR))
 @pytest.mark.parametrize("devices", [1, pytest.param(4, marks=pytest.mark.slow)])
-def test_later_fits_train_with_the_scripts_own_batch(first_fit, tmp_path, later, devices):
+def test_later_fits_train_with_the_scripts_own_batch(first_fit, tmp_path, later, devices, trained_under, forked):
     """Under accumulation and on a mesh, later fits of a script give the same weights as without a plan."""
     ending = "\n    sys.exit(0)\n" if later == "left by exit" else ""
     path = tmp_path / "train.py"
     path.write_text(textwrap.dedent(HEAD + f"    {LATER[later]}\n" + TAIL + ending))
-    alone = printed(subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=240))
+    alone = printed(forked([str(path)], path.parent))
     mesh = {"data": devices, "model": 1}
     finished = trained_under(path, own=first_fit, devices=devices, mesh=mesh, batch=batch(8, 4, data=devices))
     found = printed(finished)
@@ -329,18 +364,18 @@ def written(tmp_path):
     return write
 
 
-def test_a_fit_before_the_tuned_one_keeps_its_batch_if_its_loss_is_another(written):
+def test_a_fit_before_the_tuned_one_keeps_its_batch_if_its_loss_is_another(written, trained_under, forked):
     path = written(BEFORE, TAIL)
-    alone = printed(subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=240))
+    alone = printed(forked([str(path)], path.parent))
     finished = trained_under(path, fit=2, batch=batch(8, 4))
     assert printed(finished)["weights"] == pytest.approx(alone["weights"], rel=1e-5)
     assert "fit 1 has another loss than the fit that was tuned, so it runs with its own batch" in finished.stderr
     assert "fit 2: float32, batch 8, accumulation 4" in finished.stderr
 
 
-def test_a_second_model_trains_in_its_own_precision(written):
+def test_a_second_model_trains_in_its_own_precision(written, trained_under, forked):
     path = written(TWO_MODELS, TAIL)
-    alone = printed(subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=240))
+    alone = printed(forked([str(path)], path.parent))
     finished = trained_under(path, precision="mixed_bfloat16")
     assert printed(finished) == alone
     assert "of a: bfloat16, of b: float32" in finished.stderr
@@ -351,16 +386,16 @@ def test_a_second_model_trains_in_its_own_precision(written):
 
 
 @pytest.mark.slow
-def test_a_mesh_holds_for_a_second_model_and_train_says_so(written):
+def test_a_mesh_holds_for_a_second_model_and_train_says_so(written, trained_under):
     mesh = {"data": 2, "model": 1}
     finished = trained_under(written(TWO_MODELS), devices=2, mesh=mesh, batch=batch(32, 1, data=2))
     assert finished.returncode == 0, finished.stderr
     assert "neither tuned nor compared; mesh data 2 holds for it too" in finished.stderr
 
 
-def test_a_callback_that_stops_after_a_number_of_batches_stops_at_the_same_update(written):
+def test_a_callback_that_stops_after_a_number_of_batches_stops_at_the_same_update(written, trained_under, forked):
     path = written(CALLBACKS, TAIL)
-    alone = printed(subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=240))
+    alone = printed(forked([str(path)], path.parent))
     finished = trained_under(path, batch=batch(8, 4))
     found = printed(finished)
     assert found["iterations"] == alone["iterations"] == 6
@@ -370,7 +405,7 @@ def test_a_callback_that_stops_after_a_number_of_batches_stops_at_the_same_updat
 
 
 @pytest.mark.slow
-def test_fewer_calls_of_a_callback_are_logged(written):
+def test_fewer_calls_of_a_callback_are_logged(written, trained_under):
     finished = trained_under(written(CALLBACKS), steps_per_execution=4)
     assert (
         "fit 1: batch hooks of MaxSteps (changes the training: learning_rate, stop_training) are called 1 times per"
@@ -379,7 +414,7 @@ def test_fewer_calls_of_a_callback_are_logged(written):
 
 
 @pytest.mark.slow
-def test_updates_of_a_models_own_optimizers_are_counted(written):
+def test_updates_of_a_models_own_optimizers_are_counted(written, trained_under):
     finished = trained_under(written(OWN_OPTIMIZERS), backend="tensorflow", jit_compile=False)
     assert finished.returncode == 0, finished.stderr
     assert "fit 1: tensorflow, float32, batch 32, jit_compile off; 8 updates by slow and 16 updates by fast[0]" in (
@@ -387,14 +422,14 @@ def test_updates_of_a_models_own_optimizers_are_counted(written):
     )
 
 
-def test_a_plan_for_another_model_is_rejected(script, observation, tmp_path):
+def test_a_plan_for_another_model_is_rejected(script, observation, tmp_path, train):
     finished = train(script, plan_for(observation, tmp_path, structure="ab" * 32), cwd=tmp_path)
     assert finished.returncode == 2
     assert "the plan is for another model, from train.py: fit 2 of" in finished.stderr
     assert "Traceback" not in finished.stderr
 
 
-def test_a_mesh_that_is_larger_than_the_machine_is_rejected(script, observation, tmp_path):
+def test_a_mesh_that_is_larger_than_the_machine_is_rejected(script, observation, tmp_path, train):
     plan = plan_for(observation, tmp_path, mesh={"data": 16, "model": 1}, batch=batch(32, 1, data=16))
     finished = train(script, plan, cwd=tmp_path)
     assert finished.returncode == 2
