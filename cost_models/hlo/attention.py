@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
 from cost_models.hlo.dots import Product, stated, target_of_call
 from cost_models.hlo.parser import Computation, Instruction
-from cost_models.hlo.shapes import Array
+from cost_models.workload.splash_attention import PARTS, computes_mask
 from cost_models.workload.workload import (
     ATTENTION_BACKWARD,
     ATTENTION_FORWARD,
-    ATTENTION_KEYS,
     ATTENTION_PRODUCTS,
-    ATTENTION_QUERIES,
     CAUSAL,
 )
 
 _CUDNN = "__cudnn$fmha"
 _MOSAIC = "tpu_custom_call"
-_SPLASH = re.compile(r"splash_mha_(fwd|dq|dkv)")
-_PARTS: Mapping[str, str] = {"fwd": ATTENTION_FORWARD, "dq": ATTENTION_QUERIES, "dkv": ATTENTION_KEYS}
-_SUBLANES, _LANES = 8, 128
-_SEGMENTS = 2
+_SPLASH = re.compile(rf"splash_mha_({'|'.join(PARTS)})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +65,7 @@ def _of_splash(instruction: Instruction, inside: Computation) -> AttentionKernel
     if named is None or len(floats) < 2:
         return None
     query, key = floats[:2]
-    is_causal = _computes_mask(arrays, {query.dims[-2], key.dims[-2]})
+    positions = [tuple(array.dims) for array in arrays if array.dtype == "int32"]
+    is_causal = computes_mask(positions, {query.dims[-2], key.dims[-2]})
     product = Product(prod(query.dims[:-2]), query.dims[-2], key.dims[-2], query.dims[-1], query.dtype)
-    return AttentionKernel(_PARTS[named[1]] + CAUSAL * is_causal, product)
-
-
-def _computes_mask(arrays: Sequence[Array], lengths: set[int]) -> bool:
-    """Return whether positions are an operand beside the segments of queries and of keys, as for causal attention."""
-    ends = [tuple(array.dims[-2:]) for array in arrays if array.dtype == "int32"]
-    tiled = [(length, _LANES) for length in lengths] + [(_SUBLANES, length) for length in lengths]
-    return sum(end in tiled for end in ends) > _SEGMENTS
+    return AttentionKernel(PARTS[named[1]] + CAUSAL * is_causal, product)

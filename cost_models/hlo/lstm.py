@@ -12,8 +12,8 @@ from cost_models.workload.lstm import JAX_OVERSIZE, Lstm
 from cost_models.workload.workload import LSTM_BACKWARD, LSTM_FORWARD
 
 _TARGETS: Mapping[str, str] = {"cudnn_rnn_ffi": LSTM_FORWARD, "cudnn_rnn_bwd_ffi": LSTM_BACKWARD}
-_BACKWARD_INPUT, _BACKWARD_STATE, _BACKWARD_OUTPUT, _BACKWARD_RESERVE = 3, 4, 7, 8
-"""Operands of the backward pass: dy, dh_n, dc_n, x, h_0, c_0, w, y, reserve space, zeroed dw, sequence lengths."""
+_BACKWARD_RESERVE = 8
+"""The operand of the backward pass that is the reserve space."""
 _FORWARD_BUFFERS = slice(3, 5)
 """Outputs of the forward pass: y, h_n, c_n, workspace, reserve space; the backward pass has its workspace last."""
 
@@ -32,7 +32,7 @@ class LstmKernel:
     @property
     def flops(self) -> int:
         """FLOPs of the pass."""
-        return self.lstm.forward_flops if self.primitive == LSTM_FORWARD else self.lstm.backward_flops
+        return self.lstm.flops_of(self.primitive)
 
 
 def lstm_of(instruction: Instruction, inside: Computation) -> LstmKernel | None:
@@ -40,16 +40,11 @@ def lstm_of(instruction: Instruction, inside: Computation) -> LstmKernel | None:
     primitive = _TARGETS.get(target_of_call(instruction)) if instruction.opcode == "custom-call" else None
     if primitive is None:
         return None
-    read = [one.array for one in inside.inputs(instruction)]
-    made = instruction.arrays
-    if primitive == LSTM_FORWARD:
-        x, state, y = read[0], read[1], made[0]
-        buffers = made[_FORWARD_BUFFERS]
-    else:
-        x, state, y = (read[place] for place in (_BACKWARD_INPUT, _BACKWARD_STATE, _BACKWARD_OUTPUT))
-        buffers = (read[_BACKWARD_RESERVE], made[-1])
-    lstm = Lstm.of(*(tuple(array.dims) for array in (x, state, y)))
-    return LstmKernel(primitive, lstm, _oversize(buffers))
+    read, made = [one.array for one in inside.inputs(instruction)], instruction.arrays
+    forward = primitive == LSTM_FORWARD
+    buffers = made[_FORWARD_BUFFERS] if forward else (read[_BACKWARD_RESERVE], made[-1])
+    shapes = ([tuple(array.dims) for array in arrays] for arrays in (read, made))
+    return LstmKernel(primitive, Lstm.of_pass(primitive, *shapes), _oversize(buffers))
 
 
 def _oversize(buffers: tuple[Array, ...]) -> int:

@@ -7,12 +7,14 @@ and runs the recurrence step by step, a product and a kernel for the gates each 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
 from cost_models.workload.workload import LSTM_FORWARD, Kind, Op, Workload
 
+Shape = tuple[int, ...]
 GATES = 4
 FLOAT_BYTES = 4
 RESERVED = 5
@@ -45,7 +47,18 @@ class Lstm:
     directions: int = 1
 
     @classmethod
-    def of(cls, x: tuple[int, ...], h: tuple[int, ...], y: tuple[int, ...]) -> Lstm:
+    def of_pass(cls, primitive: str, operands: Sequence[Shape], results: Sequence[Shape]) -> Lstm:
+        """Return the call of a pass by the shapes of its operands and results.
+
+        Operands of the forward pass are x, h_0, c_0, weights and lengths; of the backward pass dy, dh_n, dc_n,
+        x, h_0, c_0, weights, y, the reserve space, and more.
+        """
+        if primitive == LSTM_FORWARD:
+            return cls.of(operands[0], operands[1], results[0])
+        return cls.of(operands[3], operands[4], operands[7])
+
+    @classmethod
+    def of(cls, x: Shape, h: Shape, y: Shape) -> Lstm:
         """Return the call with an input (batch, length, inputs), a state (layers x directions, batch, hidden) and an
         output (batch, length, directions x hidden)."""
         (batch, length, inputs), (states, _, hidden) = x, h
@@ -77,6 +90,10 @@ class Lstm:
     def backward_flops(self) -> int:
         """FLOPs of the backward pass: a product for the gradients of inputs and units, and one for those of weights."""
         return 2 * self.forward_flops
+
+    def flops_of(self, primitive: str) -> int:
+        """Return the FLOPs of a pass."""
+        return self.forward_flops if primitive == LSTM_FORWARD else self.backward_flops
 
     @property
     def kernels(self) -> int:

@@ -25,8 +25,6 @@ from autoplan.tuning.space.options import free_fields, parse_fix
 from cost_models.config import Affects, Batch, Layout, Mesh, TrainConfig
 from cost_models.hardware.cluster import Cluster
 
-KNOWN_ISSUE = "the known issue"
-"""The words before the id of an issue that excludes the baseline."""
 Drops = dict[str, tuple[KnownIssue, list[TrainConfig]]]
 """Known issues that forbid configurations, with those that each forbids."""
 
@@ -38,24 +36,26 @@ class Space:
     configs       the baseline first, which no known issue leaves out
     excluded_by   what excludes the baseline from `configs`: the options, as the user wrote them, or a known issue; None
                   where it is in them
+    by_issue      whether that is a known issue
     """
 
     baseline: TrainConfig
     configs: tuple[TrainConfig, ...]
     rejected: tuple[Rejection, ...]
     excluded_by: str | None = None
+    by_issue: bool = False
 
     @property
     def kept(self) -> str:
         """The condition that excludes the baseline, as `with --fix remat=none`; "" where nothing does."""
         if self.excluded_by is None:
             return ""
-        return f"{'without' if self.excluded_by.startswith(KNOWN_ISSUE) else 'with'} {self.excluded_by}"
+        return f"{'without' if self.by_issue else 'with'} {self.excluded_by}"
 
     @property
     def advice(self) -> str:
         """Advice to leave the options out that exclude the baseline, as the end of a sentence; "" for a known issue."""
-        return f", or leave {self.excluded_by} out" if self.kept.startswith("with ") else ""
+        return f", or leave {self.excluded_by} out" if self.excluded_by and not self.by_issue else ""
 
 
 def legal_configs(
@@ -86,7 +86,8 @@ def legal_configs(
     splits = legal_splits(situation, limits, shard_state=may_shard)
     drops: Drops = {}
     held = _held_names(limits)
-    excluded_by = excluding_options(situation, limits) or _excluding_issue(observation, versions, drops)
+    by_options = excluding_options(situation, limits)
+    excluded_by = by_options or _excluding_issue(observation, versions, drops)
     others = [
         config
         for config in _combinations(baseline, splits, chosen)
@@ -104,7 +105,7 @@ def legal_configs(
         *_rejections(drops, observation),
         *lost,
     )
-    return Space(baseline, tuple(configs), left_out, excluded_by)
+    return Space(baseline, tuple(configs), left_out, excluded_by, by_issue=bool(excluded_by and not by_options))
 
 
 def baseline_alone(
@@ -131,7 +132,7 @@ def _excluding_issue(observation: Observation, versions: Versions, drops: Drops)
     for issue in applying(own, observation, versions):
         if issue.excludes_own:
             drops[issue.id] = (issue, [own])
-            return f"{KNOWN_ISSUE} {issue.id}"
+            return f"the known issue {issue.id}"
     return None
 
 

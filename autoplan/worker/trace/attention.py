@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from cost_models.workload.splash_attention import PARTS, computes_mask
 from cost_models.workload.workload import (
     ATTENTION_BACKWARD,
     ATTENTION_FORWARD,
-    ATTENTION_KEYS,
     ATTENTION_PRODUCTS,
-    ATTENTION_QUERIES,
     CAUSAL,
 )
 
@@ -26,11 +25,6 @@ _CUDNN: Mapping[str, str] = {
     "dot_product_attention_fwd_wrapper": ATTENTION_FORWARD,
     "dot_product_attention_bwd_wrapper": ATTENTION_BACKWARD,
 }
-_SPLASH: Mapping[str, str] = {"fwd": ATTENTION_FORWARD, "dq": ATTENTION_QUERIES, "dkv": ATTENTION_KEYS}
-"""By the part of a kernel's name after `splash_mha_` or `splash_mqa_` (`get_kernel_name` of splash attention)."""
-_SUBLANES, _LANES = 8, 128
-_SEGMENTS = 2
-"""Operands with the segments of queries and of keys, which Keras always gives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,23 +73,14 @@ def _in_order(eqn: Any, operand: int) -> tuple[int, int, int, int]:
 def _splash_call(eqn: Any) -> FusedAttentionCall | None:
     """Return the call of a kernel of splash attention: (..., heads, length, width) of queries, keys and values."""
     family, _, rest = _kernel_name(eqn).partition("_mha_")
-    primitive = _SPLASH.get(rest.partition("_")[0]) if family == "splash" else None
+    primitive = PARTS.get(rest.partition("_")[0]) if family == "splash" else None
     if primitive is None:
         return None
     floats = [atom.aval for atom in eqn.invars if "float" in str(atom.aval.dtype)]
     query, key = (aval.shape for aval in floats[:2])
+    positions = [atom.aval.shape for atom in eqn.invars if "int32" in str(atom.aval.dtype)]
     gemm = prod(query[:-2]), query[-2], key[-2], query[-1]
-    return _call(primitive, gemm, causal=_computes_mask(eqn, {query[-2], key[-2]}))
-
-
-def _computes_mask(eqn: Any, lengths: set[int]) -> bool:
-    """Return whether the kernel computes its mask from positions, as for causal attention.
-
-    Positions are then an operand beside the segments of queries and of keys, all of them repeated over a tile.
-    """
-    ends = [atom.aval.shape[-2:] for atom in eqn.invars if "int32" in str(atom.aval.dtype)]
-    tiled = [(length, _LANES) for length in lengths] + [(_SUBLANES, length) for length in lengths]
-    return sum(end in tiled for end in ends) > _SEGMENTS
+    return _call(primitive, gemm, causal=computes_mask(positions, {query[-2], key[-2]}))
 
 
 def _kernel_name(eqn: Any) -> str:

@@ -69,7 +69,7 @@ def test_failures_for_one_reason_are_told_once():
 
 
 def test_a_baseline_with_a_known_issue_is_told_without_advice_on_options():
-    faulty = Space(OWN, tuple(PINNED), (), "the known issue tpu-attention-becomes-causal")
+    faulty = Space(OWN, tuple(PINNED), (), "the known issue tpu-attention-becomes-causal", by_issue=True)
     with pytest.raises(NoFeasibleConfiguration) as caught:
         check(tried(failed(1, PINNED[0], "TypeError: no")), faulty)
     message = str(caught.value)
