@@ -135,7 +135,8 @@ def _inputs(model: Any, given: InputShapes) -> Any:
 
 def _tensor(shape: Any, dtype: Any, batch_size: int) -> Any:
     dims = (batch_size, *(_FALLBACK_DIM if dim is None else int(dim) for dim in tuple(shape)[1:]))
-    return keras.KerasTensor(dims, keras.backend.standardize_dtype(dtype))
+    known = keras.backend.standardize_dtype(dtype)
+    return keras.KerasTensor(dims, keras.config.floatx() if "float" in known else known)  # `fit` casts arrays so
 
 
 def _target_specs(model: Any, x: Any, batch_size: int) -> Any:
@@ -165,7 +166,7 @@ def _target(output: Any, loss: Any, batch_size: int) -> Any:
     shape = output.shape
     if _is_sparse(loss):
         return _tensor(shape[:-1], "int32", batch_size)
-    return _tensor(shape, output.dtype if "float" in str(output.dtype) else "float32", batch_size)
+    return _tensor(shape, "float32", batch_size)
 
 
 def _is_sparse(loss: Any) -> bool:

@@ -19,6 +19,14 @@ def test_dense_targets_look_like_the_output():
     assert described(y) == ((5, 4), "float32")
 
 
+def test_floats_have_the_dtype_to_which_fit_casts_arrays():
+    inputs = keras.Input((3,), dtype="bfloat16")
+    model = keras.Model(inputs, keras.layers.Dense(2, dtype="mixed_bfloat16")(inputs))
+    model.compile("sgd", "mse")
+    assert model.outputs[0].dtype == "bfloat16"
+    assert described(synthetic_specs(model, 5)) == (((5, 3), "float32"), ((5, 2), "float32"))
+
+
 def test_sparse_targets_are_classes_without_their_axis():
     _, y = synthetic_specs(zoo.image_classifier(), 5)
     assert described(y) == ((5,), "int32")
