@@ -45,6 +45,9 @@ _FETCHED = ("parameters", "optimizer")
 """State that is fetched to the chip ahead of its use, as far as it has room."""
 _FILLED = 0.4
 """Share of the free memory on the chip at the peak that may have values which are counted in the device's memory."""
+_WHOLE_CHIP = 8 / 7
+"""The memory of the chip over the room that values get in it. XLA:TPU's peak is of the chip where more is there than in
+the device's memory, and in small steps prefetched state and copies may fill all of it."""
 _GROUPED = 32
 """The number of largest temporaries among which groups of one shape are looked for."""
 _SHARDED = ("parameters", "gradients", "optimizer", "accumulators")
@@ -330,7 +333,8 @@ def memory_on(workload: Workload, config: TrainConfig, profile: Profile) -> Memo
     below, above = (end + round(share * of_lstm) for end, share in zip((below, above), LSTM_UNCERTAINTY, strict=True))
     there = plan.on_chip_at(config.batch.local, at)
     below += round(_FILLED * max(0, min(profile.on_chip_bytes, temporary_bytes) - there))
-    return MemoryCost(**components, host=0, total=total, total_low=total - below, total_high=total + above + there)
+    high = max(total + above + there, total - temporary_bytes + round(_WHOLE_CHIP * profile.on_chip_bytes) + above)
+    return MemoryCost(**components, host=0, total=total, total_low=total - below, total_high=high)
 
 
 def _lstm_bytes(workload: Workload, plan: Schedule, at: int, batch: int) -> float:
