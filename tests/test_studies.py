@@ -77,6 +77,11 @@ def test_help_names_the_command(name):
 def test_the_tables_of_the_memory_study_come_from_its_rows():
     done = run("-m", "studies.memory_vs_compiler", "--summary")
     assert done.stdout.count("| target | rows | MAPE |") == 4, done.stderr
+    readme = (STUDIES / "memory_vs_compiler/README.md").read_text()
+    tables = re.findall(r"^\| (?:target \| rows|estimate) .*\n(?:\|.*\n)+", done.stdout, re.MULTILINE)
+    developed, held_out, *_, answers = tables
+    for table in (developed, held_out, answers):
+        assert table.partition("\n")[2] in readme
 
 
 def test_no_study_changes_where_python_looks_for_modules():

@@ -6,6 +6,7 @@
                                                                             # compile points that have no row
     python -m studies.memory_vs_compiler --without RULE [--traces TRACES]   # measure one rule of cost_models.xla
     python -m studies.memory_vs_compiler --ledger [--traces TRACES]         # measure every rule, write ledger.csv
+    python -m studies.memory_vs_compiler --same                             # compare with the programs of lowering.py
 
 TRACES is a folder outside of the checkout where traces are stored for later runs.
 """
@@ -37,6 +38,7 @@ def main() -> None:
     parser.add_argument("--without", action="append", metavar="RULE")
     parser.add_argument("--ledger", action="store_true")
     parser.add_argument("--traces", type=Path)
+    parser.add_argument("--same", action="store_true")
     asked = parser.parse_args()
     prepare()
     if asked.compile is not None:
@@ -54,6 +56,12 @@ def main() -> None:
 
         ledger.measure(asked.without or ledger.measurable(), asked.traces)
         ledger.note_unmeasured()
+    if asked.same:
+        from studies.memory_vs_compiler import same_program, truths
+
+        truths.prepare()
+        same_program.compile_missing()
+        same_program.show()
     if asked.summary or asked.again is not None:
         from studies.memory_vs_compiler import summary
 

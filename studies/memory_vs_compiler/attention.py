@@ -10,7 +10,7 @@ from keras import layers, ops
 from studies.memory_vs_compiler.heads import SPARSE, classes, logits
 
 
-def _block(
+def block(
     x: Any, heads: int, *, dropout: float = 0, causal: bool = False, act: Any = "gelu", memory: Any = None
 ) -> Any:
     width = x.shape[-1]
@@ -43,7 +43,7 @@ def _language(length: int, width: int, vocabulary: int, blocks: int, heads: int,
     tokens = keras.Input((length,), dtype="int32")
     x = Positions()(layers.Embedding(vocabulary, width)(tokens))
     for _ in range(blocks):
-        x = _block(x, heads, dropout=dropout, causal=True, act=act)
+        x = block(x, heads, dropout=dropout, causal=True, act=act)
     return tokens, layers.LayerNormalization(epsilon=1e-5)(x)
 
 
@@ -57,7 +57,7 @@ def decoder_tied() -> Any:
     embedding = layers.ReversibleEmbedding(16384, 512)
     x = Positions()(embedding(tokens))
     for _ in range(3):
-        x = _block(x, 8, causal=True, act="silu")
+        x = block(x, 8, causal=True, act="silu")
     x = layers.LayerNormalization(epsilon=1e-5)(x)
     return keras.Model(tokens, embedding(x, reverse=True)), logits()
 
@@ -84,7 +84,7 @@ def vit() -> Any:
     x = layers.Reshape((196, 384))(layers.Conv2D(384, 16, strides=16)(inputs))
     x = Positions()(x)
     for _ in range(4):
-        x = _block(x, 6)
+        x = block(x, 6)
     x = layers.GlobalAveragePooling1D()(layers.LayerNormalization(epsilon=1e-6)(x))
     return keras.Model(inputs, layers.Dense(1000)(x)), logits()
 
@@ -96,9 +96,9 @@ def seq2seq() -> Any:
     )
     memory, x = (Positions()(layers.Embedding(16000, 512)(tokens)) for tokens in (source, target))
     for _ in range(2):
-        memory = _block(memory, 8, dropout=0.1, act="relu")
+        memory = block(memory, 8, dropout=0.1, act="relu")
     for _ in range(2):
-        x = _block(x, 8, dropout=0.1, causal=True, act="relu", memory=memory)
+        x = block(x, 8, dropout=0.1, causal=True, act="relu", memory=memory)
     return keras.Model([source, target], layers.Dense(16000)(x)), logits()
 
 
@@ -148,5 +148,5 @@ def perceiver() -> Any:
     x = layers.Dense(256)(inputs)
     latents = layers.Dense(256)(layers.AveragePooling1D(16)(inputs))
     for _ in range(2):
-        latents = _block(latents, 4, memory=layers.LayerNormalization()(x))
+        latents = block(latents, 4, memory=layers.LayerNormalization()(x))
     return keras.Model(inputs, layers.Dense(40)(layers.GlobalAveragePooling1D()(latents))), logits()

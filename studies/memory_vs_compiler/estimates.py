@@ -7,33 +7,33 @@ import gzip
 import hashlib
 import json
 import time
+from dataclasses import replace
 from functools import lru_cache
 from importlib.resources import files
 from inspect import getsource
 from pathlib import Path
 from typing import Any
 
-from studies.memory_vs_compiler.points import TARGETS, Point
+from cost_models.execution import platform_of
+from cost_models.hardware.platform import TargetPlatform
+from cost_models.workload.serialization import workload_from_dict, workload_to_dict
+from studies.memory_vs_compiler.points import Point
 from studies.memory_vs_compiler.truths import compiled, with_model
 
 ESTIMATES = Path(__file__).resolve().parent / "estimates.csv"
-_POINT = ("target", "model", "precision", "optimizer", "batch", "accumulation")
+_POINT = ("target", "model", "precision", "optimizer", "batch", "accumulation", "attention")
 _TRACED_AT = 2
 """The batch of a trace, as a multiple of a model's smallest batch. The step is traced at this batch and at twice it."""
 
 
 def write(traces: Path | None) -> None:
     """Estimate every compiled point again. Traces are stored in the folder `traces`; None traces again."""
-    from cost_models import Batch, Precision, TrainConfig
-    from cost_models.hardware.lookup import cluster
     from cost_models.memory import program_memory
 
     started, rows = time.monotonic(), []
     for truth in sorted(compiled(), key=lambda one: (*one.point.trace, one.point.target, *one.point.plain()[4:])):
         point = truth.point
-        workload = workload_of(point.trace, traces)
-        config = TrainConfig(Batch(point.batch, accumulation=point.accumulation), precision=Precision(point.precision))
-        cost = program_memory(workload, config, cluster(TARGETS[point.target])).to_dict()
+        cost = program_memory(workload_of(point, traces), point.config, point.cluster).to_dict()
         rows.append(
             {**dict(zip(_POINT, point.plain(), strict=True)), **{f"{name}_bytes": size for name, size in cost.items()}}
         )
@@ -58,18 +58,24 @@ def _point(row: dict[str, str]) -> Point:
     return Point.read([row[name] for name in _POINT])
 
 
-@lru_cache(maxsize=128)
-def workload_of(trace: tuple[str, str, str], traces: Path | None) -> Any:
-    """Return the Workload of one micro-step, traced or read from the folder of traces."""
-    from cost_models.workload.serialization import workload_from_dict, workload_to_dict
+def workload_of(point: Point, traces: Path | None) -> Any:
+    """Return the Workload of one micro-step as the point's chip runs it, traced or read from the folder of traces."""
+    return _workload(point.trace, platform_of(point.config, point.cluster), traces)
 
-    kept = None if traces is None else _kept_at(traces, "-".join(trace))
-    if kept is not None and kept.exists():
-        return workload_from_dict(json.loads(gzip.decompress(kept.read_bytes())))
-    workload = with_model(Point("", *trace, 0), _traced)
-    if kept is not None:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.write_bytes(gzip.compress(json.dumps(workload_to_dict(workload)).encode(), 1))
+
+@lru_cache(maxsize=128)
+def _workload(trace: tuple[str, str, str, str], platform: TargetPlatform, traces: Path | None) -> Any:
+    name = "-".join(trace).removesuffix("-auto")
+    if traces is None:
+        return _traced(trace, platform)
+    on_platform = f"{name}-on-{str(platform).replace(' ', '-')}"
+    for kept in (_kept_at(traces, name), _kept_at(traces, on_platform)):
+        if kept.exists():
+            return workload_from_dict(json.loads(gzip.decompress(kept.read_bytes())))
+    workload = _traced(trace, platform)
+    kept = _kept_at(traces, on_platform if workload.answers else name)  # without a question it is the same everywhere
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    kept.write_bytes(gzip.compress(json.dumps(workload_to_dict(workload)).encode(), 1))
     return workload
 
 
@@ -84,9 +90,9 @@ def _trace_version() -> str:
     """Return a digest of the sources that make a trace: the models, the tracing, and the form of a Workload."""
     from autoplan.worker import synthetic_data, trace
     from cost_models.workload import affine, workload
-    from studies.memory_vs_compiler import attention, heads, images, models, signals
+    from studies.memory_vs_compiler import attention, heads, images, models, signals, small
 
-    modules = (attention, heads, images, models, signals, synthetic_data, workload, affine)
+    modules = (attention, heads, images, models, signals, small, synthetic_data, workload, affine)
     tracing = sorted((path for path in files(trace).iterdir() if path.name.endswith(".py")), key=lambda one: one.name)
     digest = hashlib.sha256()
     for content in (*(path.read_bytes() for path in tracing), *(getsource(module).encode() for module in modules)):
@@ -94,7 +100,16 @@ def _trace_version() -> str:
     return digest.hexdigest()[:12]
 
 
-def _traced(model: Any, point: Point) -> Any:
+def _traced(trace: tuple[str, str, str, str], platform: TargetPlatform) -> Any:
+    from autoplan.worker.trace.target_platform import seen_as
+
+    model, precision, optimizer, attention = trace
+    point = Point("CPU", model, precision, optimizer, 1, attention=attention)
+    with seen_as(platform) as answers:
+        return replace(with_model(point, _step), answers=answers.given)
+
+
+def _step(model: Any, point: Point) -> Any:
     from autoplan.worker.synthetic_data import synthetic_specs
     from autoplan.worker.trace.train_step import trace_train_step
     from studies.memory_vs_compiler.models import MODELS

@@ -10,7 +10,7 @@ from keras import layers, ops
 from studies.memory_vs_compiler.heads import SPARSE, classes
 
 
-def _conv_bn(x: Any, filters: int, size: Any = 3, strides: int = 1, activation: str | None = "relu") -> Any:
+def conv_bn(x: Any, filters: int, size: Any = 3, strides: int = 1, activation: str | None = "relu") -> Any:
     x = layers.Conv2D(filters, size, strides=strides, padding="same", use_bias=False)(x)
     x = layers.BatchNormalization()(x)
     return layers.Activation(activation)(x) if activation else x
@@ -33,7 +33,7 @@ def vgg11() -> Any:
 
 def densenet() -> Any:
     inputs = keras.Input((128, 128, 3))
-    x = layers.MaxPooling2D(3, strides=2, padding="same")(_conv_bn(inputs, 64, 7))
+    x = layers.MaxPooling2D(3, strides=2, padding="same")(conv_bn(inputs, 64, 7))
     for block in range(3):
         if block:
             x = layers.Conv2D(x.shape[-1] // 2, 1)(layers.ReLU()(layers.BatchNormalization()(x)))
@@ -47,23 +47,23 @@ def densenet() -> Any:
 
 def _inverted(x: Any, filters: int, strides: int, activation: str, squeeze: bool) -> Any:
     wide = 6 * x.shape[-1]
-    y = _conv_bn(x, wide, 1, activation=activation)
+    y = conv_bn(x, wide, 1, activation=activation)
     y = layers.DepthwiseConv2D(3, strides=strides, padding="same", use_bias=False)(y)
     y = layers.Activation(activation)(layers.BatchNormalization()(y))
     if squeeze:
         gate = layers.GlobalAveragePooling2D(keepdims=True)(y)
         gate = layers.Conv2D(wide, 1, activation="sigmoid")(layers.Conv2D(wide // 24, 1, activation=activation)(gate))
         y = layers.Multiply()([y, gate])
-    y = _conv_bn(y, filters, 1, activation=None)
+    y = conv_bn(y, filters, 1, activation=None)
     return layers.Add()([x, y]) if strides == 1 and x.shape[-1] == filters else y
 
 
 def _mobile(activation: str, squeeze: bool, side: int) -> Any:
     inputs = keras.Input((side, side, 3))
-    x = _conv_bn(inputs, 32, strides=2, activation=activation)
+    x = conv_bn(inputs, 32, strides=2, activation=activation)
     for filters, strides in ((24, 2), (24, 1), (40, 2), (40, 1), (80, 2), (80, 1)):
         x = _inverted(x, filters, strides, activation, squeeze)
-    x = layers.GlobalAveragePooling2D()(_conv_bn(x, 640, 1, activation=activation))
+    x = layers.GlobalAveragePooling2D()(conv_bn(x, 640, 1, activation=activation))
     return classes(inputs, layers.Dropout(0.2)(x), 100), SPARSE
 
 
@@ -102,13 +102,13 @@ def unet() -> Any:
     x = inputs = keras.Input((192, 192, 3))
     skips = []
     for filters in (32, 64, 128):
-        x = _conv_bn(_conv_bn(x, filters), filters)
+        x = conv_bn(conv_bn(x, filters), filters)
         skips.append(x)
         x = layers.MaxPooling2D()(x)
-    x = layers.Dropout(0.3)(_conv_bn(x, 256))
+    x = layers.Dropout(0.3)(conv_bn(x, 256))
     for filters, skip in zip((128, 64, 32), reversed(skips), strict=True):
         x = layers.Concatenate()([layers.UpSampling2D(interpolation="bilinear")(x), skip])
-        x = _conv_bn(x, filters)
+        x = conv_bn(x, filters)
     return keras.Model(inputs, layers.Conv2D(1, 1, activation="sigmoid", dtype="float32")(x)), "binary_crossentropy"
 
 
@@ -155,12 +155,12 @@ def groupnorm() -> Any:
 
 def inception() -> Any:
     inputs = keras.Input((192, 192, 3))
-    x = layers.MaxPooling2D(3, strides=2)(_conv_bn(inputs, 64, 5, strides=2))
+    x = layers.MaxPooling2D(3, strides=2)(conv_bn(inputs, 64, 5, strides=2))
     for block in range(3):
-        one = _conv_bn(x, 64, 1)
-        three = _conv_bn(_conv_bn(x, 48, 1), 96, 3)
-        tall = _conv_bn(_conv_bn(_conv_bn(x, 32, 1), 32, (1, 7)), 64, (7, 1))
-        pooled = _conv_bn(layers.AveragePooling2D(3, strides=1, padding="same")(x), 32, 1)
+        one = conv_bn(x, 64, 1)
+        three = conv_bn(conv_bn(x, 48, 1), 96, 3)
+        tall = conv_bn(conv_bn(conv_bn(x, 32, 1), 32, (1, 7)), 64, (7, 1))
+        pooled = conv_bn(layers.AveragePooling2D(3, strides=1, padding="same")(x), 32, 1)
         x = layers.Concatenate()([one, three, tall, pooled])
         if block < 2:
             x = layers.MaxPooling2D(3, strides=2)(x)

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 
-from cost_models import Batch, MemoryCost, Precision, TrainConfig
+from cost_models import Batch, MemoryCost, TrainConfig
 from cost_models.execution import profile_for
 from cost_models.hardware.lookup import cluster
 from cost_models.memory import memory_on
@@ -159,10 +159,9 @@ def _accuracy(truths: Sequence[Truth], without: str | None, traces: Path | None)
 
 
 def _estimate(point: Point, without: str | None, traces: Path | None) -> MemoryCost:
-    config = TrainConfig(Batch(point.batch, accumulation=point.accumulation), precision=Precision(point.precision))
-    profile = profile_for(config, cluster(TARGETS[point.target]))
-    workload = workload_of(point.trace, traces)
-    return memory_on(workload, config, profile if without is None else profile.without(without))
+    profile = profile_for(point.config, point.cluster)
+    workload = workload_of(point, traces)
+    return memory_on(workload, point.config, profile if without is None else profile.without(without))
 
 
 def _entry(name: str, group: str, rows: int, with_it: Accuracy, without: Accuracy, note: str) -> Entry:

@@ -12,7 +12,7 @@ from typing import Any
 
 import keras
 
-from studies.memory_vs_compiler import attention, images, signals
+from studies.memory_vs_compiler import attention, images, signals, small
 
 
 @dataclass(frozen=True)
@@ -74,10 +74,45 @@ MODELS: dict[str, Case] = {
     "convlstm": Case(images.convlstm, 2, "adam", "float32"),
 }
 
+SMALL: dict[str, Case] = {
+    "small_vgg": Case(small.small_vgg, 16, "adam", "float32"),
+    "lstm_classifier": Case(small.lstm_classifier, 16, "adam", "float32"),
+    "sentiment_lstm": Case(small.sentiment_lstm, 16, "adam", "float32"),
+    "neural_ratings": Case(small.neural_ratings, 16, "adam", "float32"),
+    "two_towers": Case(small.two_towers, 16, "adam", "float32"),
+    "text_encoder": Case(small.text_encoder, 16, "adamw", "mixed_bfloat16"),
+    "vit_256": Case(small.vit_256, 16, "adamw", "mixed_bfloat16"),
+    "small_vit": Case(small.small_vit, 16, "adamw", "float32"),
+    "mnist_convnet": Case(small.mnist_convnet, 16, "adam", "float32"),
+    "small_resnet": Case(small.small_resnet, 16, "momentum", "mixed_bfloat16"),
+    "batchnorm_convnet": Case(small.batchnorm_convnet, 16, "adam", "float32"),
+    "conv_autoencoder": Case(small.conv_autoencoder, 16, "adam", "float32"),
+    "lstm_tagger": Case(small.lstm_tagger, 16, "rmsprop", "float32"),
+    "gqa_decoder": Case(small.gqa_decoder, 16, "adamw", "mixed_bfloat16"),
+    "music_decoder": Case(small.music_decoder, 16, "adam", "mixed_bfloat16"),
+    "field_attention": Case(small.field_attention, 16, "adam", "float32"),
+    "depthwise_net": Case(small.depthwise_net, 16, "rmsprop", "float32"),
+    "pooled_convnet": Case(small.pooled_convnet, 16, "adam", "mixed_bfloat16"),
+    "squeeze_net": Case(small.squeeze_net, 16, "sgd", "float32"),
+    "audio_convnet": Case(small.audio_convnet, 16, "adam", "float32"),
+    "char_decoder": Case(small.char_decoder, 16, "adamw", "float32"),
+    "patch_encoder": Case(small.patch_encoder, 16, "adam", "mixed_bfloat16"),
+    "time_series_encoder": Case(small.time_series_encoder, 16, "adam", "float32"),
+    "spectrogram_vit": Case(small.spectrogram_vit, 16, "adamw", "mixed_float16"),
+    "speech_encoder": Case(small.speech_encoder, 16, "adam", "mixed_bfloat16"),
+    "tabular_mlp": Case(small.tabular_mlp, 16, "adam", "float32"),
+}
+"""Small models, compiled for TPUs at 1, 4 and 16 times their smallest batch."""
+MODELS |= SMALL
 
-def built(name: str, precision: str, optimizer: str, accumulation: int = 1) -> Any:
+
+def built(name: str, precision: str, optimizer: str, accumulation: int = 1, attention: str = "auto") -> Any:
     """Return the compiled model. Call it inside `abstract_variables()`, so that its weights need no memory."""
     keras.config.set_dtype_policy(precision)
+    if attention == "auto":
+        keras.config.enable_flash_attention()
+    else:
+        keras.config.disable_flash_attention()
     model, loss = MODELS[name].build()
     steps = accumulation if accumulation > 1 else None
     model.compile(optimizer=OPTIMIZERS[optimizer](gradient_accumulation_steps=steps), loss=loss)

@@ -6,6 +6,10 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 
+from cost_models import Batch, Cluster, Precision, TrainConfig
+from cost_models.config import AttentionMode
+from cost_models.hardware.lookup import cluster
+
 TARGETS = {
     "A100": "gpu-a100-80gb",
     "H100": "gpu-h100-80gb",
@@ -26,7 +30,12 @@ COMPILED_AT = 2
 
 @dataclass(frozen=True)
 class Point:
-    """One micro-step for one chip. `batch` is in samples, `accumulation` in micro-steps per update."""
+    """One micro-step for one chip.
+
+    batch         in samples
+    accumulation  in micro-steps per update
+    attention     "auto": as Keras chooses on the chip; "unfused": after `keras.config.disable_flash_attention()`
+    """
 
     target: str
     model: str
@@ -34,17 +43,32 @@ class Point:
     optimizer: str
     batch: int
     accumulation: int = 1
+    attention: str = "auto"
 
     @classmethod
     def read(cls, texts: Sequence[str]) -> Point:
-        """Return the point of the six texts of a table."""
-        target, model, precision, optimizer, batch, accumulation = texts
-        return cls(target, model, precision, optimizer, int(batch), int(accumulation))
+        """Return the point of the seven texts of a table."""
+        target, model, precision, optimizer, batch, accumulation, attention = texts
+        return cls(target, model, precision, optimizer, int(batch), int(accumulation), attention)
 
     @property
-    def trace(self) -> tuple[str, str, str]:
-        """Return what a trace depends on. One trace serves all chips and batches."""
-        return self.model, self.precision, self.optimizer
+    def trace(self) -> tuple[str, str, str, str]:
+        """Return what a trace depends on beside the chip. One trace serves all batches."""
+        return self.model, self.precision, self.optimizer, self.attention
+
+    @property
+    def config(self) -> TrainConfig:
+        """Return the configuration of the point."""
+        return TrainConfig(
+            Batch(self.batch, accumulation=self.accumulation),
+            precision=Precision(self.precision),
+            attention=AttentionMode(self.attention),
+        )
+
+    @property
+    def cluster(self) -> Cluster:
+        """Return the hardware of the point."""
+        return cluster(TARGETS[self.target])
 
     def at(self, batch: int) -> Point:
         """Return the point with another batch."""
@@ -61,6 +85,7 @@ def held_out(model: str) -> bool:
 
 def points() -> Iterator[Point]:
     """Yield every point, most important first, so that a run that is stopped early has compiled the important ones."""
+    yield from _small()
     for targets, times in ((_QUICK, 8), (_SLOW, 8), (_QUICK, 2), (_SLOW, 2), (("H100",), 8)):
         yield from _at(targets, times, 0)
     for targets, times in ((_FIRST, 4), (_SECOND[1:], 8)):
@@ -75,10 +100,20 @@ def points() -> Iterator[Point]:
     yield from _at(_SLOW, 4, 2)
 
 
-def _accumulating(targets: tuple[str, ...]) -> Iterator[Point]:
-    from studies.memory_vs_compiler.models import MODELS
+def _small() -> Iterator[Point]:
+    """Yield points of small models: three batches on a TPU v5e, the largest on the other targets."""
+    from studies.memory_vs_compiler.models import SMALL
 
-    for name in list(MODELS)[::3]:
+    for targets, times in ((_SLOW, 16), (_SLOW, 4), (_SLOW, 1), (_SECOND[1:], 16), (("A100", "H100"), 16)):
+        for name, case in SMALL.items():
+            for target in targets:
+                yield Point(target, name, case.precision, case.optimizer, times * case.batch)
+
+
+def _accumulating(targets: tuple[str, ...]) -> Iterator[Point]:
+    from studies.memory_vs_compiler.models import MODELS, SMALL
+
+    for name in [one for one in MODELS if one not in SMALL][::3]:
         case = MODELS[name]
         for target in targets:
             yield Point(target, name, case.precision, case.optimizer, 2 * case.batch, accumulation=4)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from studies.memory_vs_compiler.estimates import read
@@ -13,6 +13,8 @@ from studies.memory_vs_compiler.truths import compiled
 
 CAPACITIES = (0.8, 0.9, 1.0, 1.1, 1.25)
 """Capacities of imagined devices, as shares of the memory that a step needs."""
+_OPEN_FROM = 0.9
+"""The least capacity whose open answers the README counts."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,6 @@ class Row:
     total: float
     low: float
     high: float
-    peak: int | None = None
 
     @property
     def error(self) -> float:
@@ -40,11 +41,12 @@ class Row:
 def show() -> None:
     """Print every table, in Markdown."""
     truths = {one.point: one.must_fit_bytes for one in compiled()}
-    peaks = {one.point: one.peak_bytes for one in compiled()}
     costs = {point: cost for point, cost in read().items() if point in truths}
-    raw = [Row(p, truths[p], c["total"], c["total_low"], c["total_high"], peaks[p]) for p, c in costs.items()]
+    raw = [Row(p, truths[p], c["total"], c["total_low"], c["total_high"]) for p, c in costs.items()]
+    corrected = _corrected(costs, truths)
     _tables("Estimates", raw)
-    _tables(f"Corrected by one compilation at b = {COMPILED_AT} x the smallest batch", _corrected(costs, truths))
+    _tables(f"Corrected by one compilation at b = {COMPILED_AT} x the smallest batch", corrected)
+    _print_answers({"": raw, "corrected, ": corrected})
     _print_models(raw)
     missing = len(truths) - len(costs)
     if missing:
@@ -61,19 +63,15 @@ def _tables(title: str, rows: Sequence[Row]) -> None:
 
 
 def _print_errors(rows: Sequence[Row]) -> None:
-    print(
-        "| target | rows | MAPE | MAPE to XLA's peak | median | worst under | worst over | inside | median half-width |"
-    )
-    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+    print("| target | rows | MAPE | median | worst underestimate | worst overestimate | inside | ± |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for target, chosen in _by_target(rows):
         errors = [100 * row.error for row in chosen]
         inside = 100 * statistics.mean(row.low <= row.truth <= row.high for row in chosen)
         width = 100 * statistics.median(row.half_width for row in chosen)
         under, over = _named(min(chosen, key=_error)), _named(max(chosen, key=_error))
         mape, median = statistics.mean(map(abs, errors)), statistics.median(errors)
-        to_peak = [abs(row.total / row.peak - 1) for row in chosen if row.peak]
-        peak = f"{100 * statistics.mean(to_peak):.1f}%" if to_peak else ""
-        columns = f"{mape:.1f}% | {peak} | {median:+.1f}% | {under} | {over} | {inside:.0f}% | {width:.0f}%"
+        columns = f"{mape:.1f}% | {median:+.1f}% | {under} | {over} | {inside:.0f}% | {width:.0f}%"
         print(f"| {target} | {len(chosen)} | {columns} |")
 
 
@@ -99,6 +97,25 @@ def _print_fits(rows: Sequence[Row]) -> None:
         counts += [sum(row.low > share * row.truth for row in chosen) for share in large]
         counts += [sum(row.low <= share * row.truth < row.high for row in chosen) for share in CAPACITIES]
         print(f"| {target} | {' | '.join(f'{count} of {len(chosen)}' for count in counts)} |")
+
+
+def _print_answers(groups: Mapping[str, Sequence[Row]]) -> None:
+    """Print wrong and open answers of all targets: the last table of the README."""
+    opened = [share for share in CAPACITIES if share >= _OPEN_FROM]
+    print(
+        '\n| estimate | rows | MAPE | inside | wrong "fits" | wrong "does not fit" | open at 0.9 | 1.0 | 1.1 | 1.25 |'
+    )
+    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+    for group, rows in groups.items():
+        for name, part in (("held out", True), ("development", False)):
+            chosen = [row for row in rows if held_out(row.point.model) is part]
+            mape = 100 * statistics.mean(abs(row.error) for row in chosen)
+            inside = 100 * statistics.mean(row.low <= row.truth <= row.high for row in chosen)
+            fits = sum(row.high <= share * row.truth for row in chosen for share in CAPACITIES if share < 1)
+            not_fits = sum(row.low > share * row.truth for row in chosen for share in CAPACITIES if share >= 1)
+            counts = [sum(row.low <= share * row.truth < row.high for row in chosen) for share in opened]
+            figures = " | ".join(map(str, (fits, not_fits, *counts)))
+            print(f"| {group}{name} | {len(chosen)} | {mape:.1f}% | {inside:.0f}% | {figures} |")
 
 
 def _print_models(rows: Sequence[Row]) -> None:

@@ -9,14 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from studies.memory_vs_compiler.points import TARGETS, Point
+from studies.memory_vs_compiler.points import Point
 
 RESULTS = Path(__file__).resolve().parent / "results.csv"
 COLUMNS = [
-    *("target", "model", "precision", "optimizer", "batch", "accumulation"),
+    *("target", "model", "precision", "optimizer", "batch", "accumulation", "attention"),
     *("total_bytes", "argument_bytes", "output_bytes", "alias_bytes", "temporary_bytes", "peak_bytes", "code_bytes"),
     *("compiler_options", "refused"),
 ]
+_KEY = COLUMNS.index("total_bytes")
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Truth:
     @property
     def peak_bytes(self) -> int | None:
         """Return XLA's peak memory; None on CPUs, where XLA reports only arguments and outputs."""
-        peak = self.figures[COLUMNS.index("peak_bytes") - COLUMNS.index("total_bytes")]
+        peak = self.figures[COLUMNS.index("peak_bytes") - _KEY]
         return int(peak) if peak and self.point.target != "CPU" else None
 
     @property
@@ -53,13 +54,18 @@ def compiled() -> list[Truth]:
     return [one for one in known() if one.total_bytes is not None]
 
 
-def compile_missing(asked: Iterable[Point], seconds: float) -> None:
-    """Compile the points that have no row yet, in order, until the seconds are over."""
+def prepare() -> None:
+    """Keep JAX on the CPU. Must be called before JAX creates a backend."""
     from autoplan.worker import aot_compile
     from cost_models.hardware.compile_targets import compiler_target
     from cost_models.hardware.lookup import cluster
 
     aot_compile.configure_process(compiler_target(cluster("cpu")))
+
+
+def compile_missing(asked: Iterable[Point], seconds: float) -> None:
+    """Compile the points that have no row yet, in order, until the seconds are over."""
+    prepare()
     started, there = time.monotonic(), {one.point for one in known()}
     for point in asked:
         if point in there:
@@ -74,7 +80,7 @@ def compile_missing(asked: Iterable[Point], seconds: float) -> None:
 
 
 def _read(line: list[str]) -> Truth:
-    return Truth(Point.read(line[:6]), int(line[6]) if line[6] else None, tuple(line[6:]))
+    return Truth(Point.read(line[:_KEY]), int(line[_KEY]) if line[_KEY] else None, tuple(line[_KEY:]))
 
 
 def _append(row: list[str]) -> None:
@@ -112,15 +118,12 @@ def _compiled(point: Point) -> list[str]:
 def _asked(model: Any, point: Point) -> Any:
     from autoplan.worker import aot_compile
     from autoplan.worker.synthetic_data import synthetic_specs
-    from cost_models import Batch, Precision, TrainConfig
+    from cost_models.execution import platform_of
     from cost_models.hardware.compile_targets import compiler_target
-    from cost_models.hardware.lookup import cluster
-    from cost_models.hardware.platform import HOST
 
-    target = compiler_target(cluster(TARGETS[point.target]))
-    config = TrainConfig(Batch(point.batch, accumulation=point.accumulation), precision=Precision(point.precision))
-    # All rows are of steps as Keras traces them on a CPU, and so are the traces that they are compared with.
-    return aot_compile.compile_train_step(model, synthetic_specs(model, point.batch), config, target, HOST, {})
+    target, platform = compiler_target(point.cluster), platform_of(point.config, point.cluster)
+    specs = synthetic_specs(model, point.batch)
+    return aot_compile.compile_train_step(model, specs, point.config, target, platform, {})
 
 
 def with_model(point: Point, use: Callable[[Any, Point], Any]) -> Any:
@@ -130,4 +133,5 @@ def with_model(point: Point, use: Callable[[Any, Point], Any]) -> Any:
     with abstract_variables():
         from studies.memory_vs_compiler.models import built
 
-        return use(built(*point.trace, point.accumulation), point)
+        model = built(point.model, point.precision, point.optimizer, point.accumulation, point.attention)
+        return use(model, point)
