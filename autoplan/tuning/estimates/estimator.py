@@ -37,6 +37,7 @@ from cost_models.execution import platform_of
 from cost_models.hardware.cluster import Cluster
 from cost_models.hardware.platform import TargetPlatform
 from cost_models.memory import MemoryCost
+from cost_models.workload.counted_positions import merged_positions
 from cost_models.workload.workload import Workload
 
 TRACES_AT_ONCE = 2
@@ -83,7 +84,8 @@ def estimate_space(
     NoFeasibleConfiguration when nothing fits; WorkloadError when the training step cannot be traced.
     """
     with Tracer(jobs, local_batch=space.baseline.batch.local) as tracer:
-        estimator = _Estimator(tracer, observation, headroom)
+        pinned = len({config.precision for config in space.configs}) == 1
+        estimator = _Estimator(tracer, observation, headroom, precision_is_pinned=pinned)
         estimator.add([space.baseline, *(c for c in space.configs if c.remat.mode is RematMode.NONE)])
         wanted, spared = _where_it_is_needed(space, estimator.estimates, remat_asked=remat_asked)
         estimator.add(wanted)
@@ -105,6 +107,7 @@ def estimate_space(
         estimates=estimator.estimates,
         shortlist=tuple(_in_order_of_trial(kept)),
         rejected=(*space.rejected, *rejected, *spared, *no_better, *too_large, *idle, *too_slow),
+        notes=tuple(estimator.notes),
     )
 
 
@@ -246,6 +249,8 @@ class _Estimator:
     tracer: Tracer
     observation: Observation
     headroom: float
+    precision_is_pinned: bool = False
+    notes: dict[str, None] = field(default_factory=dict)
     estimates: dict[TrainConfig, CandidateEstimate] = field(default_factory=dict)
     rejected: list[Rejection] = field(default_factory=list)
 
@@ -255,6 +260,12 @@ class _Estimator:
             self._estimate(workload, group)
 
     def _estimate(self, workload: Workload, group: Sequence[TrainConfig]) -> None:
+        merged = merged_positions(workload) if group[0].precision is not self.observation.config.precision else ""
+        if merged and not self.precision_is_pinned:
+            self.rejected.append(_unforeseen(group, f"under {group[0].precision.value}, {merged}"))
+            return
+        if merged:
+            self.notes[f"under {group[0].precision.value}, {merged}: the training may end elsewhere"] = None
         samples, cluster = PlannedFit.of(self.observation).samples, self.tracer.jobs.cluster
         unpublished: dict[str, list[TrainConfig]] = {}
         for config in group:

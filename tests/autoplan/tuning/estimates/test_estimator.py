@@ -20,7 +20,9 @@ from autoplan.tuning.estimates.estimator import (
 from autoplan.tuning.space.legal_configs import legal_configs
 from cost_models.estimate import estimate
 from cost_models.hardware.lookup import cluster as catalogued
+from cost_models.workload.affine import Affine
 from cost_models.workload.serialization import workload_from_dict, workload_to_dict
+from cost_models.workload.workload import Kind, Op, Tensor
 from tests.builders.fake_client import FakeClient, failure
 from tests.builders.observations import VERSIONS, cluster, config, observation
 from tests.builders.sources import SOURCE
@@ -249,6 +251,34 @@ def test_a_structure_that_cannot_be_built_is_left_out_with_its_reason():
     found = surveyed(FakeClient(plant=plant))
     assert {one.precision for one in found.shortlist} == {"float32", "mixed_bfloat16"}
     assert any("cannot be built so: no such policy for this layer" in one.reason for one in found.rejected)
+
+
+def counting_positions(length):
+    """A client whose steps count positions in the compute dtype."""
+
+    def count(job):
+        if job.kind is not JobKind.TRACE:
+            return None
+        value = client.answer(job)
+        workload = workload_from_dict(value["workload"])
+        position = Op(Kind.BROADCAST, "iota", (), (len(workload.tensors),))
+        tensors = (*workload.tensors, Tensor(job.config.precision.compute_dtype, (Affine(length),)))
+        workload = dataclasses.replace(workload, tensors=tensors, ops=(position, *workload.ops))
+        return JobResult(value | {"workload": workload_to_dict(workload)}, None, 1.0)
+
+    client = FakeClient(plant=count)
+    return client
+
+
+def test_a_precision_in_which_positions_become_the_same_is_not_tried_unless_it_is_pinned():
+    found = surveyed(counting_positions(1000))
+    assert {one.precision for one in found.shortlist} == {"float32", "mixed_float16"}
+    merged = "under mixed_bfloat16, positions are counted to 999 in bfloat16, in which 256 and 257 are the same number"
+    assert merged in [one.reason for one in found.rejected]
+    assert found.notes == ()
+    pinned = surveyed(counting_positions(1000), fix={"precision": "mixed_bfloat16"})
+    assert {one.precision for one in pinned.shortlist} == {"mixed_bfloat16"}
+    assert pinned.notes == (f"{merged}: the training may end elsewhere",)
 
 
 UNTRACEABLE = """the training step cannot be traced as it is (unsupported: train.py failed by itself:
