@@ -151,7 +151,7 @@ class Observation(Value):
     recurrent: bool
     unweighted_metrics: bool
     own_metrics: list[str] = Field([], description="compiled metrics that are functions of the user's own")
-    monitors: list[str] = Field([], description="callbacks that monitor one of `own_metrics`")
+    metric_monitors: list[str] = Field([], description="callbacks that monitor one of `own_metrics`")
     custom_train_step: bool
     masks: bool = Field(False, description="positions are left out of the loss")
     added_losses: bool = Field(False, description="losses that layers add of their own outputs, past any weights")

@@ -7,7 +7,7 @@ import hashlib
 import inspect
 from collections import Counter
 from collections.abc import Mapping
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any
 
 import keras
@@ -95,14 +95,19 @@ def has_unweighted_metrics(model: Any) -> bool:
 
 
 def own_metrics(model: Any) -> list[str]:
-    """Return the names of compiled metrics that are functions of the user's own.
+    """Return the names of compiled metrics that are functions or classes of the user's own.
 
-    Keras averages such a function over micro-steps, so its value depends on their rows unless it is a mean over rows.
+    Keras calls them once for each micro-step, so their values depend on its rows unless they are of single rows.
     """
     compiled = getattr(model, "_compile_metrics", None)
     given = [] if compiled is None else [*_leaves(compiled._user_metrics), *_leaves(compiled._user_weighted_metrics)]
     functions = [one._fn if isinstance(one, keras.metrics.MeanMetricWrapper) else one for one in given]
-    return [one.__name__ for one in functions if inspect.isfunction(one) and not one.__module__.startswith("keras.")]
+    return [
+        one.__name__ if inspect.isfunction(one) else one.name
+        for one in functions
+        if isinstance(one, keras.metrics.Metric | FunctionType)
+        and not (one if inspect.isfunction(one) else type(one)).__module__.startswith("keras.")
+    ]
 
 
 def _leaves(value: Any) -> list[Any]:

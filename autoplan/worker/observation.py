@@ -54,7 +54,7 @@ def observe_fit(call: FitCall, facts: DataFacts, seen: SeenCalls, backend: Backe
         recurrent=model_facts.has_recurrent_layers(model),
         unweighted_metrics=model_facts.has_unweighted_metrics(model),
         own_metrics=own_metrics,
-        monitors=callbacks.monitoring(arguments.get("callbacks"), own_metrics),
+        metric_monitors=callbacks.monitoring(arguments.get("callbacks"), own_metrics),
         custom_train_step=model_facts.has_custom_train_step(model),
         masks=model_facts.has_masks(model),
         added_losses=model_facts.has_added_losses(model),

@@ -240,14 +240,14 @@ def _of_the_loss_scale(config: TrainConfig, baseline: TrainConfig) -> Iterator[s
 
 
 def _of_own_metrics(config: TrainConfig, baseline: TrainConfig, observation: Observation) -> Iterator[str]:
-    """Describe what another micro-batch does to metrics that Keras averages over micro-steps."""
+    """Describe what another micro-batch does to the user's own metrics, which Keras calls once for each micro-step."""
     if observation.own_metrics and config.batch.global_size != baseline.batch.global_size:
-        acting = formatting.listed(observation.monitors)
+        acting = formatting.listed(observation.metric_monitors)
+        acts = f"{acting}, monitoring one," if acting else "a callback that reads one"
         values = "its values" if len(observation.own_metrics) == 1 else "their values"
-        consequence = f", and {acting}, monitoring one, may act in another epoch" if acting else ""
         yield (
-            f"Keras averages {formatting.listed(observation.own_metrics)} over micro-steps, so in micro-batches of "
-            f"another size {values} may differ{consequence}"
+            f"Keras calls {formatting.listed(observation.own_metrics)} for each micro-step, in validation too, so in "
+            f"micro-batches of another size {values} may differ, and {acts} may act in another epoch"
         )
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
@@ -26,18 +27,54 @@ _LIBRARIES = ("keras.", "autoplan.")
 class Recorded:
     """Layers, by name and class, that took random numbers or batch statistics.
 
-    shared_masks  those that dropped the same units in all rows: an update in two micro-steps draws two masks
+    shared_masks   those that dropped the same units in all rows: an update in two micro-steps draws two masks
+    shared_draws   those that drew numbers that are not of single rows, as noise of weights or of gradients
+    shuffles       those that shuffled values of a micro-step, as rows that are paired with others
+    rows           rows of the micro-step that runs; None: none does
     """
 
     random_draws: list[str] = field(default_factory=list)
     shared_masks: list[str] = field(default_factory=list)
+    shared_draws: list[str] = field(default_factory=list)
+    shuffles: list[str] = field(default_factory=list)
     batch_statistics: list[str] = field(default_factory=list)
+    rows: int | None = None
 
-    def draw(self, *, shared: bool = False) -> None:
+    def draw(self, function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+        """Record a draw by one of the functions of `_FIXED_DRAWS`, or of a seed."""
         caller = _caller()
         _add(self.random_draws, caller)
-        if shared:
-            _add(self.shared_masks, caller)
+        if function is _shuffle or self._are_indices_of_rows(function, arguments):
+            _add(self.shuffles, caller)
+        elif function is _dropout:
+            if _has_one_mask(**arguments):
+                _add(self.shared_masks, caller)
+        elif "shape" in arguments and self._is_shared(arguments["shape"]):
+            _add(self.shared_draws, caller)
+
+    def _are_indices_of_rows(self, function: Callable[..., Any], arguments: Mapping[str, Any]) -> bool:
+        most = arguments.get("maxval")
+        return function is _randint and self.rows is not None and isinstance(most, int) and most == self.rows
+
+    def _is_shared(self, shape: Any) -> bool:
+        """Return whether no dimension counts rows: neither their number nor a multiple, as of tokens or heads of rows.
+
+        A dimension that is not known while a program is traced counts rows.
+        """
+        sizes = list(shape) if isinstance(shape, Iterable) else [shape]
+        known = all(isinstance(size, int) for size in sizes)
+        return bool(self.rows) and known and not any(size and size % self.rows == 0 for size in sizes)
+
+    def split_reason(self) -> str:
+        """Return why an update in several micro-steps draws otherwise than in one; "" if it does not."""
+        reasons = {
+            "drops the same units in all rows of a micro-step": self.shared_masks,
+            "draws random numbers that all rows of a micro-step share, and another split draws them more often": (
+                self.shared_draws
+            ),
+            "shuffles the rows of a micro-step, and a smaller one has fewer rows to pair": self.shuffles,
+        }
+        return next((f"{', '.join(names)} {text}" for text, names in reasons.items() if names), "")
 
     def statistics(self, layer: Any) -> None:
         _add(self.batch_statistics, described(layer))
@@ -76,7 +113,7 @@ def _replacements(recorded: Recorded) -> Iterator[tuple[Any, str, Replace]]:
 def _recording(recorded: Recorded, value: Callable[..., Any]) -> Replace:
     def replacement(_: Callable[..., Any]) -> Callable[..., Any]:
         def draw(*args: Any, **kwargs: Any) -> Any:
-            recorded.draw(shared=value is _dropout and _has_one_mask(*args, **kwargs))
+            recorded.draw(value, inspect.signature(value).bind(*args, **kwargs).arguments)
             return value(*args, **kwargs)
 
         return draw

@@ -10,6 +10,7 @@ import numpy as np
 
 from autoplan.runtime.intercept import FitCall
 from autoplan.runtime.optimizers import innermost
+from autoplan.worker.split_probe.fixed_values import Recorded
 from autoplan.worker.split_probe.gradient_sums import GradientSums
 from autoplan.worker.split_probe.rows import SampleRows, one_batch_arguments
 from autoplan.worker.split_probe.updates import Update, Values
@@ -26,8 +27,8 @@ class MicroSteps:
     variables  the variables that a micro-step may change, by path: weights, and state of layers, without metrics
     """
 
-    def __init__(self, call: FitCall) -> None:
-        self._call, self._model = call, call.model
+    def __init__(self, call: FitCall, recorded: Recorded) -> None:
+        self._call, self._model, self._recorded = call, call.model, recorded
         self._optimizer = GradientSums(FLOAT16_LOSS_SCALE if _computes_in_float16(self._model) else 1.0)
         self._optimizer.build(self._model.trainable_variables)
         self._replace_optimizer()
@@ -60,12 +61,14 @@ class MicroSteps:
         self._restore()
         sums, losses, gradients, logs = self._sums(), [], [], []
         for rows in parts:
+            self._recorded.rows = rows.count
             history = self._call.proceed(**one_batch_arguments(self._call.arguments, rows))
             logs.append({name: float(np.asarray(values[-1])) for name, values in history.history.items()})
             losses.append(_loss(logs[-1]))
             now = self._sums()
             gradients.append({path: (value - sums[path]) / self._optimizer.scale for path, value in now.items()})
             sums = now
+        self._recorded.rows = None
         return Update(losses, gradients, self.start, self._values(), logs)
 
     def advance(self, update: Update, step: float = _STEP) -> None:

@@ -20,7 +20,7 @@ from autoplan.runtime.live_models.build import ensure_built
 from autoplan.runtime.optimizers import accumulation_of
 from autoplan.runtime.user_code.failure_reason import reason
 from autoplan.worker.split_probe.attribution import explained
-from autoplan.worker.split_probe.fixed_values import fixed_values
+from autoplan.worker.split_probe.fixed_values import Recorded, fixed_values
 from autoplan.worker.split_probe.micro_steps import MicroSteps, computes_in
 from autoplan.worker.split_probe.padding import has_targets, why_not_padded
 from autoplan.worker.split_probe.rows import SampleRows, TrainingRows, affordable_rows
@@ -59,15 +59,14 @@ def probe_fit(call: FitCall, facts: DataFacts, backend: Backend, options: SplitO
     started, watch = time.monotonic(), backend.watch_compilation()
     _build(call, facts)
     with fixed_values() as recorded:
-        comparison = _Comparison(call, facts, backend, options, started)
+        comparison = _Comparison(call, facts, backend, options, started, recorded)
         found = comparison.run()
-        if found.split == "same" and recorded.shared_masks:
-            reason = f"{', '.join(recorded.shared_masks)} drops the same units in all rows of a micro-step"
-            found = found.model_copy(update={"split": "differs", "split_reason": reason})
+        if found.split == "same" and recorded.split_reason():
+            found = found.model_copy(update={"split": "differs", "split_reason": recorded.split_reason()})
         if found.split == "same":
             found = comparison.with_padding(found, recorded.batch_statistics)
     if found.compared and recorded.random_draws:
-        found = found.model_copy(update={"compared": f"{found.compared}, with random draws switched off"})
+        found = found.model_copy(update={"compared": f"{found.compared}, with fixed values instead of random draws"})
     return found.model_copy(
         update={
             "random_draws": recorded.random_draws,
@@ -102,6 +101,7 @@ class _Comparison:
     backend: Backend
     options: SplitOptions
     started: float
+    recorded: Recorded
     batches: int = 0
     most: float = 0.0
     compiled_at: float | None = None
@@ -126,7 +126,7 @@ class _Comparison:
             run_one_micro_step(self.call)
             return SplitProbe(split_reason=why_not or "the data have too few rows for a comparison")
         self.rows, self.tolerance = batches[0].count, TOLERANCES[computes_in(self.call.model)]
-        self.steps = MicroSteps(self.call)
+        self.steps = MicroSteps(self.call, self.recorded)
         try:
             first = self._first(batches[0])
         except Exception as error:  # noqa: BLE001 -- it is raised again unless the number of rows is its cause

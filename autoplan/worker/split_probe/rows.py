@@ -25,6 +25,8 @@ _READ_SECONDS = 1.0
 """Time after which no further batches are read."""
 _FEWEST_ROWS = 4
 _AFFORDABLE_FLOPS = 2 * 10**11
+_MOST_KEYS = 4
+"""Targets by which rows are compared, and weights."""
 _COMPARED_ROWS = 4096
 _COMPARED_BYTES = 2**26
 
@@ -225,13 +227,13 @@ def _keys(rows: SampleRows) -> list[Any]:
     Rows without a label have other targets, and masked positions have one value, mostly zero.
     """
     x, targets, weights = _inputs_targets_weights(rows)
-    numbers = [leaf for leaf in targets if leaf.dtype.kind in "biuf"][:1]
+    numbers = [leaf for leaf in targets if leaf.dtype.kind in "biuf"][:_MOST_KEYS]
     integers = [leaf for leaf in x if leaf.dtype.kind in "iu"][:1]
     series = [leaf for leaf in x if leaf.dtype.kind == "f" and leaf.ndim == 3][:1]
     keys = [np.nan_to_num(_flat(leaf).mean(axis=1), nan=-1e30) for leaf in numbers]
     keys += [(_flat(leaf) == 0).mean(axis=1) for leaf in integers]
     keys += [(leaf[:, 1:] == leaf[:, :-1]).all(axis=2).sum(axis=1) for leaf in series]
-    keys += [_flat(leaf).mean(axis=1) for leaf in weights[:1]]
+    keys += [_flat(leaf).mean(axis=1) for leaf in weights[:_MOST_KEYS]]
     return [key for key in keys if key.size and key.min() != key.max()]
 
 

@@ -230,7 +230,11 @@ def test_own_functions_among_the_metrics_are_found():
         return keras.ops.mean(y_true * y_pred)
 
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse", metrics=["mae", f1_m, keras.metrics.F1Score()])
-    assert model_facts.own_metrics(model) == ["f1_m"]
+
+    class Nearest(keras.metrics.Mean):
+        """Judges a row among the others of its batch."""
+
+    model.compile("sgd", "mse", metrics=["mae", f1_m, keras.metrics.F1Score(), Nearest(name="nearest")])
+    assert model_facts.own_metrics(model) == ["f1_m", "nearest"]
     model.compile("sgd", "mse", metrics=["mae", keras.metrics.mean_squared_error])
     assert model_facts.own_metrics(model) == []

@@ -123,11 +123,11 @@ def test_a_constraint_that_acts_at_every_micro_step_keeps_the_batch():
 
 
 def test_own_metrics_are_averaged_over_micro_steps():
-    facts = {"own_metrics": ["f1_m"], "monitors": ["ReduceLROnPlateau", "EarlyStopping"]}
+    facts = {"own_metrics": ["f1_m"], "metric_monitors": ["ReduceLROnPlateau", "EarlyStopping"]}
     (told,) = [one for one in notes(config(64), config(32, 2), **facts) if "f1_m" in one]
     assert told == (
-        "Keras averages f1_m over micro-steps, so in micro-batches of another size its values may differ, and "
-        "ReduceLROnPlateau and EarlyStopping, monitoring one, may act in another epoch"
+        "Keras calls f1_m for each micro-step, in validation too, so in micro-batches of another size its values may "
+        "differ, and ReduceLROnPlateau and EarlyStopping, monitoring one, may act in another epoch"
     )
     assert not any("f1_m" in one for one in notes(config(64), config(64), **facts))
 

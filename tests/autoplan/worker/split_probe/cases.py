@@ -407,6 +407,60 @@ def one_mask_for_all_rows():
     return fit(model_of(layers.Dropout(0.5, noise_shape=(1, 8), name="shared")))
 
 
+class NoisyWeights(layers.Dense):
+    """Draws a noise of its weights at each micro-step."""
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.seed = keras.random.SeedGenerator(1)
+
+    def call(self, inputs, training=None):
+        outputs = super().call(inputs)
+        return outputs + inputs @ keras.random.normal(self.kernel.shape, seed=self.seed) if training else outputs
+
+
+@case
+def noise_of_weights():
+    return fit(model_of(NoisyWeights(8, name="noisy")))
+
+
+class Negatives(layers.Layer):
+    """Pairs each row with another of its batch."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.seed = keras.random.SeedGenerator(1)
+
+    def call(self, inputs):
+        others = ops.take(inputs, keras.random.shuffle(ops.arange(ops.shape(inputs)[0]), seed=self.seed), axis=0)
+        self.add_loss(ops.mean(ops.softplus(ops.sum(inputs * others, axis=-1))))
+        return inputs
+
+
+@case
+def shuffled_pairs():
+    return fit(model_of(Negatives(name="negatives")))
+
+
+@case
+def rare_labels_of_another_output():
+    """The second output has labels in a few rows in the middle only, and its loss is their mean."""
+
+    def of_known(true, predicted):
+        known = ops.cast(true >= 0, "float32")
+        return ops.sum(known * ops.square(true - predicted)) / ops.maximum(ops.sum(known), 1.0)
+
+    inputs = keras.Input((6,))
+    hidden = layers.Dense(8, "tanh")(inputs)
+    outputs = {"all": layers.Dense(1, name="all")(hidden), "rare": layers.Dense(1, name="rare")(hidden)}
+    model = keras.Model(inputs, outputs)
+    model.compile("adam", {"all": "mse", "rare": of_known})
+    x, y = arrays(2000)
+    rare = np.full((2000, 1), -1.0, "float32")
+    rare[900:1100:40] = 0.5
+    return fit(model, x, {"all": y, "rare": rare})
+
+
 def probed(make):
     model, arguments = make()
     call = FitCall(1, model, lookahead.buffer_first_batch(arguments), keras.Model.fit)

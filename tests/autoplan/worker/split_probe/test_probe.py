@@ -29,7 +29,7 @@ BACKENDS = ("jax", "tensorflow", "torch")
 ON_EVERY_BACKEND = {
     *("plain", "weights_of_classes", "dropout", "batch_normalization", "mean_with_sample_weight", "own_micro_step"),
     *("loss_of_pairs", "counted_calls", "mask_that_reaches_the_loss", "state_outside_of_variables", "no_remainder"),
-    "one_mask_for_all_rows",
+    *("one_mask_for_all_rows", "noise_of_weights", "shuffled_pairs"),
 }
 """Cases in which a backend's own micro-step, random numbers, state or masks matter."""
 
@@ -127,6 +127,9 @@ def test_draws_and_statistics_are_recorded_and_do_not_count_as_a_difference(foun
     ("loss_that_turns_round", ["after a descent on the compared rows", "the loss flooded"]),
     ("switch_of_a_callback", ["with another value of", "switched/on", "Switched"]),
     ("one_mask_for_all_rows", ["shared (Dropout) drops the same units in all rows of a micro-step"]),
+    ("noise_of_weights", ["noisy (NoisyWeights) draws random numbers that all rows of a micro-step share"]),
+    ("shuffled_pairs", ["negatives (Negatives) shuffles the rows of a micro-step"]),
+    ("rare_labels_of_another_output", ["the loss mse, of_known", DIFFERENT_ROWS]),
     names=("words",),
 )
 def test_an_update_that_may_not_be_split_has_a_reason_with_a_name(found, case, words):
