@@ -16,6 +16,7 @@ import autoplan
 from autoplan.plan import file
 from autoplan.plan.records import Plan
 from tests.builders import plans
+from tests.builders.slow import slow
 
 ROOT = Path(__file__).parents[2]
 
@@ -66,7 +67,9 @@ def test_importing_autoplan_imports_nothing_heavy():
     assert done.stdout == "[]"
 
 
-@pytest.mark.parametrize("words", [["explain", "plan.yaml"], ["export", "plan.yaml"], ["hardware", "list"], ["schema"]])
+@pytest.mark.parametrize(
+    "words", [["explain", "plan.yaml"], *slow(["export", "plan.yaml"], ["hardware", "list"], ["schema"])]
+)
 def test_no_command_of_the_planner_imports_a_framework(folder, words):
     file.write(plans.plan(), "plan.yaml")
     code = (

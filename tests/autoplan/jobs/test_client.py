@@ -17,6 +17,7 @@ from autoplan.jobs.client import Client
 from autoplan.jobs.messages import Job, JobKind
 from autoplan.plan.records import FailureKind, Measurement
 from autoplan.sources import source
+from tests.builders.slow import slow
 
 QUICK = {"groups": 3, "group_seconds": 0.05, "max_seconds": 20}
 
@@ -82,7 +83,6 @@ def test_trials_are_told_that_they_are_trials(client, script):
     assert result.failure is None
 
 
-@pytest.mark.slow
 def test_what_keras_writes_in_bold_is_told_plainly(client, script):
     before = """
         import keras
@@ -96,7 +96,6 @@ def test_what_keras_writes_in_bold_is_told_plainly(client, script):
     assert "\x1b" not in str(caught.value)
 
 
-@pytest.mark.slow
 def test_figures_of_trials_open_no_window(client, script):
     result = run(client, script(before="import os\nassert os.environ['MPLBACKEND'] == 'Agg'\n"))
     assert result.failure is None
@@ -148,15 +147,16 @@ def test_a_loop_that_takes_days_is_told_before_its_end(client, script):
             r"fit 1 of .*train\.py trains a model that is not compiled",
         ),
         ("", FIT.replace("=32", "=0"), r"fit 1 of .*train\.py has batch_size=0; expected a whole number of at least 1"),
-        ("", FIT.replace("=32", "=-8"), r"has batch_size=-8; expected"),
         ("x = x[:0]\n", FIT, r"fit 1 of .*train\.py has no samples to train on; expected data with at least one"),
-        ("x = x[:1]\n", FIT.replace("verbose", "validation_split=0.5, verbose"), "has no samples to train on"),
-        (
-            "import tensorflow as tf\n",
-            "model.fit(tf.data.Dataset.from_tensor_slices((x[:0], x[:0])).batch(4))",
-            "no samples",
+        *slow(
+            ("x = x[:1]\n", FIT.replace("verbose", "validation_split=0.5, verbose"), "has no samples to train on"),
+            (
+                "import tensorflow as tf\n",
+                "model.fit(tf.data.Dataset.from_tensor_slices((x[:0], x[:0])).batch(4))",
+                "no samples",
+            ),
+            ("", EMPTY, "has no samples to train on"),
         ),
-        ("", EMPTY, "has no samples to train on"),
     ],
 )
 def test_a_fit_that_keras_would_refuse_is_told_in_words(client, script, before, fit, message):
@@ -190,8 +190,8 @@ def test_an_earlier_fit_runs_one_micro_step(client, script):
         ("x[:] = np.nan\n", FailureKind.NAN, "loss is nan"),
         ("import ctypes; ctypes.string_at(0)\n", FailureKind.CRASH, "SIGSEGV"),
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)\n", FailureKind.CRASH, "SIGKILL in phase setup; it"),
-        ("import os; os._exit(7)\n", FailureKind.CRASH, "exited with code 7"),
         ("import time; time.sleep(600)\n", FailureKind.TIMEOUT, "not finished after 6 s"),
+        *slow(("import os; os._exit(7)\n", FailureKind.CRASH, "exited with code 7")),
     ],
 )
 def test_what_ends_a_trial_is_a_value(client, script, breakage, kind, words):
@@ -233,9 +233,11 @@ LEAVE = "import sys\nsys.exit(3)\n"
     ("where", "what", "kind", "words"),
     [
         ("compiling", HOARD, FailureKind.COMPILE_OOM, "of the allowed 1.00 GiB in phase compile"),
-        ("stepping", HOARD, FailureKind.OOM, "of the allowed 1.00 GiB in phase "),
-        ("compiling", WAIT, FailureKind.TIMEOUT, "it was in phase compile"),
         ("stepping", WAIT, FailureKind.TIMEOUT, "it was in phase "),
+        *slow(
+            ("stepping", HOARD, FailureKind.OOM, "of the allowed 1.00 GiB in phase "),
+            ("compiling", WAIT, FailureKind.TIMEOUT, "it was in phase compile"),
+        ),
         ("stepping", LEAVE, FailureKind.CRASH, "the training called sys.exit(3) before it was measured"),
     ],
 )
@@ -256,9 +258,8 @@ def test_what_ends_a_fit_is_a_value_with_its_phase(client, script, where, what, 
 @pytest.mark.parametrize(
     "closing",
     [
-        "sys.stdout.close(); sys.stderr.close()",
         "os.close(1); os.close(2)",
-        "sys.stdout = sys.stderr = None",
+        *slow("sys.stdout.close(); sys.stderr.close()", "sys.stdout = sys.stderr = None"),
         "folder = tempfile.mkdtemp(); os.chdir(folder); os.rmdir(folder)",
     ],
 )
@@ -289,7 +290,6 @@ def test_a_script_that_prints_a_gigabyte_is_measured_and_leaves_a_small_log(clie
     assert log.stat().st_size < 2**22
 
 
-@pytest.mark.slow
 def test_a_log_that_cannot_be_written_does_not_disturb_its_job(client, script):
     spec = script(before="print('hello')\n", after="x[:] = np.nan\n" + FIT)
     failed = run(client, spec, log=Path("/dev/full")).failure
@@ -348,7 +348,7 @@ def gone(pid):
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
-@pytest.mark.parametrize("killed", ["server", "worker"])
+@pytest.mark.parametrize("killed", ["server", *slow("worker")])
 def test_who_is_killed_from_outside_says_so_and_leaves_no_process(client, script, held, killed):
     spec, marker = held
 
