@@ -13,6 +13,11 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """Run one process more than there are cores: much of the time, a test waits for a process of its own."""
+    return (os.cpu_count() or 1) + 1
+
+
 @pytest.fixture(scope="session")
 def root() -> Path:
     """The checkout."""
