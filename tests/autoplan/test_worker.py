@@ -55,7 +55,7 @@ SHAPES = {
     ),
 }
 """Script, which fit, the wanted (global batch, accumulation), what is seen of it, and what it says at its end."""
-EACH = slow_among(SHAPES, {"own loss", "fine-tuning", "package"})
+EACH = slow_among(SHAPES, {"own loss", "fine-tuning", "package", "folds"})
 
 
 @pytest.fixture(scope="module")

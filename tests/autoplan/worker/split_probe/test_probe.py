@@ -31,6 +31,11 @@ ON_EVERY_BACKEND = {
     *("counted_calls", "noise_of_weights", "shuffled_pairs"),
 }
 """Cases in which a backend's own micro-step, random numbers, state or masks matter."""
+LIKE_OTHERS = {
+    *("batch_of_one_row", "weights_in_the_data", "penalty_of_weights", "frozen_batch_normalization", "triplet_loss"),
+    *("batches_of_a_data_set", "sum_by_its_name", "codebook", "weighted_metrics", "loss_over_its_rows"),
+}
+"""Cases that resemble others."""
 
 
 def on_each_backend(*cases, names=()):
@@ -39,7 +44,8 @@ def on_each_backend(*cases, names=()):
     for backend in BACKENDS:
         for row in cases:
             case, *values = row if names else (row,)
-            marks = () if backend == "jax" or case in ON_EVERY_BACKEND else pytest.mark.slow
+            quick = case in ON_EVERY_BACKEND or (backend == "jax" and case not in LIKE_OTHERS)
+            marks = () if quick else pytest.mark.slow
             params.append(pytest.param(backend, case, *values, marks=marks))
     return pytest.mark.parametrize(("found", "case", *names), params, indirect=["found"])
 
