@@ -55,7 +55,7 @@ def _no_false_rescue(reason: str) -> Judge:
 
 def _remainder_kept() -> Judge:
     """The same final weights; or the batch is held, or rows of the remainder are left out, with the reason."""
-    left_out = every(code(0, run=2), says("samples of an epoch (is|are) left out, because .* not padded because", run=0))
+    left_out = every(code(0, run=2), says("an epoch (is|are) left out, because .* not padded because", run=0))
     return either(refused("loss"), same_number("checksum", 1, 2), left_out)
 
 
