@@ -1,4 +1,4 @@
-"""Finds input columns whose values 16-bit floating-point numbers cannot tell apart: ids, years, large counts.
+"""Finds input columns that lose values if they are rounded to 16-bit floating-point numbers: ids, years, large counts.
 
 Under a mixed policy Keras converts float inputs to the compute dtype before the first layer, a normalization included.
 bfloat16 has 8 significant bits and float16 has 11, so whole numbers above 256 or 2,048 are rounded to their neighbours,
@@ -19,7 +19,7 @@ from cost_models.config import Precision
 _DTYPES: dict[Precision, Any] = {Precision.MIXED_BFLOAT16: ml_dtypes.bfloat16, Precision.MIXED_FLOAT16: np.float16}
 _LOST_SHARE = 0.1
 """Rounding of a column by more than this share of its standard deviation is reported, as a root mean square."""
-_MOST_COLUMNS = 4096
+_MOST_COLUMNS = 1024
 """Inputs with more features than this are judged as one column."""
 
 

@@ -119,12 +119,17 @@ class TrainingRows:
         return [one.take(slice(0, count)) for one in rows if one.count >= count]
 
     def inputs(self) -> Iterator[Any]:
-        """Yield the inputs of rows that are spread over the data, as far as they are known."""
+        """Yield the inputs of rows that are spread over the data; of batches that differ in shape, the first ones."""
         if self._facts.kind == "arrays":
             rows, samples = _arrays(self._arguments), data_facts.training_samples(self._arguments)
             yield rows.take(_sampled(rows, samples)).leaves["x"]
             return
-        for batch in self._batches():
+        joined = _joined(self._facts.kind, self._batches())
+        if joined is None:
+            batches = self._batches()[:_READ_BATCHES]
+        else:
+            batches = [joined.take(_sampled(joined, joined.count)).leaves]
+        for batch in batches:
             yield batch[0] if isinstance(batch, tuple) else batch
 
     def _batches(self) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Positions that a 16-bit type cannot tell apart are found in traced steps, and others are not."""
+"""Positions that become the same number in a 16-bit type are found in traced steps, and others are not."""
 
 import keras
 import pytest

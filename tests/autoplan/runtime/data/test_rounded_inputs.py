@@ -1,4 +1,4 @@
-"""Inputs whose values 16-bit numbers cannot tell apart are found, and others are not."""
+"""Inputs that lose values if they are rounded to 16 bits are found, and others are not."""
 
 import keras
 import numpy as np
