@@ -170,6 +170,15 @@ def test_a_generator_that_ends_early_is_measured_as_far_as_it_goes(client, short
         assert 0 < found.micro_steps <= 24
 
 
+def test_a_group_that_is_too_short_counts_where_no_other_was_timed(client, short):
+    spec = short("(batch for batch, _ in zip(Rows(), range(2)))")
+    found = Measurement.model_validate(
+        answered(client, JobKind.MEASURE, spec, options={**QUICK, "group_seconds": 60.0})
+    )
+    assert found.micro_steps == 1
+    assert found.micro_step_seconds < found.first_step_seconds
+
+
 def test_a_slow_dataset_is_input_bound(client, short):
     spec = short("Rows()", pause=0.03)
     found = Measurement.model_validate(answered(client, JobKind.MEASURE, spec, options=QUICK))

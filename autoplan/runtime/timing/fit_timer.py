@@ -217,19 +217,22 @@ class FitTimer(keras.callbacks.Callback):
     @property
     def micro_steps(self) -> int:
         """Micro-steps in the times that `known_seconds` returns."""
-        return self.series.micro_steps or self._earlier_steps or self._first_call_micro_steps
+        short = self.series.short_group
+        in_short_group = 0 if short is None or self.series.warm_up else short[1]
+        return self.series.micro_steps or self._earlier_steps or in_short_group or self._first_call_micro_steps
 
     def known_seconds(self) -> list[float]:
         """Return the seconds per micro-step of each group that counts.
 
         If the fit ended before any such group (a generator was exhausted), return the warm-up groups; without these the
-        calls after the first; without these the first call.
+        calls of the unfinished group; without these the last group that was too short; without these the first call.
         """
         if self.series.group_seconds:
             return self.series.group_seconds
         unfinished = [] if self._unfinished_seconds is None else [self._unfinished_seconds]
+        short = [] if self.series.short_group is None else [self.series.short_group[0]]
         first = (self.first_call_seconds or math.nan) / self._first_call_micro_steps
-        return self.series.warm_up[-3:] or unfinished or [first]
+        return self.series.warm_up[-3:] or unfinished or short or [first]
 
 
 def _not_started(*_: Any) -> None:

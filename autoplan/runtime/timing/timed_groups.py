@@ -27,6 +27,7 @@ class TimedGroups:
     calls_per_group            calls in the next group
     warm_up, group_seconds   seconds per micro-step of each warm-up group, and of each group that counts
     micro_steps              number of micro-steps in the groups that count
+    short_group              seconds per micro-step and number of micro-steps of the last group that was too short to count
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class TimedGroups:
         self.warm_up: list[float] = []
         self.group_seconds: list[float] = []
         self.micro_steps = 0
+        self.short_group: tuple[float, int] | None = None
 
     def start(self) -> None:
         """Start the clock of `max_seconds`."""
@@ -59,6 +61,7 @@ class TimedGroups:
         """
         calls = calls or self.calls_per_group
         if calls >= self.calls_per_group and elapsed_seconds < self.target_group_seconds / 2:
+            self.short_group = (elapsed_seconds / micro_steps, micro_steps)
             self._grow(elapsed_seconds)
             return
         if self.is_overdue(elapsed_seconds):
