@@ -18,6 +18,7 @@ from autoplan.tuning.verification import judgement
 from cost_models import Batch, Mesh, TrainConfig
 from studies import harness
 from studies.backend_auto import __main__ as backend_auto
+from studies.memory_vs_published import cases, results
 from studies.mesh import __main__ as mesh
 from studies.same_training import __main__ as same_training
 from studies.same_training import judging
@@ -82,6 +83,23 @@ def test_the_tables_of_the_memory_study_come_from_its_rows():
     developed, held_out, *_, answers = tables
     for table in (developed, held_out, answers):
         assert table.partition("\n")[2] in readme
+
+
+def test_the_tables_of_published_memory_come_from_their_rows():
+    done = run("-m", "studies.memory_vs_published", "--summary")
+    readme = (STUDIES / "memory_vs_published/README.md").read_text()
+    tables = re.findall(r"(?:^\|.*\n)+", done.stdout, re.MULTILINE)
+    assert len(tables) == 5, done.stderr
+    for table in tables:
+        assert table in readme
+
+
+def test_every_published_memory_row_is_estimated_or_left_out_with_a_reason():
+    found, left_out = cases.read()
+    rows = {row["id"] for row in cases.table("published.csv")}
+    assert {one.row for one in (*found, *left_out)} == rows
+    assert all(one.reason for one in left_out)
+    assert {(one.row, one.bound) for one in found} == {(one.row, one.bound) for one in results.read()}
 
 
 def test_no_study_changes_where_python_looks_for_modules():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,13 +43,17 @@ def workload(what: Traced, folder: Path) -> Workload:
     place = folder / f"{what.name}.json.gz"
     if place.exists():
         return workload_from_dict(json.loads(gzip.decompress(place.read_bytes())))
-    traced = _trace(what)
+    traced = trace(what)
     folder.mkdir(parents=True, exist_ok=True)
     place.write_bytes(gzip.compress(json.dumps(workload_to_dict(traced)).encode(), mtime=0))
     return traced
 
 
-def _trace(what: Traced) -> Workload:
+def trace(what: Traced, build: Callable[[str, int, str, dict[str, Any]], Any] | None = None) -> Workload:
+    """Trace a step as on a CPU. `build` makes the compiled model from kind, size, optimizer and options.
+
+    None: `zoo.build`.
+    """
     import keras
 
     from autoplan.worker.synthetic_data import synthetic_specs
@@ -61,6 +66,6 @@ def _trace(what: Traced) -> Workload:
     keras.config.set_dtype_policy(what.precision)
     remat = "full" if options.get("remat") else "none"
     with abstract_variables():
-        model = zoo.build(what.kind, what.size, what.optimizer, options)
+        model = (build or zoo.build)(what.kind, what.size, what.optimizer, options)
         specs = synthetic_specs(model, what.batch)
         return trace_train_step(model, specs, local_batch=what.batch, precision=what.precision, remat=remat)

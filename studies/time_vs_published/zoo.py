@@ -84,6 +84,7 @@ _OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "nesterov": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
     "adam": lambda: keras.optimizers.Adam(1e-4),
     "adamw": lambda: keras.optimizers.AdamW(1e-4),
+    "adafactor": lambda: keras.optimizers.Adafactor(1e-4),
     "lamb": lambda: keras.optimizers.Lamb(1e-4),
     "rmsprop": lambda: keras.optimizers.RMSprop(1e-4, momentum=0.9),
 }

@@ -1,0 +1,1 @@
+"""How close are memory estimates to the peak memory that others published?"""
