@@ -299,6 +299,7 @@ def quick(tmp_path, monkeypatch):
     return script
 
 
+@pytest.mark.slow
 def test_a_real_script_is_tuned_from_end_to_end(quick, tmp_path):
     events = []
     request = TuneRequest(

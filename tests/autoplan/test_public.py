@@ -128,6 +128,7 @@ BY_MAIN = """
 """
 
 
+@pytest.mark.slow
 def test_a_builder_of_main_with_a_layer_of_its_own_is_planned(tmp_path):
     """Nothing is measured for hardware that is not here; a worker rebuilds the model, and XLA:TPU compiles it."""
     (tmp_path / "notebook.py").write_text(textwrap.dedent(BY_MAIN))

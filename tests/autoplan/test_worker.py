@@ -15,7 +15,7 @@ from cost_models.config import Batch
 from cost_models.workload.serialization import workload_from_dict
 from tests.builders.observations import cluster
 from tests.builders.plans import plain_plan
-from tests.builders.slow import slow_among
+from tests.builders.slow import slow, slow_among
 
 QUICK = {"groups": 3, "group_seconds": 0.05, "max_seconds": 20}
 THOROUGH = {**QUICK, "remainder": True, "validation": True}
@@ -55,7 +55,7 @@ SHAPES = {
     ),
 }
 """Script, which fit, the wanted (global batch, accumulation), what is seen of it, and what it says at its end."""
-EACH = slow_among(SHAPES, {"own loss", "fine-tuning", "package", "folds"})
+EACH = slow_among(SHAPES, {"own loss", "fine-tuning", "package", "folds", "pydataset"})
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +157,7 @@ def short(tmp_path):
     return write
 
 
-@pytest.mark.parametrize("more", ["", ", steps_per_epoch=4, epochs=3"])
+@pytest.mark.parametrize("more", [", steps_per_epoch=4, epochs=3", *slow("")])
 def test_a_generator_that_ends_early_is_measured_as_far_as_it_goes(client, short, more):
     spec = short("(batch for batch in Rows())", more=more)
     own = Observation.model_validate(answered(client, JobKind.OBSERVE, spec)).config
@@ -186,7 +186,7 @@ def test_a_slow_dataset_is_input_bound(client, short):
     assert found.micro_step_seconds > 0.03 > found.compute_micro_step_seconds
 
 
-@pytest.mark.parametrize("data", ["Rows(workers=2)", "(batch for _ in range(9) for batch in Rows())"])
+@pytest.mark.parametrize("data", ["Rows(workers=2)", *slow("(batch for _ in range(9) for batch in Rows())")])
 def test_losses_do_not_depend_on_the_micro_batches_of_a_stream(client, short, data):
     spec = short(data, more=", steps_per_epoch=6" if "range" in data else "")
     own = Observation.model_validate(answered(client, JobKind.OBSERVE, spec)).config

@@ -1,4 +1,4 @@
-"""Small models that compilers are asked about: a builder each, `AUTOPLAN_TEST_MODEL` says which; plain Keras."""
+"""Small models that compilers are asked about: a function each; plain Keras."""
 
 import functools
 import os
@@ -113,10 +113,6 @@ DATA = {
 ROWS = np.zeros((BATCH, 8), "float32"), np.zeros((BATCH, 1), "float32")
 
 
-def build_model():
-    return MODELS[os.environ["AUTOPLAN_TEST_MODEL"]]()
-
-
-def train_data():
-    x, y = DATA.get(os.environ["AUTOPLAN_TEST_MODEL"], lambda: ROWS)()
+def data(name):
+    x, y = DATA.get(name, lambda: ROWS)()
     return {"x": x, "y": y, "batch_size": BATCH}

@@ -37,8 +37,10 @@ DESCENT_UPDATES = 20
 """Updates of a descent: a loss may treat rows apart at the start of a training and together later, once it is small."""
 DESCENT_STEP = 0.03
 """Length of an update of the descent, relative to the weights."""
-DESCENT_SECONDS = 2.0
+DESCENT_SECONDS = 1.2
 """After this time the descent ends."""
+COMPARED_AFTER = (0, 1, 2, 4, 7, 11, 15)
+"""Updates of the descent after which an update is compared with its halves, as it is after the last."""
 LATER_TOLERANCE = 10
 """Factor of the tolerance after a descent, where gradients are small sums of large numbers."""
 
@@ -204,11 +206,14 @@ class _Comparison:
 
     def _after_a_descent(self) -> str:
         batch, started = self._most_different_halves(), time.monotonic()
-        for _ in range(DESCENT_UPDATES):
-            whole, different = self._difference(batch)
+        for made in range(DESCENT_UPDATES):
+            whole = self.steps.update([batch])
+            late = time.monotonic() - started > DESCENT_SECONDS or self._long_enough()
+            last = late or made == DESCENT_UPDATES - 1
+            different = self._difference(whole, batch) if last or made in COMPARED_AFTER else ""
             if different:
                 return f"after a descent on the compared rows, {different}"
-            if time.monotonic() - started > DESCENT_SECONDS or self._long_enough():
+            if last:
                 break
             self.steps.advance(whole, DESCENT_STEP)
         return ""
@@ -218,18 +223,19 @@ class _Comparison:
         if not own or self._long_enough():
             return ""
         self.steps.start_with({path: _switched(value) for path, value in own.items()})
-        _, switched = self._difference(self._most_different_halves())
+        batch = self._most_different_halves()
+        switched = self._difference(self.steps.update([batch]), batch)
         names = " and ".join(path.rpartition("#")[0] for path in own)
         return f"with another value of {names}, {switched}" if switched else ""
 
-    def _difference(self, batch: SampleRows) -> tuple[Update, str]:
-        """Return an update from the present start, and how its halves differ; "" where a loss is not finite."""
-        whole, parts = self.steps.update([batch]), self.steps.update(batch.parts(2))
+    def _difference(self, whole: Update, batch: SampleRows) -> str:
+        """Return how an update from the present start differs from its halves; "" where a loss is not finite."""
+        parts = self.steps.update(batch.parts(2))
         tolerance = LATER_TOLERANCE * self.tolerance
         found, _ = differences(whole, parts, tolerance)
         if not found or not whole.finite or not parts.finite:
-            return whole, ""
-        return whole, explained(self.call.model, batch, whole, parts, found, tolerance)
+            return ""
+        return explained(self.call.model, batch, whole, parts, found, tolerance)
 
     def _long_enough(self) -> bool:
         now = time.monotonic()

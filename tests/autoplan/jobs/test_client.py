@@ -83,6 +83,7 @@ def test_trials_are_told_that_they_are_trials(client, script):
     assert result.failure is None
 
 
+@pytest.mark.slow
 def test_what_keras_writes_in_bold_is_told_plainly(client, script):
     before = """
         import keras
@@ -96,6 +97,7 @@ def test_what_keras_writes_in_bold_is_told_plainly(client, script):
     assert "\x1b" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_figures_of_trials_open_no_window(client, script):
     result = run(client, script(before="import os\nassert os.environ['MPLBACKEND'] == 'Agg'\n"))
     assert result.failure is None
@@ -383,6 +385,7 @@ def test_a_machine_that_runs_out_of_memory_ends_the_job_and_says_who_took_it(
     wait_for(lambda: gone(int(marker.read_text())))
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed_while_it_starts_is_not_a_backend_that_is_missing(script):
     def kill():
         wait_for(lambda: starting._server is not None)
@@ -431,12 +434,14 @@ def test_a_killed_server_is_replaced(client, script):
     assert run(client, script()).failure is None
 
 
+@pytest.mark.slow
 def test_a_log_keeps_what_the_script_printed(client, script, tmp_path):
     log = tmp_path / "trial.log"
     run(client, script(before="print('hello from the script')\n"), log=log)
     assert "hello from the script" in log.read_text()
 
 
+@pytest.mark.slow
 def test_kill_nine_of_the_parent_leaves_no_process(script, tmp_path):
     spec = script(
         after="import subprocess, time\nsubprocess.Popen(['sleep', '600'], start_new_session=True)\ntime.sleep(600)\n"

@@ -76,7 +76,7 @@ LATER = {
     "a generator": "model.fit(((x[:32], y[:32]) for _ in range(6)), steps_per_epoch=3, epochs=2, verbose=0)",
     "left by exit": "import atexit",
 }
-SIMILAR = {"compiled again", "another batch", "left by exit"}
+SIMILAR = {"compiled again", "another batch", "left by exit", "fine-tuned", "another loss"}
 """Of these, others show the most."""
 
 
@@ -268,6 +268,7 @@ def test_sharded_state_trains_the_same_with_a_share_of_the_weights_on_each_devic
     assert (found["validation"], found["predictions"]) == (2, 33)
 
 
+@pytest.mark.slow
 def test_the_scripts_own_policy_does_not_undo_the_plan(script, observation, tmp_path, train):
     finished = train(script, plan_for(observation, tmp_path, precision="mixed_bfloat16"), cwd=tmp_path)
     assert printed(finished)["policy"] == "bfloat16"

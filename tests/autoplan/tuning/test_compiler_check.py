@@ -22,6 +22,7 @@ from autoplan.tuning.trials.study import Study
 from cost_models.config import Precision, TrainConfig
 from cost_models.hardware.lookup import cluster
 from tests.builders.fake_client import compiled, failure
+from tests.builders.slow import slow
 from tests.builders.tune_requests import BEST, OWN, fake
 from tests.builders.workloads import GIB
 
@@ -317,7 +318,7 @@ def test_two_are_compiled_side_by_side_where_there_are_cores(plan_for, monkeypat
     assert asked(again) == []
 
 
-@pytest.mark.parametrize("name", ["tpu-v5e-4", "gpu-a100-80gb-x8"])
+@pytest.mark.parametrize("name", ["tpu-v5e-4", *slow("gpu-a100-80gb-x8")])
 def test_the_command_ends_with_a_plan_that_the_real_compiler_stands_behind(tmp_path, root, name):
     script = root / "tests/models/scripts/mlp.py"
     command = [sys.executable, "-m", "autoplan", "tune", str(script), "--hardware", name]

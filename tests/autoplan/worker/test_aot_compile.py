@@ -22,7 +22,6 @@ MODELS = ("convolutional", "attention", "fused_attention")
 GPUS = ("gpu-a100-80gb-x2", "gpu-h100-80gb-x2")
 TARGETS = ("tpu-v4-8", "tpu-v5e-4", "tpu-v6e-4", *GPUS)
 QUICK = (
-    ("convolutional", "gpu-a100-80gb-x2"),
     ("attention", "tpu-v5e-4"),
     ("fused_attention", "gpu-a100-80gb-x2"),
 )
@@ -52,27 +51,28 @@ def by_hand(request, root):
 
 
 @pytest.fixture(scope="module")
-def clients():
-    """A worker server for each model; the builder reads the name of the model from its environment."""
-    opened = {}
+def client(root):
+    path = os.pathsep.join([str(root / "tests/models"), *sys.path])
+    with Client("jax", environment={"PYTHONPATH": path}) as one:
+        yield one
 
-    def client(name):
-        if name not in opened:
-            opened[name] = Client("jax", environment={"AUTOPLAN_TEST_MODEL": name})
-        return opened[name]
 
-    yield client
-    for one in opened.values():
-        one.close()
+BUILDER = """
+import lowered
+def build_model():
+    return lowered.MODELS[{name!r}]()
+def train_data():
+    return lowered.data({name!r})
+"""
 
 
 @pytest.fixture
-def jobs(clients, root):
-    def on(model, name):
-        source = resolve(str(root / "tests/models/lowered.py"), [], 1)
-        return JobRunner(
-            clients(model), source, "jax", local_hardware.resolve(name), Clock.start(None), baseline=config()
-        )
+def jobs(client, tmp_path):
+    def on(model, hardware):
+        path = tmp_path / f"{model}.py"
+        path.write_text(BUILDER.format(name=model))
+        cluster = local_hardware.resolve(hardware)
+        return JobRunner(client, resolve(str(path), [], 1), "jax", cluster, Clock.start(None), baseline=config())
 
     return on
 

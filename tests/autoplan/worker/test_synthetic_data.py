@@ -6,6 +6,7 @@ import pytest
 
 from autoplan.worker.synthetic_data import assumptions, synthetic_batch, synthetic_specs
 from cost_models.errors import ConfigError, WorkloadError
+from tests.builders.slow import slow
 from tests.models import zoo
 
 
@@ -53,7 +54,7 @@ def test_a_seed_gives_the_same_batch():
     assert not np.array_equal(one, other)
 
 
-@pytest.mark.parametrize("build", [zoo.mlp, zoo.image_classifier, zoo.decoder, zoo.recurrent, zoo.two_inputs])
+@pytest.mark.parametrize("build", [zoo.mlp, zoo.recurrent, zoo.two_inputs, *slow(zoo.image_classifier, zoo.decoder)])
 def test_models_train_on_synthetic_batches(build):
     model = build()
     x, y = synthetic_batch(model, 4, seed=0)

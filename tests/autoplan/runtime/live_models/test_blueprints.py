@@ -8,6 +8,7 @@ from keras import layers
 from autoplan.runtime.live_models import blueprints, state
 from autoplan.runtime.live_models.keras_serialization import global_policy
 from autoplan.runtime.live_models.package import rebuild
+from tests.builders.slow import slow
 from tests.models import live
 
 
@@ -22,7 +23,7 @@ def policies(model):
     return {layer.name: layer.dtype_policy.name for layer in model._flatten_layers(include_self=False)}
 
 
-@pytest.mark.parametrize("kind", ["functional", "sequential"])
+@pytest.mark.parametrize("kind", ["functional", *slow("sequential")])
 def test_a_rebuilt_model_predicts_and_trains_the_same(kind):
     model, x, y = live.trained(kind)
     other = again(model)

@@ -309,6 +309,7 @@ FROM_MAIN = """
 """
 
 
+@pytest.mark.slow
 def test_the_hash_is_the_same_in_every_process(tmp_path):
     def printed(script):
         (tmp_path / "main.py").write_text(textwrap.dedent(script))
@@ -346,7 +347,8 @@ ELSEWHERE = """
 """
 
 
-@pytest.mark.parametrize("backend", ["tensorflow", pytest.param("torch", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
 def test_live_models_are_unpacked_on_other_backends(backend, root, tmp_path):
     pytest.importorskip(backend)
     (tmp_path / "main.py").write_text(textwrap.dedent(ELSEWHERE))
@@ -360,6 +362,7 @@ def test_live_models_are_unpacked_on_other_backends(backend, root, tmp_path):
     ], done.stderr
 
 
+@pytest.mark.slow
 def test_a_pickled_model_is_not_unpacked_on_another_backend(root, tmp_path):
     model, _, _ = live.trained("subclassed")
     (tmp_path / "payload").write_text(package.pack(model).payload)

@@ -27,13 +27,14 @@ pytestmark = pytest.mark.timeout(900)
 
 BACKENDS = ("jax", "tensorflow", "torch")
 ON_EVERY_BACKEND = {
-    *("plain", "dropout", "batch_normalization", "mean_with_sample_weight", "own_micro_step", "loss_of_pairs"),
-    *("counted_calls", "noise_of_weights", "shuffled_pairs"),
+    *("plain", "dropout", "batch_normalization", "own_micro_step", "loss_of_pairs", "counted_calls"),
 }
 """Cases in which a backend's own micro-step, random numbers, state or masks matter."""
 LIKE_OTHERS = {
     *("batch_of_one_row", "weights_in_the_data", "penalty_of_weights", "frozen_batch_normalization", "triplet_loss"),
     *("batches_of_a_data_set", "sum_by_its_name", "codebook", "weighted_metrics", "loss_over_its_rows"),
+    *("dropout_of_nothing", "seeds_of_an_own_layer", "loss_over_its_positives", "rows_without_a_label_at_the_end"),
+    *("spectral_normalization", "own_micro_step_over_rows", "several_outputs_and_dictionaries", "penalty_of_outputs"),
 }
 """Cases that resemble others."""
 
