@@ -170,8 +170,8 @@ class Board:
         best = self.trials.get(self.best_number) if self.best_number is not None else None
         if best is not None and isinstance(best.outcome, Measurement):
             rate = formatting.rate(best.outcome.samples_per_second)
-            by = "" if best.whole_fit_seconds is None else " by the time of the whole fit"
-            parts.append(f"best so far{by}: trial {best.number}, {rate} samples/s")
+            what = "best" if best.whole_fit_seconds is None else "shortest whole fit"
+            parts.append(f"{what} so far: trial {best.number}, {rate} samples/s")
         return "  ·  ".join(parts)
 
 
@@ -199,8 +199,8 @@ def _outcome(outcome: Measurement | CompilerEvidence | Failure) -> str:
 
 
 def _best(event: Event) -> str:
-    by = " by the time of the whole fit" if event.whole_fit_known else ""
-    return "" if event.best_number is None else f"(best so far{by}: trial {event.best_number})"
+    what = "shortest whole fit" if event.whole_fit_known else "best"
+    return "" if event.best_number is None else f"({what} so far: trial {event.best_number})"
 
 
 def _left(seconds_left: float | None) -> str:

@@ -287,7 +287,7 @@ def _baseline_notes(findings: Findings) -> list[str]:
 def _excluded(findings: Findings) -> list[str]:
     """Return a note that options exclude the baseline, which is then measured only to compare with."""
     by = findings.space.excluded_by
-    return [] if by is None else [f"{by} excludes the baseline, so it is no candidate for the plan"]
+    return [] if by is None else [f"{by} excludes the baseline, which is only compared with"]
 
 
 def _baseline(findings: Findings, record: TrialRecord | None) -> BaselineRecord:

@@ -75,7 +75,7 @@ def test_a_pipe_gets_an_event_a_line(clock):
     with progress.watching(stream, clock) as watch:
         for clock.now, event in STORY:
             watch(event)
-    best = "best so far by the time of the whole fit: trial 0"
+    best = "shortest whole fit so far: trial 0"
     assert stream.getvalue().splitlines() == [
         "[0 s]  inspecting the training up to its fit",
         "[4 s]  the script's set_dtype_policy is overridden",
@@ -186,7 +186,7 @@ def test_the_board_shows_trials_phase_time_left_and_the_best(clock):
     ] in finished
     assert ["1", "float32, batch 4096", *["—"] * 5, "out of memory"] in finished
     assert "8 min 35 s of the budget left" in drawn(board)
-    assert "best so far by the time of the whole fit: trial 0, 32,000 samples/s" in drawn(board)
+    assert "shortest whole fit so far: trial 0, 32,000 samples/s" in drawn(board)
 
 
 def test_a_narrow_terminal_is_shown_what_matters_most(clock):
