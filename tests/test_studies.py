@@ -99,7 +99,7 @@ def test_every_published_memory_row_is_estimated_or_left_out_with_a_reason():
     rows = {row["id"] for row in cases.table("published.csv")}
     assert {one.row for one in (*found, *left_out)} == rows
     assert all(one.reason for one in left_out)
-    assert {(one.row, one.bound) for one in found} == {(one.row, one.bound) for one in results.read()}
+    assert {(one.row, one.remat) for one in found} == {(one.row, one.remat) for one in results.read()}
 
 
 def test_no_study_changes_where_python_looks_for_modules():

@@ -60,7 +60,8 @@ class Case:
     peak_bytes       the published figure; None: only the outcome is known
     context_bytes    the part of it that the source says is the driver's context
     outcome          "ok" or "oom"
-    bound            the rematerialization of this estimate, where the row's own lies between "none" and "full"
+    remat            the rematerialization of the estimate, "none" or "full"
+    is_bound         whether the row's own rematerialization lies between the two
     """
 
     row: str
@@ -78,7 +79,8 @@ class Case:
     fused_attention: bool = False
     keeps_gradients: bool = True
     shard_state: bool = False
-    bound: str = ""
+    remat: str = "none"
+    is_bound: bool = False
 
     @property
     def config(self) -> TrainConfig:
@@ -89,7 +91,7 @@ class Case:
             precision=Precision(self.traced.precision),
             mesh=Mesh(data),
             layout=Layout(self.shard_state),
-            remat=Remat(RematMode(self.bound or "none")),
+            remat=Remat(RematMode(self.remat)),
         )
 
     @property
@@ -167,25 +169,23 @@ def _case(row: dict[str, str], family: str, traced: Traced) -> Case:
     )  # fmt: skip
 
 
-def _bert(row: dict[str, str], size: str, optimizer: str, head: str, precision: str) -> Case:
-    options = json.dumps({"arch": _BERT[size] | {"plain": True}, "head": head})
-    return _case(row, "BERT", Traced("encoder", int(row["seq"]), precision, optimizer, options))
-
-
 def _hf(row: dict[str, str]) -> Case | str:
     if row["optimizer"] not in ("adamw", "adafactor"):
         return "moments of 8 bits have no counterpart"
-    if row["remat"] == "full":
-        return "remat of an encoder with dropout: not in this study's models"
     precision = {"fp32": "float32", "fp16-amp": "mixed_float16"}[row["precision"]]
-    return _bert(row, "large", row["optimizer"], "class", precision)
+    options = json.dumps({"arch": _BERT["large"], "remat": row["remat"] == "full"})
+    traced = Traced("classifier", int(row["seq"]), precision, row["optimizer"], options)
+    if row["remat"] == "full":
+        return replace(_case(row, "BERT, blocks recomputed", traced), remat="full")
+    return _case(row, "BERT", traced)
 
 
 def _lambda(row: dict[str, str]) -> Case | str:
     precision = "float32" if row["precision"] == "fp32" else "mixed_float16"
     if row["model"].startswith("bert"):
-        case = _bert(row, row["model"].partition("-")[2], "adam", "span", precision)
-        return replace(case, stack=Stack.WITHOUT_GELU)
+        arch = _BERT[row["model"].partition("-")[2]] | {"plain": True}
+        traced = Traced("encoder", int(row["seq"]), precision, "adam", json.dumps({"arch": arch, "head": "span"}))
+        return replace(_case(row, "BERT", traced), stack=Stack.WITHOUT_GELU)
     return _case(row, "ResNet-50", Traced("resnet", 224, precision, "sgd", json.dumps({"depth": 50}), 8))
 
 
@@ -260,7 +260,7 @@ def _torchtitan(row: dict[str, str]) -> list[Case] | str:
 def _bound(row: dict[str, str], arch: dict[str, Any], stack: Stack, remat: str) -> Case:
     options = json.dumps({"arch": arch, "remat": remat == "full"})
     traced = Traced("decoder", int(row["seq"]), "mixed_bfloat16", "adamw", options)
-    case = replace(_case(row, "decoder, FSDP", traced), stack=stack, bound=remat, shard_state=True)
+    case = replace(_case(row, "decoder, FSDP", traced), stack=stack, remat=remat, is_bound=True, shard_state=True)
     return replace(case, fused_attention=True, keeps_gradients=False)
 
 

@@ -31,11 +31,13 @@ class Estimates:
     as_run      by the kernels of the row's software
     operations  by Keras on PyTorch without a compiler, as `autoplan estimate` says: each operation writes its result
     compiled    by Keras on JAX, compiled by XLA
+    state_bytes   parameters, the optimizer's slots, and gradients where they stay allocated
     """
 
     as_run: MemoryCost
     operations: MemoryCost
     compiled: MemoryCost
+    state_bytes: int
 
 
 def estimate(case: Case, folder: Path) -> Estimates:
@@ -50,7 +52,9 @@ def estimate(case: Case, folder: Path) -> Estimates:
         as_run = program_memory(library_kernels(step, _HAS_KERNEL[case.stack]), on_torch, case.place)
     if case.keeps_gradients:
         as_run, operations = (with_all_gradients(cost) for cost in (as_run, operations))
-    return Estimates(as_run, operations, program_memory(step, config, case.place))
+    state_bytes = as_run.parameters + as_run.non_trainable + as_run.optimizer
+    state_bytes += as_run.parameters if case.keeps_gradients else 0
+    return Estimates(as_run, operations, program_memory(step, config, case.place), state_bytes)
 
 
 def with_all_gradients(cost: MemoryCost) -> MemoryCost:
@@ -94,21 +98,18 @@ def workload(what: Traced, *, fused_attention: bool, folder: Path) -> Workload:
 def _name(what: Traced) -> str:
     """Return a name of the trace that changes with the models and with the tracing."""
     from autoplan.worker import trace
-    from studies.memory_vs_published import models
-    from studies.time_vs_published import convnets, transformers, zoo
+    from studies.memory_vs_published.build import sources
 
-    parts = sorted(Path(trace.__path__[0]).glob("*.py"))
-    parts += [Path(str(module.__file__)) for module in (models, convnets, transformers, zoo)]
     digest = hashlib.sha256(what.name.encode())
-    for part in parts:
+    for part in (*sorted(Path(trace.__path__[0]).glob("*.py")), *sources(what.kind)):
         digest.update(part.read_bytes())
     return digest.hexdigest()[:20]
 
 
 def _trace(what: Traced, fused_attention: bool) -> Workload:
     from autoplan.worker.trace.target_platform import seen_as
-    from studies.memory_vs_published import models
+    from studies.memory_vs_published.build import build
     from studies.time_vs_published.traces import trace
 
     with seen_as(_WITH_FUSED_ATTENTION if fused_attention else HOST):
-        return replace(trace(what, models.build), answers=())
+        return replace(trace(what, build), answers=())

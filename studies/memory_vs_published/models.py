@@ -213,15 +213,3 @@ def finetuned(arch: dict[str, Any], lora: dict[str, Any], length: int) -> Any:
     x = last(x)
     last.trainable = not lora["rank"]
     return keras.Model(tokens, _Head(arch, lora)(x))
-
-
-def build(kind: str, size: int, optimizer: str, options: dict[str, Any]) -> Any:
-    """Return a compiled model: of this module, or of `studies.time_vs_published`."""
-    from studies.time_vs_published import zoo
-
-    if kind != "finetuned":
-        return zoo.build(kind, size, optimizer, options)
-    model = finetuned(options["arch"], options["lora"], size)
-    chunks = [SparseCrossEntropy(dtype=keras.config.dtype_policy().compute_dtype) for _ in model.outputs]
-    model.compile(optimizer=keras.optimizers.AdamW(1e-4), loss=chunks)
-    return model

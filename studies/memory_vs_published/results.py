@@ -6,10 +6,13 @@ import csv
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from cost_models import MemoryCost
 from cost_models.memory import Capacity
+
+if TYPE_CHECKING:
+    from studies.memory_vs_published.cases import Case
+    from studies.memory_vs_published.estimates import Estimates
 
 RESULTS = Path(__file__).resolve().parent / "results.csv"
 ESTIMATES = ("as_run", "operations", "compiled")
@@ -22,7 +25,9 @@ class Result:
     published_bytes  the published figure; None: only the outcome is known
     live_bytes       the same less the context that the source states
     device_bytes     the memory of the device
-    bound            the rematerialization of the estimate, where the row's own lies between "none" and "full"
+    remat            the rematerialization of the estimate
+    is_bound         whether the row's own rematerialization lies between "none" and "full"
+    state_bytes      parameters, the optimizer's slots, and gradients where they stay allocated
     estimates        (total, low, high) in bytes by the name of the estimate
     """
 
@@ -38,7 +43,9 @@ class Result:
     published_bytes: float | None
     live_bytes: float | None
     device_bytes: int
-    bound: str
+    remat: str
+    is_bound: bool
+    state_bytes: int
     estimates: dict[str, tuple[int, int, int]]
 
     def ratio(self, estimate: str = "as_run") -> float:
@@ -46,6 +53,12 @@ class Result:
         if self.live_bytes is None:
             raise ValueError(f"{self.row} has no published memory")
         return self.estimates[estimate][0] / self.live_bytes
+
+    def ratio_beyond_state(self, estimate: str = "as_run") -> float:
+        """Return the same ratio without the bytes of the state, which are known."""
+        if self.live_bytes is None:
+            raise ValueError(f"{self.row} has no published memory")
+        return (self.estimates[estimate][0] - self.state_bytes) / (self.live_bytes - self.state_bytes)
 
     def inside(self, estimate: str = "as_run") -> bool:
         """Return whether the interval has the published bytes less the context."""
@@ -75,11 +88,11 @@ def write(folder: Path, sources: set[str]) -> None:
         if same not in known:
             known[same] = estimate(case, folder)
             print(f"{case.row} {case.model} {case.hw}", flush=True)
-        lines.append(_line(case, {name: getattr(known[same], name) for name in ESTIMATES}))
-        _save(sorted(lines, key=lambda line: (line["row"], line["bound"])))
+        lines.append(_line(case, known[same]))
+        _save(sorted(lines, key=lambda line: (line["row"], line["remat"])))
 
 
-def _line(case: Any, costs: dict[str, MemoryCost]) -> dict[str, Any]:
+def _line(case: Case, found: Estimates) -> dict[str, Any]:
     line = {
         "row": case.row,
         "source": case.source,
@@ -93,9 +106,12 @@ def _line(case: Any, costs: dict[str, MemoryCost]) -> dict[str, Any]:
         "published_bytes": "" if case.peak_bytes is None else round(case.peak_bytes),
         "live_bytes": "" if case.live_bytes is None else round(case.live_bytes),
         "device_bytes": case.place.chip.memory_bytes,
-        "bound": case.bound,
+        "remat": case.remat,
+        "is_bound": case.is_bound,
+        "state_bytes": found.state_bytes,
     }
-    for name, cost in costs.items():
+    for name in ESTIMATES:
+        cost = getattr(found, name)
         ends = {"": cost.total, "_low": cost.total_low, "_high": cost.total_high}
         line |= {f"{name}{end}_bytes": size for end, size in ends.items()}
     return line
@@ -121,7 +137,7 @@ def read() -> list[Result]:
 
 
 def _read(lines: Iterable[dict[str, str]]) -> Iterable[Result]:
-    plain = ("row", "source", "family", "model", "precision", "hw", "outcome", "bound")
+    plain = ("row", "source", "family", "model", "precision", "hw", "outcome", "remat")
     for line in lines:
         figures = {
             name: (int(line[f"{name}_bytes"]), int(line[f"{name}_low_bytes"]), int(line[f"{name}_high_bytes"]))
@@ -134,5 +150,7 @@ def _read(lines: Iterable[dict[str, str]]) -> Iterable[Result]:
             published_bytes=float(line["published_bytes"]) if line["published_bytes"] else None,
             live_bytes=float(line["live_bytes"]) if line["live_bytes"] else None,
             device_bytes=int(line["device_bytes"]),
+            is_bound=line["is_bound"] == "True",
+            state_bytes=int(line["state_bytes"]),
             estimates=figures,
         )

@@ -79,7 +79,7 @@ _BUILDERS: dict[str, Callable[..., Any]] = {
     "encoder": lambda length, *, arch, head: transformers.encoder(arch, length, head=head),
     "electra": _electra,
 }
-_OPTIMIZERS: dict[str, Callable[[], Any]] = {
+OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "sgd": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
     "nesterov": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
     "adam": lambda: keras.optimizers.Adam(1e-4),
@@ -95,7 +95,7 @@ def build(kind: str, size: int, optimizer: str, options: dict[str, Any]) -> Any:
     model = _BUILDERS[kind](size, **options)
     outputs = len(model.outputs)
     loss = [keras.losses.SparseCategoricalCrossentropy(from_logits=True) for _ in range(outputs)]
-    model.compile(optimizer=_OPTIMIZERS[optimizer](), loss=loss if outputs > 1 else loss[0])
+    model.compile(optimizer=OPTIMIZERS[optimizer](), loss=loss if outputs > 1 else loss[0])
     return model
 
 
