@@ -65,9 +65,9 @@ class Value(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-def _without_none(values: dict[str, Any], name: str) -> dict[str, Any]:
-    """Return plain values without this one, if it is None."""
-    return {key: value for key, value in values.items() if key != name or value is not None}
+def _without_none(values: dict[str, Any], *names: str) -> dict[str, Any]:
+    """Return plain values without those of these names that are None."""
+    return {key: value for key, value in values.items() if key not in names or value is not None}
 
 
 class Measurement(Value):
@@ -131,12 +131,11 @@ class Measurement(Value):
 class CompiledMemory(Value):
     """The memory of a compiled program on one device, in bytes, as its compiler states it; None: it does not.
 
-    `other_batches_bytes` is not the compiler's: batches that `fit` holds on the device beside the program's own. The
-    cost model counts them.
+    `other_batches_bytes` is the cost model's: batches that `fit` holds on the device beside the program's own.
 
-    total_bytes is argument + output - alias + temporary. The total must fit the device, or the compiler's peak where
-    that is larger. On TPUs only the peak must fit: XLA:TPU's temporaries count buffers that do not exist at the same
-    time (stacks of loops, on-chip memory), and the compiler itself refuses a program that is too large.
+    total_bytes is argument + output - alias + temporary: it must fit the device, or the peak where that is larger.
+    XLA:TPU compares argument + output - alias + temporary_heap + code with the device's memory. Its temporaries count
+    the heap's gaps twice and are the most that the heap can be; its peak adds memory on the chip.
     """
 
     argument_bytes: int
@@ -147,7 +146,8 @@ class CompiledMemory(Value):
     peak_bytes: int | None = None
     host_bytes: int | None = None
     code_bytes: int | None = None
-    held_by: Literal["total", "peak"] = Field("total", description="which of the two must fit on the device")
+    temporary_heap_bytes: int | None = Field(None, description="temporaries in a TPU's memory, with gaps between them")
+    held_by: Literal["total", "peak", "heap"] = Field("total", description="what must fit; peak: TPUs in older plans")
     other_batches_bytes: int | None = Field(None, description="batches that fit holds beside the program's own")
 
     @property
@@ -158,14 +158,17 @@ class CompiledMemory(Value):
     @property
     def program_bytes(self) -> int:
         """The bytes that the program alone needs on a device, as its compiler states them."""
+        if self.held_by == "heap":
+            gaps = 0 if self.temporary_heap_bytes is None else self.temporary_bytes - self.temporary_heap_bytes
+            return self.total_bytes - gaps + (self.code_bytes or 0)
         if self.held_by == "peak" and self.peak_bytes is not None:
             return self.peak_bytes
         return max(self.total_bytes, self.peak_bytes or 0)
 
     @model_serializer(mode="wrap")
     def _written(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Write the other batches only where there are any: plans of earlier versions do not have the key."""
-        return _without_none(serialize(self), "other_batches_bytes")
+        """Write some figures only where they are known: plans of earlier versions do not have the keys."""
+        return _without_none(serialize(self), "other_batches_bytes", "temporary_heap_bytes")
 
 
 class CompilerEvidence(Value):
@@ -234,7 +237,7 @@ class FitRecord(Value):
     @model_serializer(mode="wrap")
     def _written(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Write `padding` and `losses` only where they are known: plans of earlier versions do not have the keys."""
-        return _without_none(_without_none(serialize(self), "padding"), "losses")
+        return _without_none(serialize(self), "padding", "losses")
 
 
 class SourceRecord(Value):

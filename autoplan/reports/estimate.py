@@ -41,12 +41,13 @@ TIME_PARTS = {
 }
 
 
-HELD = "Whether it fits is decided by the compiler's peak, the most that is allocated at once:"
+HELD = "Whether it fits is decided by what the compiler compares with the device's memory:"
 COMPILED_PARTS = {
     "argument": "state and batch, as the program receives them",
     "output": "state and logs, as it returns them",
     "alias": "the part of the output that reuses donated arguments",
     "temporary": "intermediate buffers",
+    "temporary_heap": "what they take of the device's memory; XLA:TPU counts gaps twice in temporary",
     "host": "host memory, not counted in the total",
     "code": "the program itself, not counted in the total",
     "peak": "the most that is allocated at once, by the compiler's own count",

@@ -21,6 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from autoplan.errors import ConfigError, HardwareError
 from autoplan.plan.records import CompiledMemory, CompilerEvidence
+from autoplan.worker.tpu_buffers import temporary_heap_bytes
 from autoplan.worker.trace.target_platform import seen_as
 from autoplan.worker.trace.train_step import build_for, resized_specs, state_of, stored_dtype
 from cost_models.config import TrainConfig
@@ -121,7 +122,7 @@ def compile_train_step(
         compiler_options=options,
         lower_seconds=lowered - started,
         compile_seconds=ended - lowered,
-        memory=_memory(compiled.memory_analysis(), target),
+        memory=_memory(compiled, target),
         flops=flops,
         bytes_accessed=accessed,
     )
@@ -238,7 +239,8 @@ def _sizes(found: re.Match[str]) -> tuple[int, int]:
     return round(float(needed) * _UNITS[needed_unit]), round(float(available) * _UNITS[available_unit])
 
 
-def _memory(figures: Any, target: CompilerTarget) -> CompiledMemory:
+def _memory(compiled: Any, target: CompilerTarget) -> CompiledMemory:
+    figures = compiled.memory_analysis()
     if figures is None:
         raise HardwareError(f"the compiler of {target.name} does not report the memory of its program")
     resident = figures.argument_size_in_bytes + figures.output_size_in_bytes - figures.alias_size_in_bytes
@@ -257,8 +259,15 @@ def _memory(figures: Any, target: CompilerTarget) -> CompiledMemory:
         peak_bytes=getattr(figures, "peak_memory_in_bytes", None) or None,
         host_bytes=host or None,
         code_bytes=figures.generated_code_size_in_bytes or None,
-        held_by="peak" if target.platform == "tpu" else "total",
+        temporary_heap_bytes=_heap_bytes(compiled, figures) if target.platform == "tpu" else None,
+        held_by="heap" if target.platform == "tpu" else "total",
     )
+
+
+def _heap_bytes(compiled: Any, figures: Any) -> int | None:
+    """Return the bytes of temporaries in a TPU's memory. A heap of copies alone is no temporary to the compiler."""
+    found = temporary_heap_bytes(compiled.runtime_executable())
+    return None if found is None else min(found, figures.temp_size_in_bytes)
 
 
 def _counted(compiled: Any) -> tuple[float | None, float | None]:

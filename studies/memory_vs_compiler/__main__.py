@@ -1,7 +1,7 @@
 """How accurate is the analytic memory estimate, compared with XLA's own figures for present and absent chips?
 
     python -m studies.memory_vs_compiler --summary                          # print the tables
-    python -m studies.memory_vs_compiler --again [TRACES]                   # estimate every compiled point again
+    python -m studies.memory_vs_compiler --again [TRACES] [--target NAME]   # estimate compiled points again
     python -m studies.memory_vs_compiler --compile [SECONDS] [--target NAME] [--model NAME]
                                                                             # compile points that have no row
     python -m studies.memory_vs_compiler --without RULE [--traces TRACES]   # measure one rule of cost_models.xla
@@ -31,7 +31,7 @@ def prepare() -> None:
 def main() -> None:
     parser = harness.parser("studies.memory_vs_compiler", __doc__)
     parser.add_argument("--compile", nargs="?", type=float, const=float("inf"), metavar="SECONDS")
-    parser.add_argument("--target", action="append", help="compile only for this target")
+    parser.add_argument("--target", action="append", help="compile, estimate or measure only for this target")
     parser.add_argument("--model", action="append", help="compile only this model")
     parser.add_argument("--again", nargs="?", const="", metavar="TRACES")
     parser.add_argument("--summary", action="store_true")
@@ -50,11 +50,11 @@ def main() -> None:
     if asked.again is not None:
         from studies.memory_vs_compiler import estimates
 
-        estimates.write(Path(asked.again) if asked.again else None)
+        estimates.write(Path(asked.again) if asked.again else None, asked.target or ())
     if asked.ledger or asked.without:
         from studies.memory_vs_compiler import ledger
 
-        ledger.measure(asked.without or ledger.measurable(), asked.traces)
+        ledger.measure(asked.without or ledger.measurable(), asked.traces, asked.target or ())
         ledger.note_unmeasured()
     if asked.same:
         from studies.memory_vs_compiler import same_program, truths

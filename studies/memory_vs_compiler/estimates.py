@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import json
 import time
+from collections.abc import Collection
 from dataclasses import replace
 from functools import lru_cache
 from importlib.resources import files
@@ -26,13 +27,18 @@ _TRACED_AT = 2
 """The batch of a trace, as a multiple of a model's smallest batch. The step is traced at this batch and at twice it."""
 
 
-def write(traces: Path | None) -> None:
-    """Estimate every compiled point again. Traces are stored in the folder `traces`; None traces again."""
+def write(traces: Path | None, targets: Collection[str] = ()) -> None:
+    """Estimate compiled points again: those of some targets, or all. Traces are stored in `traces`; None traces again."""
     from cost_models.memory import program_memory
 
+    with ESTIMATES.open(newline="") as file:
+        kept = {_point(row): row for row in csv.DictReader(file)}
     started, rows = time.monotonic(), []
     for truth in sorted(compiled(), key=lambda one: (*one.point.trace, one.point.target, *one.point.plain()[4:])):
         point = truth.point
+        if point in kept and targets and point.target not in targets:
+            rows.append(kept[point])
+            continue
         cost = program_memory(workload_of(point, traces), point.config, point.cluster).to_dict()
         rows.append(
             {**dict(zip(_POINT, point.plain(), strict=True)), **{f"{name}_bytes": size for name, size in cost.items()}}
@@ -90,9 +96,10 @@ def _trace_version() -> str:
     """Return a digest of the sources that make a trace: the models, the tracing, and the form of a Workload."""
     from autoplan.worker import synthetic_data, trace
     from cost_models.workload import affine, workload
-    from studies.memory_vs_compiler import attention, heads, images, models, signals, small
+    from studies.memory_vs_compiler import attention, heads, images, models, recommenders, recurrent, signals, small
 
-    modules = (attention, heads, images, models, signals, small, synthetic_data, workload, affine)
+    own = (attention, heads, images, models, recommenders, recurrent, signals, small)
+    modules = (*own, synthetic_data, workload, affine)
     tracing = sorted((path for path in files(trace).iterdir() if path.name.endswith(".py")), key=lambda one: one.name)
     digest = hashlib.sha256()
     for content in (*(path.read_bytes() for path in tracing), *(getsource(module).encode() for module in modules)):

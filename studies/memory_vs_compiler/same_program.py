@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from studies.memory_vs_compiler.lowering import BATCH, COLUMNS, FIGURES, PRECISION, compiled_model
+from studies.memory_vs_compiler.lowering import BATCH, COLUMNS, FIGURES, PRECISION, UNFUSED, compiled_model
 
 HERE = Path(__file__).resolve().parent
 PLAIN, PRODUCT = HERE / "lowering_plain.csv", HERE / "lowering_product.csv"
@@ -86,22 +86,28 @@ def _compiled(target: str, devices: str, name: str) -> dict[str, str]:
     case = {"target": target, "devices": devices, "model": name}
     keras.utils.clear_session()
     try:
-        stated = _evidence(target, int(devices), compiled_model(name)).memory
+        stated = _evidence(target, int(devices), name).memory
     except (aot_compile.ProgramTooLarge, aot_compile.CompilerRejection, AutoplanError, ValueError) as error:
         return case | dict.fromkeys(FIGURES, "") | {"refused": " ".join(str(error).split())[:160]}
     return case | {figure: str(getattr(stated, figure)) for figure in FIGURES} | {"refused": ""}
 
 
-def _evidence(target: str, devices: int, model: Any) -> Any:
+def _evidence(target: str, devices: int, name: str) -> Any:
     from autoplan.worker import aot_compile
     from autoplan.worker.synthetic_data import synthetic_specs
     from cost_models import Batch, Mesh, Precision, TrainConfig
+    from cost_models.config import AttentionMode
     from cost_models.execution import platform_of
     from cost_models.hardware.compile_targets import compiler_target
     from cost_models.hardware.lookup import cluster
 
-    hardware = cluster(CLUSTERS[target])
-    config = TrainConfig(Batch(BATCH, data=devices), precision=Precision(PRECISION), mesh=Mesh(devices))
+    hardware, model = cluster(CLUSTERS[target]), compiled_model(name)
+    config = TrainConfig(
+        Batch(BATCH, data=devices),
+        precision=Precision(PRECISION),
+        mesh=Mesh(devices),
+        attention=AttentionMode("unfused" if name.endswith(UNFUSED) else "auto"),
+    )
     specs = synthetic_specs(model, BATCH * devices)
     platform, compiler = platform_of(config, hardware), compiler_target(hardware)
     return aot_compile.compile_train_step(model, specs, config, compiler, platform, {}).evidence

@@ -88,6 +88,27 @@ def audio_convnet() -> Any:
     return classes(inputs, layers.GlobalAveragePooling1D()(x), 35), SPARSE
 
 
+def letters_convnet() -> Any:
+    x = inputs = keras.Input((32, 32, 1))
+    for filters in (24, 48):
+        x = layers.MaxPooling2D()(layers.Conv2D(filters, 5, padding="same", activation="relu")(x))
+    return classes(inputs, layers.Dense(120, "relu")(layers.Flatten()(x)), 26), SPARSE
+
+
+def all_convolutional() -> Any:
+    x = inputs = keras.Input((32, 32, 3))
+    for filters, strides in ((48, 1), (48, 2), (96, 1), (96, 2)):
+        x = layers.Conv2D(filters, 3, strides, padding="same", activation="relu")(x)
+    return classes(inputs, layers.GlobalAveragePooling2D()(layers.Conv2D(10, 1)(x)), 10), SPARSE
+
+
+def ecg_convnet() -> Any:
+    x = inputs = keras.Input((1000, 2))
+    for filters in (32, 64, 64):
+        x = layers.MaxPooling1D(2)(layers.Conv1D(filters, 7, padding="same", activation="relu")(x))
+    return classes(inputs, layers.GlobalMaxPooling1D()(x), 5), SPARSE
+
+
 def lstm_classifier() -> Any:
     tokens = keras.Input((80,), dtype="int32")
     x = layers.LSTM(128)(layers.Embedding(20000, 128)(tokens))

@@ -15,9 +15,13 @@ RESULTS = Path(__file__).resolve().parent / "results.csv"
 COLUMNS = [
     *("target", "model", "precision", "optimizer", "batch", "accumulation", "attention"),
     *("total_bytes", "argument_bytes", "output_bytes", "alias_bytes", "temporary_bytes", "peak_bytes", "code_bytes"),
-    *("compiler_options", "refused"),
+    *("heap_bytes", "compiler_options", "refused"),
 ]
 _KEY = COLUMNS.index("total_bytes")
+_CHIP = 129 * 2**20
+"""The most bytes on the chip of a TPU, as compiled programs show it."""
+_LEAST_KNOWN = 0.035
+"""The most that what must fit may differ from its middle in a row that is compared, as a share."""
 
 
 @dataclass(frozen=True)
@@ -28,17 +32,41 @@ class Truth:
     total_bytes: int | None
     figures: tuple[str, ...]
 
-    @property
-    def peak_bytes(self) -> int | None:
-        """Return XLA's peak memory; None on CPUs, where XLA reports only arguments and outputs."""
-        peak = self.figures[COLUMNS.index("peak_bytes") - _KEY]
-        return int(peak) if peak and self.point.target != "CPU" else None
+    def figure(self, name: str) -> int | None:
+        """Return a figure in bytes; None where the compiler does not state it."""
+        text = self.figures[COLUMNS.index(f"{name}_bytes") - _KEY]
+        return int(text) if text else None
 
     @property
     def must_fit_bytes(self) -> int:
-        """Return the bytes that must fit into a device. XLA:TPU accepts a program by its peak (`CompiledMemory`)."""
-        peak = self.peak_bytes or 0
-        return peak if peak and self.point.target.startswith("TPU") else max(self.total_bytes or 0, peak)
+        """Return the bytes that must fit into a device: the middle of `range_bytes`."""
+        return round(sum(self.range_bytes) / 2)
+
+    @property
+    def range_bytes(self) -> tuple[float, float]:
+        """Return the least and the most bytes that must fit into a device, which are equal if all figures are known.
+
+        On TPUs they are argument + output - alias + heap + code (`CompiledMemory`). Rows that were compiled before the
+        heap was read have bounds of it. The temporaries are the heap and its gaps, or more: the compiler takes for gaps
+        what a buffer passes on to another one. The peak is what lives at once in the heap, on the chip and in state.
+        """
+        total, peak = self.total_bytes or 0, self.figure("peak") or 0
+        if self.point.target == "CPU":  # XLA:CPU's peak leaves temporaries out
+            return total, total
+        if not self.point.target.startswith("TPU"):
+            return max(total, peak), max(total, peak)
+        temporary, heap, code = self.figure("temporary") or 0, self.figure("heap"), self.figure("code") or 0
+        state = total - temporary
+        if heap is not None:
+            return state + heap + code, state + heap + code
+        most, least = (temporary + min(temporary, peak - state)) / 2, max(temporary / 2, peak - state - _CHIP)
+        return state + code + min(least, most), state + code + most
+
+    @property
+    def is_known(self) -> bool:
+        """Return whether a row was compiled, and what must fit is known well enough to compare an estimate with it."""
+        low, high = self.range_bytes
+        return self.total_bytes is not None and high - low <= 2 * _LEAST_KNOWN * self.must_fit_bytes
 
 
 def known() -> list[Truth]:
@@ -50,8 +78,8 @@ def known() -> list[Truth]:
 
 
 def compiled() -> list[Truth]:
-    """Return the rows that were compiled, without refused ones."""
-    return [one for one in known() if one.total_bytes is not None]
+    """Return the rows that can be compared with estimates, without refused ones."""
+    return [one for one in known() if one.is_known]
 
 
 def prepare() -> None:
@@ -64,9 +92,9 @@ def prepare() -> None:
 
 
 def compile_missing(asked: Iterable[Point], seconds: float) -> None:
-    """Compile the points that have no row yet, in order, until the seconds are over."""
+    """Compile the points that have no row yet, or one that cannot be compared, in order, until the seconds are over."""
     prepare()
-    started, there = time.monotonic(), {one.point for one in known()}
+    started, there = time.monotonic(), {one.point for one in known() if one.is_known or one.total_bytes is None}
     for point in asked:
         if point in there:
             continue
@@ -75,7 +103,7 @@ def compile_missing(asked: Iterable[Point], seconds: float) -> None:
             return
         begun = time.monotonic()
         row = _compiled(point)
-        _append(row)
+        _write(row)
         print(f"{time.monotonic() - begun:6.1f} s  {','.join(row)}", flush=True)
 
 
@@ -83,11 +111,13 @@ def _read(line: list[str]) -> Truth:
     return Truth(Point.read(line[:_KEY]), int(line[_KEY]) if line[_KEY] else None, tuple(line[_KEY:]))
 
 
-def _append(row: list[str]) -> None:
-    new = not RESULTS.exists()
-    with RESULTS.open("a", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerows([COLUMNS, row] if new else [row])
+def _write(row: list[str]) -> None:
+    """Put a row in the place of that of the same point, or at the end."""
+    rows = [line for line in csv.reader(RESULTS.open(newline=""))] if RESULTS.exists() else [COLUMNS]
+    places = [index for index, line in enumerate(rows) if line[:_KEY] == row[:_KEY]]
+    rows = [row if index in places else line for index, line in enumerate(rows)] + ([] if places else [row])
+    with RESULTS.open("w", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows(rows)
 
 
 def _compiled(point: Point) -> list[str]:
@@ -105,11 +135,11 @@ def _compiled(point: Point) -> list[str]:
     try:
         found = with_model(point, _asked).evidence
     except (aot_compile.ProgramTooLarge, aot_compile.CompilerRejection, AutoplanError, ValueError) as error:
-        return [*point.plain(), *[""] * 8, " ".join(str(error).split())[:160]]
+        return [*point.plain(), *[""] * 9, " ".join(str(error).split())[:160]]
     said = found.memory
     figures = (
         *(said.total_bytes, said.argument_bytes, said.output_bytes, said.alias_bytes),
-        *(said.temporary_bytes, said.peak_bytes, said.code_bytes),
+        *(said.temporary_bytes, said.peak_bytes, said.code_bytes, said.temporary_heap_bytes),
     )
     options = " ".join(f"{name}={value}" for name, value in found.compiler_options.items())
     return [*point.plain(), *["" if figure is None else str(figure) for figure in figures], options, ""]

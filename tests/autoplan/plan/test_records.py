@@ -43,7 +43,24 @@ def test_what_must_fit_is_the_larger_figure_or_the_peak_where_that_is_the_compil
         held_by=held_by,
     )
     assert memory.must_fit_bytes == memory.program_bytes == must_fit_bytes
+    assert "temporary_heap_bytes" not in memory.model_dump()
     assert "other_batches_bytes" not in memory.model_dump()
     beside = memory.model_copy(update={"other_batches_bytes": 7})
     assert (beside.must_fit_bytes, beside.program_bytes) == (must_fit_bytes + 7, must_fit_bytes)
     assert beside.model_dump()["other_batches_bytes"] == 7
+
+
+@pytest.mark.parametrize(("heap", "code", "must_fit_bytes"), [(45, 7, 92), (45, None, 85), (None, 7, 107)])
+def test_on_tpus_state_heap_and_code_must_fit_whatever_the_peak_is(heap, code, must_fit_bytes):
+    memory = CompiledMemory(
+        argument_bytes=40,
+        output_bytes=30,
+        alias_bytes=30,
+        temporary_bytes=60,
+        total_bytes=100,
+        peak_bytes=900,
+        code_bytes=code,
+        temporary_heap_bytes=heap,
+        held_by="heap",
+    )
+    assert memory.must_fit_bytes == memory.program_bytes == must_fit_bytes
