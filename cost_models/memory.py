@@ -25,6 +25,7 @@ from cost_models.workload.lstm import UNCERTAINTY as LSTM_UNCERTAINTY
 from cost_models.workload.lstm import lstm_buffers
 from cost_models.workload.workload import Kind, OtherBatch, Role, Workload
 from cost_models.xla.buffers.liveness import schedule
+from cost_models.xla.buffers.program_code import program_code
 from cost_models.xla.buffers.purpose import Purpose
 from cost_models.xla.buffers.schedule import Schedule
 from cost_models.xla.profile import Profile
@@ -41,13 +42,14 @@ AHEAD = 1
 KEPT_WHILE_VALIDATING = 2
 """Batches of the training that the iterator of an epoch keeps until the next epoch, where `fit` looks ahead."""
 
-_FETCHED = ("parameters", "optimizer")
-"""State that is fetched to the chip ahead of its use, as far as it has room."""
 _FILLED = 0.4
 """Share of the free memory on the chip at the peak that may have values which are counted in the device's memory."""
-_WHOLE_CHIP = 8 / 7
-"""The memory of the chip over the room that values get in it. XLA:TPU's peak is of the chip where more is there than in
-the device's memory, and in small steps prefetched state and copies may fill all of it."""
+_MADE = ("gradients", "weight_copies", "activations", "workspace")
+"""Components that the step makes."""
+_CODE_UNCERTAINTY = 0.6
+"""Share of the estimated code of a TPU's program by which compiled programs differ from it."""
+_SMALL_BELOW, _SMALL_ABOVE = 3_000_000, 8_000_000
+"""Bytes in a TPU's memory that no rule models: small values and copies in it or not, and code of other kernels."""
 _GROUPED = 32
 """The number of largest temporaries among which groups of one shape are looked for."""
 _SHARDED = ("parameters", "gradients", "optimizer", "accumulators")
@@ -64,8 +66,8 @@ class MemoryCost:
     accumulators        sums of gradients over the micro-steps of an update
     weight_copies       parameters cast to the compute dtype, alive at the peak
     activations         everything else that a micro-step makes, alive at the peak
-    workspace           scratch of library kernels at the peak, gaps between the buffers of the compiler's heap, and
-                        what the chip holds beyond what the device's memory does: XLA:TPU's peak is of the fuller one
+    workspace           scratch of library kernels at the peak, gaps between the buffers of the compiler's heap, and on
+                        TPUs the program itself
     inputs              the batch, and arrays that the program closes over
     other_batches       batches that `fit` holds on the device beside the one at work, as the next one
     collective_buffers  parameters gathered from other devices
@@ -318,12 +320,11 @@ def memory_on(workload: Workload, config: TrainConfig, profile: Profile) -> Memo
     components["inputs"] = _inputs(workload, profile, config.batch.local)
     temporary_bytes, at = plan.peak(config.batch.local)
     components |= _at_peak(plan, at, config.batch.local)
-    on_chip = plan.on_chip_peak(config.batch.local) + sum(components[name] for name in _FETCHED)
-    beyond = max(0, min(on_chip, profile.on_chip_bytes) - temporary_bytes)
-    temporary_bytes += beyond
-    components["workspace"] += beyond
     if profile.fusible:
         components["workspace"] += round((plan.packing - 1.0 + profile.unseen) * temporary_bytes)
+    code = _code_bytes(plan, profile, config.batch.local)
+    components["workspace"] += code
+    made = sum(components[name] for name in _MADE)
     components["other_batches"] = components["collective_buffers"] = 0
     if config.layout.shard_state and config.mesh.data > 1:
         components = sharded(workload, components, config.mesh.data)
@@ -333,8 +334,18 @@ def memory_on(workload: Workload, config: TrainConfig, profile: Profile) -> Memo
     below, above = (end + round(share * of_lstm) for end, share in zip((below, above), LSTM_UNCERTAINTY, strict=True))
     there = plan.on_chip_at(config.batch.local, at)
     below += round(_FILLED * max(0, min(profile.on_chip_bytes, temporary_bytes) - there))
-    high = max(total + above + there, total - temporary_bytes + round(_WHOLE_CHIP * profile.on_chip_bytes) + above)
-    return MemoryCost(**components, host=0, total=total, total_low=total - below, total_high=high)
+    above += there
+    if code:
+        below += round(_CODE_UNCERTAINTY * code) + _SMALL_BELOW
+        above += round(_CODE_UNCERTAINTY * code) + _SMALL_ABOVE
+    below = min(below, made)  # state and batch are there in any case
+    return MemoryCost(**components, host=0, total=total, total_low=total - below, total_high=total + above)
+
+
+def _code_bytes(plan: Schedule, profile: Profile, batch: int) -> int:
+    """Return the bytes of the program itself, where it takes memory of the device."""
+    name = program_code.name
+    return int(profile.rules[name](plan.kernels, batch)) if name in profile else 0
 
 
 def _lstm_bytes(workload: Workload, plan: Schedule, at: int, batch: int) -> float:

@@ -132,7 +132,6 @@ class CompiledMemory(Value):
     """The memory of a compiled program on one device, in bytes, as its compiler states it; None: it does not.
 
     `other_batches_bytes` is the cost model's: batches that `fit` holds on the device beside the program's own.
-
     total_bytes is argument + output - alias + temporary: it must fit the device, or the peak where that is larger.
     XLA:TPU compares argument + output - alias + temporary_heap + code with the device's memory. Its temporaries count
     the heap's gaps twice and are the most that the heap can be; its peak adds memory on the chip.

@@ -1,7 +1,7 @@
 """Reads, from a program that XLA:TPU compiled, how much of the device's memory (HBM) its temporaries take.
 
-`memory_analysis()` does not say so. Its temporaries count the gaps of the heap twice, and its peak adds the memory on the
-chip (VMEM) to that of the device. The serialized program holds the compiler's buffer assignment, an `HloProto` of
+`memory_analysis()` does not say so. Its temporaries count the gaps of the heap twice, and its peak adds the memory on
+the chip (VMEM) to that of the device. The serialized program holds the compiler's buffer assignment, an `HloProto` of
 openxla/xla (`xla/service/hlo.proto`), whose allocations have a memory space and a size.
 """
 
@@ -31,7 +31,7 @@ def temporary_heap_bytes(executable: Any) -> int | None:
     """
     try:
         return heap_bytes_of(executable.serialize())
-    except Exception:  # another release of libtpu may refuse in any way; the figure is then unknown
+    except (RuntimeError, NotImplementedError, ValueError):  # JaxRuntimeError is a RuntimeError
         return None
 
 

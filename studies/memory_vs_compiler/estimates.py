@@ -28,7 +28,7 @@ _TRACED_AT = 2
 
 
 def write(traces: Path | None, targets: Collection[str] = ()) -> None:
-    """Estimate compiled points again: those of some targets, or all. Traces are stored in `traces`; None traces again."""
+    """Estimate points of some targets, or all, again. Traces are stored in the folder `traces`; None traces again."""
     from cost_models.memory import program_memory
 
     with ESTIMATES.open(newline="") as file:
@@ -96,10 +96,9 @@ def _trace_version() -> str:
     """Return a digest of the sources that make a trace: the models, the tracing, and the form of a Workload."""
     from autoplan.worker import synthetic_data, trace
     from cost_models.workload import affine, workload
-    from studies.memory_vs_compiler import attention, heads, images, models, recommenders, recurrent, signals, small
+    from studies.memory_vs_compiler import attention, heads, images, models, signals, small
 
-    own = (attention, heads, images, models, recommenders, recurrent, signals, small)
-    modules = (*own, synthetic_data, workload, affine)
+    modules = (attention, heads, images, models, signals, small, synthetic_data, workload, affine)
     tracing = sorted((path for path in files(trace).iterdir() if path.name.endswith(".py")), key=lambda one: one.name)
     digest = hashlib.sha256()
     for content in (*(path.read_bytes() for path in tracing), *(getsource(module).encode() for module in modules)):

@@ -11,7 +11,7 @@ import csv
 import inspect
 import statistics
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -83,13 +83,18 @@ class Entry:
         return worse or self.inside - self.inside_without >= LEAST_ROWS
 
 
-def measure(rules: Iterable[str], traces: Path | None) -> None:
-    """Measure rules, print their rows and write them to the ledger; rows of rules that were deleted stay."""
+def measure(rules: Iterable[str], traces: Path | None, targets: Collection[str] = ()) -> None:
+    """Measure rules, print their rows and write them to the ledger; rows of rules that were deleted stay.
+
+    targets  of which to measure the groups; nothing: all groups
+    """
     truths = [one for one in compiled() if held_out(one.point.model)]
     known = {(entry.rule, entry.group): entry for entry in read()}
     start: dict[str, Accuracy] = {}
     for name in rules:
         for group in _groups_of(name):
+            if targets and not set(targets) & set(GROUPS[group]):
+                continue
             chosen = [one for one in truths if one.point.target in GROUPS[group]]
             if group not in start:
                 start[group] = _accuracy(chosen, None, traces)

@@ -110,7 +110,7 @@ MODELS: dict[str, Callable[[], tuple[Any, Any]]] = {
     "vit_256_unfused": lambda: _vit(256),
 }
 UNFUSED = "_unfused"
-"""Cases after `keras.config.disable_flash_attention()`, as plans have it on TPUs: Keras makes attention causal there."""
+"""Cases after `keras.config.disable_flash_attention()`, as plans have it on TPUs, where one kernel would be causal."""
 
 
 def compiled_model(name: str) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 
 import keras
 
-from studies.memory_vs_compiler import attention, images, recommenders, recurrent, signals, small
+from studies.memory_vs_compiler import attention, images, signals, small
 
 
 @dataclass(frozen=True)
@@ -101,14 +101,14 @@ SMALL: dict[str, Case] = {
     "spectrogram_vit": Case(small.spectrogram_vit, 16, "adamw", "mixed_float16"),
     "speech_encoder": Case(small.speech_encoder, 16, "adam", "mixed_bfloat16"),
     "tabular_mlp": Case(small.tabular_mlp, 16, "adam", "float32"),
-    "demand_lstm": Case(recurrent.demand_lstm, 16, "adam", "float32"),
-    "matrix_factorization": Case(recommenders.matrix_factorization, 16, "adam", "float32"),
-    "wide_and_deep": Case(recommenders.wide_and_deep, 16, "adam", "float32"),
-    "keyword_gru": Case(recurrent.keyword_gru, 16, "rmsprop", "float32"),
-    "lstm_autoencoder": Case(recurrent.lstm_autoencoder, 16, "adam", "float32"),
-    "session_gru": Case(recurrent.session_gru, 16, "adam", "float32"),
-    "factorization_machine": Case(recommenders.factorization_machine, 16, "adam", "float32"),
-    "entity_lstm": Case(recurrent.entity_lstm, 16, "adamw", "float32"),
+    "demand_lstm": Case(small.demand_lstm, 16, "adam", "float32"),
+    "matrix_factorization": Case(small.matrix_factorization, 16, "adam", "float32"),
+    "wide_and_deep": Case(small.wide_and_deep, 16, "adam", "float32"),
+    "keyword_gru": Case(small.keyword_gru, 16, "rmsprop", "float32"),
+    "lstm_autoencoder": Case(small.lstm_autoencoder, 16, "adam", "float32"),
+    "session_gru": Case(small.session_gru, 16, "adam", "float32"),
+    "factorization_machine": Case(small.factorization_machine, 16, "adam", "float32"),
+    "entity_lstm": Case(small.entity_lstm, 16, "adamw", "float32"),
     "ecg_convnet": Case(small.ecg_convnet, 16, "adam", "float32"),
     "letters_convnet": Case(small.letters_convnet, 16, "momentum", "float32"),
     "all_convolutional": Case(small.all_convolutional, 16, "sgd", "float32"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import keras
-from keras import layers
+from keras import layers, ops
 
 from studies.memory_vs_compiler.attention import Positions, block
 from studies.memory_vs_compiler.heads import SPARSE, classes, logits
@@ -228,3 +228,69 @@ def music_decoder() -> Any:
 
 def gqa_decoder() -> Any:
     return _decoder(256, 128, 1000, 2, lambda: layers.GroupQueryAttention(16, 8, 2))
+
+
+def demand_lstm() -> Any:
+    """Forecasts 24 hours of one value from 168 hours of eight values."""
+    inputs = keras.Input((168, 8))
+    x = layers.LSTM(64)(layers.LSTM(128, return_sequences=True)(inputs))
+    return keras.Model(inputs, layers.Dense(24)(layers.Dense(64, "relu")(x))), "mse"
+
+
+def entity_lstm() -> Any:
+    tokens = keras.Input((64,), dtype="int32")
+    x = layers.Dropout(0.2)(layers.Embedding(8000, 64)(tokens))
+    x = layers.Bidirectional(layers.LSTM(96, return_sequences=True))(x)
+    return keras.Model(tokens, layers.Dense(9)(x)), logits()
+
+
+def keyword_gru() -> Any:
+    x = inputs = keras.Input((98, 40))
+    for sequences in (True, False):
+        x = layers.GRU(128, return_sequences=sequences)(x)
+    return classes(inputs, x, 12), SPARSE
+
+
+def lstm_autoencoder() -> Any:
+    inputs = keras.Input((100, 6))
+    x = layers.LSTM(32)(layers.LSTM(64, return_sequences=True)(inputs))
+    x = layers.LSTM(32, return_sequences=True)(layers.RepeatVector(100)(x))
+    return keras.Model(inputs, layers.Dense(6)(layers.LSTM(64, return_sequences=True)(x))), "mae"
+
+
+def session_gru() -> Any:
+    """Predicts the next of 12,000 items after each item of a session."""
+    items = keras.Input((20,), dtype="int32")
+    x = layers.GRU(100, return_sequences=True)(layers.Embedding(12_000, 64)(items))
+    return keras.Model(items, layers.Dense(12_000)(x)), logits()
+
+
+def wide_and_deep() -> Any:
+    fields = keras.Input((20,), dtype="int32")
+    x = layers.Flatten()(layers.Embedding(50_000, 16)(fields))
+    for width in (256, 128):
+        x = layers.Dense(width, "relu")(x)
+    wide = layers.Flatten()(layers.Embedding(50_000, 1)(fields))
+    return keras.Model(fields, layers.Dense(1, "sigmoid")(layers.Concatenate()([x, wide]))), "binary_crossentropy"
+
+
+class Pairs(layers.Layer):
+    """The sum of the products of all pairs of rows (Rendle 2010, equation 5)."""
+
+    def call(self, rows: Any) -> Any:
+        return (ops.square(ops.sum(rows, 1)) - ops.sum(ops.square(rows), 1)) / 2
+
+
+def factorization_machine() -> Any:
+    fields = keras.Input((30,), dtype="int32")
+    pairs = Pairs()(layers.Embedding(40_000, 24)(fields))
+    x = layers.Concatenate()([pairs, layers.Flatten()(layers.Embedding(40_000, 1)(fields))])
+    return keras.Model(fields, layers.Dense(1, "sigmoid")(x)), "binary_crossentropy"
+
+
+def matrix_factorization() -> Any:
+    user, item = (keras.Input((1,), dtype="int32", name=name) for name in ("user", "item"))
+    factors = [layers.Embedding(count, 48)(one) for one, count in ((user, 60_000), (item, 30_000))]
+    biases = [layers.Embedding(count, 1)(one) for one, count in ((user, 60_000), (item, 30_000))]
+    score = layers.Add()([layers.Dot(2)(factors), *biases])
+    return keras.Model([user, item], layers.Flatten()(score)), "mse"

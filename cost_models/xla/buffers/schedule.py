@@ -137,12 +137,6 @@ class Schedule:
         sizes = np.where(np.isin(self.temporaries.tensor, list(self.copied)), 0.0, self.sizes(batch))
         return round(float(self._sweep(sizes).max()))
 
-    def on_chip_peak(self, batch: int) -> int:
-        """Return the bytes of the temporaries on the chip at the kernel with most of them."""
-        if not self.on_chip_bytes or not self.labels:
-            return 0
-        return round(float(self._sweep(self._on_chip_sizes(batch)).max()))
-
     def on_chip_at(self, batch: int, at: int) -> int:
         """Return the bytes of the temporaries on the chip at a kernel."""
         if not self.on_chip_bytes:

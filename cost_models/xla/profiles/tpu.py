@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from cost_models.workload.workload import UNEVEN_PAD, Kind
 from cost_models.xla.buffers.heap import heap_packing
+from cost_models.xla.buffers.program_code import program_code
 from cost_models.xla.buffers.vmem import vmem
 from cost_models.xla.fusion.gemm_epilogue import gemm_epilogue
 from cost_models.xla.fusion.priority_fusion import priority_fusion
@@ -32,14 +33,14 @@ V5E = Profile(
     fusion=priority_fusion,
     fusion_rules=(gemm_epilogue,),
     scheduler=list_scheduler,
-    buffer_rules=(vmem.using(room=112 * 2**20), heap_packing),
+    buffer_rules=(vmem.using(room=112 * 2**20), heap_packing, program_code),
     fusible=FUSIBLE,
     absorbing=frozenset({Kind.REDUCE, Kind.DOT, Kind.CONV}),
     free_moves=frozenset({"transpose", "pad", UNEVEN_PAD}),
     product_dtype="bfloat16",
     tile_rows=8,
     tile_lanes=128,
-    uncertainty=Uncertainty((0.08, 0.25)),
+    uncertainty=Uncertainty((0.08, 0.33), loops=(0.25, 0.25)),
 )
 
 
