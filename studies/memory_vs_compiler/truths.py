@@ -113,7 +113,7 @@ def _read(line: list[str]) -> Truth:
 
 def _write(row: list[str]) -> None:
     """Put a row in the place of that of the same point, or at the end."""
-    rows = [line for line in csv.reader(RESULTS.open(newline=""))] if RESULTS.exists() else [COLUMNS]
+    rows = list(csv.reader(RESULTS.open(newline=""))) if RESULTS.exists() else [COLUMNS]
     places = [index for index, line in enumerate(rows) if line[:_KEY] == row[:_KEY]]
     rows = [row if index in places else line for index, line in enumerate(rows)] + ([] if places else [row])
     with RESULTS.open("w", newline="") as file:
