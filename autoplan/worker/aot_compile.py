@@ -21,12 +21,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from autoplan.errors import ConfigError, HardwareError
 from autoplan.plan.records import CompiledMemory, CompilerEvidence
-from autoplan.worker.tpu_buffers import temporary_heap_bytes
 from autoplan.worker.trace.target_platform import seen_as
 from autoplan.worker.trace.train_step import build_for, resized_specs, state_of, stored_dtype
 from cost_models.config import TrainConfig
 from cost_models.hardware.compile_targets import EXTRA, CompilerTarget
 from cost_models.hardware.platform import TargetPlatform
+from cost_models.hlo.buffer_assignment import temporary_heap_bytes
 from cost_models.parallel.data_parallel import split_axis
 
 _QUIET_TPU = {

@@ -2,7 +2,7 @@
 
 import pytest
 
-from autoplan.worker.tpu_buffers import heap_bytes_of, temporary_heap_bytes
+from cost_models.hlo.buffer_assignment import heap_bytes_of, temporary_heap_bytes
 
 SIZE, THREAD_LOCAL, PARAMETER, LIVE_OUT, COLOR, CONSTANT = 2, 3, 5, 7, 8, 12
 HLO, ASSIGNMENT, ALLOCATION = 6, 3, 3
