@@ -16,7 +16,7 @@ from autoplan.plan import file
 from autoplan.plan.records import Plan
 from autoplan.runtime import backends, callbacks, model_facts
 from autoplan.runtime.apply import Change, ProcessSettings, apply_to_model, set_attention
-from autoplan.runtime.data import data_facts, lookahead
+from autoplan.runtime.data import data_facts, lookahead, padded_rows
 from autoplan.runtime.data.fit_arguments import FitArguments
 from autoplan.runtime.fit import arguments_under
 from autoplan.runtime.live_models.build import ensure_built
@@ -86,7 +86,10 @@ def fit(plan: Plan, model: Any, data: Any = None, /, *more: Any, **arguments: An
     facts = _facts(bound, change)
     adapted = callbacks.adapted(bound.get("callbacks"), change.script, change.wanted, micro_steps=facts.micro_steps)
     with adapted, distribution.scope() if distribution is not None else nullcontext():
-        return model.fit(**arguments_under(model, bound, facts, change))
+        try:
+            return model.fit(**arguments_under(model, bound, facts, change))
+        finally:
+            padded_rows.restore(model)
 
 
 def _facts(bound: FitArguments, change: Change) -> data_facts.DataFacts:

@@ -9,7 +9,7 @@ import keras
 from autoplan.runtime import model_facts, model_settings
 from autoplan.runtime.apply import Change, script_accumulation
 from autoplan.runtime.backends import Backend
-from autoplan.runtime.data import rebatch
+from autoplan.runtime.data import padded_rows, rebatch
 from autoplan.runtime.data.data_facts import DataFacts
 from autoplan.runtime.data.fit_arguments import FitArguments
 from autoplan.runtime.intercept import SeenCalls
@@ -34,19 +34,26 @@ def script_config(model: Any, facts: DataFacts, seen: SeenCalls, backend: Backen
 
 
 def arguments_under(model: Any, arguments: FitArguments, facts: DataFacts, change: Change) -> FitArguments:
-    """Return the arguments of `fit` under the wanted batch; unchanged arguments if it is the script's own batch."""
+    """Return the arguments of `fit` under the wanted batch; unchanged arguments if it is the script's own batch.
+
+    If rows are padded, the model's metrics leave them out from now on, until `padded_rows.restore`.
+    """
     script, wanted = change.script.batch, change.wanted.batch
-    return rebatch.rebatched(arguments, facts, script, wanted, can_pad=padding_is_exact(model, change))
+    can_pad = padding_is_exact(model, arguments, facts, change)
+    if can_pad and script != wanted:
+        padded_rows.leave_out(model)
+    return rebatch.rebatched(arguments, facts, script, wanted, can_pad=can_pad)
 
 
-def padding_is_exact(model: Any, change: Change | None = None) -> bool:
+def padding_is_exact(model: Any, arguments: FitArguments, facts: DataFacts, change: Change | None = None) -> bool:
     """Return whether a row of weight zero does not change an update, as a probe found.
 
-    Without a probe: it does if the model has BatchNorm, unweighted metrics, losses added by layers, masks, or a custom
-    micro-step.
+    The probe lets the metrics leave such rows out where they can. Without a probe: it does if the model has BatchNorm,
+    unweighted metrics, losses added by layers, masks, or a custom micro-step.
     """
     if change is not None and change.padding in ("same", "differs"):
-        return change.padding == "same"
+        counted = model_facts.has_unweighted_metrics(model)
+        return change.padding == "same" and (not counted or metrics_can_leave_out(model, arguments, facts))
     return not (
         model_facts.has_batch_norm(model)
         or model_facts.has_unweighted_metrics(model)
@@ -54,6 +61,16 @@ def padding_is_exact(model: Any, change: Change | None = None) -> bool:
         or model_facts.has_masks(model)
         or model_facts.has_custom_train_step(model)
     )
+
+
+def metrics_can_leave_out(model: Any, arguments: FitArguments, facts: DataFacts) -> bool:
+    """Return whether metrics that ignore sample weights can leave padded rows out.
+
+    Metrics of the user's own classes are not given weights, because they may not take them. Whether the others then
+    have the values that they have without padding is for a probe to show.
+    """
+    own = model_facts.own_metrics(model) or model_facts.has_custom_train_step(model)
+    return not own and padded_rows.have_the_only_zero_weights(arguments, facts)
 
 
 def _mesh() -> Mesh:

@@ -20,7 +20,7 @@ from autoplan.runtime.apply import (
     restore_script_batch,
     script_accumulation,
 )
-from autoplan.runtime.data import data_facts, lookahead, rebatch
+from autoplan.runtime.data import data_facts, lookahead, padded_rows, rebatch
 from autoplan.runtime.data.data_facts import DataFacts
 from autoplan.runtime.data.fit_arguments import FitArguments
 from autoplan.runtime.fit import arguments_under, padding_is_exact
@@ -174,7 +174,10 @@ class Training:
             described = calls.describe(of_the_user) if calls.group is None else ""
             for line in filter(None, (*lines, described)):
                 log(f"fit {call.index}: {line}")
-            return call.proceed(**arguments)
+            try:
+                return call.proceed(**arguments)
+            finally:
+                padded_rows.restore(call.model)
 
     def _with_own_batch(self, facts: DataFacts, accumulation: int) -> str:
         """Describe the plan's configuration with the batch that this fit has."""
@@ -201,7 +204,8 @@ class Training:
         if facts.kind != "arrays" or facts.samples is None or not rebatch.reaches_end(call.arguments, facts):
             return
         wanted = self.change.wanted.batch
-        mode = rebatch.remainder_mode(facts.samples, wanted, can_pad=padding_is_exact(call.model, self.change))
+        can_pad = padding_is_exact(call.model, call.arguments, facts, self.change)
+        mode = rebatch.remainder_mode(facts.samples, wanted, can_pad=can_pad)
         dropped = rebatch.dropped_samples(facts.samples, wanted, mode)
         if dropped:
             log(

@@ -27,7 +27,7 @@ class TimedGroups:
     calls_per_group            calls in the next group
     warm_up, group_seconds   seconds per micro-step of each warm-up group, and of each group that counts
     micro_steps              number of micro-steps in the groups that count
-    short_group              seconds per micro-step and number of micro-steps of the last group that was too short to count
+    short_group              seconds per micro-step, and micro-steps, of the last group that was too short to count
     """
 
     def __init__(

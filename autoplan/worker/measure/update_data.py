@@ -96,7 +96,7 @@ def _trains_on_all(fit: TrialFit, rest: int, *, targets: bool) -> bool:
     """Return whether every compared configuration trains on all rows of the partial update, or some leave rows out."""
     effective = fit.effective_batch
     accumulations: Sequence[int] = fit.options.get("accumulations") or [1]
-    can_pad = padding_is_exact(fit.model, fit.change) and targets
+    can_pad = padding_is_exact(fit.model, fit.call.arguments, fit.facts, fit.change) and targets
     modes = [
         rebatch.remainder_mode(rest, Batch(effective // number, accumulation=number), can_pad=can_pad)
         for number in accumulations

@@ -9,8 +9,11 @@ import keras
 import numpy as np
 from keras.src.trainers.data_adapters import data_adapter_utils
 
-from autoplan.runtime.data import nested_arrays
+from autoplan.runtime import model_facts
+from autoplan.runtime.data import nested_arrays, padded_rows
+from autoplan.runtime.data.data_facts import DataFacts
 from autoplan.runtime.data.fit_arguments import FitArguments
+from autoplan.runtime.fit import metrics_can_leave_out
 from autoplan.runtime.user_code.failure_reason import reason
 from autoplan.worker.split_probe.attribution import loss_name
 from autoplan.worker.split_probe.micro_steps import MicroSteps
@@ -19,14 +22,16 @@ from autoplan.worker.split_probe.updates import Update, differences
 
 
 def why_not_padded(
-    model: Any, arguments: FitArguments, steps: MicroSteps, rows: SampleRows, tolerance: float
+    model: Any, arguments: FitArguments, facts: DataFacts, steps: MicroSteps, rows: SampleRows, tolerance: float
 ) -> str | None:
     """Return why padding changes the update of some rows; None where it changes nothing.
 
     The rows are padded to twice their number, once with a micro-step of padding alone, and once with padding in both
-    micro-steps.
+    micro-steps. Metrics leave the padding out where that can be told from the weights, as they do in a fit.
     """
     whole = steps.update([rows])
+    if model_facts.has_unweighted_metrics(model) and metrics_can_leave_out(model, arguments, facts):
+        padded_rows.leave_out(model)
     for padded in _paddings(rows, arguments):
         try:
             update = steps.update(padded)
@@ -38,6 +43,9 @@ def why_not_padded(
         counting = _metrics_that_count(model) if len(padded) > 1 and padded[-1].padded == padded[-1].count else []
         if counting:
             return f"the metric {', '.join(counting)} counts rows of weight zero"
+        other = _other_metrics(whole, update, tolerance) if not padded[0].padded else []
+        if other:
+            return f"the metric {', '.join(other)} has another value for rows with weights"
     return None
 
 
@@ -48,6 +56,16 @@ def _difference(model: Any, whole: Update, padded: Update, variables: list[str])
     if whole.loss is None or padded.loss is None:
         return f"rows of weight zero change the gradient of {losses}"
     return f"rows of weight zero change {losses}: it is {whole.loss:.6g} without them, and {padded.loss:.6g} with them"
+
+
+def _other_metrics(whole: Update, weighted: Update, tolerance: float) -> list[str]:
+    """Return the metrics that differ between rows without weights and the same rows with equal weights."""
+    own, others = whole.logs[0], weighted.logs[0]
+    return [
+        name
+        for name, value in own.items()
+        if "loss" not in name and not np.isclose(others.get(name, np.nan), value, rtol=tolerance, atol=tolerance)
+    ]
 
 
 def has_targets(rows: SampleRows) -> bool:

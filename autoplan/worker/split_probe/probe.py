@@ -255,7 +255,7 @@ class _Comparison:
             reason = f"{', '.join(batch_statistics)} takes its statistics over rows of weight zero too"
             return found.model_copy(update={"padding": "differs", "padding_reason": reason})
         call, rows = self.call, self.batch.parts(2)[-1]
-        why_not = why_not_padded(call.model, call.arguments, self.steps, rows, self.tolerance)
+        why_not = why_not_padded(call.model, call.arguments, self.facts, self.steps, rows, self.tolerance)
         return found.model_copy(update={"padding": "differs" if why_not else "same", "padding_reason": why_not or ""})
 
     def _described(self) -> str:

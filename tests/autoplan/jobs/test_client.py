@@ -83,7 +83,6 @@ def test_trials_are_told_that_they_are_trials(client, script):
     assert result.failure is None
 
 
-@pytest.mark.slow
 def test_what_keras_writes_in_bold_is_told_plainly(client, script):
     before = """
         import keras
@@ -97,7 +96,6 @@ def test_what_keras_writes_in_bold_is_told_plainly(client, script):
     assert "\x1b" not in str(caught.value)
 
 
-@pytest.mark.slow
 def test_figures_of_trials_open_no_window(client, script):
     result = run(client, script(before="import os\nassert os.environ['MPLBACKEND'] == 'Agg'\n"))
     assert result.failure is None
@@ -371,14 +369,12 @@ def test_who_is_killed_from_outside_says_so_and_leaves_no_process(client, script
 
 
 @pytest.mark.parametrize(
-    ("free_at_start", "kind", "outside"), [(2**32, FailureKind.CRASH, True), (2**29, FailureKind.OOM, False)]
+    ("free", "kind", "outside"), [(2**32, FailureKind.CRASH, True), (2**29, FailureKind.OOM, False)]
 )
-def test_a_machine_that_runs_out_of_memory_ends_the_job_and_says_who_took_it(
-    client, held, monkeypatch, free_at_start, kind, outside
-):
+def test_a_machine_without_memory_ends_the_job_and_says_who_took_it(client, held, monkeypatch, free, kind, outside):
     """How much the machine has left is made up; what the job holds of it is real."""
     spec, marker = held
-    monkeypatch.setattr("autoplan.machine.processes.free_bytes", lambda: 2**20 if marker.exists() else free_at_start)
+    monkeypatch.setattr("autoplan.machine.processes.free_bytes", lambda: 2**20 if marker.exists() else free)
     failed = run(client, spec).failure
     assert (failed.kind, failed.outside) == (kind, outside)
     assert ("other processes used the rest" in failed.message) == outside
@@ -434,7 +430,6 @@ def test_a_killed_server_is_replaced(client, script):
     assert run(client, script()).failure is None
 
 
-@pytest.mark.slow
 def test_a_log_keeps_what_the_script_printed(client, script, tmp_path):
     log = tmp_path / "trial.log"
     run(client, script(before="print('hello from the script')\n"), log=log)

@@ -13,6 +13,7 @@ from pathlib import Path
 import keras
 import memory_errors  # beside this file
 import numpy as np
+import padded_metrics  # beside this file
 import unbuilt_model  # beside this file
 
 from autoplan.runtime import backends
@@ -248,6 +249,11 @@ def accumulation():
     difference = float(np.abs(weights(own) - weights(whole)).max())
     found["undone"] = {"updates": [updates(own), updates(whole)], "difference": difference}
     return found
+
+
+@check
+def metrics_beside_padding():
+    return padded_metrics.found(built(), *arrays(70))
 
 
 @check

@@ -152,6 +152,16 @@ def test_micro_steps_add_up_to_the_scripts_own_updates(seen):
         assert found["difference"] < 1e-5, case
 
 
+def test_padded_rows_are_left_out_of_metrics_that_ignore_weights(seen):
+    found = seen("metrics_beside_padding")
+    own, padded = found["own"], found["padded"]
+    assert own.keys() == padded.keys() > {"mae", "root_mean_squared_error", "val_mae"}
+    # Not the loss and not the weighted metric: Keras's means of those take in the larger weights of the last update.
+    for name in ("mae", "root_mean_squared_error", "val_loss", "val_mae", "val_root_mean_squared_error"):
+        assert padded[name] == pytest.approx(own[name], rel=1e-5), name
+    assert found["with weights of the user"] == pytest.approx(found["of all rows"], rel=1e-5)
+
+
 def test_an_unbuilt_model_trains_from_the_same_random_numbers(seen):
     found = seen("unbuilt")
     assert found["updates"] == [6, 6]

@@ -101,7 +101,7 @@ def test_a_short_fit_is_measured_by_running_it_again_from_its_start(executions, 
     calls = epochs * -(-10 // executions)
     told = told_by(callback)
     begun, ended = told[::2], told[1::2]
-    assert found.fits > 2
+    assert found.fits >= 2
     assert found.fit_micro_steps == 10 * epochs
     assert found.groups >= 1
     assert set(begun) == {(0, 0)}
@@ -120,7 +120,7 @@ def test_the_time_between_fits_is_not_measured():
             pass
 
     found = measure(rows=160, callbacks=[Slow()])
-    assert found.fits > 2
+    assert found.fits >= 2
     assert found.micro_step_seconds < 0.1 / 10
 
 

@@ -99,6 +99,27 @@ def unweighted_metrics():
 
 
 @case
+def metrics_of_two_outputs():
+    inputs = keras.Input((6,))
+    outputs = {"kind": layers.Dense(3, "softmax", name="kind")(inputs), "size": layers.Dense(1, name="size")(inputs)}
+    model = keras.Model(inputs, outputs)
+    losses = {"kind": "sparse_categorical_crossentropy", "size": "mse"}
+    model.compile("adam", losses, metrics={"kind": ["accuracy", "sparse_top_k_categorical_accuracy"], "size": ["mae"]})
+    x, y = arrays(90)
+    return fit(model, x, {"kind": (y[:, 0] > 0).astype("int32"), "size": y})
+
+
+@case
+def metric_of_the_user():
+    return fit(model_of(metrics=[lambda true, predicted: ops.max(ops.abs(true - predicted))]))
+
+
+@case
+def metric_that_counts_rows_of_weight_zero():
+    return fit(model_of(metrics=["mae"]), sample_weight=(np.arange(ROWS) % 5 > 0).astype("float32"))
+
+
+@case
 def weighted_metrics():
     return fit(model_of(weighted_metrics=["mae"]))
 
@@ -120,7 +141,6 @@ def no_remainder():
 
 @case
 def loss_of_pairs():
-    """The other rows of a micro-step are the negatives."""
 
     def info_nce(_, pairs):
         left, right = pairs[:, :4], pairs[:, 4:]
@@ -180,8 +200,6 @@ def rows_without_a_label_at_the_end():
 
 
 class Counter(layers.Layer):
-    """A penalty that begins after many calls."""
-
     def build(self, shape):
         self.calls = self.add_weight(shape=(), dtype="int32", initializer="zeros", trainable=False, name="calls")
 
