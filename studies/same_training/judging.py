@@ -121,11 +121,11 @@ class Found:
 
 @dataclass(frozen=True)
 class PlainRuns:
-    """Runs of a script without autoplan: one, the same again, and one whose weights were moved by rounding."""
+    """Runs of a script without autoplan: one, the same again, and some whose weights were moved by rounding."""
 
     first: Record
     again: Record
-    rounded: Record | None
+    rounded: Sequence[Record] = field(default_factory=tuple)
     seeds: Sequence[Record] = field(default_factory=tuple)
 
     @property
@@ -177,8 +177,10 @@ def compare_split(plain: PlainRuns, split: Record, at: int) -> Found | None:
 def _found(plain: PlainRuns, other: Record, at: str) -> Found:
     found = differences(plain.first, other, at)
     rounding = dict.fromkeys(found, 0.0)
-    if plain.rounded is not None and f"{at}:0" in plain.rounded.arrays:
-        rounding = differences(plain.first, plain.rounded, at)
+    for one in plain.rounded:
+        if f"{at}:0" in one.arrays:
+            moved = differences(plain.first, one, at)
+            rounding = {name: max(value, moved[name]) for name, value in rounding.items()}
     beyond = {name: value for name, value in found.items() if value > max(LINE, ROUNDING_FACTOR * rounding[name])}
     shown = beyond or found
     variable = max(shown, key=lambda name: shown[name], default="")

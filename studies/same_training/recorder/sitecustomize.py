@@ -7,7 +7,7 @@ SAME_TRAINING_RECORD   path of the record, without its ending: variables go to `
 SAME_TRAINING_FIT      number of the fit that is recorded
 SAME_TRAINING_AT       numbers of updates after which the variables are recorded, separated by commas
 SAME_TRAINING_SEED     is added to the seed of the script
-SAME_TRAINING_ROUNDING set: each initial weight is moved by one unit in its last place
+SAME_TRAINING_ROUNDING a seed: each initial weight is moved by one unit in its last place, up or down at random
 SAME_TRAINING_SPLIT    splits each batch of arrays into so many micro-steps with Keras's own gradient accumulation
 """
 
@@ -196,7 +196,7 @@ class Recorder:
     def _move_by_rounding(self) -> None:
         import numpy as np
 
-        draws = np.random.default_rng(0)
+        draws = np.random.default_rng(int(os.environ["SAME_TRAINING_ROUNDING"]))
         for variable in self._model.trainable_variables:
             value = np.array(self._keras.ops.convert_to_numpy(variable.value))
             if value.dtype == np.float32:
