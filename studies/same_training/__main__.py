@@ -36,7 +36,7 @@ SPLIT_UPDATES = 7
 """Updates after which Keras's own accumulation is compared, all of them in the first epoch."""
 OTHER_SEEDS = (101, 202)
 ROUNDING_SEEDS = (0, 1, 2)
-"""Seeds of the runs whose initial weights are moved: a unit of ReLU may change its side in one run and not in another."""
+"""Seeds of the runs whose initial weights are moved: a ReLU may change its side in one run and not in another."""
 COLUMNS = (
     *("script", "plan", "changes", "says", "same", "largest", "rounding", "variable", "updates", "planned updates"),
     *("verdict",),

@@ -140,6 +140,7 @@ def test_from_a_script_to_a_plan_to_its_training(folder):
     assert f"fit 1: {plan.config.describe()}; {plan.source.fit.updates} updates" in trained.stderr
 
 
+@pytest.mark.slow
 def test_a_script_is_compared_on_real_hardware_of_the_catalogue(folder):
     shutil.copy(ROOT / "tests" / "models" / "scripts" / "mlp.py", "mlp.py")
     names = "tpu-v5e-4,gpu-h100-80gb,gpu-mi300x"

@@ -160,6 +160,7 @@ def test_a_plans_own_words_stay_words():
     assert "\nimport os; os.abort()" not in text
 
 
+@pytest.mark.slow
 def test_an_exported_plan_trains_on_its_mesh(tmp_path):
     did = trained(tmp_path, exported(batch=(64, 1), mesh={"data": 4, "model": 1}), samples=512)
     assert did["devices"] == 4

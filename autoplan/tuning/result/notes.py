@@ -297,11 +297,14 @@ _MAY_COUNT_PADDING = {
 """Facts of an Observation because of which rows are not padded unless a probe has found that this changes nothing."""
 
 
+_LOSS_OF_PADDING = "; the mean loss that Keras reports for an epoch counts this update like a full one"
+
+
 def _why_padded(observation: Observation) -> str:
     """Return what a probe found of padding; without a probe, padding is chosen by the kinds of layers and losses."""
     if observation.probe is not None and observation.probe.padding == "same":
-        return ", which changed nothing where it was compared"
-    return "; whether these change an update was not probed"
+        return f", which changed no update where it was compared{_LOSS_OF_PADDING}"
+    return f"; whether these change an update was not probed{_LOSS_OF_PADDING}"
 
 
 def _why_not_padded(observation: Observation) -> str:

@@ -93,6 +93,7 @@ def run(code, folder):
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_lines_for_a_builder_without_data_train(folder):
     """Pasted as they stand, behind data of one's own: the plan halves the micro-batch of 32."""
     (folder / "builder_no_data.py").write_text((SCRIPTS / "builder_no_data.py").read_text())

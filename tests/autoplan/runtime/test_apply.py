@@ -11,6 +11,7 @@ from autoplan.runtime.apply import Change, OtherModels, ProcessSettings, apply_t
 from autoplan.runtime.optimizers import accumulation_of
 from cost_models.config import Batch, Precision, Remat, RematMode
 from tests.builders.observations import config
+from tests.builders.slow import slow
 
 
 def test_only_what_differs_is_changed():
@@ -92,7 +93,7 @@ def train(model):
     return np.concatenate([weight.ravel() for weight in model.get_weights()])
 
 
-@pytest.mark.parametrize("precision", [Precision.MIXED_BFLOAT16, Precision.MIXED_FLOAT16])
+@pytest.mark.parametrize("precision", [Precision.MIXED_BFLOAT16, *slow(Precision.MIXED_FLOAT16)])
 @pytest.mark.parametrize("build", [small, attending])
 def test_another_model_trains_as_without_the_plan(build, precision):
     alone = train(build())

@@ -304,6 +304,7 @@ def test_where_accumulation_is_pinned_another_precision_is_the_rescue(tune_wide,
     assert "no other accumulation is legal here" in plan.rescue.because
 
 
+@pytest.mark.slow
 def test_where_nothing_runs_the_least_need_is_told_and_the_exit_code_is_3(tune_wide, peaks):
     """Compiling alone takes more than this limit leaves, whatever the micro-batch."""
     with pytest.raises(NoFeasibleConfiguration) as caught:

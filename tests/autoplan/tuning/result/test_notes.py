@@ -21,7 +21,8 @@ LEFT_OUT = (
     "2 of the 326 samples of an epoch are left out, because the last samples do not divide by the micro-steps, and "
     "they are not padded because rows of weight zero may change an update of a model with "
 )
-NOT_PROBED = "; whether these change an update was not probed"
+LOSS = "; the mean loss that Keras reports for an epoch counts this update like a full one"
+NOT_PROBED = f"; whether these change an update was not probed{LOSS}"
 
 
 def notes(own, wanted, here=None, **facts):
@@ -85,7 +86,7 @@ def test_what_a_probe_found_is_noted():
 def test_padding_that_was_compared_is_noted():
     padded = SplitProbe(split="same", padding="same")
     (note,) = notes(config(64), config(16, 4), samples=64 * 5 + 6, probe=padded, unweighted_metrics=True)
-    assert note.endswith("padded with samples of weight zero, which changed nothing where it was compared")
+    assert "padded with samples of weight zero, which changed no update where it was compared; the mean loss" in note
     differs = SplitProbe(split="same", padding="differs")
     (note,) = notes(config(64), config(16, 4), samples=64 * 5 + 6, probe=differs)
     assert note.startswith("2 of the 326 samples of an epoch are left out")

@@ -71,6 +71,7 @@ def test_a_profile_becomes_this_machine(alone):
     assert here.chip.kind == "cpu"
 
 
+@pytest.mark.slow
 def test_an_all_reduce_over_several_devices_is_timed(four):
     assert four["devices"] == 4
     assert [row["devices"] for row in four["all_reduce"]] == [4, 4]

@@ -164,6 +164,7 @@ def losses_of(value):
     return value["runs"][0]["losses"]
 
 
+@pytest.mark.slow
 def test_equal_seeds_give_equal_losses_for_all_micro_batches(ask):
     own = observed(ask(JobKind.OBSERVE, "mlp.py")).config
     size = own.batch.effective

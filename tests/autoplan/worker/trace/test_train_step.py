@@ -126,6 +126,7 @@ def resnet():
     return workload
 
 
+@pytest.mark.slow
 def test_resnet_50_has_its_published_parameters_and_work(resnet):
     assert resnet.parameters == 25_583_592
     assert resnet.variable_bytes(Role.TRAINABLE) == 25_583_592 * 4
