@@ -16,7 +16,7 @@ _REPLACED = "_autoplan_counts_weighted_rows_only"
 
 
 def have_the_only_zero_weights(arguments: FitArguments, facts: DataFacts) -> bool:
-    """Return whether padded rows would have a fit's only weights of zero, so that metrics can tell them apart."""
+    """Return whether padded rows would have a fit's only weights of zero, so that metrics can leave them out."""
     return not (
         _has_weights(arguments, facts)
         or any(weight == 0 for weight in (arguments.get("class_weight") or {}).values())

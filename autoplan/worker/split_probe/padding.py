@@ -27,7 +27,7 @@ def why_not_padded(
     """Return why padding changes the update of some rows; None where it changes nothing.
 
     The rows are padded to twice their number, once with a micro-step of padding alone, and once with padding in both
-    micro-steps. Metrics leave the padding out where that can be told from the weights, as they do in a fit.
+    micro-steps. Metrics leave the padding out where the weights show it, as they do in a fit.
     """
     whole = steps.update([rows])
     if model_facts.has_unweighted_metrics(model) and metrics_can_leave_out(model, arguments, facts):
