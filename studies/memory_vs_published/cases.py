@@ -16,6 +16,7 @@ from cost_models import Batch, Layout, Mesh, Precision, Remat, RematMode, TrainC
 from cost_models.hardware.cluster import Cluster
 from cost_models.hardware.description import from_mapping
 from cost_models.hardware.lookup import cluster
+from studies.time_vs_published.cases import Excluded
 from studies.time_vs_published.traces import Traced
 
 HERE = Path(__file__).resolve().parent
@@ -103,15 +104,6 @@ class Case:
     def live_bytes(self) -> float | None:
         """The published figure less the stated context."""
         return None if self.peak_bytes is None else self.peak_bytes - self.context_bytes
-
-
-@dataclass(frozen=True)
-class Excluded:
-    """A row that is not estimated, with the reason."""
-
-    row: str
-    source: str
-    reason: str
 
 
 def read() -> tuple[list[Case], list[Excluded]]:
